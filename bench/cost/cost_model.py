@@ -151,7 +151,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     clock: Clock = CpuClock() if options.cpu_time else MonotonicClock()
     if options.cpu_time:
         torch.set_num_threads(1)
-    engine = EngineOptions(options.kv_memory_mib * MIB, None, 2048, 256)
+    engine = EngineOptions(
+        kv_memory_bytes=options.kv_memory_mib * MIB,
+        max_model_len=None,
+        max_num_batched_tokens=2048,
+        max_num_seqs=256,
+    )
     shapes: dict[str, dict[str, Any]] = {}
     for name in options.shapes:
         with progress_bar(name) as progress:

@@ -61,7 +61,9 @@ class OnDevice(Served):
         description = describe_as(module.config, torch.float32, kv_dtype)
         model = PagedModel(module, description, choose_kernels(device), kv_dtype)
         self.recorder = _OnHost(model)
-        options = EngineOptions(kv_bytes, 256, 64)
+        options = EngineOptions(
+            kv_memory_bytes=kv_bytes, max_model_len=256, max_num_batched_tokens=64
+        )
         self.engine = build_engine(self.recorder, architecture, options)  # type: ignore[arg-type]
         self.answers = {}
 
@@ -123,7 +125,11 @@ def throughput(device: torch.device, requests: int = 32, prompt: int = 1024) -> 
     model = random_paged_model(
         config, choose_kernels(device), dtype=torch.bfloat16, device=device, scale=1.0
     )
-    engine = build_engine(model, "speed", EngineOptions(4 * GIB, 4096, 8192))
+    engine = build_engine(
+        model,
+        "speed",
+        EngineOptions(kv_memory_bytes=4 * GIB, max_model_len=4096, max_num_batched_tokens=8192),
+    )
     served = Served.__new__(Served)
     served.engine, served.answers = engine, {}
     outputs, steps = 48, []

@@ -43,7 +43,12 @@ def engine_at(name: str, folder: Path, transport: str, method: str) -> Engine:
         transport=cast("PageTransport", transport),
         method=cast("TransferMethod", method),
     )
-    options = EngineOptions(KV_BYTES, LONGEST_TOKENS, LONGEST_TOKENS, pool_place=place)
+    options = EngineOptions(
+        kv_memory_bytes=KV_BYTES,
+        max_model_len=LONGEST_TOKENS,
+        max_num_batched_tokens=LONGEST_TOKENS,
+        pool_place=place,
+    )
     engine = build_engine(model, MODEL, options)
     warmer = engine.warm()  # as servers do: first touches are not what is timed
     while warmer is not None and not warmer.is_done:

@@ -4,47 +4,38 @@ It speaks the instance protocol with its engine over a queue, as a front does
 over a socket.
 """
 
-import secrets
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from kvell.clock import Clock, MonotonicClock
-from kvell.device.process_size import process_bytes
-from kvell.engine.assembly import EngineOptions, build_engine, load_model
 from kvell.engine.engine import Engine
+from kvell.engine.opened import open_served
 from kvell.engine.planning.journal import Journal
-from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
-from kvell.engine.protocol.messages import Cancel, Event, Finished, Submit, Tokens
+from kvell.engine.protocol.logprobs import PromptLogprobs
+from kvell.engine.protocol.messages import Cancel, Event, Finished, Tokens
 from kvell.engine.protocol.pooling import EmbeddingOutput
-from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.admissible import request_problem, sampling_problem
 from kvell.engine.requests.pooling import pooling_problem, served_pooling
 from kvell.engine.setup.contract import MemoryContract
-from kvell.engine.setup.several_models import ServedModel
+from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething, TryLater
-from kvell.llm_jobs import EmbeddingJob, Job, raise_if_failed
-from kvell.memory import Manager
-from kvell.mempool.rendezvous import Rendezvous
-from kvell.models.families.draft_model import check_draft
+from kvell.llm_jobs import AnswerJob, EmbeddingJob, Job, raise_if_failed
+from kvell.llm_jobs import RequestOutput as RequestOutput
 from kvell.models.images.image_content import ImagePrompt, Tensors
 from kvell.models.images.image_store import take_images
-from kvell.models.loading.loading import check_model
-from kvell.models.loading.named_models import NamedModel, open_named
+from kvell.models.loading.named_models import NamedModel
 from kvell.models.sources.progress import Progress, quiet
-from kvell.models.sources.source import resolve_model
-from kvell.models.text.detokenizer import IncrementalDetokenizer
-from kvell.models.text.stop_strings import StopStrings
 from kvell.models.text.tokenizer import Tokenizer
 from kvell.serving.lone import LocalInstance
-from kvell.vocabulary import FinishReason, RequestId
+from kvell.vocabulary import RequestId
 
 Prompt = str | Mapping[str, Any] | Sequence[int] | npt.NDArray[np.integer[Any]]
 """A text, ``{"prompt": …}`` or ``{"prompt_token_ids": […]}``, or token ids (integers [tokens]).
@@ -55,95 +46,21 @@ the name of one of several models.
 """
 
 
-@dataclass(frozen=True)
-class RequestOutput:
-    """One finished request.
-
-    :param index: index of its prompt.
-    :param prompt_token_ids: token ids of the prompt, with the special tokens that were added.
-    :param token_ids: token ids of the answer, a stop token included.
-    :param text: the answer, without special tokens and without a stop string.
-    :param cached_tokens: tokens of the prompt that were found in the prefix cache.
-    :param preemptions: how often the request gave up its pages and went on later.
-    :param finish_reason: ``stop`` at an end of sequence or a stop string; ``length`` at the limit.
-    :param choice: index among the prompt's ``n`` answers.
-    :param logprobs: how likely each output token was; None if nobody asked.
-    :param prompt_logprobs: the same for each prompt token from the second on.
-    :param error: why the request failed, if ``finish_reason`` is ``error``.
-    """
-
-    index: int
-    prompt_token_ids: list[int]
-    token_ids: list[int]
-    text: str
-    cached_tokens: int
-    preemptions: int
-    finish_reason: FinishReason
-    choice: int = 0
-    logprobs: list[TokenLogprobs] | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None
-    error: str = ""
-
-
 class LLM:
     """A model, its engine and its tokenizer in this process.
 
     :param model: ``smollm2``, a local transformers directory, or a hub id. Requests name it so,
         or NAME if it is written ``NAME=…``.
-    :param beside: further models, written likewise, each independent of the others. All models
-        share the steps and the KV pool, which follows the load.
-    :param memory_bytes: of weights, KV cache and activations together. With a fused pass, KV cache
-        and activations share what the weights leave, and each takes what the other does not
-        need; otherwise a part of it is reserved for activations.
-    :param kv_memory_bytes: size of the KV pool; with ``memory_bytes``, the KV's initial share.
-    :param cpu_buffer_bytes: additional host memory in which preempted requests keep their pages
-        if that is quicker than recomputing their tokens; None for no buffer.
-    :param slo_ttft_seconds: limit to a request's first token. With either objective, prompts go
-        ahead of decodes, whose pages wait in the CPU buffer: they use more of it while first
-        tokens are late, less while answers are slow. None sets no limit.
-    :param slo_tpot_seconds: limit for each further token of an answer, on average.
-    :param dtype: dtype of weights and activations: ``float32``, ``bfloat16``, or ``auto`` for
-        what the model's files say.
-    :param kv_cache_dtype: dtype of stored keys and values: ``auto`` (as ``dtype``), ``float32``,
-        ``bfloat16``, ``fp8`` or ``int8``.
-    :param quantization: storage of weights: ``none`` (as ``dtype``), ``int8`` or ``int4``, for
-        models with a fused pass. Blocks of four bits in a model's files are served as they are;
-        a draft model keeps its own dtype.
-    :param kv_budget: tokens of a long prompt that each layer of full attention keeps once it is
-        computed (``"1024"``), or keeps on average, lower layers more (``"pyramid:1024"``).
-        None keeps all. Answers change; prompts beyond the budget share no prefix.
-    :param device: ``cpu`` or ``cuda``.
-    :param max_model_len: most tokens of a request, prompt and answer together. None takes the
-        longest request that the model and the pool allow.
-    :param max_num_batched_tokens: most tokens that a step computes, of all requests together.
-    :param max_num_seqs: most requests that run at once.
-    :param manager: how the pool is shared between layer groups; see
-        :data:`kvell.memory.Manager`.
-    :param num_speculative_tokens: draft tokens of a request per step, at most. Answers stay
-        the same.
-    :param speculative_model: a smaller draft model with the same vocabulary, named like
-        ``model``; its keys and values lie in the same pool. Without it, draft tokens are those
-        that followed an earlier occurrence of the last ``prompt_lookup_min`` to
-        ``prompt_lookup_max`` tokens.
-    :param prompt_lookup_max: most tokens that are looked up.
-    :param prompt_lookup_min: fewest tokens that are looked up.
-    :param enforce_eager: run transformers' own code layer by layer even if the model has a fused
-        pass (dense ones and Falcon-H1, in float32 or bfloat16 on a CPU); slower, as exact.
-    :param async_scheduling: plan a step while the previous one runs, if the model allows it;
-        answers stay the same.
-    :param enable_chunked_prefill: cut prompts into chunks that share steps with decodes. Else a
-        step computes whole prompts or decodes, prompts first; then ``max_num_batched_tokens``
-        must be at least ``max_model_len``, and is its limit if that is None.
     :param cache_dir: directory of the packaged model once converted; ``~/.cache/kvell`` if None.
     :param progress: is told how far loading is; see :data:`kvell.models.sources.progress.Progress`.
     :param journal: records every input of the engine, if given.
     :param incarnation: tells this start of a served instance from its other starts.
-    :param memory_parts: instances that start at once on this machine; each may have this part
-        of what is free.
     :param weights_fd: descriptor of a memfd in which processes of this host have the models'
         weights once; it must stay open while they load. Not used on a GPU.
-    :param pool_place: where a served instance meets others; None: nowhere.
     :param clock: measures the seconds of :meth:`stats`; the monotonic clock if None.
+    :param settings: further settings, named as in
+        :class:`~kvell.engine.setup.engine_settings.EngineSettings` (``kv_memory_bytes``,
+        ``memory_bytes``, ``dtype``, ``max_model_len``, …).
     :raises ChangeSomething: naming the argument that cannot work.
     """
 
@@ -151,101 +68,35 @@ class LLM:
         self,
         model: str,
         *,
-        beside: Sequence[str] = (),
-        memory_bytes: int | None = None,
-        kv_memory_bytes: int | None = None,
-        cpu_buffer_bytes: int | None = None,
-        slo_ttft_seconds: float | None = None,
-        slo_tpot_seconds: float | None = None,
-        dtype: str = "auto",
-        kv_cache_dtype: str = "auto",
-        quantization: str = "none",
-        kv_budget: str | None = None,
-        device: str = "cpu",
-        max_model_len: int | None = None,
-        max_num_batched_tokens: int = 2048,
-        max_num_seqs: int = 256,
-        manager: Manager = "kvell",
-        num_speculative_tokens: int = 0,
-        speculative_model: str | None = None,
-        prompt_lookup_max: int = 5,
-        prompt_lookup_min: int = 2,
-        enforce_eager: bool = False,
-        async_scheduling: bool = False,
-        enable_chunked_prefill: bool = True,
         cache_dir: Path | None = None,
         progress: Progress = quiet,
         journal: Journal | None = None,
         incarnation: int = 0,
-        memory_parts: int = 1,
         weights_fd: int | None = None,
-        pool_place: Rendezvous | None = None,
         clock: Clock | None = None,
+        beside: Sequence[str] = (),
+        **settings: Any,
     ) -> None:
-        floor_bytes = process_bytes()
-        cache_dir = cache_dir or Path.home() / ".cache" / "kvell"
-        first, *others = open_named(model, beside, cache_dir, progress)
-        self._first, self._opened = first, {one.name: one for one in (first, *others)}
-        load = partial(
-            load_model,
-            dtype=dtype,
-            device=device,
-            progress=progress,
-            enforce_eager=enforce_eager,
-            weights_fd=weights_fd,
+        chosen = EngineSettings(model, beside=tuple(beside), **settings)
+        opened = open_served(
+            chosen, cache_dir or Path.home() / ".cache" / "kvell", progress, weights_fd
         )
-        draft_path: Path | None = None
-        if speculative_model is not None:
-            draft_path = resolve_model(speculative_model, cache_dir, progress)
-            check_model(draft_path)
-            check_draft(draft_path, first.path, first.tokenizer, speculative_model)
-        self.engine: Engine = build_engine(
-            load(
-                first.path,
-                kv_cache_dtype=kv_cache_dtype,
-                kv_budget=kv_budget,
-                quantization=quantization,
-            ),
-            first.name,
-            EngineOptions(
-                kv_memory_bytes,
-                max_model_len,
-                max_num_batched_tokens,
-                max_num_seqs,
-                manager,
-                num_speculative_tokens=num_speculative_tokens,
-                prompt_lookup_max=prompt_lookup_max,
-                prompt_lookup_min=prompt_lookup_min,
-                memory_bytes=memory_bytes,
-                cpu_buffer_bytes=cpu_buffer_bytes,
-                slo_ttft_seconds=slo_ttft_seconds,
-                slo_tpot_seconds=slo_tpot_seconds,
-                async_scheduling=async_scheduling,
-                enable_chunked_prefill=enable_chunked_prefill,
-                memory_parts=memory_parts,
-                pool_place=pool_place,
-            ),
-            first.eos_token_ids,
-            journal,
-            incarnation,
-            draft=load(draft_path, kv_cache_dtype=kv_cache_dtype) if draft_path else None,
-            beside=[
-                ServedModel(
-                    one.name,
-                    load(one.path, kv_cache_dtype=kv_cache_dtype, quantization=quantization),
-                    one.eos_token_ids,
-                    one.tokenizer_json,
-                )
-                for one in others
-            ],
-            floor_bytes=floor_bytes,
-            tokenizer_json=first.tokenizer_json,
-        )
+        self._first, self._opened = opened.first, {one.name: one for one in opened.named}
+        self.engine: Engine = opened.engine(chosen, journal, incarnation)
         self._credits = self.engine.ready().credits
         self._instance = LocalInstance(self.engine)
         self._clock = clock or MonotonicClock()
         self._next_id = 0
         self._stats: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, settings: EngineSettings, **more: Any) -> Self:
+        """The model of settings.
+
+        :param more: the other arguments.
+        """
+        values = {one.name: getattr(settings, one.name) for one in fields(settings)}
+        return cls(**values, **more)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -284,7 +135,7 @@ class LLM:
             for prompt, one, name in zip(told, params, models, strict=True):
                 self._check(prompt, one, name)
             jobs = [
-                _Job(i, tokens, one, self._tokenizer(models[i]), choice, told[i], models[i])
+                AnswerJob(i, tokens, one, self._tokenizer(models[i]), choice, told[i], models[i])
                 for i, (tokens, asked) in enumerate(zip(ids, params, strict=True))
                 for choice, one in enumerate(asked.choices())
             ]
@@ -342,9 +193,11 @@ class LLM:
         with self._told([tokens], [prompt]) as told:
             name = self._model_of(prompt)
             self._check(told[0], only, name)
-            yield from self._stream(_Job(0, tokens, only, self._tokenizer(name), 0, told[0], name))
+            yield from self._stream(
+                AnswerJob(0, tokens, only, self._tokenizer(name), 0, told[0], name)
+            )
 
-    def _stream(self, job: "_Job") -> Iterator[str]:
+    def _stream(self, job: AnswerJob) -> Iterator[str]:
         request_id = self._submit(job)
         shown = 0
         try:
@@ -462,7 +315,7 @@ class LLM:
             raise problem
         self.engine.grammars.check(sampling.structured_outputs, model)
 
-    def _measure(self, jobs: Sequence["_Job"], seconds: float) -> dict[str, Any]:
+    def _measure(self, jobs: Sequence[AnswerJob], seconds: float) -> dict[str, Any]:
         outputs = sum(len(job.token_ids) for job in jobs)
         return {
             "generation_seconds": seconds,
@@ -474,77 +327,6 @@ class LLM:
             "cached_tokens": sum(job.finished.cached_tokens for job in jobs if job.finished),
             "preemptions": sum(job.finished.preemptions for job in jobs if job.finished),
         }
-
-
-@dataclass(eq=False)
-class _Job:
-    """One request in progress: its tokens so far and their text."""
-
-    index: int
-    prompt: npt.NDArray[np.int32]
-    sampling: SamplingParams
-    tokenizer: Tokenizer
-    choice: int
-    told: ImagePrompt
-    model: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
-    text: str = ""
-    finished: Finished | None = None
-    stopped: bool = False
-
-    def __post_init__(self) -> None:
-        self._detokenizer = IncrementalDetokenizer(self.tokenizer)
-        self._stops = StopStrings(self.sampling.stop)
-
-    def submission(self, request_id: RequestId) -> Submit:
-        """Return the command that starts it, with a seed."""
-        sampling, told = self.sampling, self.told
-        if sampling.seed is None and sampling.temperature > 0:
-            sampling = replace(sampling, seed=secrets.randbelow(MAX_SEED))
-        ids = told.token_ids.astype("<i4").tobytes()
-        return Submit(request_id, ids, sampling, images=told.images, model=self.model)
-
-    def score(self, logprobs: Sequence[TokenLogprobs]) -> None:
-        """Take how likely further tokens of the prompt are."""
-        self.prompt_logprobs.extend(logprobs)
-
-    def take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> bool:
-        """Take new tokens; return whether a stop string has just ended the text."""
-        if self.stopped:
-            return False
-        self.token_ids.extend(token_ids)
-        self.logprobs.extend(logprobs)
-        text, self.stopped = self._stops.push(self._detokenizer.push(token_ids))
-        self.text += text
-        return self.stopped
-
-    def end(self, event: Finished) -> None:
-        """Take the engine's last event of the request."""
-        self.finished = event
-        if not self.stopped:
-            text, self.stopped = self._stops.push(self._detokenizer.finish())
-            self.text += text + ("" if self.stopped else self._stops.finish())
-
-    def output(self) -> RequestOutput:
-        """Return the finished request as users see it."""
-        done = self.finished
-        if done is None:
-            raise RuntimeError(f"request {self.index} is not finished")
-        return RequestOutput(
-            self.index,
-            self.prompt.tolist(),
-            list(self.token_ids),
-            self.text,
-            done.cached_tokens,
-            done.preemptions,
-            "stop" if self.stopped else done.reason,
-            self.choice,
-            None if self.sampling.logprobs is None else self.logprobs,
-            None if self.sampling.prompt_logprobs is None else self.prompt_logprobs,
-            "" if self.stopped else done.message,
-        )
 
 
 def _images_of(prompt: Prompt) -> Tensors | None:

@@ -1,7 +1,8 @@
 """Requests in progress as ``kvell.LLM`` follows them, and those that ask for a vector."""
 
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -10,8 +11,13 @@ import numpy.typing as npt
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.pooling import POOLED, EmbeddingOutput, Pooling, vector_of
+from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
 from kvell.errors import RequestFailed
-from kvell.vocabulary import RequestId
+from kvell.models.images.image_content import ImagePrompt
+from kvell.models.text.detokenizer import IncrementalDetokenizer
+from kvell.models.text.stop_strings import StopStrings
+from kvell.models.text.tokenizer import Tokenizer
+from kvell.vocabulary import FinishReason, RequestId
 
 
 class Job(Protocol):
@@ -32,6 +38,107 @@ class Job(Protocol):
     def end(self, event: Finished) -> None:
         """Take the engine's last event of the request."""
         ...
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """One finished request.
+
+    :param index: index of its prompt.
+    :param prompt_token_ids: token ids of the prompt, with the special tokens that were added.
+    :param token_ids: token ids of the answer, a stop token included.
+    :param text: the answer, without special tokens and without a stop string.
+    :param cached_tokens: tokens of the prompt that were found in the prefix cache.
+    :param preemptions: how often the request gave up its pages and went on later.
+    :param finish_reason: ``stop`` at an end of sequence or a stop string; ``length`` at the limit.
+    :param choice: index among the prompt's ``n`` answers.
+    :param logprobs: how likely each output token was; None if nobody asked.
+    :param prompt_logprobs: the same for each prompt token from the second on.
+    :param error: why the request failed, if ``finish_reason`` is ``error``.
+    """
+
+    index: int
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    text: str
+    cached_tokens: int
+    preemptions: int
+    finish_reason: FinishReason
+    choice: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    error: str = ""
+
+
+@dataclass(eq=False)
+class AnswerJob:
+    """One request in progress: its tokens so far and their text."""
+
+    index: int
+    prompt: npt.NDArray[np.int32]
+    sampling: SamplingParams
+    tokenizer: Tokenizer
+    choice: int
+    told: ImagePrompt
+    model: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    text: str = ""
+    finished: Finished | None = None
+    stopped: bool = False
+
+    def __post_init__(self) -> None:
+        self._detokenizer = IncrementalDetokenizer(self.tokenizer)
+        self._stops = StopStrings(self.sampling.stop)
+
+    def submission(self, request_id: RequestId) -> Submit:
+        """Return the command that starts it, with a seed."""
+        sampling, told = self.sampling, self.told
+        if sampling.seed is None and sampling.temperature > 0:
+            sampling = replace(sampling, seed=secrets.randbelow(MAX_SEED))
+        ids = told.token_ids.astype("<i4").tobytes()
+        return Submit(request_id, ids, sampling, images=told.images, model=self.model)
+
+    def score(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Take how likely further tokens of the prompt are."""
+        self.prompt_logprobs.extend(logprobs)
+
+    def take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> bool:
+        """Take new tokens; return whether a stop string has just ended the text."""
+        if self.stopped:
+            return False
+        self.token_ids.extend(token_ids)
+        self.logprobs.extend(logprobs)
+        text, self.stopped = self._stops.push(self._detokenizer.push(token_ids))
+        self.text += text
+        return self.stopped
+
+    def end(self, event: Finished) -> None:
+        """Take the engine's last event of the request."""
+        self.finished = event
+        if not self.stopped:
+            text, self.stopped = self._stops.push(self._detokenizer.finish())
+            self.text += text + ("" if self.stopped else self._stops.finish())
+
+    def output(self) -> RequestOutput:
+        """Return the finished request as users see it."""
+        done = self.finished
+        if done is None:
+            raise RuntimeError(f"request {self.index} is not finished")
+        return RequestOutput(
+            self.index,
+            self.prompt.tolist(),
+            list(self.token_ids),
+            self.text,
+            done.cached_tokens,
+            done.preemptions,
+            "stop" if self.stopped else done.reason,
+            self.choice,
+            None if self.sampling.logprobs is None else self.logprobs,
+            None if self.sampling.prompt_logprobs is None else self.prompt_logprobs,
+            "" if self.stopped else done.message,
+        )
 
 
 @dataclass(eq=False)

@@ -49,7 +49,10 @@ def run(engine: Engine) -> Shares:
 
 def test_of_a_step_without_mapping_a_third_is_the_models() -> None:
     """The clock is read four times: at both ends, and around the runner."""
-    engine = engine_over(wide_module(), EngineOptions(64 * MIB, 1024, 512))
+    engine = engine_over(
+        wide_module(),
+        EngineOptions(kv_memory_bytes=64 * MIB, max_model_len=1024, max_num_batched_tokens=512),
+    )
     shares = run(engine)
     assert shares.steps > 3
     assert (shares.step_seconds, shares.mapping) == (3.0, 0.0)

@@ -67,7 +67,16 @@ def known(
     make = PagedModel if computes else IdleModel
     model = make(module, description, choose_kernels(torch.device("cpu")))
     object.__setattr__(model.description, "max_model_len", model_len)
-    subject = subject_of(model, architecture, EngineOptions(kv_memory_bytes, None, 2048, 64))
+    subject = subject_of(
+        model,
+        architecture,
+        EngineOptions(
+            kv_memory_bytes=kv_memory_bytes,
+            max_model_len=None,
+            max_num_batched_tokens=2048,
+            max_num_seqs=64,
+        ),
+    )
     clock, machine = VirtualClock(), oracle(shape_of(description.layers))
     subject.engine.runner = KnownRunner(subject.engine.runner, clock, machine)
     return Known(subject, clock, machine)

@@ -106,9 +106,9 @@ def served(
     cpu_buffer_bytes: int | None = None,
 ) -> Served:
     options = EngineOptions(
-        kv_bytes,
-        128,
-        batched,
+        kv_memory_bytes=kv_bytes,
+        max_model_len=128,
+        max_num_batched_tokens=batched,
         num_speculative_tokens=draft_tokens,
         prompt_lookup_min=shortest,
         prompt_lookup_max=max(3, shortest),

@@ -146,6 +146,12 @@ def test_answers_are_exact_when_requests_are_preempted(architecture: str, large_
 def test_one_page_size_for_all_layers_gives_the_same_answers() -> None:
     prompts = prompts_with_shared_halves(4)
     recorder = Recorder(model_of("Gemma3ForCausalLM"))
-    options = EngineOptions(4096 * KIB, 96, 64, 8, "paged")
+    options = EngineOptions(
+        kv_memory_bytes=4096 * KIB,
+        max_model_len=96,
+        max_num_batched_tokens=64,
+        max_num_seqs=8,
+        manager="paged",
+    )
     engine = build_engine(recorder, "gemma3", options)  # type: ignore[arg-type]
     assert_teacher_forced("Gemma3ForCausalLM", prompts, serve(engine, recorder, prompts, False))

@@ -348,7 +348,11 @@ class ServedPictures(Served):
         kernels = choose_kernels(torch.device("cpu"))
         self.recorder = Recorder(PagedModel(module, description, kernels, kv_dtype))
         options = EngineOptions(
-            kv_bytes, max_model_len, batched, manager=manager, embeddings=embeddings
+            kv_memory_bytes=kv_bytes,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=batched,
+            manager=manager,
+            embeddings=embeddings,
         )
         self.engine = build_engine(self.recorder, architecture, options)  # type: ignore[arg-type]
         self.answers: dict[str, Answer] = {}

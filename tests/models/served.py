@@ -106,7 +106,13 @@ class Served(Audited):
         kernels = choose_kernels(torch.device("cpu"))
         description = describe_as(module.config, torch.float32, kv_dtype)
         self.recorder = Recorder(PagedModel(module, description, kernels, kv_dtype))
-        options = EngineOptions(kv_bytes, max_model_len, batched, manager=manager, **more)
+        options = EngineOptions(
+            kv_memory_bytes=kv_bytes,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=batched,
+            manager=manager,
+            **more,
+        )
         self.engine = build_engine(self.recorder, architecture, options)  # type: ignore[arg-type]
         self.answers = {}
 

@@ -56,9 +56,9 @@ class Together(Audited):
         self.architectures = {f"m{i}": name for i, name in enumerate(architectures)}
         self.recorders = {name: recorder(each) for name, each in self.architectures.items()}
         options = EngineOptions(
-            kv_bytes,
-            max_model_len,
-            batched,
+            kv_memory_bytes=kv_bytes,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=batched,
             manager=manager,
             num_speculative_tokens=draft_tokens,
             prompt_lookup_min=1,

@@ -27,8 +27,8 @@ def main() -> None:
     model, quantization, kv_mib, record, *ahead = sys.argv[1:]
     settings = EngineSettings(
         model,
-        int(kv_mib) * MIB,
-        "bfloat16",
+        kv_memory_bytes=int(kv_mib) * MIB,
+        dtype="bfloat16",
         quantization=quantization,
         async_scheduling=ahead == ["ahead"],
     )

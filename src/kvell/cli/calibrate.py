@@ -86,11 +86,11 @@ def measured(
     from kvell.engine.setup.options import EngineOptions
 
     options = EngineOptions(
-        settings.kv_memory_bytes,
-        settings.max_model_len,
-        settings.max_num_batched_tokens,
-        settings.max_num_seqs,
-        settings.manager,
+        kv_memory_bytes=settings.kv_memory_bytes,
+        max_model_len=settings.max_model_len,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_num_seqs=settings.max_num_seqs,
+        manager=settings.manager,
         memory_bytes=settings.memory_bytes,
     )
     subject = load_subject(

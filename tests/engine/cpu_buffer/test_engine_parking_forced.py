@@ -70,7 +70,13 @@ def asked() -> list[list[int]]:
 
 @pytest.fixture(scope="module")
 def expected(module: torch.nn.Module, asked: list[list[int]]) -> dict[str, list[int]]:
-    return answers(engine_over(module, EngineOptions(64 * MIB, 1024, 512)), asked)
+    return answers(
+        engine_over(
+            module,
+            EngineOptions(kv_memory_bytes=64 * MIB, max_model_len=1024, max_num_batched_tokens=512),
+        ),
+        asked,
+    )
 
 
 def forced_engine(module: torch.nn.Module, seed: int, journal: Journal | None = None) -> Engine:

@@ -34,7 +34,11 @@ def asked() -> list[list[int]]:
 @pytest.fixture(scope="module")
 def expected(module: torch.nn.Module, asked: list[list[int]]) -> dict[str, list[int]]:
     """Answers of transformers' own code, in a pool that holds all requests."""
-    engine = build_engine(generic_model(module), "generic", EngineOptions(64 * MIB, 1024, 512))
+    engine = build_engine(
+        generic_model(module),
+        "generic",
+        EngineOptions(kv_memory_bytes=64 * MIB, max_model_len=1024, max_num_batched_tokens=512),
+    )
     made = answers(engine, asked)
     assert len({tuple(tokens) for tokens in made.values()}) == len(asked), "answers differ"
     return made
@@ -47,7 +51,10 @@ def hits(engine: Engine) -> int:
 def test_answers_are_those_of_the_generic_pass(
     module: torch.nn.Module, asked: list[list[int]], expected: dict[str, list[int]]
 ) -> None:
-    engine = engine_over(module, EngineOptions(64 * MIB, 1024, 512))
+    engine = engine_over(
+        module,
+        EngineOptions(kv_memory_bytes=64 * MIB, max_model_len=1024, max_num_batched_tokens=512),
+    )
     assert answers(engine, asked) == expected
     assert hits(engine) >= 64
 
@@ -55,7 +62,10 @@ def test_answers_are_those_of_the_generic_pass(
 def test_requests_that_were_preempted_answer_the_same(
     module: torch.nn.Module, asked: list[list[int]], expected: dict[str, list[int]]
 ) -> None:
-    engine = engine_over(module, EngineOptions(1 * MIB, 1024, 128))
+    engine = engine_over(
+        module,
+        EngineOptions(kv_memory_bytes=1 * MIB, max_model_len=1024, max_num_batched_tokens=128),
+    )
     assert answers(engine, asked) == expected
     assert engine.core.stats().preemptions > 0
 

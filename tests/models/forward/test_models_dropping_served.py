@@ -58,7 +58,11 @@ class Dropping(Served):
         model = PagedModel(module, replace(description, layers=layers), kernels, kv_dtype)
         self.recorder = Recorder(model)
         options = EngineOptions(
-            kv_bytes, max_model_len, batched, manager=manager, num_speculative_tokens=draft_tokens
+            kv_memory_bytes=kv_bytes,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=batched,
+            manager=manager,
+            num_speculative_tokens=draft_tokens,
         )
         self.engine = build_engine(self.recorder, architecture, options, draft=draft)  # type: ignore[arg-type]
         self.answers: dict[str, Answer] = {}

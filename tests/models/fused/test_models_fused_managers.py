@@ -47,7 +47,12 @@ def oracle_tokens(architecture: str, prompt: list[int], outputs: int) -> list[in
 def test_long_contexts_under_every_manager(architecture: str, manager: Manager) -> None:
     prompt, outputs = prompt_ids(LONG_TOKENS), 4
     model = fused_model(module_of(architecture), num_threads=2)
-    options = EngineOptions(64 * MIB, 2 * LONG_TOKENS, 512, manager=manager)
+    options = EngineOptions(
+        kv_memory_bytes=64 * MIB,
+        max_model_len=2 * LONG_TOKENS,
+        max_num_batched_tokens=512,
+        manager=manager,
+    )
     engine = build_engine(model, architecture, options)
     params = SamplingParams(temperature=0, max_tokens=outputs, ignore_eos=True)
     engine.handle(Submit(RequestId("a"), np.asarray(prompt, "<i4").tobytes(), params))

@@ -212,7 +212,13 @@ def answers(engine: Engine) -> dict[str, list[int]]:
 def engine_of(model: PagedModel, **more: Any) -> Engine:
     """An engine over a compiled pass."""
     more = {"copies_under_pass": True} | more
-    return build_engine(model, "tiny", EngineOptions(8 * MIB, 256, 64, **more))
+    return build_engine(
+        model,
+        "tiny",
+        EngineOptions(
+            kv_memory_bytes=8 * MIB, max_model_len=256, max_num_batched_tokens=64, **more
+        ),
+    )
 
 
 @pytest.mark.parametrize("architecture", COMPILED)

@@ -68,7 +68,12 @@ def engine_of(architecture: str, kv_bytes: int = 8 * MIB, **more: Any) -> Engine
     module = copy.deepcopy(picture_module(architecture))
     description = describe_as(module.config, torch.float32, torch.float32)
     model = PagedModel(module, description, choose_kernels(torch.device("cpu")), torch.float32)
-    options = EngineOptions(kv_bytes, more.pop("max_model_len", 256), 256, **more)
+    options = EngineOptions(
+        kv_memory_bytes=kv_bytes,
+        max_model_len=more.pop("max_model_len", 256),
+        max_num_batched_tokens=256,
+        **more,
+    )
     return build_engine(model, architecture, options)
 
 

@@ -59,7 +59,12 @@ def engine_of(
     max_model_len: int = 256,
     **more: Any,
 ) -> Engine:
-    options = EngineOptions(kv_bytes, max_model_len, batched, **more)
+    options = EngineOptions(
+        kv_memory_bytes=kv_bytes,
+        max_model_len=max_model_len,
+        max_num_batched_tokens=batched,
+        **more,
+    )
     return build_engine(model_of(architecture, is_fused), architecture, options)
 
 
@@ -229,7 +234,13 @@ def test_of_a_prompt_that_keeps_only_a_budget_of_its_tokens() -> None:
     layers = with_budgets(description.layers, budgets_of(description.layers, "48"))
     kernels = choose_kernels(torch.device("cpu"))
     model = PagedModel(module, replace(description, layers=layers), kernels)
-    asked = Asked(build_engine(model, "llama", EngineOptions(8 * MIB, 256, 64)))
+    asked = Asked(
+        build_engine(
+            model,
+            "llama",
+            EngineOptions(kv_memory_bytes=8 * MIB, max_model_len=256, max_num_batched_tokens=64),
+        )
+    )
     asked.pool(PROMPTS)
     asked.run()
     assert any(group.kind is GroupKind.DROPPING for group in asked.engine.core.memory.layout.groups)

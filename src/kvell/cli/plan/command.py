@@ -15,12 +15,9 @@ from kvell.cli.plan.report import PlanReport, Taken, make_report
 from kvell.cli.plan.text import device_table, fit_table, group_table, summary_lines
 from kvell.cli.terminal.options import (
     debug_option,
-    dtype_option,
     json_option,
-    kv_cache_dtype_option,
-    kv_memory_option,
-    manager_option,
     models_option,
+    setting_option,
 )
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session
@@ -42,10 +39,10 @@ ELEMENT_BYTES = {"auto": 2, "bfloat16": 2, "float32": 4}
 
 @click.command()
 @models_option
-@kv_memory_option
-@dtype_option
-@kv_cache_dtype_option
-@manager_option
+@setting_option("kv_memory_bytes")
+@setting_option("dtype")
+@setting_option("kv_cache_dtype")
+@setting_option("manager")
 @json_option
 @debug_option
 @click.pass_obj

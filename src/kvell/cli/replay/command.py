@@ -25,13 +25,9 @@ from kvell.cli.replay.models import (
 from kvell.cli.replay.report import print_report, print_together
 from kvell.cli.terminal.files import require_directory, writing
 from kvell.cli.terminal.options import (
-    chunked_prefill_option,
-    cpu_buffer_option,
     debug_option,
-    dtype_option,
     json_option,
-    kv_memory_option,
-    manager_option,
+    setting_option,
 )
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session
@@ -60,10 +56,10 @@ MIN_MODEL_LEN = 2
 @click.command()
 @click.option("--trace", required=True, help="A trace file, or the name of a generator like chat.")
 @click.option("--model", required=True, help="A name in bench/configs, or what `plan` takes.")
-@kv_memory_option
-@cpu_buffer_option
-@dtype_option
-@manager_option
+@setting_option("kv_memory_bytes")
+@setting_option("cpu_buffer_bytes")
+@setting_option("dtype")
+@setting_option("manager")
 @click.option(
     "--arrivals",
     type=click.Choice(["start", "trace"]),
@@ -101,7 +97,7 @@ MIN_MODEL_LEN = 2
     show_default=True,
     help="Requests that run at once at most.",
 )
-@chunked_prefill_option
+@setting_option("enable_chunked_prefill")
 @click.option("--limit", type=click.IntRange(min=1), help="Requests of the trace at most.")
 @click.option("--repeat", type=click.IntRange(min=1), default=1, help="Replay the trace N times.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of a generator.")

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import fields, replace
+from dataclasses import Field, fields, replace
 from typing import Any
 
 import click
@@ -10,11 +10,9 @@ import click
 from kvell.cli.terminal.session import Session
 from kvell.cli.terminal.sizes import SIZE
 from kvell.device.available import default_kv_memory_bytes
-from kvell.engine.setup.engine_settings import EngineSettings
+from kvell.engine.setup.engine_settings import EngineSettings, flagged, opposite
+from kvell.engine.setup.options import Flag
 from kvell.errors import ChangeSomething
-from kvell.models.config.kv_dtypes import KV_DTYPES
-from kvell.models.config.quantization import QUANTIZATIONS
-from kvell.pages.sizing import MANAGERS
 
 Command = Callable[..., Any]
 
@@ -35,17 +33,6 @@ class LengthType(click.ParamType[int | None]):
         return self.fail(f"{value!r} is neither a whole number above 0 nor 'auto'.", param, ctx)
 
 
-def chunked_prefill_option(command: Command) -> Command:
-    """``--enable-chunked-prefill``, and its opposite."""
-    text = "Cut prompts into chunks, computed beside decodes; else decodes wait for whole prompts."
-    return click.option(
-        "--enable-chunked-prefill/--no-enable-chunked-prefill",
-        default=True,
-        show_default=True,
-        help=text,
-    )(command)
-
-
 def models_option(command: Command) -> Command:
     """``--model``, repeated for several models; the command gets them as ``models``."""
     text = "smollm2, a transformers directory, or a hub id; NAME=… names it. May be repeated."
@@ -61,68 +48,27 @@ def models_option(command: Command) -> Command:
     return option(command)
 
 
-def kv_memory_option(command: Command) -> Command:
-    """``--kv-memory``."""
-    text = "Memory of the KV pool, like 512MiB or 24GB. [default: a quarter of what is free]"
-    return click.option("--kv-memory", "kv_memory_bytes", type=SIZE, help=text)(command)
+def setting_option(name: str) -> Callable[[Command], Command]:
+    """The flag of a setting of :class:`EngineSettings`; the command gets it by the same name."""
+    return next(_option_of(one, flag) for one, flag in flagged() if one.name == name)
 
 
-def memory_option(command: Command) -> Command:
-    """``--memory``."""
-    text = "Memory of weights, KV cache and activations together; the last two share what is left."
-    return click.option("--memory", "memory_bytes", type=SIZE, help=text)(command)
-
-
-def cpu_buffer_option(command: Command) -> Command:
-    """``--cpu-buffer``."""
-    text = "Host memory for pages of preempted requests, which resume later. [default: none]"
-    return click.option("--cpu-buffer", "cpu_buffer_bytes", type=SIZE, help=text)(command)
-
-
-def objective_option(flag: str, text: str) -> Callable[[Command], Command]:
-    """``--slo-ttft`` or ``--slo-tpot``; the command gets seconds, or None."""
-    name = f"{flag.removeprefix('--').replace('-', '_')}_seconds"
-    seconds = click.FloatRange(min=0, min_open=True)
-    return click.option(flag, name, type=seconds, metavar="SECONDS", help=text)
-
-
-def dtype_option(command: Command) -> Command:
-    """``--dtype``."""
-    choices = click.Choice(["auto", "float32", "bfloat16"])
-    text = "Dtype of weights, and of KV unless given; auto is bfloat16."
-    return click.option("--dtype", type=choices, default="auto", show_default=True, help=text)(
-        command
+def _option_of(one: Field[Any], flag: Flag) -> Callable[[Command], Command]:
+    default = "auto" if flag.kind == "length" else one.default
+    words = f"{flag.name}/{opposite(flag)}" if flag.kind == "switch" else flag.name
+    return click.option(
+        words,
+        one.name,
+        type=bool if flag.kind == "switch" else _TYPES.get(flag.kind) or _text(flag),
+        metavar=flag.metavar or _METAVARS.get(flag.kind),
+        default=default,
+        show_default=default is not None,
+        help=flag.help,
     )
 
 
-def kv_cache_dtype_option(command: Command) -> Command:
-    """``--kv-cache-dtype``."""
-    choices = click.Choice(["auto", *KV_DTYPES])
-    text = "Dtype of KV; auto is --dtype, fp8 and int8 have a scale per token and head."
-    return click.option(
-        "--kv-cache-dtype", type=choices, default="auto", show_default=True, help=text
-    )(command)
-
-
-def quantization_option(command: Command) -> Command:
-    """``--quantization``."""
-    text = "Storage of weights; int4 blocks in a model's files are served as they are."
-    return click.option(
-        "--quantization",
-        type=click.Choice(QUANTIZATIONS),
-        default="none",
-        show_default=True,
-        help=text,
-    )(command)
-
-
-def manager_option(command: Command) -> Command:
-    """``--manager``."""
-    choices = click.Choice(MANAGERS)
-    text = "How KV memory is divided; all but kvell are for comparison."
-    return click.option("--manager", type=choices, default="kvell", show_default=True, help=text)(
-        command
-    )
+def _text(flag: Flag) -> click.ParamType[Any]:
+    return click.Choice(flag.choices) if flag.choices else click.STRING
 
 
 def debug_option(command: Command) -> Command:
@@ -175,66 +121,17 @@ def _number(flag: str, default: int, text: str) -> Callable[[Command], Command]:
     )
 
 
+_TYPES: dict[str, click.ParamType[Any]] = {
+    "bytes": SIZE,
+    "seconds": click.FloatRange(min=0, min_open=True),
+    "length": LengthType(),
+    "count": click.IntRange(min=0),
+    "at-least-one": click.IntRange(min=1),
+}
+_METAVARS = {"seconds": "SECONDS", "count": "N", "at-least-one": "N"}
 _ENGINE_OPTIONS: tuple[Callable[[Command], Command], ...] = (
     models_option,
-    memory_option,
-    kv_memory_option,
-    cpu_buffer_option,
-    objective_option(
-        "--slo-ttft",
-        "Time limit to a first token: while these are late, prompts go ahead of decodes, whose "
-        "pages wait in the CPU buffer.",
-    ),
-    objective_option(
-        "--slo-tpot", "Time limit per further token: while it is missed, prompts do not go ahead."
-    ),
-    dtype_option,
-    kv_cache_dtype_option,
-    quantization_option,
-    click.option(
-        "--kv-budget",
-        metavar="N|pyramid:N",
-        help="Tokens of a long prompt that a layer of full attention keeps, or keeps on average.",
-    ),
-    click.option(
-        "--device",
-        type=click.Choice(["cpu", "cuda"]),
-        default="cpu",
-        show_default=True,
-        help="Where the model runs.",
-    ),
-    click.option(
-        "--max-model-len",
-        type=LengthType(),
-        default="auto",
-        show_default=True,
-        help="Prompt and output tokens of one request at most.",
-    ),
-    _number("--max-num-batched-tokens", 2048, "Tokens of one step at most."),
-    _number("--max-num-seqs", 256, "Requests that run at once at most."),
-    chunked_prefill_option,
-    click.option(
-        "--num-speculative-tokens",
-        type=click.IntRange(min=0),
-        metavar="N",
-        default=0,
-        show_default=True,
-        help="Draft tokens of a request per step, at most; answers stay the same.",
-    ),
-    click.option(
-        "--speculative-model",
-        metavar="MODEL",
-        help="A smaller model that makes draft tokens. [default: look up what the text repeats]",
-    ),
-    _number("--prompt-lookup-max", 5, "Longest end of the text to look up for draft tokens."),
-    _number("--prompt-lookup-min", 2, "Shortest end of the text to look up."),
-    click.option(
-        "--async-scheduling/--no-async-scheduling",
-        default=False,
-        show_default=True,
-        help="Plan a step while the one before runs, where the model allows it.",
-    ),
-    manager_option,
+    *(_option_of(one, flag) for one, flag in flagged()),
     debug_option,
 )
 

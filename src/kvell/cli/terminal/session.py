@@ -1,7 +1,7 @@
 """What every command is given: a way to open models, the clock, and how it was started."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -74,35 +74,12 @@ def open_model(
     """Load the model and its engine into this process; imports torch."""
     from kvell.llm import LLM
 
-    model: Model = LLM(
-        settings.model,
-        beside=settings.beside,
-        memory_bytes=settings.memory_bytes,
-        kv_memory_bytes=settings.kv_memory_bytes,
-        cpu_buffer_bytes=settings.cpu_buffer_bytes,
-        slo_ttft_seconds=settings.slo_ttft_seconds,
-        slo_tpot_seconds=settings.slo_tpot_seconds,
-        dtype=settings.dtype,
-        kv_cache_dtype=settings.kv_cache_dtype,
-        quantization=settings.quantization,
-        kv_budget=settings.kv_budget,
-        device=settings.device,
-        max_model_len=settings.max_model_len,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_num_seqs=settings.max_num_seqs,
-        manager=settings.manager,
-        num_speculative_tokens=settings.num_speculative_tokens,
-        speculative_model=settings.speculative_model,
-        prompt_lookup_max=settings.prompt_lookup_max,
-        prompt_lookup_min=settings.prompt_lookup_min,
-        async_scheduling=settings.async_scheduling,
-        enable_chunked_prefill=settings.enable_chunked_prefill,
-        memory_parts=settings.memory_parts,
+    model: Model = LLM.of(
+        replace(settings, pool_place=pool_place),
         cache_dir=cache_dir,
         progress=progress,
         incarnation=incarnation,
         weights_fd=weights_fd,
-        pool_place=pool_place,
     )
     return model
 

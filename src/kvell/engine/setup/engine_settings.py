@@ -1,69 +1,98 @@
-"""Everything that says what an engine serves, as command-line flags give it."""
+"""Settings of an engine and its models: everything that says what an instance serves."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import Field, dataclass, fields
 
-from kvell.memory import Manager
+from kvell.engine.setup.options import EngineOptions, Flag, setting
+from kvell.models.config.kv_dtypes import KV_DTYPES
+from kvell.models.config.quantization import QUANTIZATIONS
 
 
 @dataclass(frozen=True)
-class EngineSettings:
-    """The flags for what to serve and with how much memory; None means Kvell decides.
+class EngineSettings(EngineOptions):
+    """Settings of an engine and its models; None means that Kvell decides.
 
-    Fields mean what arguments of the same name of :class:`kvell.LLM` mean.
-
-    :ivar memory_parts: instances that start at once; each may have this part of what is free.
-        No flag of users, so :meth:`flags` has it not.
+    All fields are arguments of :class:`kvell.LLM` and :class:`kvell.AsyncEngine`.
     """
 
     model: str
-    kv_memory_bytes: int | None = None
-    dtype: str = "auto"
-    kv_cache_dtype: str = "auto"
-    quantization: str = "none"
-    kv_budget: str | None = None
-    device: str = "cpu"
-    max_model_len: int | None = None
-    max_num_batched_tokens: int = 2048
-    max_num_seqs: int = 256
-    manager: Manager = "kvell"
-    num_speculative_tokens: int = 0
-    speculative_model: str | None = None
-    prompt_lookup_max: int = 5
-    prompt_lookup_min: int = 2
+    """``smollm2``, a local transformers directory, or a hub id. Requests name it so, or NAME if it
+    is written ``NAME=…``."""
     beside: tuple[str, ...] = ()
-    memory_bytes: int | None = None
-    cpu_buffer_bytes: int | None = None
-    async_scheduling: bool = False
-    slo_ttft_seconds: float | None = None
-    slo_tpot_seconds: float | None = None
-    memory_parts: int = 1
-    enable_chunked_prefill: bool = True
+    """Further models, written likewise, each independent of the others. All models share the steps
+    and the KV pool, which follows the load."""
+    dtype: str = setting(
+        "auto",
+        "--dtype",
+        "Dtype of weights, and of KV unless given; auto is bfloat16.",
+        choices=("auto", "float32", "bfloat16"),
+    )
+    """Dtype of weights and activations: ``float32``, ``bfloat16``, or ``auto`` for bfloat16."""
+    kv_cache_dtype: str = setting(
+        "auto",
+        "--kv-cache-dtype",
+        "Dtype of KV; auto is --dtype, fp8 and int8 have a scale per token and head.",
+        choices=("auto", *KV_DTYPES),
+    )
+    """Dtype of stored keys and values: ``auto`` (as ``dtype``), ``float32``, ``bfloat16``, ``fp8``
+    or ``int8``."""
+    quantization: str = setting(
+        "none",
+        "--quantization",
+        "Storage of weights; int4 blocks in a model's files are served as they are.",
+        choices=QUANTIZATIONS,
+    )
+    """Storage of weights: ``none`` (as ``dtype``), ``int8`` or ``int4``, for models with a fused
+    pass. Blocks of four bits in a model's files are served as they are; a draft model keeps its own
+    dtype."""
+    kv_budget: str | None = setting(
+        None,
+        "--kv-budget",
+        "Tokens of a long prompt that a layer of full attention keeps, or keeps on average.",
+        metavar="N|pyramid:N",
+    )
+    """Tokens of a long prompt that each layer of full attention keeps once it is computed
+    (``"1024"``), or keeps on average, lower layers more (``"pyramid:1024"``). None keeps all.
+    Answers change; prompts beyond the budget share no prefix."""
+    device: str = setting("cpu", "--device", "Where the model runs.", choices=("cpu", "cuda"))
+    """``cpu`` or ``cuda``."""
+    speculative_model: str | None = setting(
+        None,
+        "--speculative-model",
+        "A smaller model that makes draft tokens. [default: look up what the text repeats]",
+        metavar="MODEL",
+    )
+    """A smaller draft model with the same vocabulary, named like ``model``; its keys and values lie
+    in the same pool. Without it, draft tokens are those that followed an earlier occurrence of the
+    last ``prompt_lookup_min`` to ``prompt_lookup_max`` tokens."""
+    enforce_eager: bool = setting(
+        False,
+        "--enforce-eager",
+        "Run transformers' own code layer by layer, even if the model has a fused pass.",
+        "switch",
+    )
+    """Run transformers' own code layer by layer even if the model has a fused pass (dense ones and
+    Falcon-H1, in float32 or bfloat16 on a CPU); slower, as exact."""
 
     def flags(self) -> list[str]:
         """Return the command-line flags that give these settings again."""
-        written = {
-            "--memory": self.memory_bytes,
-            "--kv-memory": self.kv_memory_bytes,
-            "--cpu-buffer": self.cpu_buffer_bytes,
-            "--slo-ttft": self.slo_ttft_seconds,
-            "--slo-tpot": self.slo_tpot_seconds,
-            "--dtype": self.dtype,
-            "--kv-cache-dtype": self.kv_cache_dtype,
-            "--quantization": self.quantization,
-            "--kv-budget": self.kv_budget,
-            "--device": self.device,
-            "--max-model-len": self.max_model_len,
-            "--max-num-batched-tokens": self.max_num_batched_tokens,
-            "--max-num-seqs": self.max_num_seqs,
-            "--manager": self.manager,
-            "--num-speculative-tokens": self.num_speculative_tokens,
-            "--speculative-model": self.speculative_model,
-            "--prompt-lookup-max": self.prompt_lookup_max,
-            "--prompt-lookup-min": self.prompt_lookup_min,
-        }
-        switches = ["--async-scheduling" if self.async_scheduling else "--no-async-scheduling"]
-        if not self.enable_chunked_prefill:
-            switches.append("--no-enable-chunked-prefill")
-        models = [("--model", model) for model in (self.model, *self.beside)]
-        pairs = [(flag, str(value)) for flag, value in written.items() if value is not None]
-        return [*(word for pair in (*models, *pairs) for word in pair), *switches]
+        words = [word for model in (self.model, *self.beside) for word in ("--model", model)]
+        for one, flag in flagged():
+            value = getattr(self, one.name)
+            if flag.kind == "switch":
+                words.append(flag.name if value else opposite(flag))
+            elif value is not None:
+                words += [flag.name, str(value)]
+        return words
+
+
+def flagged() -> Iterator[tuple["Field[object]", Flag]]:
+    """Settings that have a flag, with it."""
+    for one in fields(EngineSettings):
+        if "flag" in one.metadata:
+            yield one, one.metadata["flag"]
+
+
+def opposite(flag: Flag) -> str:
+    """The flag that turns a switch off."""
+    return f"--no-{flag.name.removeprefix('--')}"

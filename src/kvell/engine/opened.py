@@ -1,0 +1,98 @@
+"""Models of an engine, opened and loaded."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from kvell.device.process_size import process_bytes
+from kvell.engine.assembly import build_engine, load_model
+from kvell.engine.engine import Engine
+from kvell.engine.planning.journal import Journal
+from kvell.engine.setup.engine_settings import EngineSettings
+from kvell.engine.setup.several_models import ServedModel
+from kvell.models.families.draft_model import check_draft
+from kvell.models.loading.loading import check_model
+from kvell.models.loading.named_models import NamedModel, open_named
+from kvell.models.paged_model import PagedModel
+from kvell.models.sources.progress import Progress
+from kvell.models.sources.source import resolve_model
+
+
+@dataclass(frozen=True)
+class OpenedModels:
+    """Models whose weights are loaded, in order; the first may have a draft model.
+
+    :ivar floor_bytes: of the process before it loaded anything.
+    """
+
+    named: Sequence[NamedModel]
+    loaded: Sequence[PagedModel]
+    draft: PagedModel | None
+    floor_bytes: int
+
+    @property
+    def first(self) -> NamedModel:
+        """The model of requests that name none."""
+        return self.named[0]
+
+    def engine(
+        self, settings: EngineSettings, journal: Journal | None = None, incarnation: int = 0
+    ) -> Engine:
+        """An engine over the models.
+
+        :raises ChangeSomething: naming the setting that cannot work.
+        """
+        return build_engine(
+            self.loaded[0],
+            self.first.name,
+            settings,
+            self.first.eos_token_ids,
+            journal,
+            incarnation,
+            draft=self.draft,
+            beside=[
+                ServedModel(one.name, model, one.eos_token_ids, one.tokenizer_json)
+                for one, model in zip(self.named[1:], self.loaded[1:], strict=True)
+            ],
+            floor_bytes=self.floor_bytes,
+            tokenizer_json=self.first.tokenizer_json,
+        )
+
+
+def open_served(
+    settings: EngineSettings,
+    cache_dir: Path,
+    progress: Progress,
+    weights_fd: int | None = None,
+) -> OpenedModels:
+    """Open the models of settings, and load their weights.
+
+    :param cache_dir: of the packaged model once converted.
+    :param weights_fd: descriptor of a memfd in which processes of this host have the weights once.
+    :raises ChangeSomething: naming the setting that cannot work.
+    """
+    floor_bytes = process_bytes()
+    named = open_named(settings.model, settings.beside, cache_dir, progress)
+    load = partial(
+        load_model,
+        dtype=settings.dtype,
+        device=settings.device,
+        progress=progress,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        enforce_eager=settings.enforce_eager,
+        weights_fd=weights_fd,
+    )
+    draft_path: Path | None = None
+    if settings.speculative_model is not None:
+        draft_path = resolve_model(settings.speculative_model, cache_dir, progress)
+        check_model(draft_path)
+        first = named[0]
+        check_draft(draft_path, first.path, first.tokenizer, settings.speculative_model)
+    budgets = [settings.kv_budget, *(None for _ in named[1:])]
+    loaded = [
+        load(one.path, kv_budget=budget, quantization=settings.quantization)
+        for one, budget in zip(named, budgets, strict=True)
+    ]
+    draft = load(draft_path) if draft_path is not None else None
+    return OpenedModels(named, loaded, draft, floor_bytes)
