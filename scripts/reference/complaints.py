@@ -15,8 +15,8 @@ from scripts.reference.http.pages import openapi_document, routes
 from scripts.reference.metric_pages import known_metrics
 from scripts.reference.python.docstrings import (
     docstring,
+    field_texts,
     found,
-    inherited_texts,
     parameter_texts,
     parameters,
     public_members,
@@ -72,7 +72,7 @@ def of_text(name: str, text: str) -> Iterator[str]:
 
 def of_parameters(name: str, value: Any, text: str) -> Iterator[str]:
     """Yield the fields that a class takes and that its docstring does not describe."""
-    described = parameter_texts(text) | inherited_texts(text)
+    described = parameter_texts(text) | field_texts(value)
     for one in parameters(value):
         if one not in described:
             yield f"{name}: its docstring has no :param {one}:"

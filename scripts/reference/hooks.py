@@ -6,7 +6,7 @@ import click
 from sphinx.application import Sphinx
 
 from scripts.reference.python.annotations import written_annotations
-from scripts.reference.python.docstrings import inherited_texts, parameters
+from scripts.reference.python.docstrings import field_texts, parameter_texts, parameters
 
 OPTION = ".. option::"
 
@@ -14,7 +14,7 @@ OPTION = ".. option::"
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect the functions below; Sphinx calls it."""
     app.connect("autodoc-process-signature", write_annotations)
-    app.connect("autodoc-process-docstring", add_inherited_parameters)
+    app.connect("autodoc-process-docstring", add_field_texts)
     app.connect("sphinx-click-process-options", complete_options)
     return {"parallel_read_safe": True}
 
@@ -61,10 +61,11 @@ def _add_field(lines: list[str], start: int, field: str) -> None:
     lines[end:end] = [field] if fields else ["", field]
 
 
-def add_inherited_parameters(
+def add_field_texts(
     _app: Sphinx, _what: str, _name: str, value: Any, _options: Any, lines: list[str]
 ) -> None:
-    """Describe the fields of a class that means by them what another class means."""
-    texts = inherited_texts("\n".join(lines))
-    own = parameters(value) if texts else ()
-    lines.extend(f":param {name}: {text}" for name, text in texts.items() if name in own)
+    """Describe the fields of a class that have texts below them."""
+    own = parameter_texts("\n".join(lines))
+    texts = {name: text for name, text in field_texts(value).items() if name not in own}
+    given = parameters(value) if texts else ()
+    lines.extend(f":param {name}: {text}" for name, text in texts.items() if name in given)

@@ -124,7 +124,7 @@ class AsyncEngine:
         if adaptive_roles:
             check_adaptive_roles(counts, "adaptive_roles")
         pool = PoolSettings(caching, page_transport, adaptive_roles)
-        chosen = EngineSettings(model, beside=tuple(beside), **settings)
+        chosen = EngineSettings(model, beside=beside, **settings)
         self._texts = texts_of(
             (model, *beside), cache_dir or Path.home() / ".cache" / "kvell", progress
         )

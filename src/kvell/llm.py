@@ -7,9 +7,9 @@ over a socket.
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,7 @@ from kvell.clock import Clock, MonotonicClock
 from kvell.engine.engine import Engine
 from kvell.engine.opened import open_served
 from kvell.engine.planning.journal import Journal
-from kvell.engine.protocol.logprobs import PromptLogprobs
+from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.messages import Cancel, Event, Finished, Tokens
 from kvell.engine.protocol.pooling import EmbeddingOutput
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -28,14 +28,13 @@ from kvell.engine.setup.contract import MemoryContract
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething, TryLater
 from kvell.llm_jobs import AnswerJob, EmbeddingJob, Job, raise_if_failed
-from kvell.llm_jobs import RequestOutput as RequestOutput
 from kvell.models.images.image_content import ImagePrompt, Tensors
 from kvell.models.images.image_store import take_images
 from kvell.models.loading.named_models import NamedModel
 from kvell.models.sources.progress import Progress, quiet
 from kvell.models.text.tokenizer import Tokenizer
 from kvell.serving.lone import LocalInstance
-from kvell.vocabulary import RequestId
+from kvell.vocabulary import FinishReason, RequestId
 
 Prompt = str | Mapping[str, Any] | Sequence[int] | npt.NDArray[np.integer[Any]]
 """A text, ``{"prompt": …}`` or ``{"prompt_token_ids": […]}``, or token ids (integers [tokens]).
@@ -46,11 +45,41 @@ the name of one of several models.
 """
 
 
+@dataclass(frozen=True)
+class RequestOutput:
+    """One finished request.
+
+    :param index: index of its prompt.
+    :param prompt_token_ids: token ids of the prompt, with the special tokens that were added.
+    :param token_ids: token ids of the answer, a stop token included.
+    :param text: the answer, without special tokens and without a stop string.
+    :param cached_tokens: tokens of the prompt that were found in the prefix cache.
+    :param preemptions: how often the request gave up its pages and went on later.
+    :param finish_reason: ``stop`` at an end of sequence or a stop string; ``length`` at the limit.
+    :param choice: index among the prompt's ``n`` answers.
+    :param logprobs: how likely each output token was; None if nobody asked.
+    :param prompt_logprobs: the same for each prompt token from the second on.
+    :param error: why the request failed, if ``finish_reason`` is ``error``.
+    """
+
+    index: int
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    text: str
+    cached_tokens: int
+    preemptions: int
+    finish_reason: FinishReason
+    choice: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    error: str = ""
+
+
 class LLM:
     """A model, its engine and its tokenizer in this process.
 
     :param model: ``smollm2``, a local transformers directory, or a hub id. Requests name it so,
-        or NAME if it is written ``NAME=…``.
+        or NAME if it is written ``NAME=…``. Or all settings at once.
     :param cache_dir: directory of the packaged model once converted; ``~/.cache/kvell`` if None.
     :param progress: is told how far loading is; see :data:`kvell.models.sources.progress.Progress`.
     :param journal: records every input of the engine, if given.
@@ -66,7 +95,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str,
+        model: str | EngineSettings,
         *,
         cache_dir: Path | None = None,
         progress: Progress = quiet,
@@ -74,29 +103,19 @@ class LLM:
         incarnation: int = 0,
         weights_fd: int | None = None,
         clock: Clock | None = None,
-        beside: Sequence[str] = (),
         **settings: Any,
     ) -> None:
-        chosen = EngineSettings(model, beside=tuple(beside), **settings)
+        chosen = EngineSettings(model, **settings) if isinstance(model, str) else model
         opened = open_served(
             chosen, cache_dir or Path.home() / ".cache" / "kvell", progress, weights_fd
         )
-        self._first, self._opened = opened.first, {one.name: one for one in opened.named}
+        self._first, self._opened = opened.main, {one.name: one for one in opened.named}
         self.engine: Engine = opened.engine(chosen, journal, incarnation)
         self._credits = self.engine.ready().credits
         self._instance = LocalInstance(self.engine)
         self._clock = clock or MonotonicClock()
         self._next_id = 0
         self._stats: dict[str, Any] = {}
-
-    @classmethod
-    def of(cls, settings: EngineSettings, **more: Any) -> Self:
-        """The model of settings.
-
-        :param more: the other arguments.
-        """
-        values = {one.name: getattr(settings, one.name) for one in fields(settings)}
-        return cls(**values, **more)
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -144,7 +163,7 @@ class LLM:
             for batch in [[job] for job in jobs] if sequential else [jobs]:
                 self._run(batch)
         self._stats = self._measure(jobs, self._clock.now_seconds() - started_seconds)
-        return [job.output() for job in jobs]
+        return [_output(job) for job in jobs]
 
     def chat(
         self,
@@ -327,6 +346,26 @@ class LLM:
             "cached_tokens": sum(job.finished.cached_tokens for job in jobs if job.finished),
             "preemptions": sum(job.finished.preemptions for job in jobs if job.finished),
         }
+
+
+def _output(job: AnswerJob) -> RequestOutput:
+    """Return a finished request as users see it."""
+    done = job.finished
+    if done is None:
+        raise RuntimeError(f"request {job.index} is not finished")
+    return RequestOutput(
+        job.index,
+        job.prompt.tolist(),
+        list(job.token_ids),
+        job.text,
+        done.cached_tokens,
+        done.preemptions,
+        "stop" if job.stopped else done.reason,
+        job.choice,
+        None if job.sampling.logprobs is None else job.logprobs,
+        None if job.sampling.prompt_logprobs is None else job.prompt_logprobs,
+        "" if job.stopped else done.message,
+    )
 
 
 def _images_of(prompt: Prompt) -> Tensors | None:

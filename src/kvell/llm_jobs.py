@@ -17,7 +17,7 @@ from kvell.models.images.image_content import ImagePrompt
 from kvell.models.text.detokenizer import IncrementalDetokenizer
 from kvell.models.text.stop_strings import StopStrings
 from kvell.models.text.tokenizer import Tokenizer
-from kvell.vocabulary import FinishReason, RequestId
+from kvell.vocabulary import RequestId
 
 
 class Job(Protocol):
@@ -38,36 +38,6 @@ class Job(Protocol):
     def end(self, event: Finished) -> None:
         """Take the engine's last event of the request."""
         ...
-
-
-@dataclass(frozen=True)
-class RequestOutput:
-    """One finished request.
-
-    :param index: index of its prompt.
-    :param prompt_token_ids: token ids of the prompt, with the special tokens that were added.
-    :param token_ids: token ids of the answer, a stop token included.
-    :param text: the answer, without special tokens and without a stop string.
-    :param cached_tokens: tokens of the prompt that were found in the prefix cache.
-    :param preemptions: how often the request gave up its pages and went on later.
-    :param finish_reason: ``stop`` at an end of sequence or a stop string; ``length`` at the limit.
-    :param choice: index among the prompt's ``n`` answers.
-    :param logprobs: how likely each output token was; None if nobody asked.
-    :param prompt_logprobs: the same for each prompt token from the second on.
-    :param error: why the request failed, if ``finish_reason`` is ``error``.
-    """
-
-    index: int
-    prompt_token_ids: list[int]
-    token_ids: list[int]
-    text: str
-    cached_tokens: int
-    preemptions: int
-    finish_reason: FinishReason
-    choice: int = 0
-    logprobs: list[TokenLogprobs] | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None
-    error: str = ""
 
 
 @dataclass(eq=False)
@@ -120,25 +90,6 @@ class AnswerJob:
         if not self.stopped:
             text, self.stopped = self._stops.push(self._detokenizer.finish())
             self.text += text + ("" if self.stopped else self._stops.finish())
-
-    def output(self) -> RequestOutput:
-        """Return the finished request as users see it."""
-        done = self.finished
-        if done is None:
-            raise RuntimeError(f"request {self.index} is not finished")
-        return RequestOutput(
-            self.index,
-            self.prompt.tolist(),
-            list(self.token_ids),
-            self.text,
-            done.cached_tokens,
-            done.preemptions,
-            "stop" if self.stopped else done.reason,
-            self.choice,
-            None if self.sampling.logprobs is None else self.logprobs,
-            None if self.sampling.prompt_logprobs is None else self.prompt_logprobs,
-            "" if self.stopped else done.message,
-        )
 
 
 @dataclass(eq=False)

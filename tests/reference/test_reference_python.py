@@ -21,7 +21,7 @@ from scripts.reference.python.docstrings import (
     assigned_in,
     below_assignment,
     docstring,
-    inherited_texts,
+    field_texts,
     parameter_texts,
     parameters,
     public_members,
@@ -45,11 +45,11 @@ def test_parameters_are_read_from_a_docstring_in_a_class() -> None:
     assert parameter_texts(text) == expected
 
 
-def test_a_docstring_may_take_over_those_of_another_class() -> None:
-    texts = inherited_texts(EngineSettings.__doc__ or "")
-    assert texts["dtype"] == parameter_texts(kvell.LLM.__doc__ or "")["dtype"]
-    assert "memory_parts" not in texts  # it has a text of its own
-    assert inherited_texts("A thing of the same name.") == {}
+def test_texts_below_fields_are_those_of_a_class_and_what_it_extends() -> None:
+    texts = field_texts(EngineSettings)
+    assert texts["dtype"].startswith("Dtype of weights and activations")
+    assert texts["kv_memory_bytes"].startswith("Size of the KV pool")
+    assert field_texts(VirtualClock) == {} == field_texts(parameters)
 
 
 def test_texts_below_assignments_are_found_where_others_import_from() -> None:
@@ -115,7 +115,7 @@ def test_types_are_those_of_the_source() -> None:
 def test_fields_have_types_too() -> None:
     assert written_annotations(LayerSpec)["kind"] == "kvell.pages.layout.GroupKind"
     assert written_annotations(TokenLogprobs)["top"] == "tuple[tuple[int, float], ...]"
-    assert written_annotations(kvell.LLM)["model"] == "str"
+    assert written_annotations(kvell.LLM)["incarnation"] == "int"
     assert "return" not in written_annotations(kvell.LLM)
     assert written_annotations(GroupKind) == {}
 

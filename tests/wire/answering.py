@@ -17,9 +17,9 @@ def answer_session(
     while answering.met is None:
         header = bytearray(HEADER_BYTES)
         channel.receive([header], look)
-        said = answering.feed(bytes(header))
+        said = answering.hear(bytes(header))
         body = bytearray(min(int.from_bytes(header[:4], "little"), GREETING_BYTES))
         channel.receive([body], look)
-        said += answering.feed(bytes(body))
+        said += answering.hear(bytes(body))
         channel.send([said], look)
     return answering.met

@@ -12,7 +12,6 @@ from msgspec import Struct
 from sphinx.pycode import ModuleAnalyzer
 
 FIELD = re.compile(r"^:(?:param|ivar) (\w+):", re.MULTILINE)
-SAME = re.compile(r"of the same name of\s+:class:`([\w.]+)`")
 OWN = "kvell."
 
 
@@ -77,17 +76,15 @@ def parameter_texts(text: str) -> dict[str, str]:
     return texts
 
 
-def inherited_texts(text: str) -> dict[str, str]:
-    """Return the texts of parameters that a docstring takes over from another class.
-
-    It says so: "… mean what arguments of the same name of :class:`kvell.LLM` mean".
-    """
-    match = SAME.search(text)
-    if match is None:
-        return {}
-    own = parameter_texts(text)
-    others = parameter_texts(docstring(match[1]))
-    return {name: meaning for name, meaning in others.items() if name not in own}
+def field_texts(value: Any) -> dict[str, str]:
+    """Return the texts below the fields of a class and of Kvell's classes that it extends."""
+    texts: dict[str, str] = {}
+    for owner in reversed(value.__mro__ if inspect.isclass(value) else ()):
+        if owner.__module__.startswith(OWN):
+            for name in vars(owner).get("__annotations__", {}):
+                text = below_assignment(owner.__module__, name, owner.__name__)
+                texts |= {name: " ".join(text.split())} if text else {}
+    return texts
 
 
 def parameters(value: Any) -> list[str]:

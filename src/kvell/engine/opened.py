@@ -32,7 +32,7 @@ class OpenedModels:
     floor_bytes: int
 
     @property
-    def first(self) -> NamedModel:
+    def main(self) -> NamedModel:
         """The model of requests that name none."""
         return self.named[0]
 
@@ -45,9 +45,9 @@ class OpenedModels:
         """
         return build_engine(
             self.loaded[0],
-            self.first.name,
+            self.main.name,
             settings,
-            self.first.eos_token_ids,
+            self.main.eos_token_ids,
             journal,
             incarnation,
             draft=self.draft,
@@ -56,7 +56,7 @@ class OpenedModels:
                 for one, model in zip(self.named[1:], self.loaded[1:], strict=True)
             ],
             floor_bytes=self.floor_bytes,
-            tokenizer_json=self.first.tokenizer_json,
+            tokenizer_json=self.main.tokenizer_json,
         )
 
 

@@ -144,7 +144,7 @@ class Fronts:
     def __iter__(self) -> Iterator[ConnectedFront]:
         return iter(list(self._by_name.values()))
 
-    def named(self, name: str) -> ConnectedFront | None:
+    def front_named(self, name: str) -> ConnectedFront | None:
         """Return the front of this name, if it is connected."""
         return self._by_name.get(name)
 

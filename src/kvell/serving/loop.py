@@ -151,7 +151,7 @@ class _Serving:
     def let_in(self) -> None:
         """Take in the fronts that have come."""
         for arrival in self._door.arrivals():
-            before = self._fronts.named(arrival.front)
+            before = self._fronts.front_named(arrival.front)
             if before is not None and before.epoch > arrival.epoch:
                 arrival.sock.close()  # it was greeted late; the front has come again since
                 continue

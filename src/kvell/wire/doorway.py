@@ -223,6 +223,6 @@ class _Stranger:
                 data = self.sock.recv(GREETING_BYTES)
                 if not data:
                     raise ProtocolError("it hung up before it said who it is")
-                self._outgoing += self._answering.feed(data)
+                self._outgoing += self._answering.hear(data)
             if self._outgoing:
                 self._outgoing = self._outgoing[self.sock.send(self._outgoing) :]

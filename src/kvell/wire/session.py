@@ -77,7 +77,7 @@ def open_session(
     :raises OSError: when the connection fails or takes longer than ``GREETING_SECONDS``.
     """
     opening, look = Opening(told, secret, purpose), within(GREETING_SECONDS)
-    said = opening.first
+    said = opening.hello
     while True:
         if said:
             channel.send([said], look)
@@ -85,14 +85,14 @@ def open_session(
             return opening.met
         heard = bytearray(opening.wanted_bytes)
         channel.receive([heard], look)
-        said = opening.feed(bytes(heard))
+        said = opening.hear(bytes(heard))
 
 
 class Opening:
     """The opening side of a session; it asks for as many bytes as it reads, and no more.
 
     :param told: who this is.
-    :ivar first: is sent at once.
+    :ivar hello: is sent at once.
     :ivar met: who answers, once that is proved.
     """
 
@@ -101,7 +101,7 @@ class Opening:
         self._frames = FrameReader(GREETING_BYTES)
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._nonces: bytes | None = None
-        self.first = framed(msgspec.msgpack.encode(Hello(VERSION, purpose, self._nonce)))
+        self.hello = framed(msgspec.msgpack.encode(Hello(VERSION, purpose, self._nonce)))
         self.met: Greeting | None = None
 
     @property
@@ -109,7 +109,7 @@ class Opening:
         """Bytes to read next; what follows the greeting is not for this side of a session."""
         return self._frames.missing_bytes
 
-    def feed(self, data: bytes) -> bytes:
+    def hear(self, data: bytes) -> bytes:
         """Take in what came; returns what is to be sent.
 
         :raises ProtocolError: when the other side is no instance of this cluster, or this one
@@ -151,7 +151,7 @@ class Answering:
         self._hello: Hello | None = None
         self.met: tuple[Purpose, Greeting] | None = None
 
-    def feed(self, data: bytes) -> bytes:
+    def hear(self, data: bytes) -> bytes:
         """Take in what came; returns what is to be sent.
 
         :raises ProtocolError: when the other side is no instance of this cluster, this one itself,

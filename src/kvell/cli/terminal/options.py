@@ -1,7 +1,7 @@
 """Flags that several commands share, named as in vLLM."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from kvell.cli.terminal.session import Session
 from kvell.cli.terminal.sizes import SIZE
 from kvell.device.available import default_kv_memory_bytes
 from kvell.engine.setup.engine_settings import EngineSettings, flagged, opposite
-from kvell.engine.setup.options import Flag
+from kvell.engine.setup.options import Flag, Kind
 from kvell.errors import ChangeSomething
 
 Command = Callable[..., Any]
@@ -53,7 +53,7 @@ def setting_option(name: str) -> Callable[[Command], Command]:
     return next(_option_of(one, flag) for one, flag in flagged() if one.name == name)
 
 
-def _option_of(one: Field[Any], flag: Flag) -> Callable[[Command], Command]:
+def _option_of(one: Field[object], flag: Flag) -> Callable[[Command], Command]:
     default = "auto" if flag.kind == "length" else one.default
     words = f"{flag.name}/{opposite(flag)}" if flag.kind == "switch" else flag.name
     return click.option(
@@ -67,7 +67,7 @@ def _option_of(one: Field[Any], flag: Flag) -> Callable[[Command], Command]:
     )
 
 
-def _text(flag: Flag) -> click.ParamType[Any]:
+def _text(flag: Flag) -> click.ParamType[str]:
     return click.Choice(flag.choices) if flag.choices else click.STRING
 
 
@@ -121,7 +121,7 @@ def _number(flag: str, default: int, text: str) -> Callable[[Command], Command]:
     )
 
 
-_TYPES: dict[str, click.ParamType[Any]] = {
+_TYPES: Mapping[Kind, click.ParamType[object]] = {
     "bytes": SIZE,
     "seconds": click.FloatRange(min=0, min_open=True),
     "length": LengthType(),

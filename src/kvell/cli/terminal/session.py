@@ -58,7 +58,7 @@ class Model(Protocol):
         """Yield text as it is generated."""
         ...
 
-    def stats(self) -> Mapping[str, Any]:
+    def stats(self) -> Mapping[str, float]:
         """Figures of the last ``generate``."""
         ...
 
@@ -70,18 +70,17 @@ def open_model(
     incarnation: int = 0,
     weights_fd: int | None = None,
     pool_place: Rendezvous | None = None,
-) -> Any:
+) -> Model:
     """Load the model and its engine into this process; imports torch."""
     from kvell.llm import LLM
 
-    model: Model = LLM.of(
+    return LLM(
         replace(settings, pool_place=pool_place),
         cache_dir=cache_dir,
         progress=progress,
         incarnation=incarnation,
         weights_fd=weights_fd,
     )
-    return model
 
 
 @dataclass(frozen=True)

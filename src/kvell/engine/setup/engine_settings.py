@@ -1,6 +1,6 @@
 """Settings of an engine and its models: everything that says what an instance serves."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import Field, dataclass, fields
 
 from kvell.engine.setup.options import EngineOptions, Flag, setting
@@ -18,7 +18,7 @@ class EngineSettings(EngineOptions):
     model: str
     """``smollm2``, a local transformers directory, or a hub id. Requests name it so, or NAME if it
     is written ``NAME=…``."""
-    beside: tuple[str, ...] = ()
+    beside: Sequence[str] = ()
     """Further models, written likewise, each independent of the others. All models share the steps
     and the KV pool, which follows the load."""
     dtype: str = setting(
@@ -73,6 +73,9 @@ class EngineSettings(EngineOptions):
     )
     """Run transformers' own code layer by layer even if the model has a fused pass (dense ones and
     Falcon-H1, in float32 or bfloat16 on a CPU); slower, as exact."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "beside", tuple(self.beside))
 
     def flags(self) -> list[str]:
         """Return the command-line flags that give these settings again."""

@@ -52,7 +52,7 @@ async def dial(
         sock = await connected_to(address)
         try:
             opening = Opening(told, secret, purpose)
-            said = opening.first
+            said = opening.hello
             while True:
                 await loop.sock_sendall(sock, said)
                 if opening.met is not None:
@@ -60,7 +60,7 @@ async def dial(
                 heard = await loop.sock_recv(sock, opening.wanted_bytes)
                 if not heard:
                     raise ProtocolError("the peer hung up")
-                said = opening.feed(heard)
+                said = opening.hear(heard)
         except BaseException:
             sock.close()
             raise
