@@ -89,6 +89,7 @@ PAGES = (
                     "kvell.fleet.started.front_limits.FrontLimits",
                     "kvell.fleet.instance.restart.RestartPolicy",
                     "kvell.engine.setup.engine_settings.EngineSettings",
+                    "kvell.engine.setup.options.EngineOptions",
                     "kvell.cluster.routing.policies.ROUTINGS",
                 ),
             ),

@@ -110,7 +110,7 @@ class EngineOptions:
         "switch",
     )
     """Cut prompts into chunks that share steps with decodes. Else a step computes whole prompts or
-    decodes, prompts first (:mod:`kvell.engine.planning.whole_prompts`); then
+    decodes, prompts first; then
     ``max_num_batched_tokens`` must be at least ``max_model_len``, and is its limit if that is
     None."""
     num_speculative_tokens: int = setting(
