@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +14,7 @@ from kvell.cli.terminal.session import Session
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.fleet.instance.command import placed_command
 from kvell.fleet.placing.node_record import NodeRecord, recorded
-from kvell.fleet.placing.ray_node import NodeSettings
+from kvell.fleet.placing.ray.node import NodeSettings
 from kvell.server.text.served_text import ServedText
 
 Kvell = Callable[..., Any]
@@ -34,6 +35,7 @@ class FakeNode:
     ) -> None:
         self.settings, self.environ, self.outlives = settings, dict(environ), outlives
         self.address = settings.joins or "10.0.0.1:6379"
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="kvell-ray-"))
         self.process: subprocess.Popen[bytes] | None = None
         FakeNode.made.append(self)
 
@@ -54,7 +56,7 @@ class FakeNode:
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeNode]]:
     FakeNode.made = []
-    monkeypatch.setattr("kvell.fleet.placing.ray_node.RayNode", FakeNode)
+    monkeypatch.setattr("kvell.fleet.placing.ray.node.RayNode", FakeNode)
     monkeypatch.setattr("kvell.fleet.placing.opening.check_ray", lambda cluster: None)
     monkeypatch.setenv("RAY_AUTH_MODE", "")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "")

@@ -44,8 +44,8 @@ class HostPlacement:
     def unleash(self, instance_id: str) -> None:
         """End the pipe between a keeper and its child, as when the keeper dies."""
         child = self._keepers[instance_id]._child
-        assert child is not None and child.stdin is not None
-        child.stdin.close()
+        assert child is not None
+        child.hang_up()
 
     async def start(
         self, instance_id: str, words: Sequence[str], incarnation: int, within_seconds: float

@@ -9,9 +9,9 @@ import click
 @click.command(hidden=True)
 def meet() -> None:
     """Find the manager that stdin asks for, and say on stdout where it listens."""
-    from kvell.fleet.placing import ray_cluster
     from kvell.fleet.placing.meeting import answer
+    from kvell.fleet.placing.ray.starting import find_manager
 
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as told:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints is no answer
-        told.write(answer(sys.stdin.buffer.read(), ray_cluster.met))
+        told.write(answer(sys.stdin.buffer.read(), find_manager))

@@ -57,10 +57,11 @@ def running_cluster(cluster: str | None) -> Iterator[str | None]:
     if cluster != LOCAL_RAY:
         yield cluster
         return
-    from kvell.fleet.placing.ray_node import NodeSettings, RayNode
+    from kvell.fleet.placing.ray.node import NodeSettings, RayNode
 
     take_ray_token(secrets.token_hex(TOKEN_BYTES))
-    node = RayNode(NodeSettings(host=LOCAL_HOST, clients_port=0), ray_environment())
+    settings = NodeSettings(host=LOCAL_HOST, clients_port=0, is_shared=True)
+    node = RayNode(settings, ray_environment())
     with progress_bar("starting Ray"):
         node.start()
     try:

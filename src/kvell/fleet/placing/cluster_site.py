@@ -21,8 +21,9 @@ from kvell.fleet.instance.instance_process import (
     filled_in,
     said_last,
 )
+from kvell.fleet.instance.supervisor import USER_MUST_CHANGE
 from kvell.fleet.manager.messages import MANAGER
-from kvell.fleet.placing.placement import Found, Placed, Placement, PlacingError
+from kvell.fleet.placing.placement import Found, NoRoomError, Placed, Placement, PlacingError
 from kvell.fleet.placing.remote_process import KILL_SECONDS, RemoteProcess, tell_last_words
 from kvell.fleet.started.member import INCARNATION_BITS
 from kvell.wire.frames import ProtocolError
@@ -97,6 +98,8 @@ class ClusterSite:
                 )
                 await self._check_alive(instance_id, plan.incarnation, placed)
                 return await self._reached(instance_id, plan.incarnation, placed)
+        except NoRoomError as error:
+            raise InstanceStartError(str(error), USER_MUST_CHANGE) from error
         except (PlacingError, TimeoutError) as error:
             await self._give_up(instance_id, plan.incarnation)
             problem = str(error) or f"it did not listen within {self._placing_seconds:g} s"

@@ -11,6 +11,11 @@ class PlacingError(KvellError):
     """A machine was not found or does not answer: nothing is known of an instance there."""
 
 
+class NoRoomError(PlacingError):
+    """No machine has room for an instance, and none will have unless the user changes something;
+    the message says what, as that of :class:`.ChangeSomething`."""
+
+
 @dataclass(frozen=True)
 class Placed:
     """Where an incarnation was started.

@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import json
 import os
 import shutil
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from kvell.errors import KvellError, TryLater
+from kvell.fleet.placing.ray.room import SHARED, SHARED_UNITS
 
 RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats")
 CLIENTS_PORT = 10001
@@ -42,6 +44,7 @@ class NodeSettings:
     :param processors: that it offers; None for all.
     :param clients_port: of ``ray://`` addresses of a new cluster, which Ray always serves; 0
         takes a free one.
+    :param is_shared: whether any number of instances share its processors.
     """
 
     joins: str = ""
@@ -49,6 +52,7 @@ class NodeSettings:
     port: int = 0
     processors: int | None = None
     clients_port: int = CLIENTS_PORT
+    is_shared: bool = False
 
     def words(self, folder: Path) -> list[str]:
         """The command line."""
@@ -63,6 +67,8 @@ class NodeSettings:
             words += [f"--node-ip-address={self.host}"]
         if self.processors is not None:
             words += [f"--num-cpus={self.processors}"]
+        if self.is_shared:
+            words += [f"--resources={json.dumps({SHARED: SHARED_UNITS})}"]
         return words
 
 
@@ -95,12 +101,17 @@ class RayNode:
         return self._child.pid
 
     @property
+    def folder(self) -> Path:
+        """Folder of the node's files, from its start on."""
+        assert self._folder is not None
+        return self._folder
+
+    @property
     def address(self) -> str:
         """``host:port`` of the cluster."""
         if self._settings.joins:
             return self._settings.joins
-        assert self._folder is not None
-        return (self._folder / ADDRESS_FILE).read_text().strip()
+        return (self.folder / ADDRESS_FILE).read_text().strip()
 
     def __enter__(self) -> "RayNode":
         self.start()
@@ -115,11 +126,30 @@ class RayNode:
         self.end()
 
     def start(self) -> None:
-        """Start it and wait until it says that it runs.
+        """Start the node and wait until it says that it runs.
+
+        A start that fails or is interrupted leaves no process, and no folder of its own.
 
         :raises KvellError: when it ends before.
         :raises TryLater: when it takes too long.
         """
+        try:
+            self._start()
+        except BaseException:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """End the node, all its processes, and its own folder; at once when it is interrupted."""
+        child, self._child = self._child, None
+        try:
+            if child is not None:
+                _end_child(child)
+        finally:
+            if self._is_own and self._folder is not None:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start(self) -> None:
         if self._folder is None:
             self._folder = Path(tempfile.mkdtemp(prefix="kvell-ray-"))
         log = self._folder / LOG_FILE
@@ -134,26 +164,7 @@ class RayNode:
                 # A server that is killed must not leave its Ray behind.
                 preexec_fn=None if self._outlives else _end_with_parent,  # noqa: PLW1509
             )
-        try:
-            self._wait_until_up(log)
-        except BaseException:
-            self.end()
-            raise
-
-    def end(self) -> None:
-        """End it and all its processes."""
-        child, self._child = self._child, None
-        if child is not None:
-            child.terminate()
-            try:
-                child.wait(END_SECONDS)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                child.wait()
-            with contextlib.suppress(ProcessLookupError):  # usually nobody is left of its session
-                os.killpg(child.pid, signal.SIGKILL)
-        if self._is_own and self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+        self._wait_until_up(log)
 
     def _wait_until_up(self, log: Path) -> None:
         assert self._child is not None
@@ -165,6 +176,20 @@ class RayNode:
             if time.monotonic() >= deadline:
                 raise TryLater(f"Ray did not start within {START_SECONDS:g} s")
             time.sleep(LOOK_SECONDS)
+
+
+def _end_child(child: "subprocess.Popen[bytes]") -> None:
+    child.terminate()
+    try:
+        child.wait(END_SECONDS)
+    except BaseException as error:  # it is deaf, or the user does not want to wait
+        child.kill()
+        child.wait()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+    finally:
+        with contextlib.suppress(ProcessLookupError):  # usually nobody is left of its session
+            os.killpg(child.pid, signal.SIGKILL)
 
 
 def _free_port() -> int:
