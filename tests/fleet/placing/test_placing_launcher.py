@@ -6,12 +6,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from kvell.fleet.placing.launcher import LAST_LINES, Launcher
-from kvell.fleet.placing.placement import Ended
+from kvell.fleet.placing.placement import Ended, Placed
 from kvell.mempool.rendezvous import SECRET_BYTES
 from tests.front.scenarios import is_gone
 
@@ -124,6 +125,49 @@ def test_a_child_that_never_listens_is_killed(
     keeper = keep("import sys; sys.stdin.buffer.read()")
     assert keeper.start([], 1).address == ""
     assert ended(keeper, 1).exit_code == -signal.SIGKILL
+
+
+def test_a_stop_ends_a_start_that_waits(keep: Callable[..., Launcher], tmp_path: Path) -> None:
+    """Neither a question nor the stop waits behind it."""
+    keeper, heard = keep(f"{WRITES}; sys.stdin.buffer.read()"), tmp_path / "heard"
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(keeper.start, [str(heard)], 5)
+        until(lambda: heard.exists() and heard.read_bytes() == SECRET)
+        assert keeper.runs() is None  # it does not listen yet
+        assert keeper.ended(5) is None
+        assert not started.done()
+        keeper.stop(5)
+        assert started.result(PATIENCE_SECONDS).address == ""
+    assert ended(keeper, 5).exit_code == -signal.SIGKILL
+
+
+def test_a_start_that_its_stop_overtook_starts_nothing(keep: Callable[..., Launcher]) -> None:
+    keeper = keep(STAYS)
+    keeper.stop(5)
+    assert keeper.start([], 5) == Placed("10.0.0.7", 0, "")
+    assert keeper.ended(5) == Ended(-9)
+    assert keeper.runs() is None
+
+
+def test_starts_at_once_start_one_child(keep: Callable[..., Launcher], tmp_path: Path) -> None:
+    keeper = keep(STAYS)
+    with ThreadPoolExecutor(4) as pool:
+        words = [str(tmp_path / "heard")]
+        placed = list(pool.map(lambda _: keeper.start(words, 5), range(4)))
+    assert len(set(placed)) == 1
+    assert placed[0].address == "tcp://10.0.0.7:5"
+
+
+def test_another_start_ends_one_that_waits(keep: Callable[..., Launcher], tmp_path: Path) -> None:
+    code = f"{WRITES}\nif sys.argv[2] == 'listen': {LISTENS}\nsys.stdin.buffer.read()"
+    keeper, heard = keep(code), tmp_path / "heard"
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(keeper.start, [str(heard), "wait"], 5)
+        until(lambda: heard.exists() and heard.read_bytes() == SECRET)
+        second = keeper.start([str(heard), "listen"], 6)
+        assert first.result(PATIENCE_SECONDS).address == ""
+    assert keeper.runs() == (6, second)
+    assert is_gone(first.result().pid)
 
 
 def test_a_program_that_is_not_there_is_said() -> None:
