@@ -1,9 +1,11 @@
 """Starts on a real Ray: without room, interrupted, and with a manager that is killed meanwhile."""
 
+import contextlib
 import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,8 @@ pytest.importorskip("ray")
 HOST = "127.0.0.5"
 PROCESSORS = 2
 MANAGER_WORDS, INSTANCE_WORDS = "ray::ManagerActor", "kvell.cli.main instance"
+NEVER_LISTENS = "kvell.cli.main meet"
+"""In place of an instance: it reads stdin to its end, and says nothing."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +93,12 @@ def short_folder() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])
+
+
 def running(root: int, words: str) -> list[int]:
     """Process ids below a process, of those whose command lines have these words."""
     return [pid for pid, line in family(root).items() if words in line]
@@ -122,30 +132,46 @@ def test_a_manager_killed_while_ray_places_leaves_no_reservation(
         until(lambda: running(machine.pid, MANAGER_WORDS) not in ([], [first]))
         observer.release()
         until(lambda: bool(server.stdout))
-        assert list(observer.groups().values()) == ["CREATED"]
+        assert sorted(observer.groups().values()) == ["CREATED"]
         server.process.terminate()
         assert server.ended() == 0
     until(lambda: not running(machine.pid, MANAGER_WORDS))
     assert observer.groups() == {} and observer.actors() == []
 
 
-def test_a_manager_killed_between_two_launchers_leaves_none_out(
-    machine: RayNode, observer: RayObserver, environ: dict[str, str], tmp_path: Path
+PLACING = """
+import asyncio, sys
+from kvell.fleet.placing.ray.connection import connect
+from kvell.fleet.placing.ray.placement import RayPlacement
+
+async def place():
+    placement = RayPlacement(bytes(32), "halfway")
+    placement.enter("mixed-0")
+    placement.enter("mixed-1")
+    await placement.start("mixed-0", ["meet"], 7, 60.0)
+
+async def find():
+    placement = RayPlacement(bytes(32), "halfway")
+    print(*sorted(one.instance_id for one in await placement.found()))
+    await placement.close()
+
+connect(sys.argv[1])
+asyncio.run(place() if sys.argv[2] == "place" else find())
+"""
+
+
+def test_an_instance_without_a_launcher_yet_is_found(
+    machine: RayNode, observer: RayObserver, environ: dict[str, str]
 ) -> None:
-    """All that were asked for serve in the end, though the next manager finds only some."""
-    words = "--instances", "mixed=2", "--cluster", machine.address
-    with serving(tmp_path, environ, *words) as server:
-        until(lambda: len(observer.actors()) > 1)  # the manager, and the first launcher
-        [first] = running(machine.pid, MANAGER_WORDS)
-        os.kill(first, signal.SIGKILL)
-        assert not server.stdout, "it was killed too late"
-        until(lambda: running(machine.pid, MANAGER_WORDS) not in ([], [first]))
-        until(lambda: bool(server.stdout))
-        until(lambda: len(running(machine.pid, INSTANCE_WORDS)) == 2)
-        assert len(observer.groups()) == 1
-        server.process.terminate()
-        assert server.ended() == 0
-    until(lambda: not running(machine.pid, MANAGER_WORDS))
+    """Whoever places is killed between the launchers of two instances."""
+    command = [sys.executable, "-c", PLACING, machine.address]
+    with subprocess.Popen([*command, "place"], env=environ) as script:
+        until(lambda: bool(running(machine.pid, NEVER_LISTENS)))
+        script.kill()
+    assert len(observer.actors()) == 1, "it was killed too late"
+    found = subprocess.check_output([*command, "find"], env=environ, timeout=PATIENCE_SECONDS)
+    assert found.decode().split() == ["mixed-0", "mixed-1"]
+    until(lambda: not running(machine.pid, NEVER_LISTENS))
     assert observer.groups() == {} and observer.actors() == []
 
 
@@ -173,15 +199,14 @@ asyncio.run(main())
 def test_nobody_waits_behind_a_start(
     machine: RayNode, observer: RayObserver, environ: dict[str, str]
 ) -> None:
-    """``kvell meet`` reads stdin to its end, and says nothing: so it never listens."""
     command = [sys.executable, "-c", STOPPING, machine.address]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environ) as script:
-        until(lambda: bool(running(machine.pid, "kvell.cli.main meet")))
+        until(lambda: bool(running(machine.pid, NEVER_LISTENS)))
         said, _ = script.communicate("go on\n", PATIENCE_SECONDS)
     assert said.splitlines() == ["None", "True Ended(exit_code=-9, last_words='')", "0"]
     assert script.returncode == 0
-    assert not running(machine.pid, "kvell.cli.main meet")
+    assert not running(machine.pid, NEVER_LISTENS)
     assert observer.groups() == {} and observer.actors() == []
 
 
@@ -233,8 +258,10 @@ MOMENTS = {"Ray": "gcs_server", "the manager": MANAGER_WORDS, "an instance": INS
 """What a start has just come to, and the process that shows it."""
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("moment", list(MOMENTS))
+@pytest.mark.parametrize(
+    ("moment", "number"),
+    [(one, signal.SIGTERM) for one in MOMENTS] + [("the manager", signal.SIGINT)],
+)
 def test_an_interrupted_start_leaves_nothing(
     environ: dict[str, str],
     tmp_path: Path,
@@ -271,6 +298,26 @@ def test_an_interrupted_start_on_this_machine_leaves_nothing(
     until(lambda: all(is_gone(pid) for pid in everything))
     assert list(short_folder.iterdir()) == []
     assert code == 130
+
+
+def test_an_interrupted_up_leaves_nothing(environ: dict[str, str], short_folder: Path) -> None:
+    """Else ``kvell cluster down`` would not know the Ray that runs."""
+    own = {"TMPDIR": str(short_folder), "KVELL_CACHE_DIR": str(short_folder / "cache")}
+    command = [sys.executable, "-m", "kvell.cli.main", "cluster", "up", "--host", HOST]
+    command += ["--port", str(free_port()), "--client-port", str(free_port())]
+    with subprocess.Popen(command, env=environ | own) as up:
+        until(lambda: bool(running(up.pid, "gcs_server")))
+        everything = family(up.pid)
+        up.terminate()
+        code = up.wait(PATIENCE_SECONDS)
+    try:
+        until(lambda: all(is_gone(pid) for pid in everything))
+        assert list(short_folder.iterdir()) == []
+        assert code == 130
+    finally:
+        for pid in everything:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) > 4, reason="there would be too many instances")
