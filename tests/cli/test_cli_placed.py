@@ -1,6 +1,7 @@
 """``kvell serve --cluster`` and ``kvell cluster up | down``; something else stands in for Ray."""
 
 import json
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -14,7 +15,7 @@ from kvell.cli.terminal.session import Session
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.fleet.instance.command import placed_command
 from kvell.fleet.placing.node_record import NodeRecord, recorded
-from kvell.fleet.placing.ray.node import NodeSettings
+from kvell.fleet.placing.ray.node_settings import NodeSettings
 from kvell.server.text.served_text import ServedText
 
 Kvell = Callable[..., Any]
@@ -62,6 +63,7 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeNode]]:
     monkeypatch.setenv("RAY_AUTH_TOKEN", "")
     yield FakeNode.made
     for node in FakeNode.made:
+        shutil.rmtree(node.folder, ignore_errors=True)
         if node.process is not None:
             node.end()
 
@@ -121,6 +123,7 @@ class TestServe:
         assert (options.cluster, runs) == ("10.0.0.1:6379", [True])
         [node] = nodes
         assert node.settings.host == "127.0.0.2" and not node.outlives
+        assert node.settings.is_shared
         assert node.process is not None and node.process.poll() is not None
         assert node.environ["RAY_AUTH_MODE"] == "token"
         assert len(node.environ["RAY_AUTH_TOKEN"]) == 64

@@ -12,12 +12,14 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import filterfalse
 from pathlib import Path
 
 import pytest
 
-from kvell.fleet.placing.ray import node as ray_node
-from kvell.fleet.placing.ray.node import NodeSettings, RayNode
+from kvell.fleet.placing.ray import node_settings
+from kvell.fleet.placing.ray.node import RayNode
+from kvell.fleet.placing.ray.node_settings import NodeSettings
 from tests.fleet.placing.ray_machines import PATIENCE_SECONDS, family, is_gone, until
 from tests.fleet.placing.ray_observer import RayObserver, observed
 
@@ -239,7 +241,9 @@ def test_an_autoscaler_is_waited_for(
     config.write_text(SCALING + "".join(f"{name}: []\n" for name in LISTS))
     with config.open("a") as file:
         file.write("auth: {}\ndocker: {}\nfile_mounts: {}\nfile_mounts_sync_continuously: false\n")
-    monkeypatch.setattr(ray_node, "RAY", (*ray_node.RAY, f"--autoscaling-config={config}"))
+    monkeypatch.setattr(
+        node_settings, "RAY", (*node_settings.RAY, f"--autoscaling-config={config}")
+    )
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": 32 * "a", "RAY_FAKE_CLUSTER": "1"}
     settings = NodeSettings(host=HOST, processors=1, clients_port=0)
     with RayNode(settings, environ | token, short_folder) as node:
@@ -247,8 +251,8 @@ def test_an_autoscaler_is_waited_for(
         with serving(tmp_path, environ | token, *words) as server:
             until(lambda: "autoscaler" in server.stderr)
             [line, *_] = [one for one in server.stderr.splitlines() if "autoscaler" in one]
-            assert "waiting for prefill-0, decode-0, decode-1" in line
-            assert "machines that Ray's autoscaler starts (3 CPUs wanted" in line
+            assert "waiting for prefill-0, decode-0, decode-1 to be ready, which need " in line
+            assert "machines of Ray's autoscaler (3 CPUs wanted" in line
             assert server.process.poll() is None
             server.process.terminate()
             assert server.ended() == 130
@@ -315,7 +319,7 @@ def test_an_interrupted_up_leaves_nothing(environ: dict[str, str], short_folder:
         assert list(short_folder.iterdir()) == []
         assert code == 130
     finally:
-        for pid in everything:
+        for pid in filterfalse(is_gone, everything):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 

@@ -8,7 +8,7 @@ from kvell.cli.terminal.environment import has_ray_token, ray_environment
 from kvell.cli.terminal.options import debug_option, json_option
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session
-from kvell.cli.terminal.signals import terminated_as_interrupted
+from kvell.cli.terminal.signals import interruptible
 from kvell.errors import ChangeSomething
 
 
@@ -59,7 +59,8 @@ def up(
     """
     from kvell.fleet.placing.node_record import record_of, recorded
     from kvell.fleet.placing.opening import check_ray
-    from kvell.fleet.placing.ray.node import NodeSettings, RayNode
+    from kvell.fleet.placing.ray.node import RayNode
+    from kvell.fleet.placing.ray.node_settings import NodeSettings
 
     check_ray(joins or "up")
     if (running := recorded(session.cache_dir)) is not None:
@@ -67,7 +68,7 @@ def up(
         raise ChangeSomething("cluster", running.address, problem, "use it, or: kvell cluster down")
     settings = NodeSettings(joins, host, port, cpus, client_port)
     node = RayNode(settings, ray_environment(), outlives=True)
-    with terminated_as_interrupted():
+    with interruptible():
         with progress_bar("starting Ray"):
             node.start()
         try:

@@ -7,7 +7,7 @@ from types import FrameType
 
 
 @contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
+def interruptible() -> Iterator[None]:
     """Let SIGTERM end the block as Ctrl-C does: by default it ends a process at once, and leaves
     folders and processes behind."""
     before = signal.signal(signal.SIGTERM, _interrupt)

@@ -222,15 +222,15 @@ class FollowedMembers:
         return not roster.is_starting and bool(serving) and all(one.is_serving for one in serving)
 
     def _awaited(self) -> str:
-        """What a line says that this front waits for."""
+        """Return what this front waits for, for a line of the log."""
         roster = self._roster
         if roster is None:
             why = f" ({self._manager.problem})" if self._manager.problem else ""
             return f"the cluster's manager{why}"
         starting = [one.instance_id for one in roster.instances if one.state == "starting"]
         unreached = [one.instance_id for one in self if not one.is_serving]
-        names = ", ".join(starting or unreached)
-        return ", ".join(one for one in (names, roster.waits_for) if one) or "the first instance"
+        names = f"{', '.join(starting or unreached) or 'an instance'} to be ready"
+        return f"{names}, which need {roster.waits_for}" if roster.waits_for else names
 
     def _missing(self) -> str:
         """What the front waits for."""

@@ -1,7 +1,6 @@
 """Whether Ray itself starts machines when there is no room, as on Kubernetes or in a cloud."""
 
 import re
-from typing import Any
 
 import msgspec
 from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
@@ -40,8 +39,8 @@ def starts_machines(status: bytes | None, enabled: bytes | None) -> bool:
 
 
 class _Report(msgspec.Struct, frozen=True):
-    active_nodes: dict[str, Any] | None = None
-    pending_launches: dict[str, Any] | None = None
+    active_nodes: dict[str, msgspec.Raw] | None = None
+    pending_launches: dict[str, msgspec.Raw] | None = None
 
 
 class _Status(msgspec.Struct, frozen=True):

@@ -73,7 +73,7 @@ async def called(call: Callable[[], Result]) -> Result:
     try:
         return await asyncio.shield(running)
     except asyncio.CancelledError:
-        await asyncio.wait([running])
+        await asyncio.gather(running, return_exceptions=True)
         raise
     except FAILURES as error:
         raise PlacingError(f"Ray: {_reason(error)}") from error

@@ -16,6 +16,8 @@ STARTS = 4
 QUESTIONS = 2
 """Other calls that it carries out at once.  They have threads of their own: none waits behind a
 start."""
+LauncherHandle = Any
+"""What Ray gives for an actor: a :class:`LauncherActor` whose methods have ``remote``."""
 
 
 class LauncherActor:

@@ -2,74 +2,28 @@
 
 import contextlib
 import ctypes
-import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from kvell.errors import KvellError, TryLater
-from kvell.fleet.placing.ray.room import SHARED, SHARED_UNITS
+from kvell.fleet.placing.ray.node_settings import NodeSettings
 
-RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats")
-CLIENTS_PORT = 10001
 START_SECONDS = 60.0
 END_SECONDS = 40.0
 """Ray lets a node drain for up to 30 s."""
 LOOK_SECONDS = 0.05
-STORE_BYTES = 80_000_000
-"""Of Ray's object store, about the least that Ray takes: Kvell puts nothing there."""
 ADDRESS_FILE = "ray_current_cluster"
 LOG_FILE = "ray.log"
 LAST_BYTES = 2000
 PR_SET_PDEATHSIG = 1
 """Of Linux's prctl: the signal that a process gets when its parent ends."""
-
-
-@dataclass(frozen=True)
-class NodeSettings:
-    """What a node is given.
-
-    :param joins: ``host:port`` of the cluster; "" starts a new one.
-    :param host: address of this machine; "" lets Ray find it.
-    :param port: of a new cluster; 0 takes a free one.
-    :param processors: that it offers; None for all.
-    :param clients_port: of ``ray://`` addresses of a new cluster, which Ray always serves; 0
-        takes a free one.
-    :param is_shared: whether any number of instances share its processors.
-    """
-
-    joins: str = ""
-    host: str = ""
-    port: int = 0
-    processors: int | None = None
-    clients_port: int = CLIENTS_PORT
-    is_shared: bool = False
-
-    def words(self, folder: Path) -> list[str]:
-        """The command line."""
-        words = [*RAY, f"--object-store-memory={STORE_BYTES}"]
-        if self.joins:
-            words += [f"--address={self.joins}"]
-        else:
-            words += ["--head", f"--port={self.port}", "--include-dashboard=false"]
-            words += [f"--temp-dir={folder}"]
-            words += [f"--ray-client-server-port={self.clients_port or _free_port()}"]
-        if self.host:
-            words += [f"--node-ip-address={self.host}"]
-        if self.processors is not None:
-            words += [f"--num-cpus={self.processors}"]
-        if self.is_shared:
-            words += [f"--resources={json.dumps({SHARED: SHARED_UNITS})}"]
-        return words
 
 
 class RayNode:
@@ -190,13 +144,6 @@ def _end_child(child: "subprocess.Popen[bytes]") -> None:
     finally:
         with contextlib.suppress(ProcessLookupError):  # usually nobody is left of its session
             os.killpg(child.pid, signal.SIGKILL)
-
-
-def _free_port() -> int:
-    """A port that nobody has just now; Ray itself takes none by 0."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def _end_with_parent() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvell.fleet.placing.placement import Ended, Found, Placed, PlacingError
 from kvell.fleet.placing.ray.connection import answered, called
+from kvell.fleet.placing.ray.launcher_actor import LauncherHandle
 from kvell.fleet.placing.ray.record import Bundle, Record, Remains
 from kvell.fleet.placing.ray.reservations import Reservations
 
@@ -33,7 +34,7 @@ class RayPlacement:
         self._bundles: Record = {}
         self._pending: Record = {}
         self._free: list[Bundle] = []
-        self._launchers: dict[str, Any] = {}
+        self._launchers: dict[str, LauncherHandle] = {}
         self._reserving, self._writing = asyncio.Lock(), asyncio.Lock()
         self._leaving: set[asyncio.Task[None]] = set()
 
@@ -91,14 +92,14 @@ class RayPlacement:
             await asyncio.wait(self._leaving)
         await called(self._reservations.remove_all)
 
-    def _take_over(self) -> tuple[Remains, dict[str, Any]]:
+    def _take_over(self) -> tuple[Remains, dict[str, LauncherHandle]]:
         """Sort out what an earlier manager has left; return that and its launchers."""
         remains = self._reservations.read_remains()
         for stray in remains.stray_launchers:
             self._reservations.kill(stray)
         for group in remains.stray_groups:
-            self._reservations.remove(group)
-        self._reservations.write(remains.kept)
+            self._reservations.remove_group(group)
+        self._reservations.save_record(remains.kept)
         known = {
             name: self._reservations.launched(name, bundle) for name, bundle in remains.kept.items()
         }
@@ -140,7 +141,7 @@ class RayPlacement:
         except BaseException:
             self._waiting += names
             self._drop(names)
-            await called(functools.partial(self._reservations.remove, group))
+            await called(functools.partial(self._reservations.remove_group, group))
             await self._write()
             raise
         self._drop(names)
@@ -153,7 +154,7 @@ class RayPlacement:
     async def _write(self) -> None:
         """Write down who has which bundle now; the newest record is written last."""
         async with self._writing:
-            await called(lambda: self._reservations.write(self._bundles | self._pending))
+            await called(lambda: self._reservations.save_record(self._bundles | self._pending))
 
     async def _give_back(self, instance_id: str, bundle: Bundle) -> None:
         """End the launcher of an instance that has left; its bundle is free for others.
@@ -168,7 +169,7 @@ class RayPlacement:
             end = functools.partial(self._reservations.end_launcher, instance_id, bundle)
             await called(end)
             if is_last:
-                await called(functools.partial(self._reservations.remove, bundle.group))
+                await called(functools.partial(self._reservations.remove_group, bundle.group))
             else:
                 self._free.append(bundle)
         except PlacingError as error:

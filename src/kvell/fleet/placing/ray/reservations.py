@@ -4,7 +4,6 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import ray
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
@@ -20,7 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from kvell.fleet.placing.placement import NoRoomError, PlacingError
 from kvell.fleet.placing.ray.autoscaler import has_autoscaler
 from kvell.fleet.placing.ray.connection import LOOK_SECONDS, called
-from kvell.fleet.placing.ray.launcher_actor import launcher_kind
+from kvell.fleet.placing.ray.launcher_actor import LauncherHandle, launcher_kind
 from kvell.fleet.placing.ray.machines import machines
 from kvell.fleet.placing.ray.names import NAMESPACE, LauncherName, drawn_group, group_beginning
 from kvell.fleet.placing.ray.record import (
@@ -34,13 +33,14 @@ from kvell.fleet.placing.ray.record import (
 from kvell.fleet.placing.ray.room import PROCESSOR, no_room, reserved_by_instance, sharing, shortage
 
 ROOM_SECONDS = 5.0
-"""Machines that have no room for this long have none: what just ended gives back sooner."""
+"""Room that is missing for this long is missing: instances that have ended give theirs back
+sooner."""
 PLACED_STATES = {"CREATED", "RESCHEDULING"}
 GONE_STATE = "REMOVED"
 
 
 class Reservations:
-    """Reserves bundles for a cluster; its methods block, and run in threads, unless they are async.
+    """Reservations of one cluster.  Methods that are not async block, and are called in threads.
 
     :param cluster: its name.
     :param on_wait: is called with what a reservation waits for; "" when it waits no longer.
@@ -55,11 +55,11 @@ class Reservations:
         record = decode_record(_internal_kv_get(self._key, namespace=NAMESPACE))
         return sorted_out(record, self._groups(), self._launchers())
 
-    def write(self, record: Mapping[str, Bundle]) -> None:
+    def save_record(self, record: Mapping[str, Bundle]) -> None:
         """Write down which instance has which bundle."""
         _internal_kv_put(self._key, encode_record(record), namespace=NAMESPACE)
 
-    def forget(self) -> None:
+    def delete_record(self) -> None:
         """Delete the record of a cluster that is over."""
         _internal_kv_del(self._key, namespace=NAMESPACE)
 
@@ -68,11 +68,11 @@ class Reservations:
         return drawn_group(self._cluster)
 
     def make(self, name: str, bundles: int) -> None:
-        """Ask Ray for a group; it may have to wait for room."""
+        """Ask Ray for a group, which may have to wait for room."""
         reserved = [reserved_by_instance(machines()) for _ in range(bundles)]
         placement_group(reserved, "SPREAD", name, "detached")
 
-    def remove(self, name: str) -> None:
+    def remove_group(self, name: str) -> None:
         """Remove a group, if Ray has it."""
         with contextlib.suppress(ValueError):
             remove_placement_group(get_placement_group(name))
@@ -82,8 +82,8 @@ class Reservations:
         for launcher in self._launchers():
             self.kill(launcher)
         for group in self._groups():
-            self.remove(group.name)
-        self.forget()
+            self.remove_group(group.name)
+        self.delete_record()
 
     async def wait_for_room(
         self, name: str, instance_ids: list[str], within_seconds: float
@@ -106,7 +106,7 @@ class Reservations:
                 if not missing:
                     short_since = None
                 elif await called(has_autoscaler):
-                    self._on_wait(f"machines that Ray's autoscaler starts ({missing})")
+                    self._on_wait(f"machines of Ray's autoscaler ({missing})")
                 elif short_since is None:
                     short_since = now
                 elif now - short_since >= ROOM_SECONDS:
@@ -114,7 +114,9 @@ class Reservations:
         finally:
             self._on_wait("")
 
-    def launch(self, instance_id: str, bundle: Bundle, secret: bytes, instances: int) -> Any:
+    def launch(
+        self, instance_id: str, bundle: Bundle, secret: bytes, instances: int
+    ) -> LauncherHandle:
         """Make the actor that launches an instance in its bundle.
 
         :param instances: all of the cluster; they share the machines.
@@ -132,7 +134,7 @@ class Reservations:
         )
         return kind.remote(secret, sharing(known, instances))
 
-    def launched(self, instance_id: str, bundle: Bundle) -> Any:
+    def launched(self, instance_id: str, bundle: Bundle) -> LauncherHandle | None:
         """Return the actor that an earlier manager has made for an instance; None without one."""
         with contextlib.suppress(ValueError):
             return ray.get_actor(str(self._launcher(instance_id, bundle)), NAMESPACE)
@@ -166,7 +168,7 @@ class Reservations:
         return [one for one in names if one is not None and one.cluster == self._cluster]
 
 
-def _needs(reserved: Mapping[str, float]) -> dict[str, Any]:
+def _needs(reserved: Mapping[str, float]) -> dict[str, object]:
     """Return what an actor takes of its bundle: all, as Ray's options."""
     others = {name: units for name, units in reserved.items() if name != PROCESSOR}
     return {"num_cpus": reserved.get(PROCESSOR, 0.0), "resources": others}

@@ -34,8 +34,8 @@ class Machine:
     is_shared: bool = False
 
     @property
-    def free_places(self) -> int:
-        """Instances that may still be placed there."""
+    def fitting(self) -> int:
+        """Number of instances that may still be placed there."""
         if not self.is_alive:
             return 0
         return SHARED_UNITS if self.is_shared else int(self.free_processors)
@@ -53,12 +53,10 @@ def reserved_by_instance(machines: Iterable[Machine]) -> dict[str, float]:
 def shortage(machines: Iterable[Machine], instances: int) -> str:
     """Return what is missing for further instances, by machine; "" if they have room."""
     alive = [one for one in machines if one.is_alive]
-    free = sum(one.free_places for one in alive)
+    free = sum(one.fitting for one in alive)
     if free >= instances:
         return ""
-    each = ", ".join(
-        f"{one.address} has {one.free_places} of {one.processors:g} free" for one in alive
-    )
+    each = ", ".join(f"{one.address} has {one.fitting} of {one.processors:g} free" for one in alive)
     cpus = "CPU" if instances == 1 else "CPUs"
     return f"{instances} {cpus} wanted, one for each instance, and {free} free in Ray ({each})"
 
@@ -68,8 +66,8 @@ def no_room(machines: Iterable[Machine], instance_ids: Sequence[str]) -> ChangeS
     known = list(machines)
     counts = Counter(one.rpartition("-")[0] for one in instance_ids)
     value = ",".join(f"{role}={count}" for role, count in counts.items())
-    fitting = sum(one.free_places for one in known)
-    fewer = f"use at most {fitting} here, " if fitting else ""
+    left = sum(one.fitting for one in known)
+    fewer = f"use at most {left} here, " if left else ""
     remedy = f"{fewer}end others, or add a machine with: kvell cluster up --join"
     problem = f"no room: {shortage(known, len(instance_ids))}"
     return ChangeSomething("--instances", value, problem, remedy)
