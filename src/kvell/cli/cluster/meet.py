@@ -1,4 +1,4 @@
-"""``kvell meet``: finds the manager of a cluster for a front, which starts it."""
+"""``kvell meet``: find the manager of a cluster for a front, which runs this command."""
 
 import os
 import sys
@@ -8,7 +8,7 @@ import click
 
 @click.command(hidden=True)
 def meet() -> None:
-    """Find the manager that stdin asks for, and say on stdout where it listens."""
+    """Find the manager that stdin names, and print its address."""
     from kvell.fleet.placing.meeting import answer
     from kvell.fleet.placing.ray.starting import find_manager
 

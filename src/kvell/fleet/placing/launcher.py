@@ -1,4 +1,4 @@
-"""Keeps one instance on its machine: starts it as a child, watches it, and ends with it.
+"""Launch one instance on its machine as a child, watch it, and end with it.
 
 ::
 
@@ -29,7 +29,7 @@ STOPPED_KEPT = 64
 
 
 class Launcher:
-    """Starts one child at a time; may be called from several threads.
+    """Launcher of one child at a time; may be called from several threads.
 
     A start waits until its child listens.  Every other call returns at once meanwhile, and a stop
     ends the wait.
@@ -56,7 +56,7 @@ class Launcher:
         self._lock = threading.Lock()
 
     def start(self, words: Sequence[str], incarnation: int) -> Placed:
-        """Start an incarnation, and end the one before; returns once it listens, or has ended.
+        """Start an incarnation and end the one before; return once the new one listens or ended.
 
         The same incarnation is started once, however often that is asked for, and never after it
         was stopped.
@@ -81,7 +81,7 @@ class Launcher:
         return child.incarnation, child.placed(self._host, child.address)
 
     def ended(self, incarnation: int) -> Ended | None:
-        """Return how an incarnation ended; None while it runs.  An unknown one was killed."""
+        """Return the end of an incarnation; None while it runs.  An unknown one was killed."""
         child = self._child
         if child is None or incarnation != child.incarnation:
             return Ended(KILLED)
@@ -112,7 +112,7 @@ class Launcher:
 
 
 class _Child:
-    """The process of one incarnation, and what it says.
+    """The process of one incarnation.
 
     :ivar address: where it listens; "" while it does not.
     :raises OSError: when the program cannot be started.

@@ -27,12 +27,12 @@ PR_SET_PDEATHSIG = 1
 
 
 class RayNode:
-    """A node that runs from the start of ``with`` to its end.
+    """A node of Ray that runs from the start of ``with`` to its end.
 
-    :param environ: the child's environment.
-    :param folder: for its files, with a short name, since Ray has sockets in it; an own one that is
-        removed at the end if not given.
-    :param outlives: whether it stays when the thread ends that started it.
+    :param environ: environment of the child.
+    :param folder: folder for the node's files, with a short name, since Ray has sockets in it; by
+        default a new one that is removed at the end.
+    :param outlives: whether the node stays when the thread that started it ends.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class RayNode:
 
     @property
     def pid(self) -> int:
-        """Process id of the child, which ends all others of the node when it is terminated."""
+        """Process id of the child; when terminated, it ends all processes of the node."""
         assert self._child is not None
         return self._child.pid
 
