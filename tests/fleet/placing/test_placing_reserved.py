@@ -107,7 +107,7 @@ def test_instances_keep_their_bundles() -> None:
     remains = sorted_out(RECORD, groups, launchers)
     assert remains.kept == RECORD  # also decode-0, whose launcher was not made yet
     assert remains.free == [Bundle("g", 2)]
-    assert (remains.stray_groups, remains.stray_launchers, remains.unreserved) == ([], [], [])
+    assert (remains.stray_groups, remains.stray_launchers, remains.unreserved) == ([], [], {})
 
 
 @pytest.mark.parametrize("is_placed", [True, False])
@@ -120,13 +120,13 @@ def test_who_had_no_room_yet_is_reserved_for_anew() -> None:
     """A group that waits is removed: the next manager asks with its own patience."""
     groups = [Group("g", 2, True), Group("h", 1, False)]
     remains = sorted_out(RECORD, groups, [launcher("prefill-0", "g", 0)])
-    assert (remains.unreserved, remains.stray_groups) == (["decode-1"], ["h"])
+    assert (list(remains.unreserved), remains.stray_groups) == (["decode-1"], ["h"])
     assert sorted(remains.kept) == ["decode-0", "prefill-0"]
 
 
 def test_a_group_that_was_written_down_and_not_made_is_no_group() -> None:
     remains = sorted_out(RECORD, [Group("g", 2, True)], [launcher("prefill-0", "g", 0)])
-    assert (remains.unreserved, remains.stray_groups) == (["decode-1"], [])
+    assert (list(remains.unreserved), remains.stray_groups) == (["decode-1"], [])
 
 
 def test_what_an_instance_that_left_still_had_goes() -> None:

@@ -1,4 +1,4 @@
-"""Whether Ray itself starts machines when there is no room, as on Kubernetes or in a cloud."""
+"""Ray's autoscaler, which starts machines when there is no room, on Kubernetes or in a cloud."""
 
 import re
 
@@ -7,9 +7,9 @@ from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
 from ray.experimental.internal_kv import _internal_kv_get
 
 MACHINE_OF_ITS_OWN = re.compile(r"node_[0-9a-f]{56}")
-"""The type that Ray gives a machine which somebody started by hand."""
+"""Type that Ray gives a machine which somebody started by hand."""
 NAMESPACE_OF_SECOND, KEY_OF_SECOND = "__autoscaler", "__autoscaler_v2_enabled"
-"""Where Ray says whether the second version of its autoscaler runs."""
+"""Namespace and key under which Ray says whether the second version of its autoscaler runs."""
 ENABLED = b"1"
 
 

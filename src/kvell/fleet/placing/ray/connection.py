@@ -21,10 +21,10 @@ LOOK_SECONDS = 1.0
 PROBE_SECONDS = 5.0
 """A port where Ray should listen accepts a connection within this time."""
 ATTEMPTS = 3
-"""Of connecting to a Ray that answers but does not serve yet."""
+"""Attempts to connect to a Ray that answers but does not serve yet."""
 REASON_CHARS = 120
 FAILURES = (RayError, OSError, RuntimeError, ValueError)
-"""What a call of Ray raises."""
+"""Exceptions that a call of Ray raises."""
 
 Result = TypeVar("Result")
 
@@ -58,7 +58,7 @@ def connect(address: str) -> None:
 
 
 def disconnect() -> None:
-    """End the connection; what belongs to it ends too."""
+    """End the connection, and all that belongs to it."""
     ray.shutdown()
 
 

@@ -14,10 +14,10 @@ from kvell.fleet.placing.ray.room import threads
 STARTS = 4
 """Calls of ``start`` that an actor carries out at once: each waits until its instance listens."""
 QUESTIONS = 2
-"""Other calls that it carries out at once.  They have threads of their own: none waits behind a
+"""Other calls that an actor carries out at once, in threads of their own: none waits behind a
 start."""
 LauncherHandle = Any
-"""What Ray gives for an actor: a :class:`LauncherActor` whose methods have ``remote``."""
+"""Ray's handle of a :class:`LauncherActor`; its methods have ``remote``."""
 
 
 class LauncherActor:

@@ -1,4 +1,4 @@
-"""The machines that Ray knows, and whether it can get more."""
+"""The machines that Ray knows."""
 
 import ray
 from ray._private.state import available_resources_per_node

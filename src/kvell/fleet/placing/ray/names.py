@@ -1,4 +1,4 @@
-"""Names of what Kvell has in Ray: they say which cluster and which instance it belongs to."""
+"""Names of Kvell's actors and placement groups in Ray; each tells its cluster and instance."""
 
 import secrets
 from dataclasses import dataclass

@@ -23,7 +23,7 @@ ADDRESS_FILE = "ray_current_cluster"
 LOG_FILE = "ray.log"
 LAST_BYTES = 2000
 PR_SET_PDEATHSIG = 1
-"""Of Linux's prctl: the signal that a process gets when its parent ends."""
+"""Option of Linux's prctl: the signal that a process gets when its parent ends."""
 
 
 class RayNode:
@@ -147,5 +147,5 @@ def _end_child(child: "subprocess.Popen[bytes]") -> None:
 
 
 def _end_with_parent() -> None:
-    """Between fork and exec."""
+    """Let Linux end this process with its parent; called between fork and exec."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -13,7 +13,7 @@ from kvell.fleet.placing.ray.record import Bundle, Record, Remains
 from kvell.fleet.placing.ray.reservations import Reservations
 
 ANSWER_SECONDS = 5.0
-"""A machine that says nothing for this long does not answer."""
+"""A machine that does not answer within this time is away."""
 logger = logging.getLogger(__name__)
 
 
@@ -41,8 +41,8 @@ class RayPlacement:
     async def found(self) -> list[Found]:
         """See :class:`.Placement`; a launcher that does not answer has nothing that runs."""
         remains, self._launchers = await called(self._take_over)
-        self._bundles, self._pending = dict(remains.kept), {}
-        self._free, self._waiting = list(remains.free), list(remains.unreserved)
+        self._bundles, self._free = dict(remains.kept), list(remains.free)
+        self._pending, self._waiting = dict(remains.unreserved), list(remains.unreserved)
         names = [*self._bundles, *self._waiting]
         return list(await asyncio.gather(*(self._found(name) for name in names)))
 
@@ -55,6 +55,7 @@ class RayPlacement:
         """See :class:`.Placement`."""
         if instance_id in self._waiting:
             self._waiting.remove(instance_id)
+            self._pending.pop(instance_id, None)
         self._launchers.pop(instance_id, None)
         bundle = self._bundles.pop(instance_id, None)
         if bundle is not None:
@@ -99,7 +100,8 @@ class RayPlacement:
             self._reservations.kill(stray)
         for group in remains.stray_groups:
             self._reservations.remove_group(group)
-        self._reservations.save_record(remains.kept)
+        if not remains.kept:
+            self._reservations.delete_record()
         known = {
             name: self._reservations.launched(name, bundle) for name, bundle in remains.kept.items()
         }
@@ -126,6 +128,7 @@ class RayPlacement:
         group that the next one does not know.
         """
         names, self._waiting = self._waiting, []
+        self._drop(names)
         while names and self._free:
             self._bundles[names.pop(0)] = self._free.pop()
         if not names:

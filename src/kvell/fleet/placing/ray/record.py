@@ -1,4 +1,4 @@
-"""Which bundle of which placement group each instance has, and what an earlier manager has left.
+"""The record of the bundle that each instance has, and of what an earlier manager has left.
 
 The record is written before Ray is asked for a group, and again before a bundle is given to another
 instance.  So a manager that is killed at any moment leaves nothing that the next one does not find.
@@ -52,17 +52,18 @@ class Group:
 
 @dataclass(frozen=True)
 class Remains:
-    """What an earlier manager of the cluster has left, and what becomes of it.
+    """Reservations and launchers that an earlier manager has left, sorted out.
 
     :param kept: instances that keep their bundles.
-    :param unreserved: instances that were to be placed, and have no room yet.
+    :param unreserved: instances that were to be placed and have no room yet, with the bundles that
+        they would have had.
     :param free: bundles of kept groups that no instance has.
     :param stray_groups: placement groups to remove.
     :param stray_launchers: actors to kill.
     """
 
     kept: Record = field(default_factory=dict)
-    unreserved: list[str] = field(default_factory=list)
+    unreserved: Record = field(default_factory=dict)
     free: list[Bundle] = field(default_factory=list)
     stray_groups: list[str] = field(default_factory=list)
     stray_launchers: list[LauncherName] = field(default_factory=list)
@@ -88,7 +89,7 @@ def sorted_out(
     taken = set(kept.values())
     return Remains(
         kept,
-        unreserved=[name for name in record if name not in kept],
+        unreserved={name: bundle for name, bundle in record.items() if name not in kept},
         free=[one for one in every if one not in taken],
         stray_groups=[one.name for one in groups if one.name not in used],
         stray_launchers=[one for one in launchers if one not in at_home],

@@ -1,4 +1,4 @@
-"""What Ray has of a cluster: placement groups, launchers, and the record of their instances."""
+"""Placement groups and launchers of a cluster in Ray, and the record of its instances."""
 
 import contextlib
 import functools
@@ -33,7 +33,7 @@ from kvell.fleet.placing.ray.record import (
 from kvell.fleet.placing.ray.room import PROCESSOR, no_room, reserved_by_instance, sharing, shortage
 
 ROOM_SECONDS = 5.0
-"""Room that is missing for this long is missing: instances that have ended give theirs back
+"""Missing room is an error after this time: instances that have just ended give theirs back
 sooner."""
 PLACED_STATES = {"CREATED", "RESCHEDULING"}
 GONE_STATE = "REMOVED"
@@ -78,7 +78,7 @@ class Reservations:
             remove_placement_group(get_placement_group(name))
 
     def remove_all(self) -> None:
-        """Kill all launchers of the cluster, remove its groups, and forget it."""
+        """Kill all launchers of the cluster, and remove its groups and its record."""
         for launcher in self._launchers():
             self.kill(launcher)
         for group in self._groups():
@@ -90,8 +90,8 @@ class Reservations:
     ) -> None:
         """Wait until Ray has placed a group.
 
-        :raises NoRoomError: when no machine has room, and none is started by Ray.
-        :raises PlacingError: when Ray does not place it in time.
+        :raises NoRoomError: when no machine has room, and Ray starts none.
+        :raises PlacingError: when Ray does not place the group in time.
         """
         group = await called(functools.partial(get_placement_group, name))
         deadline = time.monotonic() + within_seconds
