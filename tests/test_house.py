@@ -24,7 +24,6 @@ LONG_FILES = {
     "kvell.llm": 564,
     "kvell.prefix.core.reference": 458,
     "kvell.front.front": 447,
-    "kvell.fleet.placing.ray_cluster": 457,
 }
 LONG_FUNCTIONS = {
     "kvell.cli.replay.command.replay": 121,

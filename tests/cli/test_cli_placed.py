@@ -1,7 +1,9 @@
 """``kvell serve --cluster`` and ``kvell cluster up | down``; something else stands in for Ray."""
 
 import json
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +15,7 @@ from kvell.cli.terminal.session import Session
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.fleet.instance.command import placed_command
 from kvell.fleet.placing.node_record import NodeRecord, recorded
-from kvell.fleet.placing.ray_node import NodeSettings
+from kvell.fleet.placing.ray.node_settings import NodeSettings
 from kvell.server.text.served_text import ServedText
 
 Kvell = Callable[..., Any]
@@ -34,6 +36,7 @@ class FakeNode:
     ) -> None:
         self.settings, self.environ, self.outlives = settings, dict(environ), outlives
         self.address = settings.joins or "10.0.0.1:6379"
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="kvell-ray-"))
         self.process: subprocess.Popen[bytes] | None = None
         FakeNode.made.append(self)
 
@@ -54,12 +57,13 @@ class FakeNode:
 @pytest.fixture
 def nodes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[FakeNode]]:
     FakeNode.made = []
-    monkeypatch.setattr("kvell.fleet.placing.ray_node.RayNode", FakeNode)
+    monkeypatch.setattr("kvell.fleet.placing.ray.node.RayNode", FakeNode)
     monkeypatch.setattr("kvell.fleet.placing.opening.check_ray", lambda cluster: None)
     monkeypatch.setenv("RAY_AUTH_MODE", "")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "")
     yield FakeNode.made
     for node in FakeNode.made:
+        shutil.rmtree(node.folder, ignore_errors=True)
         if node.process is not None:
             node.end()
 
@@ -119,6 +123,7 @@ class TestServe:
         assert (options.cluster, runs) == ("10.0.0.1:6379", [True])
         [node] = nodes
         assert node.settings.host == "127.0.0.2" and not node.outlives
+        assert node.settings.is_shared
         assert node.process is not None and node.process.poll() is not None
         assert node.environ["RAY_AUTH_MODE"] == "token"
         assert len(node.environ["RAY_AUTH_TOKEN"]) == 64

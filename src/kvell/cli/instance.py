@@ -91,7 +91,7 @@ def instance(
             secret = read_secret(sys.stdin.fileno())
             door = stack.enter_context(FrontDoor(pool_host, secret, instance_id, incarnation))
             door.ends_with(sys.stdin.fileno())
-            click.echo(door.address)  # the keeper reads it
+            click.echo(door.address)  # the launcher reads it
             serve = partial(serve_fronts, door=door)
         elif socket_fd < 0:
             remedy = "use kvell serve, which starts instances"

@@ -28,6 +28,7 @@ from kvell.cli.terminal.pool_options import (
 )
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session
+from kvell.cli.terminal.signals import interruptible
 from kvell.cluster.instances import (
     check_adaptive_roles,
     check_start,
@@ -155,7 +156,7 @@ def serve(
     make_command = instance_command if cluster is None else placed_command
     command = make_command(settings, debug=session.debug.on)
     try:
-        with lines_on(sys.stderr, log_format), running_cluster(cluster) as address:
+        with lines_on(sys.stderr, log_format), interruptible(), running_cluster(cluster) as address:
             options = replace(options, cluster=address)
             serve_http(command, texts, options, announce, show_contract)
     except InstanceStartError as error:

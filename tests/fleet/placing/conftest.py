@@ -27,7 +27,7 @@ class Placed:
     """A front that serves, and what stands behind it."""
 
     front: Front
-    placer: HostPlacement
+    placement: HostPlacement
     manager: Manager
 
     def restarted(self) -> bool:
@@ -57,12 +57,12 @@ def served() -> Served:
         placing_seconds: float = 20.0,
     ) -> AsyncIterator[Placed]:
         secret = secrets.token_bytes(32)
-        placer = HostPlacement(secret)
-        site = ClusterSite(placer, secret, "kvell-test", placing_seconds)
+        placement = HostPlacement(secret)
+        site = ClusterSite(placement, secret, "kvell-test", placing_seconds)
         command = [*WORDS, *arguments]
         counts = instances or {"mixed": 1}
         async with placed_front(command, counts, limits, site, secret) as (front, manager):
-            yield Placed(front, placer, manager)
-        assert placer.is_closed
+            yield Placed(front, placement, manager)
+        assert placement.is_closed
 
     return serving

@@ -1,4 +1,4 @@
-"""A placer without Ray: its machines are keepers of this process."""
+"""A placement without Ray: its machines are launchers of this process."""
 
 import asyncio
 import sys
@@ -12,9 +12,9 @@ FAKE = (sys.executable, str(Path(__file__).parents[1] / "fake_instance.py"))
 
 
 class HostPlacement:
-    """Starts each instance under a keeper.
+    """Starts each instance under a launcher.
 
-    :param program: what the keepers run.
+    :param program: what the launchers run.
     :ivar lost: instances whose machine does not answer.
     :ivar started: name and incarnation of every start, in order.
     """
@@ -23,36 +23,37 @@ class HostPlacement:
         self, secret: bytes, program: Sequence[str] = FAKE, host: str = "127.0.0.1"
     ) -> None:
         self._secret, self._program, self._host = secret, program, host
-        self._keepers: dict[str, Launcher] = {}
+        self._launchers: dict[str, Launcher] = {}
         self.lost: set[str] = set()
         self.left: list[str] = []
         self.started: list[tuple[str, int]] = []
         self.is_closed = False
 
     def enter(self, instance_id: str) -> None:
-        self._keepers[instance_id] = Launcher(self._secret, self._host, 1, self._program)
+        self._launchers[instance_id] = Launcher(self._secret, self._host, 1, self._program)
 
     async def found(self) -> list[Found]:
         return [
-            Found(name, *(keeper.runs() or (0, None))) for name, keeper in self._keepers.items()
+            Found(name, *(launcher.runs() or (0, None)))
+            for name, launcher in self._launchers.items()
         ]
 
     def leave(self, instance_id: str) -> None:
         self.left.append(instance_id)
-        self._keepers.pop(instance_id).close()
+        self._launchers.pop(instance_id).close()
 
     def unleash(self, instance_id: str) -> None:
-        """End the pipe between a keeper and its child, as when the keeper dies."""
-        child = self._keepers[instance_id]._child
-        assert child is not None and child.stdin is not None
-        child.stdin.close()
+        """End the pipe between a launcher and its child, as when the launcher dies."""
+        child = self._launchers[instance_id]._child
+        assert child is not None
+        child.hang_up()
 
     async def start(
         self, instance_id: str, words: Sequence[str], incarnation: int, within_seconds: float
     ) -> Placed:
-        keeper = self._reached(instance_id)
+        launcher = self._reached(instance_id)
         self.started.append((instance_id, incarnation))
-        return await asyncio.to_thread(keeper.start, words, incarnation)
+        return await asyncio.to_thread(launcher.start, words, incarnation)
 
     async def ended(self, instance_id: str, incarnation: int) -> Ended | None:
         return await asyncio.to_thread(self._reached(instance_id).ended, incarnation)
@@ -62,10 +63,10 @@ class HostPlacement:
 
     async def close(self) -> None:
         self.is_closed = True
-        for keeper in self._keepers.values():
-            await asyncio.to_thread(keeper.close)
+        for launcher in self._launchers.values():
+            await asyncio.to_thread(launcher.close)
 
     def _reached(self, instance_id: str) -> Launcher:
-        if instance_id in self.lost or instance_id not in self._keepers:
+        if instance_id in self.lost or instance_id not in self._launchers:
             raise PlacingError("its machine does not answer")
-        return self._keepers[instance_id]
+        return self._launchers[instance_id]

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvell.fleet.placing.ray_node import NodeSettings, RayNode
+from kvell.fleet.placing.ray.node import RayNode
+from kvell.fleet.placing.ray.node_settings import NodeSettings
 
 PATIENCE_SECONDS = 120.0
 HEAD, OTHER = "127.0.0.2", "127.0.0.3"

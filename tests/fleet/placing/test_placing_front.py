@@ -59,7 +59,7 @@ def test_requests_are_served_and_nothing_is_left(served: Served) -> None:
             assert [one.host for one in told] == ["127.0.0.1"] * 2
             assert [one.pid_here for one in told] == [None] * 2
             pids = [pid_of(placed, name) for name in ("mixed-0", "mixed-1")]
-            started = dict(placed.placer.started)
+            started = dict(placed.placement.started)
             assert {one.ready.incarnation for one in told if one.ready} == set(started.values())
         assert all(is_gone(pid) for pid in pids)
 
@@ -73,7 +73,7 @@ def test_a_killed_process_is_started_again_as_another_incarnation(served: Served
             os.kill(pid_of(placed), signal.SIGKILL)
             tokens, finished = await request
             assert (tokens, finished.attempt) == (expected(400), 1)
-            (_, first), (_, second) = placed.placer.started
+            (_, first), (_, second) = placed.placement.started
             assert first != second
 
     run(scenario())
@@ -90,7 +90,7 @@ def test_an_instance_that_the_manager_has_lost_ends(served: Served, end: str) ->
             if end == "manager's":
                 placed.managers_line("mixed-0").abort()
             else:
-                placed.placer.unleash("mixed-0")
+                placed.placement.unleash("mixed-0")
             await until(placed.restarted)
             tokens, finished = await request
             assert (tokens, finished.attempt) == (expected(400), 1)
@@ -108,7 +108,7 @@ def test_a_damaged_stream_ends_the_incarnation(served: Served) -> None:
             tokens, finished = await request
             assert damaged.is_set()
             assert (tokens, finished.attempt) == (expected(400), 1)
-            (_, first), (_, second) = placed.placer.started
+            (_, first), (_, second) = placed.placement.started
             assert first != second
 
     run(scenario())
@@ -136,12 +136,12 @@ def test_a_machine_that_does_not_answer_holds_nobody_up(
             request = await running(placed, 400)
             [busy] = [one.instance_id for one, line in placed.front.instances() if line.in_flight]
             pid = pid_of(placed, busy)
-            placed.placer.lost.add(busy)
+            placed.placement.lost.add(busy)
             os.kill(pid, signal.SIGKILL)
             tokens, finished = await request
             assert (tokens, finished.attempt) == (expected(400), 1)
-            assert busy in placed.placer.lost
-            placed.placer.lost.clear()
+            assert busy in placed.placement.lost
+            placed.placement.lost.clear()
 
     run(scenario())
     assert "its machine does not answer" in caplog.text
@@ -150,7 +150,7 @@ def test_a_machine_that_does_not_answer_holds_nobody_up(
 def test_a_machine_that_never_answers_again_is_given_up(served: Served) -> None:
     async def scenario() -> None:
         async with served(instances={"mixed": 2}) as placed:
-            placed.placer.lost.add("mixed-1")
+            placed.placement.lost.add("mixed-1")
             os.kill(pid_of(placed, "mixed-1"), signal.SIGKILL)
             states = placed.front.instances
             await until(lambda: [one.state for one, _ in states()] == ["serving", "failed"])
@@ -199,7 +199,7 @@ def test_instances_are_added_and_drained(served: Served) -> None:
             await placed.front.drain("mixed-0")
             assert (await request)[0] == expected(300)
             await until(lambda: [one.instance_id for one, _ in states()] == ["mixed-1"])
-            assert placed.placer.left == ["mixed-0"]
+            assert placed.placement.left == ["mixed-0"]
             await until(lambda: is_gone(pid))
 
     run(scenario())

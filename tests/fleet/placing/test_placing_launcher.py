@@ -1,4 +1,4 @@
-"""A keeper and its child: the secret on stdin, one child at a time, and no child without it."""
+"""A launcher and its child: the secret on stdin, one child at a time, and no child without it."""
 
 import os
 import signal
@@ -6,12 +6,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from kvell.fleet.placing.launcher import LAST_LINES, Launcher
-from kvell.fleet.placing.placement import Ended
+from kvell.fleet.placing.placement import Ended, Placed
 from kvell.mempool.rendezvous import SECRET_BYTES
 from tests.front.scenarios import is_gone
 
@@ -35,9 +36,9 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def ended(keeper: Launcher, incarnation: int) -> Ended:
-    until(lambda: keeper.ended(incarnation) is not None)
-    told = keeper.ended(incarnation)
+def ended(launcher: Launcher, incarnation: int) -> Ended:
+    until(lambda: launcher.ended(incarnation) is not None)
+    told = launcher.ended(incarnation)
     assert told is not None
     return told
 
@@ -51,79 +52,124 @@ def keep() -> Iterator[Callable[..., Launcher]]:
         return made[-1]
 
     yield make
-    for keeper in made:
-        keeper.close()
+    for launcher in made:
+        launcher.close()
 
 
 def test_the_child_hears_the_secret_and_nobody_sees_it(
     keep: Callable[..., Launcher], tmp_path: Path
 ) -> None:
-    keeper, heard = keep(STAYS), tmp_path / "heard"
-    placed = keeper.start([str(heard)], 5)
+    launcher, heard = keep(STAYS), tmp_path / "heard"
+    placed = launcher.start([str(heard)], 5)
     assert (placed.host, placed.address) == ("10.0.0.7", "tcp://10.0.0.7:5")
     pid = placed.pid
     until(lambda: heard.exists() and heard.read_bytes() == SECRET)
     for name in ("cmdline", "environ"):
         assert SECRET not in Path(f"/proc/{pid}/{name}").read_bytes()
         assert SECRET.hex().encode() not in Path(f"/proc/{pid}/{name}").read_bytes()
-    assert keeper.ended(5) is None
+    assert launcher.ended(5) is None
 
 
 def test_what_its_machine_knows_is_filled_in(keep: Callable[..., Launcher], tmp_path: Path) -> None:
-    keeper, said = (
+    launcher, said = (
         keep("import sys, pathlib; pathlib.Path(sys.argv[1]).write_text(' '.join(sys.argv[2:]))"),
         tmp_path / "said",
     )
-    keeper.start([str(said), "--threads", "{threads}", "{host}", "{x}"], 1)
-    assert ended(keeper, 1) == Ended(0)
+    launcher.start([str(said), "--threads", "{threads}", "{host}", "{x}"], 1)
+    assert ended(launcher, 1) == Ended(0)
     assert said.read_text() == "--threads 3 10.0.0.7 {x}"
 
 
 def test_the_same_incarnation_is_started_once_and_another_ends_it(
     keep: Callable[..., Launcher], tmp_path: Path
 ) -> None:
-    keeper = keep(STAYS)
+    launcher = keep(STAYS)
     words = [str(tmp_path / "heard")]
-    first = keeper.start(words, 5)
-    assert keeper.start(words, 5) == first
-    second = keeper.start(words, 6)
+    first = launcher.start(words, 5)
+    assert launcher.start(words, 5) == first
+    second = launcher.start(words, 6)
     assert second != first
     assert is_gone(first.pid)
-    assert keeper.runs() == (6, second)
-    assert keeper.ended(5) == Ended(-9)  # it is not there any more, and was not asked how it ended
-    assert keeper.ended(6) is None
-    keeper.stop(5)  # not the one that runs
-    assert keeper.ended(6) is None
-    keeper.stop(6)
-    assert ended(keeper, 6).exit_code == -signal.SIGKILL
-    assert keeper.runs() is None
-    keeper.stop(6)
+    assert launcher.runs() == (6, second)
+    assert launcher.ended(5) == Ended(
+        -9
+    )  # it is not there any more, and was not asked how it ended
+    assert launcher.ended(6) is None
+    launcher.stop(5)  # not the one that runs
+    assert launcher.ended(6) is None
+    launcher.stop(6)
+    assert ended(launcher, 6).exit_code == -signal.SIGKILL
+    assert launcher.runs() is None
+    launcher.stop(6)
 
 
 def test_an_end_is_told_with_the_last_words(
     keep: Callable[..., Launcher], capfd: pytest.CaptureFixture[str]
 ) -> None:
     lines = LAST_LINES + 4
-    keeper = keep(f"import sys\nfor n in range({lines}): print(n, file=sys.stderr)\nsys.exit(2)")
-    keeper.start([], 1)
-    told = ended(keeper, 1)
+    launcher = keep(f"import sys\nfor n in range({lines}): print(n, file=sys.stderr)\nsys.exit(2)")
+    launcher.start([], 1)
+    told = ended(launcher, 1)
     assert told == Ended(2, "".join(f"{n}\n" for n in range(4, lines)))
     assert capfd.readouterr().err.split() == [str(n) for n in range(lines)]
 
 
 def test_a_child_that_ends_before_it_is_told_the_secret(keep: Callable[..., Launcher]) -> None:
-    keeper = keep("import os; os.close(0); os._exit(3)")
-    assert keeper.start([], 1).address == ""
-    assert ended(keeper, 1) == Ended(3)
+    launcher = keep("import os; os.close(0); os._exit(3)")
+    assert launcher.start([], 1).address == ""
+    assert ended(launcher, 1) == Ended(3)
 
 
 def test_a_child_that_never_listens_is_killed(
     keep: Callable[..., Launcher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kvell.fleet.placing.launcher.LISTEN_SECONDS", 0.2)
-    keeper = keep("import sys; sys.stdin.buffer.read()")
-    assert keeper.start([], 1).address == ""
-    assert ended(keeper, 1).exit_code == -signal.SIGKILL
+    launcher = keep("import sys; sys.stdin.buffer.read()")
+    assert launcher.start([], 1).address == ""
+    assert ended(launcher, 1).exit_code == -signal.SIGKILL
+
+
+def test_a_stop_ends_a_start_that_waits(keep: Callable[..., Launcher], tmp_path: Path) -> None:
+    """Neither a question nor the stop waits behind it."""
+    launcher, heard = keep(f"{WRITES}; sys.stdin.buffer.read()"), tmp_path / "heard"
+    with ThreadPoolExecutor(1) as pool:
+        started = pool.submit(launcher.start, [str(heard)], 5)
+        until(lambda: heard.exists() and heard.read_bytes() == SECRET)
+        assert launcher.runs() is None  # it does not listen yet
+        assert launcher.ended(5) is None
+        assert not started.done()
+        launcher.stop(5)
+        assert started.result(PATIENCE_SECONDS).address == ""
+    assert ended(launcher, 5).exit_code == -signal.SIGKILL
+
+
+def test_a_start_that_its_stop_overtook_starts_nothing(keep: Callable[..., Launcher]) -> None:
+    launcher = keep(STAYS)
+    launcher.stop(5)
+    assert launcher.start([], 5) == Placed("10.0.0.7", 0, "")
+    assert launcher.ended(5) == Ended(-9)
+    assert launcher.runs() is None
+
+
+def test_starts_at_once_start_one_child(keep: Callable[..., Launcher], tmp_path: Path) -> None:
+    launcher = keep(STAYS)
+    with ThreadPoolExecutor(4) as pool:
+        words = [str(tmp_path / "heard")]
+        placed = list(pool.map(lambda _: launcher.start(words, 5), range(4)))
+    assert len(set(placed)) == 1
+    assert placed[0].address == "tcp://10.0.0.7:5"
+
+
+def test_another_start_ends_one_that_waits(keep: Callable[..., Launcher], tmp_path: Path) -> None:
+    code = f"{WRITES}\nif sys.argv[2] == 'listen': {LISTENS}\nsys.stdin.buffer.read()"
+    launcher, heard = keep(code), tmp_path / "heard"
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(launcher.start, [str(heard), "wait"], 5)
+        until(lambda: heard.exists() and heard.read_bytes() == SECRET)
+        second = launcher.start([str(heard), "listen"], 6)
+        assert first.result(PATIENCE_SECONDS).address == ""
+    assert launcher.runs() == (6, second)
+    assert is_gone(first.result().pid)
 
 
 def test_a_program_that_is_not_there_is_said() -> None:
@@ -136,8 +182,8 @@ def test_a_keeper_that_is_killed_takes_its_child_along(tmp_path: Path) -> None:
     said = tmp_path / "pid"
     code = (
         "import time\nfrom pathlib import Path\nfrom kvell.fleet.placing.launcher import Launcher\n"
-        f"keeper = Launcher(bytes(32), '', 1, {program(STAYS)!r})\n"
-        f"pid = keeper.start([{str(tmp_path / 'heard')!r}], 1).pid\n"
+        f"launcher = Launcher(bytes(32), '', 1, {program(STAYS)!r})\n"
+        f"pid = launcher.start([{str(tmp_path / 'heard')!r}], 1).pid\n"
         f"Path({str(said)!r}).write_text(f'{{pid}}.')\n"
         "time.sleep(60)\n"
     )

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from kvell.errors import KvellError, TryLater
-from kvell.fleet.placing import node_record, ray_node
+from kvell.fleet.placing import node_record
 from kvell.fleet.placing.node_record import NodeRecord, record_of, recorded, started_at
-from kvell.fleet.placing.ray_node import NodeSettings, RayNode
+from kvell.fleet.placing.ray import node as ray_node
+from kvell.fleet.placing.ray import node_settings
+from kvell.fleet.placing.ray.node import RayNode
+from kvell.fleet.placing.ray.node_settings import NodeSettings
 from tests.front.scenarios import is_gone
 
 PATIENCE_SECONDS = 20.0
@@ -38,7 +41,7 @@ def until(condition: Callable[[], bool]) -> None:
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     def stands(code: str) -> None:
-        monkeypatch.setattr(ray_node, "RAY", (sys.executable, "-c", code))
+        monkeypatch.setattr(node_settings, "RAY", (sys.executable, "-c", code))
 
     return stands
 
@@ -85,9 +88,9 @@ def test_one_that_takes_too_long_is_ended(
 def test_it_does_not_outlive_whoever_started_it(tmp_path: Path) -> None:
     code = (
         "import os, sys, time\nfrom pathlib import Path\n"
-        "from kvell.fleet.placing import ray_node\n"
-        f"ray_node.RAY = (sys.executable, '-c', {RUNS!r})\n"
-        "node = ray_node.RayNode(ray_node.NodeSettings(), os.environ)\nnode.start()\n"
+        "from kvell.fleet.placing.ray import node as ray_node, node_settings\n"
+        f"node_settings.RAY = (sys.executable, '-c', {RUNS!r})\n"
+        "node = ray_node.RayNode(node_settings.NodeSettings(), os.environ)\nnode.start()\n"
         f"Path({str(tmp_path / 'pid')!r}).write_text(f'{{node.pid}}.')\ntime.sleep(60)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code]) as parent:

@@ -31,7 +31,7 @@ def test_ray_is_imported_where_it_is_asked_for_alone() -> None:
     """Not by the server, nor by what opens it."""
     code = (
         "import sys\nimport kvell.cli.main, kvell.server.run, kvell.fleet.placing.opening\n"
-        "import kvell.fleet.placing.ray_node, kvell.fleet.placing.cluster_site\n"
+        "import kvell.fleet.placing.ray.node, kvell.fleet.placing.cluster_site\n"
         "assert 'ray' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -119,7 +119,7 @@ def cluster(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
             # The server gave everything back: nothing of Kvell runs on any machine.
             left = family(head.pid)
             assert not [words for words in left.values() if "kvell.cli.main" in words]
-            assert not [words for words in left.values() if "KeeperActor" in words]
+            assert not [words for words in left.values() if "LauncherActor" in words]
 
 
 def test_instances_are_spread_and_answer_exactly(cluster: Cluster) -> None:

@@ -1,4 +1,4 @@
-"""``kvell meet``: finds the manager of a cluster for a front, which starts it."""
+"""``kvell meet``: find the manager of a cluster for a front, which runs this command."""
 
 import os
 import sys
@@ -8,10 +8,10 @@ import click
 
 @click.command(hidden=True)
 def meet() -> None:
-    """Find the manager that stdin asks for, and say on stdout where it listens."""
-    from kvell.fleet.placing import ray_cluster
+    """Find the manager that stdin names, and print its address."""
     from kvell.fleet.placing.meeting import answer
+    from kvell.fleet.placing.ray.starting import find_manager
 
     with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as told:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints is no answer
-        told.write(answer(sys.stdin.buffer.read(), ray_cluster.met))
+        told.write(answer(sys.stdin.buffer.read(), find_manager))

@@ -1,5 +1,6 @@
-"""What ``--cluster`` names: a Ray that runs, or one of this machine for as long as it serves."""
+"""Addresses for ``--cluster``: of a Ray that runs, or of one that is started for a server."""
 
+import logging
 import re
 import secrets
 from collections.abc import Iterator
@@ -9,6 +10,8 @@ from urllib.parse import urlsplit
 from kvell.cli.terminal.environment import ray_environment, take_ray_token
 from kvell.cli.terminal.progress import progress_bar
 from kvell.errors import ChangeSomething
+
+logger = logging.getLogger(__name__)
 
 LOCAL_RAY = "local-ray"
 AUTO = "auto"
@@ -50,17 +53,20 @@ def check_name(name: str) -> None:
 
 @contextmanager
 def running_cluster(cluster: str | None) -> Iterator[str | None]:
-    """The address of a cluster that runs; a Ray that is started for it ends with ``with``.
+    """Give the address of a cluster that runs; a Ray that is started for it ends with ``with``.
 
     :raises KvellError: when Ray does not start.
     """
     if cluster != LOCAL_RAY:
         yield cluster
         return
-    from kvell.fleet.placing.ray_node import NodeSettings, RayNode
+    from kvell.fleet.placing.ray.node import RayNode
+    from kvell.fleet.placing.ray.node_settings import NodeSettings
 
     take_ray_token(secrets.token_hex(TOKEN_BYTES))
-    node = RayNode(NodeSettings(host=LOCAL_HOST, clients_port=0), ray_environment())
+    settings = NodeSettings(host=LOCAL_HOST, clients_port=0, is_shared=True)
+    node = RayNode(settings, ray_environment())
+    logger.info("starting a Ray of this machine")
     with progress_bar("starting Ray"):
         node.start()
     try:

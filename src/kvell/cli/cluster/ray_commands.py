@@ -1,8 +1,6 @@
 """``kvell cluster up`` and ``down``: Ray on this machine, for servers on several."""
 
 import json
-import tempfile
-from pathlib import Path
 
 import click
 
@@ -10,6 +8,7 @@ from kvell.cli.terminal.environment import has_ray_token, ray_environment
 from kvell.cli.terminal.options import debug_option, json_option
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session
+from kvell.cli.terminal.signals import interruptible
 from kvell.errors import ChangeSomething
 
 
@@ -60,19 +59,24 @@ def up(
     """
     from kvell.fleet.placing.node_record import record_of, recorded
     from kvell.fleet.placing.opening import check_ray
-    from kvell.fleet.placing.ray_node import NodeSettings, RayNode
+    from kvell.fleet.placing.ray.node import RayNode
+    from kvell.fleet.placing.ray.node_settings import NodeSettings
 
     check_ray(joins or "up")
     if (running := recorded(session.cache_dir)) is not None:
         problem = f"runs on this machine already (pid {running.pid})"
         raise ChangeSomething("cluster", running.address, problem, "use it, or: kvell cluster down")
-    folder = Path(tempfile.mkdtemp(prefix="kvell-ray-"))
     settings = NodeSettings(joins, host, port, cpus, client_port)
-    node = RayNode(settings, ray_environment(), folder, outlives=True)
-    with progress_bar("starting Ray"):
-        node.start()
-    record = record_of(node.pid, node.address, folder)
-    record.save(session.cache_dir)
+    node = RayNode(settings, ray_environment(), outlives=True)
+    with interruptible():
+        with progress_bar("starting Ray"):
+            node.start()
+        try:
+            record = record_of(node.pid, node.address, node.folder)
+            record.save(session.cache_dir)
+        except BaseException:  # kvell cluster down would not find it
+            node.end()
+            raise
     if not has_ray_token():
         remedy = "keep its ports from others, or set RAY_AUTH_MODE=token before"
         click.echo(f"kvell: whoever reaches Ray can run programs here; {remedy}", err=True)
@@ -93,7 +97,7 @@ def down(session: Session, /) -> None:
     Instances that run here end too; their server starts them elsewhere.
     """
     from kvell.fleet.placing.node_record import recorded
-    from kvell.fleet.placing.ray_node import END_SECONDS
+    from kvell.fleet.placing.ray.node import END_SECONDS
 
     running = recorded(session.cache_dir)
     if running is None:
@@ -112,22 +116,21 @@ def print_machines(cluster: str, as_json: bool) -> None:
     from kvell.cli.cluster.table import print_rows
 
     check_cluster(cluster)
-    from kvell.fleet.placing import ray_cluster
+    from kvell.fleet.placing.ray.connection import connect, disconnect
+    from kvell.fleet.placing.ray.machines import machines
 
-    ray_cluster.connect(cluster)
+    connect(cluster)
     try:
-        machines = ray_cluster.machines()
+        known = machines()
     finally:
-        ray_cluster.disconnect()
+        disconnect()
     if as_json:
         told = [
-            {"address": one.address, "alive": one.is_alive, "cpus": one.processors}
-            for one in machines
+            {"address": one.address, "alive": one.is_alive, "cpus": one.processors} for one in known
         ]
         click.echo(json.dumps({"machines": told}))
         return
     rows = [
-        (one.address, "alive" if one.is_alive else "dead", f"{one.processors:g}")
-        for one in machines
+        (one.address, "alive" if one.is_alive else "dead", f"{one.processors:g}") for one in known
     ]
     print_rows(f"machines of {cluster}", ("machine", "state", "processors"), rows)

@@ -11,6 +11,7 @@ from kvell.errors import ChangeSomething
 from kvell.fleet.fleet import RoleLoad
 from kvell.fleet.followed.instance_link import InstanceLink
 from kvell.fleet.followed.manager_link import Find, ManagerLink
+from kvell.fleet.followed.start_lines import start_lines
 from kvell.fleet.instance.dialing import DialedLine, dial_instance
 from kvell.fleet.instance.instance_process import InstanceStartError
 from kvell.fleet.manager.messages import BEAT_SECONDS, FrontBeat, KeyUse, Roster, RosterEntry
@@ -193,7 +194,7 @@ class FollowedMembers:
         limit = self._limits.startup_seconds
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(limit) as deadline:
+            async with start_lines(self._awaited), asyncio.timeout(limit) as deadline:
                 while not self._has_joined():
                     if self._roster is not None and self._roster.is_starting:
                         deadline.reschedule(loop.time() + limit)  # the manager has its own
@@ -219,6 +220,17 @@ class FollowedMembers:
             raise InstanceStartError("no instance of the cluster can be started")
         serving = [self._by_id[name] for name, state in states.items() if state == "serving"]
         return not roster.is_starting and bool(serving) and all(one.is_serving for one in serving)
+
+    def _awaited(self) -> str:
+        """Return what this front waits for, for a line of the log."""
+        roster = self._roster
+        if roster is None:
+            why = f" ({self._manager.problem})" if self._manager.problem else ""
+            return f"the cluster's manager{why}"
+        starting = [one.instance_id for one in roster.instances if one.state == "starting"]
+        unreached = [one.instance_id for one in self if not one.is_serving]
+        names = f"{', '.join(starting or unreached) or 'an instance'} to be ready"
+        return f"{names}, which need {roster.waits_for}" if roster.waits_for else names
 
     def _missing(self) -> str:
         """What the front waits for."""

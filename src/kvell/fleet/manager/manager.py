@@ -106,6 +106,7 @@ class Manager:
         self._role_changer = RoleChanger() if adaptive_roles else None
         self._failure: KvellError | None = None
         self._has_started = False
+        self._waits_for = ""
         self._starting: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._will_announce = False
@@ -150,6 +151,12 @@ class Manager:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
 
+    def set_waits_for(self, what: str) -> None:
+        """Let fronts know what instances that start wait for; "" if they are just started."""
+        if what != self._waits_for:
+            self._waits_for = what
+            self._announce_soon()
+
     def roster(self) -> Roster:
         """What fronts are told."""
         failure = self._failure
@@ -161,6 +168,7 @@ class Manager:
             "" if failure is None else str(failure),
             failure.exit_code if isinstance(failure, InstanceStartError) else None,
             self._used,
+            self._waits_for,
         )
 
     @property

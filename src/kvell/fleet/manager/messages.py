@@ -108,6 +108,7 @@ class Roster(_Message, frozen=True):
     :param failed: why the cluster cannot start; "" if it can.  ``exit_code`` is the status of the
         instance that ended, or None.
     :param used: what keys used at each front that is there.
+    :param waits_for: what instances that start wait for; "" if they are just started.
     """
 
     manager: int
@@ -117,6 +118,7 @@ class Roster(_Message, frozen=True):
     failed: str = ""
     exit_code: int | None = None
     used: dict[str, KeyUsesByName] = {}
+    waits_for: str = ""
 
 
 class FrontBeat(_Message, frozen=True):

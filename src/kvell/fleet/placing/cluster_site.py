@@ -1,9 +1,9 @@
-"""The machines of a cluster as a place for instances: started there, connected over TCP.
+"""The machines of a cluster as a site: instances are started there and connected over TCP.
 
 ::
 
-    manager ── start(incarnation) ──► placer ──► keeper on a machine ──► instance
-       └────────── connects where it listens, both prove the secret, frames ──► │
+    manager ── start(incarnation) ──► placement ──► launcher on a machine ──► instance
+       └────────── connects to its address, both prove the secret, frames ───────► │
 """
 
 import asyncio
@@ -21,15 +21,16 @@ from kvell.fleet.instance.instance_process import (
     filled_in,
     said_last,
 )
+from kvell.fleet.instance.supervisor import USER_MUST_CHANGE
 from kvell.fleet.manager.messages import MANAGER
-from kvell.fleet.placing.placement import Found, Placed, Placement, PlacingError
-from kvell.fleet.placing.remote_process import KILL_SECONDS, RemoteProcess, tell_last_words
+from kvell.fleet.placing.placement import Found, NoRoomError, Placed, Placement, PlacingError
+from kvell.fleet.placing.remote_process import KILL_SECONDS, RemoteProcess, log_last_words
 from kvell.fleet.started.member import INCARNATION_BITS
 from kvell.wire.frames import ProtocolError
 from kvell.wire.greeting import Greeting
 
 LOOK_SECONDS = 1.0
-"""Before a placer that did not answer is asked again."""
+"""Pause before a placement that did not answer is asked again."""
 logger = logging.getLogger(__name__)
 
 
@@ -37,33 +38,32 @@ class ClusterSite:
     """A :class:`.Site` on several machines.
 
     :param secret: of the cluster.
-    :param pool: its name; instances of different ones refuse each other.
-    :param placing_seconds: a machine must take an instance, and the instance listen, within this
-        time.
+    :param pool: name of the instances' pool; instances of different pools refuse each other.
+    :param placing_seconds: time within which a machine takes an instance, and the instance listens.
     """
 
     def __init__(
-        self, placer: Placement, secret: bytes, pool: str, placing_seconds: float = 600.0
+        self, placement: Placement, secret: bytes, pool: str, placing_seconds: float = 600.0
     ) -> None:
-        self._placer, self._secret, self._pool = placer, secret, pool
+        self._placement, self._secret, self._pool = placement, secret, pool
         self._placing_seconds = placing_seconds
         self._found: dict[str, Found] = {}
-        self._told = Greeting(MANAGER, secrets.randbits(INCARNATION_BITS), "", 0)
+        self._greeting = Greeting(MANAGER, secrets.randbits(INCARNATION_BITS), "", 0)
 
     def enter(self, instance_id: str) -> None:
         """See :class:`.Site`."""
-        self._placer.enter(instance_id)
+        self._placement.enter(instance_id)
 
     def leave(self, instance_id: str) -> None:
         """See :class:`.Site`."""
-        self._placer.leave(instance_id)
+        self._placement.leave(instance_id)
 
     async def found(self) -> dict[str, int]:
-        """See :class:`.Site`.  A placer that does not answer is asked again: who took a cluster
-        that runs for a new one would start everything twice."""
+        """See :class:`.Site`.  A placement that does not answer is asked again: a manager that took
+        a running cluster for a new one would start every instance twice."""
         while True:
             try:
-                found = await self._placer.found()
+                found = await self._placement.found()
                 break
             except PlacingError as error:
                 logger.warning("what runs already is not known yet: %s", error)
@@ -92,11 +92,13 @@ class ClusterSite:
         words = filled_in(command, values)
         try:
             async with asyncio.timeout(self._placing_seconds):
-                placed = await self._placer.start(
+                placed = await self._placement.start(
                     instance_id, words, plan.incarnation, self._placing_seconds
                 )
                 await self._check_alive(instance_id, plan.incarnation, placed)
                 return await self._reached(instance_id, plan.incarnation, placed)
+        except NoRoomError as error:
+            raise InstanceStartError(str(error), USER_MUST_CHANGE) from error
         except (PlacingError, TimeoutError) as error:
             await self._give_up(instance_id, plan.incarnation)
             problem = str(error) or f"it did not listen within {self._placing_seconds:g} s"
@@ -111,40 +113,40 @@ class ClusterSite:
     async def close(self) -> None:
         """See :class:`.Site`."""
         with contextlib.suppress(PlacingError):  # the cluster has ended before
-            await self._placer.close()
+            await self._placement.close()
 
     async def _reached(self, instance_id: str, incarnation: int, placed: Placed) -> InstanceProcess:
         """Connect to an incarnation.
 
-        :raises InstanceStartError: when it does not answer, or another does.
+        :raises InstanceStartError: when the incarnation does not answer, or another one does.
         """
         try:
             line = await dial_instance(
-                placed.address, self._told, self._secret, instance_id, incarnation
+                placed.address, self._greeting, self._secret, instance_id, incarnation
             )
         except (OSError, ProtocolError, ChangeSomething) as error:
             raise InstanceStartError(f"cannot reach {instance_id}: {error}") from error
-        process = RemoteProcess(self._placer, instance_id, incarnation, placed)
+        process = RemoteProcess(self._placement, instance_id, incarnation, placed)
         return InstanceProcess(
             process, line, placed.host, placed.address, last_words=lambda: process.last_words
         )
 
     async def _give_up(self, instance_id: str, incarnation: int) -> None:
-        """Leave nothing of an incarnation that nobody waits for any more."""
+        """Stop an incarnation whose start has failed."""
         with contextlib.suppress(PlacingError, TimeoutError):
             async with asyncio.timeout(KILL_SECONDS):
-                await self._placer.stop(instance_id, incarnation)
+                await self._placement.stop(instance_id, incarnation)
 
     async def _check_alive(self, instance_id: str, incarnation: int, placed: Placed) -> None:
-        """Check that an instance that was started listens.
+        """Check that a started instance listens.
 
-        :raises InstanceStartError: when it ended before.
+        :raises InstanceStartError: when the instance has ended.
         """
         if placed.address:
             return
-        ended = await self._placer.ended(instance_id, incarnation)
+        ended = await self._placement.ended(instance_id, incarnation)
         if ended is None:
             raise InstanceStartError("the instance does not listen")
-        tell_last_words(instance_id, placed.host, ended)
+        log_last_words(instance_id, placed.host, ended)
         problem = f"the instance ended before it listened (exit {ended.exit_code})"
         raise InstanceStartError(said_last(problem, ended.last_words), ended.exit_code)

@@ -1,10 +1,10 @@
-"""Keeps one instance on its machine: starts it as a child, watches it, and ends with it.
+"""Launch one instance on its machine as a child, watch it, and end with it.
 
 ::
 
-    keeper ── stdin: the secret, then nothing ──► instance
-           ◄── stdout: where it listens ─────────
-           ◄── stderr: its log ──────────────────
+    launcher ── stdin: the secret, then nothing ──► instance
+             ◄── stdout: where it listens ─────────
+             ◄── stderr: its log ──────────────────
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from kvell.fleet.instance.instance_process import filled_in
 from kvell.fleet.placing.placement import Ended, Placed
@@ -24,12 +24,17 @@ REAP_SECONDS = 5.0
 LISTEN_SECONDS = 120.0
 """A child that does not listen after this time is killed."""
 KILLED = -9
+STOPPED_KEPT = 64
+"""Incarnations that are remembered because they were stopped."""
 
 
 class Launcher:
-    """At most one child at a time; called from one thread.
+    """Launcher of one child at a time; may be called from several threads.
 
-    The child hears the secret on stdin, where no command line and no environment shows it.  The
+    A start waits until its child listens.  Every other call returns at once meanwhile, and a stop
+    ends the wait.
+
+    The child reads the secret on stdin, where no command line and no environment shows it.  The
     pipe stays open as long as this process lives, and a child whose pipe ends hangs up.
 
     :param host: address of this machine.
@@ -44,104 +49,152 @@ class Launcher:
         threads: int,
         program: Sequence[str] = PROGRAM,
     ) -> None:
-        self._secret, self._program = secret, tuple(program)
+        self._secret, self._program, self._host = secret, tuple(program), host
         self._values = {"host": host, "threads": str(threads)}
-        self._child: subprocess.Popen[bytes] | None = None
-        self._incarnation, self._address = 0, ""
-        self._last = deque[str](maxlen=LAST_LINES)
-        self._reader: threading.Thread | None = None
+        self._child: _Child | None = None
+        self._stopped = deque[int](maxlen=STOPPED_KEPT)
+        self._lock = threading.Lock()
 
     def start(self, words: Sequence[str], incarnation: int) -> Placed:
-        """Start an incarnation, and end the one before; returns once it listens, or has ended.
+        """Start an incarnation and end the one before; return once the new one listens or ended.
 
-        The same incarnation is started once, however often that is asked for.
+        The same incarnation is started once, however often that is asked for, and never after it
+        was stopped.
 
         :raises OSError: when the program cannot be started.
         """
-        if self._child is not None and self._incarnation == incarnation:
-            return self._placed(self._child)
-        self.close()
-        child = subprocess.Popen(
-            [*self._program, *filled_in(words, self._values)],
+        with self._lock:
+            if incarnation in self._stopped:
+                return Placed(self._host, 0, "")
+            child = self._child
+            if child is None or child.incarnation != incarnation:
+                self._end()
+                command = [*self._program, *filled_in(words, self._values)]
+                child = self._child = _Child(command, incarnation, self._secret)
+        return child.placed(self._host, child.wait_address())
+
+    def runs(self) -> tuple[int, Placed] | None:
+        """Return the incarnation that listens, and where; None if none does."""
+        child = self._child
+        if child is None or not child.address or child.exit_code() is not None:
+            return None
+        return child.incarnation, child.placed(self._host, child.address)
+
+    def ended(self, incarnation: int) -> Ended | None:
+        """Return the end of an incarnation; None while it runs.  An unknown one was killed."""
+        child = self._child
+        if child is None or incarnation != child.incarnation:
+            return Ended(KILLED)
+        code = child.exit_code()
+        return None if code is None else Ended(code, child.last_words())
+
+    def stop(self, incarnation: int) -> None:
+        """End an incarnation at once, if it is the one that runs.
+
+        A start of it that comes later, or is overtaken by this call, starts nothing.
+        """
+        self._stopped.append(incarnation)
+        with self._lock:
+            child = self._child
+        if child is not None and child.incarnation == incarnation:
+            child.kill()
+
+    def close(self) -> None:
+        """End the child, if there is one."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child.hang_up()
+        self._child = None
+
+
+class _Child:
+    """The process of one incarnation.
+
+    :ivar address: where it listens; "" while it does not.
+    :raises OSError: when the program cannot be started.
+    """
+
+    def __init__(self, command: Sequence[str], incarnation: int, secret: bytes) -> None:
+        self.incarnation, self.address = incarnation, ""
+        self._process = subprocess.Popen(
+            command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             start_new_session=True,
         )
-        assert child.stdin is not None
-        self._child, self._incarnation, self._address = child, incarnation, ""
-        self._last = deque(maxlen=LAST_LINES)
-        self._reader = threading.Thread(
-            target=_listen, args=(child, self._last), name="kvell-keeper", daemon=True
-        )
-        self._reader.start()
+        self._last = deque[str](maxlen=LAST_LINES)
+        self._has_spoken = threading.Event()
+        self._readers = [self._in_thread(self._read_log), self._in_thread(self._read_address)]
+        assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has ended: its exit status says why
-            child.stdin.write(self._secret)
-            child.stdin.flush()
-        self._address = _first_line(child)
-        return self._placed(child)
+            self._process.stdin.write(secret)
+            self._process.stdin.flush()
 
-    def runs(self) -> tuple[int, Placed] | None:
-        """The incarnation that runs, and where; None if none does."""
-        if self._child is None or self._child.poll() is not None:
-            return None
-        return self._incarnation, self._placed(self._child)
+    def placed(self, host: str, address: str) -> Placed:
+        """Return where the process runs."""
+        return Placed(host, self._process.pid, address)
 
-    def ended(self, incarnation: int) -> Ended | None:
-        """How an incarnation ended; None while it runs.  One that is not known was killed."""
-        child = self._child
-        if child is None or incarnation != self._incarnation:
-            return Ended(KILLED)
-        code = child.poll()
-        if code is None:
-            return None
-        assert self._reader is not None
-        self._reader.join(REAP_SECONDS)  # what it said at its end is read
-        return Ended(code, "".join(self._last))
+    def wait_address(self) -> str:
+        """Wait until the process listens; return "" if it has ended instead."""
+        self._has_spoken.wait()
+        return self.address
 
-    def stop(self, incarnation: int) -> None:
-        """End an incarnation at once, if it is the one that runs."""
-        if self._child is not None and incarnation == self._incarnation:
-            self._child.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._child.wait(REAP_SECONDS)
+    def exit_code(self) -> int | None:
+        """Return the exit status; None while the process runs."""
+        return self._process.poll()
 
-    def close(self) -> None:
-        """End whatever runs."""
-        self.stop(self._incarnation)
-        for pipe in (self._child.stdin, self._child.stdout) if self._child is not None else ():
-            assert pipe is not None
-            with contextlib.suppress(OSError):
-                pipe.close()
-        self._child = None
+    def last_words(self) -> str:
+        """Return the last lines of stderr of a process that has ended."""
+        self._readers[0].join(REAP_SECONDS)
+        return "".join(self._last)
 
-    def _placed(self, child: "subprocess.Popen[bytes]") -> Placed:
-        return Placed(self._values["host"], child.pid, self._address)
-
-
-def _first_line(child: "subprocess.Popen[bytes]") -> str:
-    """What a child says first on stdout; "" if it ends before, or takes too long: it has ended
-    then."""
-    assert child.stdout is not None
-    late = threading.Timer(LISTEN_SECONDS, child.kill)
-    late.start()
-    try:
-        line = child.stdout.readline().decode().strip()
-    finally:
-        late.cancel()
-    if not line:
+    def kill(self) -> None:
+        """End the process at once."""
+        self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(REAP_SECONDS)
-        child.kill()
-        child.wait()
-    return line
+            self._process.wait(REAP_SECONDS)
+        self._has_spoken.set()  # a process of its own may still hold the pipe
 
+    def hang_up(self) -> None:
+        """Close the pipe to a process that has ended."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
 
-def _listen(child: "subprocess.Popen[bytes]", last: deque[str]) -> None:
-    """Keep the last lines of a child's stderr, and pass all of them on to this process's."""
-    assert child.stderr is not None
-    with child.stderr as lines:
-        for line in lines:
-            text = line.decode(errors="replace")
-            last.append(text)
-            sys.stderr.write(text)
+    def _in_thread(self, read: Callable[[], None]) -> threading.Thread:
+        thread = threading.Thread(target=read, name="kvell-launcher", daemon=True)
+        thread.start()
+        return thread
+
+    def _read_address(self) -> None:
+        """Read the first line of stdout; end a process that closes it, or takes too long."""
+        assert self._process.stdout is not None
+        late = threading.Timer(LISTEN_SECONDS, self._process.kill)
+        late.daemon = True
+        late.start()
+        with self._process.stdout as lines:
+            line = lines.readline().decode(errors="replace").strip()
+            late.cancel()
+            if not line:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    self._process.wait(REAP_SECONDS)
+                self._process.kill()
+                self._process.wait()
+            self.address = line
+            self._has_spoken.set()
+            for _ in lines:
+                pass  # the process must not wait for room in this pipe
+
+    def _read_log(self) -> None:
+        """Keep the last lines of stderr, and pass all of them on to this process's."""
+        assert self._process.stderr is not None
+        with self._process.stderr as lines:
+            for line in lines:
+                text = line.decode(errors="replace")
+                self._last.append(text)
+                sys.stderr.write(text)

@@ -1,12 +1,11 @@
-"""Finds a cluster's manager by a process that lives for that alone.
+"""Find a cluster's manager in a process of its own.
 
 ::
 
     front ── stdin: where Ray is, the settings ──► kvell meet ──► Ray ──► the manager's actor
           ◄── stdout: where the manager listens ──      └─ ends
 
-So nothing of Ray lives in a front: neither its threads and signals, nor its end when Ray's head is
-lost.
+So a front has nothing of Ray: neither threads and signals, nor an exit when Ray's head is lost.
 """
 
 import asyncio
@@ -21,13 +20,13 @@ from kvell.fleet.manager.settings import ClusterSettings
 
 PROGRAM = (sys.executable, "-m", "kvell.cli.main", "meet")
 MEETING_SECONDS = 120.0
-"""Ray may first have to start the manager."""
+"""Time to find a manager, which Ray may first have to start."""
 
 
 class Met(msgspec.Struct, frozen=True, tag=True):
-    """The manager was found.
+    """Reply: the manager was found.
 
-    :param address: where it listens, like ``tcp://10.0.0.1:5000``.
+    :param address: where the manager listens, like ``tcp://10.0.0.1:5000``.
     :param secret: of the cluster.
     """
 
@@ -36,7 +35,7 @@ class Met(msgspec.Struct, frozen=True, tag=True):
 
 
 class MustChange(msgspec.Struct, frozen=True, tag=True):
-    """The user must change something; fields as of :class:`kvell.errors.ChangeSomething`."""
+    """Reply: the user must change something; fields as of :class:`.ChangeSomething`."""
 
     field: str
     value: str
@@ -45,7 +44,7 @@ class MustChange(msgspec.Struct, frozen=True, tag=True):
 
 
 class NotNow(msgspec.Struct, frozen=True, tag=True):
-    """It was not found, and may be later."""
+    """Reply: the manager was not found, and may be later."""
 
     problem: str
 
@@ -58,13 +57,13 @@ _ASKED = msgspec.msgpack.Decoder(tuple[str, ClusterSettings])
 async def meet(
     cluster: str, settings: ClusterSettings, program: Sequence[str] = PROGRAM
 ) -> tuple[str, bytes]:
-    """Where the manager listens, and the cluster's secret.
+    """Return where the manager listens, and the cluster's secret.
 
     :param cluster: Ray's address.
-    :param settings: of the cluster if it is new.
-    :param program: that does it.
+    :param settings: of the cluster, if there is none of this name.
+    :param program: command line that finds the manager.
     :raises ChangeSomething: when no Ray answers.
-    :raises TryLater: when the manager does not, or the program fails.
+    :raises TryLater: when the manager does not answer, or the program fails.
     """
     child = await asyncio.create_subprocess_exec(
         *program,
@@ -92,10 +91,10 @@ async def meet(
 def answer(
     asked: bytes, met: Callable[[str, ClusterSettings], Awaitable[tuple[str, bytes]]]
 ) -> bytes:
-    """What the program says.
+    """Return the program's output.
 
-    :param asked: what it was told.
-    :param met: finds the manager; it may raise ChangeSomething or TryLater.
+    :param asked: the program's input.
+    :param met: finds the manager; may raise ChangeSomething or TryLater.
     """
     cluster, settings = _ASKED.decode(asked)
 

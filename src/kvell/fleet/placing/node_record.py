@@ -1,4 +1,4 @@
-"""Which node of Ray ``kvell cluster up`` started on this machine, for ``kvell cluster down``."""
+"""The record of the node that ``kvell cluster up`` started, for ``kvell cluster down``."""
 
 import contextlib
 import os
@@ -14,18 +14,19 @@ from kvell.errors import TryLater
 
 FILE = "ray-node.json"
 START_TIME_FIELD = 19
-"""Of ``/proc/<pid>/stat``, counted from the state, which follows the program's name."""
+"""Field of ``/proc/<pid>/stat``, counted from the state, which follows the program's name."""
 LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
 class NodeRecord:
-    """A node of Ray that runs by itself.
+    """The record of a node of Ray that no command waits for.
 
-    :param pid: of its first process, and ``started`` when that began, in ticks since the machine
-        did: a process id alone may be somebody else's by now.
-    :param address: ``host:port`` of its cluster.
-    :param folder: of its files.
+    :param pid: process id of the node's first process.
+    :param started: time when that process began, in ticks since the machine started: by now the
+        process id alone may be another process's.
+    :param address: ``host:port`` of the node's cluster.
+    :param folder: folder of the node's files.
     """
 
     pid: int
@@ -34,18 +35,18 @@ class NodeRecord:
     folder: str
 
     def runs(self) -> bool:
-        """Whether that process is still there."""
+        """Return whether the node's first process still runs."""
         return started_at(self.pid) == self.started
 
     def save(self, directory: Path) -> None:
-        """Write it down, in place of an earlier one."""
+        """Write the record, in place of an earlier one."""
         directory.mkdir(parents=True, exist_ok=True)
         (directory / FILE).write_bytes(msgspec.json.encode(self))
 
     def end(self, directory: Path, within_seconds: float) -> None:
-        """End the node, with all its processes, and forget it.
+        """End the node with all its processes, and delete the record.
 
-        :raises TryLater: when it has not ended in time.
+        :raises TryLater: when the node has not ended in time.
         """
         deadline = time.monotonic() + within_seconds
         if self.runs():
@@ -59,12 +60,12 @@ class NodeRecord:
 
 
 def record_of(pid: int, address: str, folder: Path) -> NodeRecord:
-    """The record of a node that runs now."""
+    """Return the record of a node that runs now."""
     return NodeRecord(pid, started_at(pid), address, str(folder))
 
 
 def recorded(directory: Path) -> NodeRecord | None:
-    """What was written down of a node that still runs; None if there is none."""
+    """Return the record of a node that still runs; None without one."""
     try:
         found = msgspec.json.decode((directory / FILE).read_bytes(), type=NodeRecord)
     except (OSError, msgspec.DecodeError):
@@ -73,7 +74,7 @@ def recorded(directory: Path) -> NodeRecord | None:
 
 
 def started_at(pid: int) -> int:
-    """When a process began, in ticks since the machine did; -1 if it has ended."""
+    """Return when a process began, in ticks since the machine started; -1 if it has ended."""
     with contextlib.suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         if fields[0] != "Z":

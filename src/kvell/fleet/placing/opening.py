@@ -1,4 +1,4 @@
-"""From ``--cluster`` to a cluster's manager: Ray if it is installed, which places one if needed."""
+"""From ``--cluster`` to a cluster's manager, which Ray places if there is none."""
 
 import importlib.util
 
@@ -20,12 +20,13 @@ def check_ray(cluster: str) -> None:
 
 
 def manager_finder(cluster: str, settings: ClusterSettings) -> Find:
-    """Who finds the manager of a cluster on the machines of Ray.
+    """Return a function that finds the manager of a cluster on the machines of Ray.
 
-    The first time it raises ChangeSomething when no Ray answers; later, Ray may be away.
+    At its first call the function raises ChangeSomething when no Ray answers; later it raises
+    TryLater, since Ray was there before.
 
     :param cluster: Ray's address: ``host:port``, ``ray://host:port`` or ``auto``.
-    :param settings: of the cluster if it is new; an old one has its own.
+    :param settings: of the cluster, if there is none of this name.
     :raises ChangeSomething: when Ray is not installed.
     """
     check_ray(cluster)

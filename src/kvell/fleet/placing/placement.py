@@ -1,4 +1,4 @@
-"""What places instances on machines; Ray does, and tests do it without."""
+"""The protocol of a placement, which starts instances on machines: Ray, or a stand-in of tests."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,17 +8,22 @@ from kvell.errors import KvellError
 
 
 class PlacingError(KvellError):
-    """A machine was not found or does not answer: nothing is known of an instance there."""
+    """No machine was found, or the machine of an instance does not answer."""
+
+
+class NoRoomError(PlacingError):
+    """No machine has room for an instance unless the user changes something; the message is that
+    of a :class:`.ChangeSomething`."""
 
 
 @dataclass(frozen=True)
 class Placed:
-    """Where an incarnation was started.
+    """Machine, process and address of an incarnation.
 
-    :param host: address of its machine.
-    :param pid: its process id there.
-    :param address: where it listens for fronts and the manager, like ``tcp://10.0.0.1:5000``; ""
-        if it ended before it did.
+    :param host: address of the machine.
+    :param pid: process id there; 0 if the incarnation was stopped before its start.
+    :param address: where the incarnation listens for fronts and the manager, like
+        ``tcp://10.0.0.1:5000``; "" if it ended before it listened.
     """
 
     host: str
@@ -28,10 +33,10 @@ class Placed:
 
 @dataclass(frozen=True)
 class Found:
-    """An instance that was placed before, by a manager that is no more.
+    """An instance that an earlier manager has placed.
 
-    :param incarnation: that runs; 0 if none does.
-    :param placed: where it runs; None if none does.
+    :param incarnation: the incarnation that runs; 0 if none does.
+    :param placed: machine and address of that incarnation; None if none runs.
     """
 
     instance_id: str
@@ -41,10 +46,10 @@ class Found:
 
 @dataclass(frozen=True)
 class Ended:
-    """How an incarnation ended.
+    """The end of an incarnation.
 
-    :param exit_code: below 0 it is the signal that ended it.
-    :param last_words: the last lines that it wrote to stderr.
+    :param exit_code: exit status; below 0 the signal that ended the process.
+    :param last_words: last lines of the process on stderr.
     """
 
     exit_code: int
@@ -52,21 +57,21 @@ class Ended:
 
 
 class Placement(Protocol):
-    """Starts instances on machines that it chooses, and watches them there."""
+    """A protocol: start instances on machines that the placement chooses, and watch them there."""
 
     async def found(self) -> list[Found]:
-        """The instances that are placed already; they need not enter again.
+        """Return the instances that are placed already; they need not enter again.
 
         :raises PlacingError: when that is not known.
         """
         ...
 
     def enter(self, instance_id: str) -> None:
-        """An instance will be started, and maybe again and again."""
+        """Announce an instance that will be started, perhaps many times."""
         ...
 
     def leave(self, instance_id: str) -> None:
-        """An instance is gone for good; what it had is free for others."""
+        """Give back the room of an instance that is gone for good."""
         ...
 
     async def start(
@@ -74,22 +79,23 @@ class Placement(Protocol):
     ) -> Placed:
         """Start an incarnation; an earlier one of the same instance is ended first.
 
-        It returns once the instance listens, or has ended; its weights may not be there yet.
+        The call returns once the instance listens, or has ended; its weights may not be loaded yet.
 
         :param words: arguments of ``kvell``.  The machine fills in ``{host}`` and ``{threads}``.
-        :raises PlacingError: when no machine takes it in time.
+        :raises NoRoomError: when no machine has room, and none will have.
+        :raises PlacingError: when no machine takes the instance in time.
         """
         ...
 
     async def ended(self, instance_id: str, incarnation: int) -> Ended | None:
-        """How an incarnation ended; None while it runs.
+        """Return the end of an incarnation; None while it runs.
 
-        :raises PlacingError: when its machine does not say.
+        :raises PlacingError: when its machine does not answer.
         """
         ...
 
     async def stop(self, instance_id: str, incarnation: int) -> None:
-        """End an incarnation at once, if it still runs.
+        """End an incarnation at once, if it still runs or is being started.
 
         :raises PlacingError: when its machine does not answer.
         """

@@ -1,4 +1,4 @@
-"""An instance's process on another machine, as its front sees it."""
+"""The process of an instance on another machine."""
 
 import asyncio
 import contextlib
@@ -10,25 +10,25 @@ from kvell.fleet.placing.placement import Ended, Placed, Placement, PlacingError
 logger = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.1
-"""Between two looks whether a process has ended."""
+"""Pause between two questions whether a process has ended."""
 KILL_SECONDS = 5.0
-"""A machine that has not confirmed a kill after this time is taken for dead."""
+"""A machine that has not confirmed a kill after this time counts as dead."""
 KILLED = -int(signal.SIGKILL)
 
 
 class RemoteProcess:
-    """A :class:`.Running` process.  It is over for its front once its connection is closed.
+    """A :class:`.Running` process.  For the manager it has ended once its connection is closed.
 
-    So a machine that does not answer any more makes nobody wait for long: what runs there sees
-    its connection end, or is refused by the other instances, which know its incarnation.
+    So nobody waits long for a machine that no longer answers: an instance there sees its connection
+    end, or the other instances refuse its old incarnation.
 
-    :ivar last_words: what it wrote to stderr at its end, if it ended by an error.
+    :ivar last_words: last lines of the process on stderr, if the process ended by an error.
     """
 
     def __init__(
-        self, placer: Placement, instance_id: str, incarnation: int, placed: Placed
+        self, placement: Placement, instance_id: str, incarnation: int, placed: Placed
     ) -> None:
-        self._placer, self._instance_id = placer, instance_id
+        self._placement, self._instance_id = placement, instance_id
         self._incarnation, self._placed = incarnation, placed
         self._killing: asyncio.Task[None] | None = None
         self._code: int | None = None
@@ -41,11 +41,11 @@ class RemoteProcess:
 
     @property
     def host(self) -> str:
-        """Address of its machine."""
+        """Address of the process's machine."""
         return self._placed.host
 
     async def wait(self) -> int:
-        """See :class:`.Running`; one whose machine does not answer counts as killed."""
+        """See :class:`.Running`; a process whose machine does not answer counts as killed."""
         if self._code is None:
             try:
                 async with asyncio.timeout(None if self._killing is None else KILL_SECONDS):
@@ -71,18 +71,18 @@ class RemoteProcess:
         return ended.exit_code
 
     async def _ended(self) -> Ended | None:
-        ended = await self._placer.ended(self._instance_id, self._incarnation)
+        ended = await self._placement.ended(self._instance_id, self._incarnation)
         if ended is not None and ended.exit_code > 0 and ended.last_words:
             self.last_words = ended.last_words
-            tell_last_words(self._instance_id, self.host, ended)
+            log_last_words(self._instance_id, self.host, ended)
         return ended
 
     async def _stop(self) -> None:
         with contextlib.suppress(PlacingError):  # the machine is gone, and the process with it
-            await self._placer.stop(self._instance_id, self._incarnation)
+            await self._placement.stop(self._instance_id, self._incarnation)
 
 
-def tell_last_words(instance_id: str, host: str, ended: Ended) -> None:
-    """Log what an instance wrote at its end, where nobody reads its machine's terminal."""
+def log_last_words(instance_id: str, host: str, ended: Ended) -> None:
+    """Log the last words of an instance: nobody reads the terminal of its machine."""
     for line in ended.last_words.splitlines():
         logger.error("instance %s on %s said: %s", instance_id, host, line)

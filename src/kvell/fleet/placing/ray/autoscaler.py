@@ -1,0 +1,50 @@
+"""Ray's autoscaler, which starts machines when there is no room, on Kubernetes or in a cloud."""
+
+import re
+
+import msgspec
+from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
+from ray.experimental.internal_kv import _internal_kv_get
+
+MACHINE_OF_ITS_OWN = re.compile(r"node_[0-9a-f]{56}")
+"""Type that Ray gives a machine which somebody started by hand."""
+NAMESPACE_OF_SECOND, KEY_OF_SECOND = "__autoscaler", "__autoscaler_v2_enabled"
+"""Namespace and key under which Ray says whether the second version of its autoscaler runs."""
+ENABLED = b"1"
+
+
+def has_autoscaler() -> bool:
+    """Return whether Ray's autoscaler may start machines."""
+    enabled = _internal_kv_get(KEY_OF_SECOND, namespace=NAMESPACE_OF_SECOND)
+    return starts_machines(_internal_kv_get(DEBUG_AUTOSCALING_STATUS), enabled)
+
+
+def starts_machines(status: bytes | None, enabled: bytes | None) -> bool:
+    """Decide from Ray's own records whether its autoscaler may start machines.
+
+    Every head of Ray reports a status.  Without an autoscaler each machine has a type of its own;
+    with one, machines have the types of its configuration.
+
+    :param status: of the autoscaler, as JSON; None before the first one.
+    :param enabled: whether the second version of the autoscaler runs, which reports no status.
+    """
+    if enabled == ENABLED:
+        return True
+    try:
+        report = _DECODER.decode(status or b"{}").autoscaler_report
+    except msgspec.DecodeError:
+        return False
+    types = {*(report.active_nodes or {}), *(report.pending_launches or {})}
+    return any(not MACHINE_OF_ITS_OWN.fullmatch(one) for one in types)
+
+
+class _Report(msgspec.Struct, frozen=True):
+    active_nodes: dict[str, msgspec.Raw] | None = None
+    pending_launches: dict[str, msgspec.Raw] | None = None
+
+
+class _Status(msgspec.Struct, frozen=True):
+    autoscaler_report: _Report = _Report()
+
+
+_DECODER = msgspec.json.Decoder(_Status)

@@ -1,0 +1,178 @@
+"""Placement groups and launchers of a cluster in Ray, and the record of its instances."""
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Mapping
+
+import ray
+from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_put
+from ray.util.placement_group import (
+    PlacementGroup,
+    get_placement_group,
+    placement_group,
+    placement_group_table,
+    remove_placement_group,
+)
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from kvell.fleet.placing.placement import NoRoomError, PlacingError
+from kvell.fleet.placing.ray.autoscaler import has_autoscaler
+from kvell.fleet.placing.ray.connection import LOOK_SECONDS, called
+from kvell.fleet.placing.ray.launcher_actor import LauncherHandle, launcher_kind
+from kvell.fleet.placing.ray.machines import machines
+from kvell.fleet.placing.ray.names import NAMESPACE, LauncherName, drawn_group, group_beginning
+from kvell.fleet.placing.ray.record import (
+    Bundle,
+    Group,
+    Remains,
+    decode_record,
+    encode_record,
+    sorted_out,
+)
+from kvell.fleet.placing.ray.room import PROCESSOR, no_room, reserved_by_instance, sharing, shortage
+
+ROOM_SECONDS = 5.0
+"""Missing room is an error after this time: instances that have just ended give theirs back
+sooner."""
+PLACED_STATES = {"CREATED", "RESCHEDULING"}
+GONE_STATE = "REMOVED"
+
+
+class Reservations:
+    """Reservations of one cluster.  Methods that are not async block, and are called in threads.
+
+    :param cluster: its name.
+    :param on_wait: is called with what a reservation waits for; "" when it waits no longer.
+    """
+
+    def __init__(self, cluster: str, on_wait: Callable[[str], None]) -> None:
+        self._cluster, self._on_wait = cluster, on_wait
+        self._key = f"reservations/{cluster}"
+
+    def read_remains(self) -> Remains:
+        """Read what an earlier manager has left."""
+        record = decode_record(_internal_kv_get(self._key, namespace=NAMESPACE))
+        return sorted_out(record, self._groups(), self._launchers())
+
+    def save_record(self, record: Mapping[str, Bundle]) -> None:
+        """Write down which instance has which bundle."""
+        _internal_kv_put(self._key, encode_record(record), namespace=NAMESPACE)
+
+    def delete_record(self) -> None:
+        """Delete the record of a cluster that is over."""
+        _internal_kv_del(self._key, namespace=NAMESPACE)
+
+    def drawn_name(self) -> str:
+        """Return the name of a group that is still to be made."""
+        return drawn_group(self._cluster)
+
+    def make(self, name: str, bundles: int) -> None:
+        """Ask Ray for a group, which may have to wait for room."""
+        reserved = [reserved_by_instance(machines()) for _ in range(bundles)]
+        placement_group(reserved, "SPREAD", name, "detached")
+
+    def remove_group(self, name: str) -> None:
+        """Remove a group, if Ray has it."""
+        with contextlib.suppress(ValueError):
+            remove_placement_group(get_placement_group(name))
+
+    def remove_all(self) -> None:
+        """Kill all launchers of the cluster, and remove its groups and its record."""
+        for launcher in self._launchers():
+            self.kill(launcher)
+        for group in self._groups():
+            self.remove_group(group.name)
+        self.delete_record()
+
+    async def wait_for_room(
+        self, name: str, instance_ids: list[str], within_seconds: float
+    ) -> None:
+        """Wait until Ray has placed a group.
+
+        :raises NoRoomError: when no machine has room, and Ray starts none.
+        :raises PlacingError: when Ray does not place the group in time.
+        """
+        group = await called(functools.partial(get_placement_group, name))
+        deadline = time.monotonic() + within_seconds
+        short_since: float | None = None
+        try:
+            while not await called(functools.partial(_is_placed, group)):
+                now = time.monotonic()
+                if now >= deadline:
+                    raise PlacingError(f"Ray placed no instance within {within_seconds:g} s")
+                known = await called(machines)
+                missing = shortage(known, len(instance_ids))
+                if not missing:
+                    short_since = None
+                elif await called(has_autoscaler):
+                    self._on_wait(f"machines of Ray's autoscaler ({missing})")
+                elif short_since is None:
+                    short_since = now
+                elif now - short_since >= ROOM_SECONDS:
+                    raise NoRoomError(str(no_room(known, instance_ids)))
+        finally:
+            self._on_wait("")
+
+    def launch(
+        self, instance_id: str, bundle: Bundle, secret: bytes, instances: int
+    ) -> LauncherHandle:
+        """Make the actor that launches an instance in its bundle.
+
+        :param instances: all of the cluster; they share the machines.
+        """
+        group = get_placement_group(bundle.group)
+        known = machines()
+        kind = launcher_kind().options(
+            name=str(self._launcher(instance_id, bundle)),
+            namespace=NAMESPACE,
+            lifetime="detached",
+            max_restarts=-1,
+            get_if_exists=True,  # a start that was cancelled may have made it
+            **_needs(reserved_by_instance(known)),
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle.index),
+        )
+        return kind.remote(secret, sharing(known, instances))
+
+    def launched(self, instance_id: str, bundle: Bundle) -> LauncherHandle | None:
+        """Return the actor that an earlier manager has made for an instance; None without one."""
+        with contextlib.suppress(ValueError):
+            return ray.get_actor(str(self._launcher(instance_id, bundle)), NAMESPACE)
+        return None
+
+    def end_launcher(self, instance_id: str, bundle: Bundle) -> None:
+        """Kill the launcher of an instance that has left, if Ray has it."""
+        self.kill(self._launcher(instance_id, bundle))
+
+    def kill(self, launcher: LauncherName) -> None:
+        """Kill a launcher, if Ray has it."""
+        with contextlib.suppress(ValueError):
+            ray.kill(ray.get_actor(str(launcher), NAMESPACE), no_restart=True)
+
+    def _launcher(self, instance_id: str, bundle: Bundle) -> LauncherName:
+        return LauncherName(self._cluster, instance_id, bundle.group, bundle.index)
+
+    def _groups(self) -> list[Group]:
+        beginning = group_beginning(self._cluster)
+        return [
+            Group(str(one["name"]), len(one["bundles"]), one["state"] in PLACED_STATES)
+            for one in placement_group_table().values()
+            if one["name"].startswith(beginning) and one["state"] != GONE_STATE
+        ]
+
+    def _launchers(self) -> list[LauncherName]:
+        known = ray.util.list_named_actors(all_namespaces=True)
+        names = [
+            LauncherName.of(str(one["name"])) for one in known if one["namespace"] == NAMESPACE
+        ]
+        return [one for one in names if one is not None and one.cluster == self._cluster]
+
+
+def _needs(reserved: Mapping[str, float]) -> dict[str, object]:
+    """Return what an actor takes of its bundle: all, as Ray's options."""
+    others = {name: units for name, units in reserved.items() if name != PROCESSOR}
+    return {"num_cpus": reserved.get(PROCESSOR, 0.0), "resources": others}
+
+
+def _is_placed(group: PlacementGroup) -> bool:
+    return bool(group.wait(LOOK_SECONDS))

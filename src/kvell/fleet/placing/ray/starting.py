@@ -1,0 +1,48 @@
+"""From a front's settings to its cluster's manager, which Ray starts if there is none."""
+
+import asyncio
+import functools
+from typing import Any
+
+import ray
+
+from kvell.errors import TryLater
+from kvell.fleet.manager.messages import MANAGER
+from kvell.fleet.manager.settings import ClusterSettings
+from kvell.fleet.placing.placement import PlacingError
+from kvell.fleet.placing.ray.connection import answered, called, connect, disconnect
+from kvell.fleet.placing.ray.manager_actor import LISTEN_SECONDS, ManagerActor
+from kvell.fleet.placing.ray.names import NAMESPACE, manager_name
+
+
+async def find_manager(address: str, settings: ClusterSettings) -> tuple[str, bytes]:
+    """Find the manager of a cluster, and let Ray place one if there is none.
+
+    :param address: Ray's.
+    :param settings: of a cluster that is new.
+    :returns: as :meth:`.ManagerActor.meet`.
+    :raises ChangeSomething: when no Ray answers at the address.
+    :raises TryLater: when the manager does not answer.
+    """
+    await asyncio.to_thread(connect, address)
+    try:
+        actor = await called(functools.partial(_manager, settings))
+        problem = "the cluster's manager does not answer"
+        met: tuple[str, bytes] = await answered(actor.meet.remote(), LISTEN_SECONDS, problem)
+    except PlacingError as error:
+        raise TryLater(str(error)) from error
+    finally:
+        await asyncio.to_thread(disconnect)
+    return met
+
+
+def _manager(settings: ClusterSettings) -> Any:
+    kind = ray.remote(ManagerActor).options(
+        name=manager_name(settings.name, MANAGER),
+        namespace=NAMESPACE,
+        lifetime="detached",
+        max_restarts=-1,
+        num_cpus=0,
+        get_if_exists=True,
+    )
+    return kind.remote(settings.encoded())
