@@ -82,7 +82,7 @@ class Cluster:
                 return False
             if {each.instance_id: each.ready.incarnation for each in told if each.ready} != newest:
                 return False
-        return len(self.wires.between("manager", "*")) == len(newest) == sum(INSTANCES.values())
+        return len(self.wires.between("manager-*", "*")) == len(newest) == sum(INSTANCES.values())
 
     async def whole(self) -> None:
         await until(self.is_whole)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from kvell.engine.protocol.messages import Command, Event, Ready, Tokens
 from kvell.errors import InstanceDied, KvellError
-from kvell.fleet.followed.reaching import Pauses, hang_up_after, reached
+from kvell.fleet.instance.reaching import Pauses, hang_up_after, reached
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.fleet.instance.dialing import DialedLine
 from kvell.fleet.instance.instance_process import InstanceStartError, hear_ready

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from kvell.errors import ChangeSomething, KvellError, TryLater
 from kvell.fleet.followed.manager_line import ManagerLine
-from kvell.fleet.followed.reaching import Pauses, reached
+from kvell.fleet.instance.reaching import Pauses, reached
 from kvell.fleet.instance.dialing import dial
 from kvell.fleet.manager.messages import (
     BEAT_SECONDS,

@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Any
 
 from kvell.errors import ChangeSomething
-from kvell.fleet.instance.dialing import dial_instance
+from kvell.fleet.instance.dialing import DialedLine, dial_instance
 from kvell.fleet.instance.instance_process import (
     InstanceProcess,
     InstanceStartError,
@@ -30,6 +31,7 @@ from kvell.wire.greeting import Greeting
 
 LOOK_SECONDS = 1.0
 """Before a placer that did not answer is asked again."""
+NAME_BYTES = 4
 logger = logging.getLogger(__name__)
 
 
@@ -48,7 +50,9 @@ class ClusterSite:
         self._placer, self._secret, self._pool = placer, secret, pool
         self._placing_seconds = placing_seconds
         self._found: dict[str, Found] = {}
-        self._told = Greeting(MANAGER, secrets.randbits(INCARNATION_BITS), "", 0)
+        # A name of its own: two managers at one instance do not hang up on each other.
+        name = f"{MANAGER}-{secrets.token_hex(NAME_BYTES)}"
+        self._told = Greeting(name, secrets.randbits(INCARNATION_BITS), "", 0)
 
     def enter(self, instance_id: str) -> None:
         """See :class:`.Site`."""
@@ -118,15 +122,21 @@ class ClusterSite:
 
         :raises InstanceStartError: when it does not answer, or another does.
         """
-        try:
-            line = await dial_instance(
+
+        def dial() -> Coroutine[Any, Any, DialedLine]:
+            return dial_instance(
                 placed.address, self._told, self._secret, instance_id, incarnation
             )
+
+        try:
+            line = await dial()
         except (OSError, ProtocolError, ChangeSomething) as error:
             raise InstanceStartError(f"cannot reach {instance_id}: {error}") from error
         process = RemoteProcess(self._placer, instance_id, incarnation, placed)
         return InstanceProcess(
-            process, line, placed.host, placed.address, last_words=lambda: process.last_words
+            *(process, line, placed.host, placed.address),
+            last_words=lambda: process.last_words,
+            dial=dial,
         )
 
     async def _give_up(self, instance_id: str, incarnation: int) -> None:

@@ -1,4 +1,4 @@
-"""How a front reaches others over the network: with pauses, and leaving nothing open."""
+"""How others are reached over the network: with pauses, and leaving nothing open."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
