@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from kvell.clock import VirtualClock
+from kvell.engine.protocol.leading import Drained
 from kvell.engine.protocol.messages import (
     FRONT_LEASE_SECONDS,
     AskStats,
     Command,
     Drain,
-    Drained,
     Event,
     Finished,
     KeepAlive,

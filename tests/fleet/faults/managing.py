@@ -12,6 +12,9 @@ from tests.fleet.faults.machines.orders import ROOT
 from tests.fleet.faults.wires import Wires
 from tests.front.scenarios import until
 
+LEASE_SECONDS, LONELY_SECONDS = 10.0, 10.0
+"""Fronts that lost their manager find the next within this time."""
+
 
 class ManagedCluster:
     """Starts the manager's process, and knows the door in front of the one that lives.
@@ -19,6 +22,7 @@ class ManagedCluster:
     :param machines: path of the machines' socket.
     :param counts: instances of each role.
     :param arguments: of instances.
+    :ivar times: seconds of a front's lease, and of a cluster without any front.
     :ivar address: of the door; a front that asks for it after a restart finds another.
     :ivar pids: of all processes that were started.
     """
@@ -30,8 +34,15 @@ class ManagedCluster:
         self._words = [machines, json.dumps(dict(counts)), *arguments]
         self._process: asyncio.subprocess.Process | None = None
         self._port = 0
+        self.times = LEASE_SECONDS, LONELY_SECONDS
         self.address = ""
         self.pids: list[int] = []
+
+    def another(self) -> "ManagedCluster":
+        """A second manager of the same instances; not started."""
+        one = ManagedCluster(self._wires, self._secret, self._words[0], {}, *self._words[2:])
+        one._words, one.times = self._words, self.times
+        return one
 
     async def start(self, *, elsewhere: bool = False) -> None:
         """Start a process, and wait until it listens.
@@ -43,7 +54,7 @@ class ManagedCluster:
         pipe = asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.fleet.faults.manager_process"),
-            *(machines, str(port), counts, *arguments),
+            *(machines, str(port), counts, json.dumps(self.times), *arguments),
             cwd=ROOT,
             stdin=pipe,
             stdout=pipe,

@@ -2,17 +2,19 @@
 
 import asyncio
 import contextlib
+import itertools
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
+from kvell.clock import VirtualClock
 from kvell.fleet.instance.dialing import dial
 from kvell.fleet.instance.instance_process import InstanceProcess, LaunchPlan
 from kvell.fleet.instance.restart import RestartPolicy
 from kvell.fleet.instance.site import Site
-from kvell.fleet.manager.manager import Manager
+from kvell.fleet.manager.manager import MOST_GAP_SECONDS, Manager
 from kvell.fleet.manager.messages import (
     Answer,
     DrainInstance,
@@ -34,6 +36,9 @@ SECRET = secrets.token_bytes(32)
 QUICK = FrontLimits(
     startup_seconds=20, drain_seconds=5, silence_seconds=5, restart=RestartPolicy(0.01, 0.05, 3)
 )
+
+
+INCARNATIONS = itertools.count(1)
 
 
 class FrontClient:
@@ -120,10 +125,15 @@ class FrontClient:
 
 
 async def joined(
-    manager: Manager, name: str = "front-a", *, secret: bytes = SECRET, fingerprint: str = ""
+    manager: Manager,
+    name: str = "front-a",
+    *,
+    secret: bytes = SECRET,
+    fingerprint: str = "",
+    incarnation: int = 0,
 ) -> FrontClient:
-    """A front that has met the manager."""
-    told = Greeting(name, secrets.randbits(48), fingerprint, 0)
+    """A front that has met the manager; its later connections have higher incarnations."""
+    told = Greeting(name, incarnation or next(INCARNATIONS), fingerprint, 0)
     sock, met = await dial(manager.address, told, secret, "cluster")
     reader, writer = await asyncio.open_connection(sock=sock)
     return FrontClient(reader, writer, met)
@@ -159,6 +169,20 @@ async def managed(
             await running
         running.cancel()
         await asyncio.wait([running])
+
+
+async def passes(one: Managed, clock: VirtualClock, seconds: float) -> None:
+    """Let time pass, in which the manager looks as often as it should."""
+    assert one.manager._clock._clock is clock
+    end_seconds = clock.now_seconds() + seconds
+    while clock.now_seconds() < end_seconds and not one.running.done():
+        clock.advance(min(MOST_GAP_SECONDS, end_seconds - clock.now_seconds()))
+        at_seconds = clock.now_seconds()
+        await until(
+            lambda at_seconds=at_seconds: (  # type: ignore[misc]
+                one.manager._clock._looked_seconds >= at_seconds or one.running.done()
+            )
+        )
 
 
 class HeldSite(Host):

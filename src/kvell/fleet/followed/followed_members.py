@@ -1,7 +1,9 @@
 """The instances of a cluster as one of its fronts has them: those that the roster names."""
 
 import asyncio
+import itertools
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -15,7 +17,7 @@ from kvell.fleet.instance.dialing import DialedLine, dial_instance
 from kvell.fleet.instance.instance_process import InstanceStartError
 from kvell.fleet.manager.messages import BEAT_SECONDS, FrontBeat, KeyUse, Roster, RosterEntry
 from kvell.fleet.started.front_limits import FrontLimits
-from kvell.fleet.started.member import INCARNATION_BITS, Member, MemberCallbacks
+from kvell.fleet.started.member import Member, MemberCallbacks
 from kvell.fleet.started.members import CLOSING, DRAINED
 from kvell.wire.greeting import Greeting
 
@@ -46,16 +48,19 @@ class FollowedCluster:
 
     :param find: tells where the cluster's manager is; asked whenever it is connected to.
     :param name: drawn, so that no other front has the same.
-    :param incarnation: of the front, likewise drawn.
+    :param incarnation: of its first connection; each further one, to whomever, has a higher one, so
+        that one that comes late replaces none.
     :param beat_seconds: between two signs of life to the manager.
+    :param ends_cluster: whether the cluster ends with this front if no other is there then.
     :param key_uses: shares what keys use with the other fronts; None: each front counts alone.
     """
 
     find: Find
     name: str = field(default_factory=_drawn_name)
-    incarnation: int = field(default_factory=lambda: secrets.randbits(INCARNATION_BITS))
+    incarnation: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
     beat_seconds: float = BEAT_SECONDS
     key_uses: KeyUses | None = None
+    ends_cluster: bool = False
 
     def members(
         self, limits: FrontLimits, told: MemberCallbacks, lines: Mapping[str, RoleLoad]
@@ -95,8 +100,9 @@ class FollowedMembers:
         self._told = replace(told, ready=self._ready)
         self._told_ready = told.ready
         self._by_id: dict[str, FollowedMember] = {}
+        self._incarnations = itertools.count(joins.incarnation)
         self._manager = ManagerLink(
-            joins.name, joins.incarnation, joins.find, self, joins.beat_seconds
+            joins.name, self._incarnations, joins.find, self, joins.beat_seconds
         )
         self._roster: Roster | None = None
         self._refusal: ChangeSomething | None = None
@@ -143,7 +149,9 @@ class FollowedMembers:
         self._is_closing = True
         for member in self:
             member.supervisor.end(CLOSING)
-        await self._manager.leave(self._limits.drain_seconds + LEAVE_SECONDS)
+        await self._manager.leave(
+            self._limits.drain_seconds + LEAVE_SECONDS, ends_cluster=self._joins.ends_cluster
+        )
         await asyncio.gather(*(one.supervisor.ended() for one in self))
 
     def roster_came(self, roster: Roster) -> None:
@@ -187,7 +195,8 @@ class FollowedMembers:
         loads = {one.instance_id: one.work for one in parts}
         roles = {one.instance_id: one.role for one in lines}
         uses = self._joins.key_uses
-        return FrontBeat(loads, roles, self._role_changes, {} if uses is None else uses.told())
+        used = {} if uses is None else uses.told()
+        return FrontBeat(loads, roles, self._role_changes, used, self._manager.epoch)
 
     async def _join(self) -> None:
         limit = self._limits.startup_seconds
@@ -263,7 +272,7 @@ class FollowedMembers:
     async def _dial(self, entry: RosterEntry) -> DialedLine:
         met = self._manager.met
         assert met is not None, "it named the instance"
-        told = Greeting(self._joins.name, self._joins.incarnation, met.fingerprint, 0)
+        told = Greeting(self._joins.name, next(self._incarnations), met.fingerprint, 0)
         return await dial_instance(
             entry.address, told, met.secret, entry.instance_id, entry.incarnation
         )

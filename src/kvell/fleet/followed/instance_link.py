@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 from kvell.engine.protocol.messages import Command, Event, Ready, Tokens
 from kvell.errors import InstanceDied, KvellError
-from kvell.fleet.instance.reaching import Pauses, hang_up_after, reached
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.fleet.instance.dialing import DialedLine
 from kvell.fleet.instance.instance_process import InstanceStartError, hear_ready
+from kvell.fleet.instance.reaching import Pauses, hang_up_after, reached
 from kvell.fleet.instance.supervisor import InstanceListener, InstanceState
 from kvell.fleet.instance.watchdog import Watchdog
 from kvell.fleet.manager.messages import RosterEntry

@@ -206,6 +206,10 @@ class InstanceProcess:
             raise InstanceStartError(said_last(problem, self._last_words()), code)
         return ready
 
+    def hang_up(self) -> None:
+        """End the connection, and leave the process alone."""
+        self._line.hang_up()
+
     async def end(self, grace_seconds: float = LAST_WORDS_SECONDS) -> int:
         """Close our end, wait for the process, kill it when it lingers; its exit status."""
         self._line.hang_up()

@@ -8,18 +8,20 @@
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from kvell.engine.protocol.messages import Ready
 from kvell.errors import KvellError
 from kvell.fleet.instance.instance_line import InstanceLine
 from kvell.fleet.instance.reaching import hang_up_after
 
-Dial = Callable[[], Coroutine[Any, Any, InstanceLine]]
+Dial = Callable[[], Awaitable[InstanceLine]]
 """Connects to the same incarnation; raises OSError or KvellError when it does not answer."""
-HearReady = Callable[[InstanceLine], Coroutine[Any, Any, Ready | None]]
+HearReady = Callable[[InstanceLine], Awaitable[Ready | None]]
 """The first event of a connection, as of :func:`.hear_ready`."""
+
+
+_Awaited = asyncio.Future[InstanceLine] | asyncio.Future[Ready | None] | asyncio.Future[int]
 
 
 class Redial:
@@ -35,13 +37,13 @@ class Redial:
         self,
         dial: Dial,
         hear_ready: HearReady,
-        exited: Callable[[], Coroutine[Any, Any, int]],
+        exited: Callable[[], Awaitable[int]],
         looks: int,
         look_seconds: float,
     ) -> None:
         self._dial, self._hear_ready, self._exited = dial, hear_ready, exited
         self._looks, self._look_seconds = looks, look_seconds
-        self._exit: asyncio.Task[int] | None = None
+        self._exit: asyncio.Future[int] | None = None
 
     async def run(self) -> tuple[InstanceLine, Ready] | None:
         """The new connection; None if the process has ended, or is not reached."""
@@ -62,14 +64,14 @@ class Redial:
         return self._exit is not None and self._exit.done()
 
     async def _reached(self) -> InstanceLine | None:
-        dialing: asyncio.Task[InstanceLine] | None = None
+        dialing: asyncio.Future[InstanceLine] | None = None
         try:
             while self._looks > 0 and not self._has_exited:
                 self._looks -= 1
-                dialing = dialing or asyncio.create_task(self._dial())
+                dialing = dialing or asyncio.ensure_future(self._dial())
                 await self._wait(dialing)
                 # Only now: a machine that does not answer says nothing of what runs there.
-                self._exit = self._exit or asyncio.create_task(self._exited())
+                self._exit = self._exit or asyncio.ensure_future(self._exited())
                 if not dialing.done():
                     continue
                 try:
@@ -84,10 +86,12 @@ class Redial:
 
     async def _ready(self, line: InstanceLine) -> Ready | None:
         """What it says first: behind its step, which may take long.  None if it hangs up."""
-        hearing = asyncio.create_task(self._hear_ready(line))
-        exits = [] if self._exit is None else [self._exit]
+        hearing = asyncio.ensure_future(self._hear_ready(line))
+        waited: list[_Awaited] = [hearing]
+        if self._exit is not None:
+            waited.append(self._exit)
         try:
-            await asyncio.wait([hearing, *exits], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             return hearing.result() if hearing.done() else None
         except KvellError:
             self._looks = 0
@@ -95,9 +99,9 @@ class Redial:
         finally:
             hearing.cancel()
 
-    async def _wait(self, *tasks: "asyncio.Task[InstanceLine]") -> None:
-        """Wait for a look's time, unless the process ends or a task is done before."""
-        waited: list[asyncio.Task[Any]] = [*tasks, *([self._exit] if self._exit else [])]
-        await asyncio.wait(
-            waited, timeout=self._look_seconds, return_when=asyncio.FIRST_COMPLETED
-        )
+    async def _wait(self, *dialing: "asyncio.Future[InstanceLine]") -> None:
+        """Wait for a look's time, unless the process ends or the dial is done before."""
+        waited: list[_Awaited] = [*dialing]
+        if self._exit is not None:
+            waited.append(self._exit)
+        await asyncio.wait(waited, timeout=self._look_seconds, return_when=asyncio.FIRST_COMPLETED)

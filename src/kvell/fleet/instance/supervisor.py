@@ -85,6 +85,7 @@ class Supervisor:
         self._watchdog = Watchdog(silence_seconds)
         self._settled = asyncio.Event()
         self._drain: Drain | None = None
+        self._is_abandoned = False
         self.state: InstanceState = "starting"
         self.restarts = 0
 
@@ -129,17 +130,29 @@ class Supervisor:
             raise InstanceDied(f"no instance serves just now ({self.state})")
         self._process.send(command)
 
-    async def retire(self, drain_seconds: float, death: InstanceDeath) -> None:
+    async def abandon(self) -> None:
+        """Hang up and do nothing more; the instance goes on, and is another's."""
+        self._is_abandoned = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if self._process is not None:
+            self._process.hang_up()
+
+    async def retire(self, drain_seconds: float, death: InstanceDeath, epoch: int = 0) -> None:
         """Let the instance finish what it has within the deadline, then end it for good.
 
+        :param epoch: of the manager that orders it; 0: there is none.
         :param death: is told to the listener at the end; it has what the instance did not finish.
         """
         drains = self.state == "serving"
         self.state = "draining" if drains else "gone"
         if drains and self._process is not None and self._task is not None:
-            self._drain = Drain()
+            self._drain = Drain(epoch)
             self._process.send(self._drain)
             await asyncio.wait([self._task], timeout=drain_seconds)
+        if self._is_abandoned:
+            return
         self.state = "gone"
         if self._task is not None:
             self._task.cancel()
@@ -182,7 +195,8 @@ class Supervisor:
         try:
             ready = await process.wait_ready(self._startup_seconds)
         except BaseException:
-            await process.kill()
+            if not self._is_abandoned:
+                await process.kill()
             raise
         self._process = process
         self.state = "serving"

@@ -102,6 +102,7 @@ class Roster(_Message, frozen=True):
     """All instances; it replaces the one before.
 
     :param manager: tells this start of the manager from its other starts.
+    :param epoch: of the manager; a front that has seen a higher one follows it no more.
     :param role_changes: how often roles have changed in this cluster; whoever knows of more knows
         better who has which.
     :param is_starting: whether the first instances are not all ready yet.
@@ -117,6 +118,7 @@ class Roster(_Message, frozen=True):
     failed: str = ""
     exit_code: int | None = None
     used: dict[str, KeyUsesByName] = {}
+    epoch: Count = 0
 
 
 class FrontBeat(_Message, frozen=True):
@@ -126,12 +128,14 @@ class FrontBeat(_Message, frozen=True):
         :class:`kvell.cluster.roles.RoleView`; those that do all parts are not named.
     :param roles: the role of each instance that it knows, as of ``role_changes``.
     :param used: what each key used at this front.
+    :param epoch: the highest of a manager that it has seen.
     """
 
     loads: dict[str, int] = {}
     roles: dict[str, str] = {}
     role_changes: int = 0
     used: KeyUsesByName = {}
+    epoch: Count = 0
 
 
 class ScaleInstances(_Message, frozen=True):
@@ -152,8 +156,13 @@ class DrainInstance(_Message, frozen=True):
 
 
 class Leave(_Message, frozen=True):
-    """The front ends on purpose.  The manager hangs up once it has taken that in; when no front is
-    left, it first ends the cluster."""
+    """The front ends on purpose.  The manager hangs up once it has taken that in; when the cluster
+    ends with the front, it first ends that.
+
+    :param ends_cluster: whether the cluster should end if no other front is there now.
+    """
+
+    ends_cluster: bool = False
 
 
 class Answer(_Message, frozen=True):

@@ -10,8 +10,7 @@ import asyncio
 import contextlib
 import logging
 import secrets
-from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from kvell.errors import ChangeSomething
 from kvell.fleet.instance.dialing import DialedLine, dial_instance
@@ -123,8 +122,8 @@ class ClusterSite:
         :raises InstanceStartError: when it does not answer, or another does.
         """
 
-        def dial() -> Coroutine[Any, Any, DialedLine]:
-            return dial_instance(
+        async def dial() -> DialedLine:
+            return await dial_instance(
                 placed.address, self._told, self._secret, instance_id, incarnation
             )
 

@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Sequence
 
+from kvell.cluster.steering.epochs import epoch_of
 from kvell.fleet.instance.instance_process import filled_in
 from kvell.fleet.placing.placement import Ended, Placed
 
@@ -57,7 +58,10 @@ class Launcher:
         The same incarnation is started once, however often that is asked for.
 
         :raises OSError: when the program cannot be started.
+        :raises PermissionError: when a newer manager has started what is here.
         """
+        if epoch_of(incarnation) < epoch_of(self._incarnation):
+            raise PermissionError("a newer manager has started it")
         if self._child is not None and self._incarnation == incarnation:
             return self._placed(self._child)
         self.close()
