@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvell.cluster.roles import RoleChanger, RoleRules
+from kvell.cluster.steering.roles import RoleChanger, RoleRules
 from kvell.engine.protocol.messages import Finished, Heartbeat, Migrate, Submit, Tokens
 from kvell.engine.protocol.notices import WatchIndex
 from kvell.engine.protocol.sampling_params import SamplingParams

@@ -67,7 +67,7 @@ class FrontTable:
         So a manager that has just started learns which roles there are.
 
         :param loads: work that each instance has still to do for it, ≥ 0; see
-            :class:`kvell.cluster.roles.RoleView`.
+            :class:`kvell.cluster.steering.roles.RoleView`.
         :raises ChangeSomething: for a load below 0 or a role that there is not; then nothing of
             it holds.
         """

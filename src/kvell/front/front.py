@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from kvell.clock import Clock, MonotonicClock
 from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
-from kvell.cluster.roles import RoleChanger
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
+from kvell.cluster.steering.roles import RoleChanger
 from kvell.engine.protocol.messages import (
     Cancel,
     Event,

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvell.cluster.prefix_directory import PrefixDirectory
-from kvell.cluster.rebalancing import relief
-from kvell.cluster.roles import RoleChanger
 from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.routing.policies import Router
+from kvell.cluster.steering.roles import RoleChanger
+from kvell.cluster.steering.steering import Steering
 from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import (
     Cancel,
@@ -46,6 +46,7 @@ class RequestQueue:
     :param locality: is told what instances cache, for a router that reads it.
     :param costs: of the instances' model, which say when reading history elsewhere pays.
     :param roles: changes the roles of instances by load; None: all keep theirs.
+    :param steers: whether roles and moves are decided here; else the cluster's manager does.
     :ivar role_changes: so far.
     """
 
@@ -59,13 +60,17 @@ class RequestQueue:
         locality: PrefixDirectory | None = None,
         costs: ExecCosts | None = None,
         roles: RoleChanger | None = None,
+        steers: bool = True,
     ) -> None:
         self._max_waiting = max_waiting
         self._observer = observer
         self._waiting: TurnQueue[LogEntry] = TurnQueue()
         self._submitted: dict[RequestId, LogEntry] = {}
         self.lines: dict[str, InstanceLoad] = {}
-        self._locality, self._roles = locality, roles
+        self._locality = locality
+        self._steering = Steering(roles) if steers else None
+        self._follows_load = roles is not None
+        self._short: set[str] = set()
         self.role_changes = 0
         self._routes = Routes(self.lines, router, pulls=pulls, locality=locality, costs=costs)
 
@@ -126,6 +131,7 @@ class RequestQueue:
     def remove_line(self, instance_id: str) -> None:
         """Forget an instance that has no request any more."""
         line = self.lines.pop(instance_id)
+        self._short.discard(instance_id)
         assert not line.in_flight, "its requests would be forgotten"
         if self._locality is not None:
             self._locality.lost(instance_id)
@@ -202,8 +208,10 @@ class RequestQueue:
         elif isinstance(event, Stays):
             self.stays(event)
         elif isinstance(event, Heartbeat):
-            self.line(instance_id).heard(event)
-            return [*self._change_role(now), *self.rebalance(instance_id)]
+            line = self.line(instance_id)
+            line.heard(event)
+            (self._short.add if line.is_short else self._short.discard)(instance_id)
+            return [*self._steer(now)]
         elif isinstance(event, IndexNotice) and self._locality is not None:
             incarnation = self.line(instance_id).incarnation
             if not self._locality.noticed(instance_id, incarnation, event, now):
@@ -299,22 +307,26 @@ class RequestQueue:
         if entry is not None and entry.attempt == event.attempt:
             self._routes.goes(entry, "")
 
-    def rebalance(self, instance_id: str) -> list[tuple[str, Migrate]]:
-        """Let a request leave an instance that is short of memory, if another has it."""
-        line = self.line(instance_id)
-        if line.role == PREFILL or len(self.lines) < 2 or not line.is_short:
+    def _steer(self, now: float) -> list[tuple[str, Migrate]]:
+        """Decide on roles and moves, once a second; returns what instances are told."""
+        steering = self._steering
+        if steering is None or not (self._short or self._follows_load):
+            return []  # a heartbeat costs the same, however many instances there are
+        if not steering.is_due(now):
             return []
-        others = [one.memory() for one in self._routes.takers(instance_id)]
-        move = relief(line.memory(), others, line.movable())
-        return [] if move is None else self.migrate(RequestId(move[0]), move[1])
+        views = [one.steered() for one in self.lines.values() if one.is_open]
+        orders = steering.decide(views, lambda one: self.lines[one].movable(), now)
+        told = self.set_roles(orders.roles)
+        for move in orders.moves:
+            told += self.move(move.request_id, move.target)
+        return told
 
-    def _change_role(self, now: float) -> list[tuple[str, Migrate]]:
-        """Give instances the other role if the load asks for it; what they have goes elsewhere."""
-        if self._roles is None:
-            return []
-        views = [one.part() for one in self.lines.values() if one.is_open]
-        changes = self._roles.decide([one for one in views if one is not None], now)
-        return self.set_roles(changes)
+    def move(self, request_id: str, target: str) -> list[tuple[str, Migrate]]:
+        """Let a request go on elsewhere as it was decided, if both are still as they were."""
+        try:
+            return self.migrate(RequestId(request_id), target)
+        except ChangeSomething:
+            return []  # it has ended, or the other instance has, since it was told of
 
     def set_roles(self, roles: Sequence[tuple[str, str]]) -> list[tuple[str, Migrate]]:
         """Give instances roles, all at once; what those have that compute prompts alone from now

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.cluster.roles import RoleView
+from kvell.cluster.steering.roles import RoleView
 from kvell.fleet.instance.supervisor import Supervisor
 from kvell.fleet.manager.messages import (
     Answer,

@@ -21,8 +21,8 @@ from typing import Self
 
 from kvell.clock import AttendedClock, Clock, MonotonicClock
 from kvell.cluster.fronts import FrontTable
-from kvell.cluster.roles import RoleChanger
 from kvell.cluster.steering.epochs import Leadership
+from kvell.cluster.steering.roles import RoleChanger
 from kvell.engine.protocol.leading import Lead, Led
 from kvell.engine.protocol.messages import FRONT_LEASE_SECONDS, Event, Ready
 from kvell.errors import ChangeSomething, InstanceDied, KvellError

@@ -125,7 +125,7 @@ class FrontBeat(_Message, frozen=True):
     """A front lives, and what it knows.
 
     :param loads: what instances have still to do for it of the part that is theirs, as of
-        :class:`kvell.cluster.roles.RoleView`; those that do all parts are not named.
+        :class:`kvell.cluster.steering.roles.RoleView`; those that do all parts are not named.
     :param roles: the role of each instance that it knows, as of ``role_changes``.
     :param used: what each key used at this front.
     :param epoch: the highest of a manager that it has seen.

@@ -16,9 +16,9 @@ from functools import partial
 from random import Random
 
 from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
-from kvell.cluster.roles import RoleChanger, RoleRules
 from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
+from kvell.cluster.steering.roles import RoleChanger, RoleRules
 from kvell.engine.planning.core import EngineCore
 from kvell.engine.planning.index_watch import indexed_groups
 from kvell.engine.protocol.messages import Event
