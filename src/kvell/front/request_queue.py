@@ -8,6 +8,7 @@
                └─ drop ──► gone
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -69,7 +70,6 @@ class RequestQueue:
         self.lines: dict[str, InstanceLoad] = {}
         self._locality = locality
         self._steering = Steering(roles) if steers else None
-        self._follows_load = roles is not None
         self._short: set[str] = set()
         self.role_changes = 0
         self._routes = Routes(self.lines, router, pulls=pulls, locality=locality, costs=costs)
@@ -208,9 +208,9 @@ class RequestQueue:
         elif isinstance(event, Stays):
             self.stays(event)
         elif isinstance(event, Heartbeat):
-            line = self.line(instance_id)
-            line.heard(event)
-            (self._short.add if line.is_short else self._short.discard)(instance_id)
+            self.line(instance_id).heard(event)
+            is_short = self.lines[instance_id].is_short
+            (self._short.add if is_short else self._short.discard)(instance_id)
             return [*self._steer(now)]
         elif isinstance(event, IndexNotice) and self._locality is not None:
             incarnation = self.line(instance_id).incarnation
@@ -253,7 +253,7 @@ class RequestQueue:
         if event.reason == "moved" and self._routes.moved(entry):
             return
         del self._submitted[event.request_id]
-        self._routes.goes(entry, "")
+        self._routes.set_target(entry, "")
         if event.embedding:  # the only sign that the prompt is computed
             self.lines[entry.line].emitted(entry, 0)
         self.lines[entry.line].remove(entry)
@@ -298,35 +298,33 @@ class RequestQueue:
             raise ChangeSomething("instance_id", target, problem, "choose another")
         if entry.goes_to:
             return []  # it moves already
-        self._routes.goes(entry, target)
+        self._routes.set_target(entry, target)
         return [(entry.line, Migrate(request_id, entry.attempt, target))]
 
     def stays(self, event: Stays) -> None:
         """A request that was to move goes on where it is."""
         entry = self._submitted.get(event.request_id)
         if entry is not None and entry.attempt == event.attempt:
-            self._routes.goes(entry, "")
+            self._routes.set_target(entry, "")
 
     def _steer(self, now: float) -> list[tuple[str, Migrate]]:
         """Decide on roles and moves, once a second; returns what instances are told."""
         steering = self._steering
-        if steering is None or not (self._short or self._follows_load):
-            return []  # a heartbeat costs the same, however many instances there are
-        if not steering.is_due(now):
+        # A heartbeat costs the same, however many instances there are.
+        is_needed = steering is not None and (self._short or steering.changes_roles)
+        if steering is None or not is_needed or not steering.is_due(now):
             return []
         views = [one.steered() for one in self.lines.values() if one.is_open]
         orders = steering.decide(views, lambda one: self.lines[one].movable(), now)
-        told = self.set_roles(orders.roles)
-        for move in orders.moves:
-            told += self.move(move.request_id, move.target)
-        return told
+        moved = (self.move(one.request_id, one.target) for one in orders.moves)
+        return [*self.set_roles(orders.roles), *itertools.chain.from_iterable(moved)]
 
     def move(self, request_id: str, target: str) -> list[tuple[str, Migrate]]:
-        """Let a request go on elsewhere as it was decided, if both are still as they were."""
+        """Carry out a move; nothing if the request or the instance has ended meanwhile."""
         try:
             return self.migrate(RequestId(request_id), target)
         except ChangeSomething:
-            return []  # it has ended, or the other instance has, since it was told of
+            return []
 
     def set_roles(self, roles: Sequence[tuple[str, str]]) -> list[tuple[str, Migrate]]:
         """Give instances roles, all at once; what those have that compute prompts alone from now
@@ -337,10 +335,6 @@ class RequestQueue:
         self.role_changes += len(changing)
         emptied = [one for one, role in changing if role == PREFILL]
         return [told for one in emptied for told in self.evacuate(one)]
-
-    def set_role(self, instance_id: str, role: str) -> list[tuple[str, Migrate]]:
-        """Give an instance a role; see :meth:`set_roles`."""
-        return self.set_roles([(instance_id, role)])
 
     def lost(self, instance_id: str, death: InstanceDeath, now: float) -> list[tuple[str, Cancel]]:
         """Take back what a dead instance had: to the head of the line, or to an end.
@@ -353,13 +347,13 @@ class RequestQueue:
             self._locality.lost(instance_id)
         for entry in self._submitted.values():
             if entry.goes_to == instance_id:
-                self._routes.goes(entry, "")  # it stays where it is
+                self._routes.set_target(entry, "")  # it stays where it is
         again: list[LogEntry] = []
         told: list[tuple[str, Cancel]] = []
         for entry in lost:
             if entry.goes_to:
                 told.append((entry.goes_to, Cancel(entry.request_id, entry.attempt)))
-                self._routes.goes(entry, "")
+                self._routes.set_target(entry, "")
             del self._submitted[entry.request_id]
             end = entry.end_after(death, sole=len(lost) == 1)
             if end is None:

@@ -18,6 +18,7 @@ from kvell.fleet.manager.manager import MOST_GAP_SECONDS, Manager
 from kvell.fleet.manager.messages import (
     Answer,
     DrainInstance,
+    MoveRequest,
     Roster,
     RosterEntry,
     ScaleInstances,
@@ -45,11 +46,13 @@ class FrontClient:
     """``async with await joined(…) as front``; it keeps all that it hears."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, met: Greeting
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, met: Greeting, name: str
     ) -> None:
+        self.name = name
         self.met = met
         self.rosters: list[Roster] = []
         self.answers: dict[int, Answer] = {}
+        self.moves: list[MoveRequest] = []
         self.is_hung_up = False
         self._calls = 0
         self._reader, self._writer = reader, writer
@@ -118,6 +121,8 @@ class FrontClient:
                 for message in map(decode_to_front, frames.feed(data)):
                     if isinstance(message, Roster):
                         self.rosters.append(message)
+                    elif isinstance(message, MoveRequest):
+                        self.moves.append(message)
                     else:
                         assert message.call not in self.answers, "it was answered twice"
                         self.answers[message.call] = message
@@ -136,7 +141,7 @@ async def joined(
     told = Greeting(name, incarnation or next(INCARNATIONS), fingerprint, 0)
     sock, met = await dial(manager.address, told, secret, "cluster")
     reader, writer = await asyncio.open_connection(sock=sock)
-    return FrontClient(reader, writer, met)
+    return FrontClient(reader, writer, met, name)
 
 
 @dataclass(frozen=True)

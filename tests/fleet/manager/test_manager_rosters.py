@@ -43,7 +43,7 @@ class FakeSupervisor:
 def member(instance_id: str, state: str, pid: int | None = None) -> OwnMember:
     def deaf(*_words: object) -> None: ...
 
-    one = OwnMember(instance_id, instance_id[:-2], MemberCallbacks(*[deaf] * 8))
+    one = OwnMember(instance_id, instance_id[:-2], MemberCallbacks(*[deaf] * 9))
     one.supervisor = cast(Supervisor, FakeSupervisor(state, pid))
     one.incarnation = 9
     return one

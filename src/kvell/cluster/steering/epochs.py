@@ -50,6 +50,10 @@ class HighestEpoch:
         self.epoch, self._leader = epoch, leader
         return 0
 
+    def is_older(self, epoch: int) -> bool:
+        """Whether an order is one of a manager that another has replaced."""
+        return epoch < self.epoch
+
 
 class Leadership:
     """What a manager knows of its own standing.

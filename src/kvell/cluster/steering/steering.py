@@ -77,6 +77,11 @@ class Steering:
         self._look = 0
         self._settles_at: dict[str, int] = {}
 
+    @property
+    def changes_roles(self) -> bool:
+        """Whether it decides on roles, too, so that it is to be asked every second."""
+        return self._roles is not None
+
     def is_due(self, now_seconds: float) -> bool:
         """Whether it is time to decide; asked with every heartbeat, before views are made."""
         return now_seconds >= self._next_seconds

@@ -15,7 +15,16 @@ from kvell.fleet.followed.instance_link import InstanceLink
 from kvell.fleet.followed.manager_link import Find, ManagerLink
 from kvell.fleet.instance.dialing import DialedLine, dial_instance
 from kvell.fleet.instance.instance_process import InstanceStartError
-from kvell.fleet.manager.messages import BEAT_SECONDS, FrontBeat, KeyUse, Roster, RosterEntry
+from kvell.fleet.manager.messages import (
+    BEAT_SECONDS,
+    MOST_MOVABLE,
+    FrontBeat,
+    KeyUse,
+    Movable,
+    Pressed,
+    Roster,
+    RosterEntry,
+)
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.member import Member, MemberCallbacks
 from kvell.fleet.started.members import CLOSING, DRAINED
@@ -63,10 +72,10 @@ class FollowedCluster:
     ends_cluster: bool = False
 
     def members(
-        self, limits: FrontLimits, told: MemberCallbacks, lines: Mapping[str, RoleLoad]
+        self, limits: FrontLimits, callbacks: MemberCallbacks, lines: Mapping[str, RoleLoad]
     ) -> "FollowedMembers":
         """See :class:`.Joins`."""
-        return FollowedMembers(self, limits, told, lines)
+        return FollowedMembers(self, limits, callbacks, lines)
 
 
 class FollowedMember(Member):
@@ -76,7 +85,7 @@ class FollowedMember(Member):
 
     def instance_cut(self) -> None:
         """Pass it on."""
-        self._told.cut(self.instance_id)
+        self._callbacks.on_cut(self.instance_id)
 
 
 class FollowedMembers:
@@ -85,7 +94,7 @@ class FollowedMembers:
     While the manager is away, the roster that it sent last holds.
 
     :param joins: which cluster, and who the front is.
-    :param told: hears what happens to any instance.
+    :param callbacks: called when something happens to any instance.
     :param lines: of the front, by instance; looked at only.
     """
 
@@ -93,12 +102,12 @@ class FollowedMembers:
         self,
         joins: FollowedCluster,
         limits: FrontLimits,
-        told: MemberCallbacks,
+        callbacks: MemberCallbacks,
         lines: Mapping[str, RoleLoad],
     ) -> None:
         self._joins, self._limits, self._lines = joins, limits, lines
-        self._told = replace(told, ready=self._ready)
-        self._told_ready = told.ready
+        self._callbacks = replace(callbacks, on_ready=self._ready)
+        self._on_ready = callbacks.on_ready
         self._by_id: dict[str, FollowedMember] = {}
         self._incarnations = itertools.count(joins.incarnation)
         self._manager = ManagerLink(
@@ -175,13 +184,18 @@ class FollowedMembers:
             if is_new:
                 self._add(entry)
             if is_new or is_newer:
-                self._told.role(instance_id, entry.role)
+                self._callbacks.on_role(instance_id, entry.role)
             if not is_new:
                 self._update(self._by_id[instance_id], entry)
         if not roster.is_starting:
             for instance_id in [one for one in self._by_id if one not in named]:
                 self._remove(instance_id)
         self._news.set()
+
+    def move_ordered(self, request_id: str, target: str) -> None:
+        """See :class:`.ManagerListener`."""
+        if not self._is_closing:
+            self._callbacks.on_move(request_id, target)
 
     def manager_refused(self, refusal: ChangeSomething) -> None:
         """See :class:`.ManagerListener`."""
@@ -196,7 +210,11 @@ class FollowedMembers:
         roles = {one.instance_id: one.role for one in lines}
         uses = self._joins.key_uses
         used = {} if uses is None else uses.told()
-        return FrontBeat(loads, roles, self._role_changes, used, self._manager.epoch)
+        pressed = {one.instance_id: _pressed(one) for one in lines if one.is_short}
+        coming = {one.instance_id: len(one.coming) for one in lines if one.coming}
+        return FrontBeat(
+            *(loads, roles, self._role_changes, used, self._manager.epoch), pressed, coming
+        )
 
     async def _join(self) -> None:
         limit = self._limits.startup_seconds
@@ -241,7 +259,7 @@ class FollowedMembers:
 
     def _add(self, entry: RosterEntry) -> None:
         name = entry.instance_id
-        member = FollowedMember(name, name.rpartition("-")[0], self._told)
+        member = FollowedMember(name, name.rpartition("-")[0], self._callbacks)
         limits = self._limits
         member.supervisor = InstanceLink(
             entry, self._dial, member, limits.startup_seconds, limits.silence_seconds
@@ -255,7 +273,7 @@ class FollowedMembers:
         link.update(entry)
         if entry.state == "draining" and (name, entry.incarnation) not in self._left:
             self._left.add((name, entry.incarnation))
-            self._told.leaving(name)
+            self._callbacks.on_leaving(name)
         if link.state == "failed" and not was_failed:
             member.instance_given_up()
 
@@ -263,10 +281,10 @@ class FollowedMembers:
         self._by_id[instance_id].supervisor.end(DRAINED)
         del self._by_id[instance_id]
         self._left = {one for one in self._left if one[0] != instance_id}
-        self._told.gone(instance_id)
+        self._callbacks.on_gone(instance_id)
 
     def _ready(self, instance_id: str, ready: Ready) -> None:
-        self._told_ready(instance_id, ready)
+        self._on_ready(instance_id, ready)
         self._news.set()
 
     async def _dial(self, entry: RosterEntry) -> DialedLine:
@@ -276,3 +294,10 @@ class FollowedMembers:
         return await dial_instance(
             entry.address, told, met.secret, entry.instance_id, entry.incarnation
         )
+
+
+def _pressed(line: RoleLoad) -> Pressed:
+    """What the manager is told of an instance that is short of memory."""
+    youngest = line.movable()[-MOST_MOVABLE:]
+    movable = tuple(Movable(one.request_id, one.size_bytes) for one in youngest)
+    return Pressed(line.memory().leaving, movable)

@@ -25,6 +25,7 @@ from kvell.fleet.manager.messages import (
     DrainInstance,
     FrontBeat,
     Leave,
+    MoveRequest,
     Roster,
     ScaleInstances,
     ToFront,
@@ -66,6 +67,10 @@ class ManagerListener(Protocol):
 
     def roster_came(self, roster: Roster) -> None:
         """All instances as the manager sees them."""
+        ...
+
+    def move_ordered(self, request_id: str, target: str) -> None:
+        """A request should go on at another instance."""
         ...
 
     def manager_refused(self, refusal: ChangeSomething) -> None:
@@ -236,6 +241,9 @@ class ManagerLink:
             self._silent_beats = 0
             self._pauses.reset()
             self._listener.roster_came(message)
+        elif isinstance(message, MoveRequest):
+            if not self._epochs.is_older(message.epoch):
+                self._listener.move_ordered(message.request_id, message.target)
         elif message.call in self._calls and not self._calls[message.call].done():
             self._calls[message.call].set_result(message)
 

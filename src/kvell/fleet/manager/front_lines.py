@@ -53,6 +53,11 @@ class FrontLines:
             logger.warning("the connection of front %s ended", line.front)
             del self._by_front[line.front]
 
+    def tell(self, front: str, message: ToFront) -> None:
+        """Queue a message for one front, if it is there."""
+        if front in self._by_front:
+            self._by_front[front].send(message)
+
     def tell_all(self, message: ToFront) -> None:
         """Queue a message for every front."""
         for line in list(self._by_front.values()):

@@ -23,6 +23,7 @@ from kvell.clock import AttendedClock, Clock, MonotonicClock
 from kvell.cluster.fronts import FrontTable
 from kvell.cluster.steering.epochs import Leadership
 from kvell.cluster.steering.roles import RoleChanger
+from kvell.cluster.steering.steering import Steering
 from kvell.engine.protocol.leading import Lead, Led
 from kvell.engine.protocol.messages import FRONT_LEASE_SECONDS, Event, Ready
 from kvell.errors import ChangeSomething, InstanceDied, KvellError
@@ -44,7 +45,8 @@ from kvell.fleet.manager.messages import (
     ToManager,
 )
 from kvell.fleet.manager.orders import carried_out, refused
-from kvell.fleet.manager.rosters import entries, role_views
+from kvell.fleet.manager.rosters import entries
+from kvell.fleet.manager.steered import SETTLING_LOOKS, FleetSteering
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.member import INCARNATION_BITS, MemberCallbacks
 from kvell.fleet.started.members import Members
@@ -99,18 +101,19 @@ class Manager:
     ) -> None:
         self.incarnation = secrets.randbits(INCARNATION_BITS)
         self._counts = dict(counts)
-        told = MemberCallbacks(
-            ready=self._instance_ready,
-            said=self._instance_said,
-            lost=self._instance_lost,
-            given_up=self._instance_changed,
-            leaving=self._instance_changed,
-            gone=self._instance_gone,
-            cut=self._instance_changed,
-            role=self._instance_has_role,
+        callbacks = MemberCallbacks(
+            on_ready=self._instance_ready,
+            on_event=self._instance_said,
+            on_lost=self._instance_lost,
+            on_given_up=self._instance_changed,
+            on_leaving=self._instance_changed,
+            on_gone=self._instance_gone,
+            on_cut=self._instance_changed,
+            on_role=_decided_here,
+            on_move=_decided_here,
         )
         self._site, self._leadership = site, Leadership(int(time.time()))
-        self._members = Members(command, limits, site, told, pool, self._leadership)
+        self._members = Members(command, limits, site, callbacks, pool, self._leadership)
         greeting = Greeting(MANAGER, self.incarnation, fingerprint, 0)
         self._door = FrontsDoor(host, port, greeting, secret, self._front_enters)
         # A manager that was stopped has waited for nobody meanwhile.
@@ -119,7 +122,9 @@ class Manager:
         self._lines = FrontLines()
         self._endings: dict[str, Ended] = {}
         self._used: dict[str, KeyUsesByName] = {}
-        self._role_changer = RoleChanger() if adaptive_roles else None
+        roles = RoleChanger() if adaptive_roles else None
+        self._steering = Steering(roles, SETTLING_LOOKS)
+        self._steered = FleetSteering(self._steering)
         self._failure: KvellError | None = None
         self._has_started = False
         self._starting: asyncio.Task[None] | None = None
@@ -216,20 +221,24 @@ class Manager:
         self._used = {front: self._used[front] for front in living if front in self._used}
         if not self._is_over:
             self._lines.release_leaving()  # others have come since
-        self._change_role()
+        self._steer(living)
         self._settle()
         self._announce()
 
-    def _change_role(self) -> None:
-        """Give instances the other role if the load of all fronts asks for it."""
-        if self._role_changer is None:
-            return
+    def _steer(self, living: Sequence[str]) -> None:
+        """Decide on roles and moves, from the load of all fronts together; once a second."""
         now = self._now()
-        views = role_views(self._entries(), self._fronts.loads(now))
-        for instance_id, role in self._role_changer.decide(views, now):
+        if not self._steering.is_due(now):
+            return
+        said = {one.instance_id: one.beat for one in self._members if one.beat is not None}
+        loads, epoch = self._fronts.loads(now), self._leadership.epoch
+        orders = self._steered.decide(self._entries(), said, loads, living, now, epoch)
+        for instance_id, role in orders.roles:
             logger.info("instance %s changes to %s", instance_id, role)
             self._fronts.change_role(instance_id, role)
             self._announce_soon()
+        for front, order in self._steered.messages(orders):
+            self._lines.tell(front, order)
 
     def _entries(self) -> tuple[RosterEntry, ...]:
         staying = {one.instance_id for one in self._members.staying}
@@ -290,6 +299,7 @@ class Manager:
             is_newer = self._fronts.heard(front, beat.loads, beat.roles, beat.role_changes, now)
         except ChangeSomething as error:
             raise ProtocolError(str(error)) from error
+        self._steered.heard(front, beat)
         if beat.used or front in self._used:
             self._used[front] = beat.used
         if is_newer:
@@ -356,9 +366,6 @@ class Manager:
     def _instance_changed(self, _instance_id: str) -> None:
         self._announce_soon()
 
-    def _instance_has_role(self, _instance_id: str, _role: str) -> None:
-        """Roles are decided here, so this is no news."""
-
     def _instance_gone(self, instance_id: str) -> None:
         self._endings.pop(instance_id, None)
         self._fronts.forget(instance_id)
@@ -377,3 +384,7 @@ class Manager:
 
     def _now(self) -> float:
         return self._clock.now_seconds()
+
+
+def _decided_here(_id: str, _word: str) -> None:
+    """Roles and moves are the manager's own word, so they are no news to it."""

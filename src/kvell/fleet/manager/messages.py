@@ -7,6 +7,7 @@ msgpack in frames, over a connection on which both have proved that they know th
       │ ◄── Roster ─────────────────────────── │  at once, at each change, and now and then
       │ ── FrontBeat(loads, roles, used) ────► │  now and then: it lives
       │ ── ScaleInstances, DrainInstance ────► │
+      │ ◄── MoveRequest(epoch) ─────────────── │  it goes on at another instance
       │ ◄── Answer(call) ───────────────────── │  exactly once for each
       │ ── Leave ────────────────────────────► │  it ends on purpose
 
@@ -31,6 +32,8 @@ BEAT_SECONDS = 0.5
 """A front sends a beat this often."""
 MOST_KEYS_TOLD = 256
 """Keys that a beat tells the use of at most."""
+MOST_MOVABLE = 8
+"""Requests of an instance that a beat names at most."""
 NAME_DIGITS = 16
 """Hexadecimal digits that name a key there."""
 
@@ -121,6 +124,38 @@ class Roster(_Message, frozen=True):
     epoch: Count = 0
 
 
+class Movable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request that could go on elsewhere.
+
+    :param size_bytes: of its pages, at most.
+    """
+
+    request_id: str
+    size_bytes: Count
+
+
+class Pressed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a front has at an instance that is short of memory.
+
+    :param leaving: requests that are on their way from it.
+    :param movable: those that could be; the youngest, of many.
+    """
+
+    leaving: Count = 0
+    movable: Annotated[tuple[Movable, ...], msgspec.Meta(max_length=MOST_MOVABLE)] = ()
+
+
+class MoveRequest(_Message, frozen=True):
+    """Let a request of this front go on at another instance; nothing if it has ended, or moves.
+
+    :param epoch: of the manager; a front that has seen a higher one does nothing.
+    """
+
+    epoch: int
+    request_id: str
+    target: str
+
+
 class FrontBeat(_Message, frozen=True):
     """A front lives, and what it knows.
 
@@ -129,6 +164,8 @@ class FrontBeat(_Message, frozen=True):
     :param roles: the role of each instance that it knows, as of ``role_changes``.
     :param used: what each key used at this front.
     :param epoch: the highest of a manager that it has seen.
+    :param pressed: instances that are short of memory, and what it has there.
+    :param coming: requests of it that are on their way to an instance; only where any is.
     """
 
     loads: dict[str, int] = {}
@@ -136,6 +173,8 @@ class FrontBeat(_Message, frozen=True):
     role_changes: int = 0
     used: KeyUsesByName = {}
     epoch: Count = 0
+    pressed: dict[str, Pressed] = {}
+    coming: dict[str, Count] = {}
 
 
 class ScaleInstances(_Message, frozen=True):
@@ -180,7 +219,7 @@ class Answer(_Message, frozen=True):
 
 
 ToManager = FrontBeat | ScaleInstances | DrainInstance | Leave
-ToFront = Roster | Answer
+ToFront = Roster | MoveRequest | Answer
 _ENCODER = msgspec.msgpack.Encoder()
 _TO_MANAGER = msgspec.msgpack.Decoder(ToManager)
 _TO_FRONT = msgspec.msgpack.Decoder(ToFront)

@@ -32,7 +32,7 @@ class Members:
 
     :param command: an instance's command line; see :class:`.Front`.
     :param site: where they run.
-    :param told: hears what happens to any of them.
+    :param callbacks: called when something happens to any of them.
     :param pool: how they share their memory.
     :ivar has_adopted: whether instances were there already at the start.
     :param leadership: of a manager, whose orders carry its epoch; None: nobody else gives orders.
@@ -43,15 +43,15 @@ class Members:
         command: Sequence[str],
         limits: FrontLimits,
         site: Site,
-        told: MemberCallbacks,
+        callbacks: MemberCallbacks,
         pool: PoolSettings | None = None,
         leadership: Leadership | None = None,
     ) -> None:
         self._command, self._limits = tuple(command), limits
         self._pool = pool or PoolSettings()
         self._site = site
-        self._told = replace(told, ready=self._ready)
-        self._told_ready = told.ready
+        self._callbacks = replace(callbacks, on_ready=self._ready)
+        self._on_ready = callbacks.on_ready
         self._by_id: dict[str, OwnMember] = {}
         self._retiring: dict[str, asyncio.Task[None]] = {}
         self._starting_at_once = 1
@@ -180,7 +180,7 @@ class Members:
         """:param found: its name if it is there already."""
         ids = (f"{role}-{number}" for number in itertools.count())
         instance_id = found or next(one for one in ids if one not in self._by_id)
-        member = OwnMember(instance_id, role, self._told)
+        member = OwnMember(instance_id, role, self._callbacks)
         member.supervisor = Supervisor(
             instance_id,
             lambda: self._launch(member),
@@ -221,7 +221,7 @@ class Members:
     def _ready(self, instance_id: str, ready: Ready) -> None:
         """Tell all instances where the new one listens, before it gets a request."""
         self._introduce()
-        self._told_ready(instance_id, ready)
+        self._on_ready(instance_id, ready)
 
     def _introduce(self) -> None:
         serving = [one for one in self if one.is_serving and one.ready is not None]
@@ -232,7 +232,7 @@ class Members:
                 one.supervisor.send(Introduce(addresses, self._epoch))
 
     def _retire(self, member: OwnMember) -> None:
-        self._told.leaving(member.instance_id)
+        self._callbacks.on_leaving(member.instance_id)
         retiring = asyncio.create_task(self._leave(member))
         self._retiring[member.instance_id] = retiring
 
@@ -244,4 +244,4 @@ class Members:
         del self._by_id[member.instance_id]
         del self._retiring[member.instance_id]
         self._site.leave(member.instance_id)
-        self._told.gone(member.instance_id)
+        self._callbacks.on_gone(member.instance_id)
