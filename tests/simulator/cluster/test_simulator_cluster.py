@@ -205,12 +205,12 @@ def test_instances_with_nothing_to_do_beat_too_and_a_cluster_at_rest_ends() -> N
     said: list[tuple[str, float]] = []
     heard = cluster.front.queue.heard
 
-    def hears(name: str, event: Event, now: float) -> Any:
+    def hears(name: str, event: Event, now: float) -> list[Any]:
         if isinstance(event, Heartbeat):
             said.append((name, now))
         return heard(name, event, now)
 
-    cluster.front.queue.heard = hears  # type: ignore[method-assign]
+    cluster.front.queue.heard = hears  # type: ignore[method-assign,assignment]
     cluster.run()
     ends_seconds = cluster.loop.now_seconds
     assert ends_seconds > 4 * HEARTBEAT_SECONDS

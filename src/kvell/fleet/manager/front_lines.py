@@ -53,7 +53,7 @@ class FrontLines:
             logger.warning("the connection of front %s ended", line.front)
             del self._by_front[line.front]
 
-    def tell(self, front: str, message: ToFront) -> None:
+    def tell_front(self, front: str, message: ToFront) -> None:
         """Queue a message for one front, if it is there."""
         if front in self._by_front:
             self._by_front[front].send(message)

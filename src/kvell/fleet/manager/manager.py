@@ -238,7 +238,7 @@ class Manager:
             self._fronts.change_role(instance_id, role)
             self._announce_soon()
         for front, order in self._steered.messages(orders):
-            self._lines.tell(front, order)
+            self._lines.tell_front(front, order)
 
     def _entries(self) -> tuple[RosterEntry, ...]:
         staying = {one.instance_id for one in self._members.staying}
