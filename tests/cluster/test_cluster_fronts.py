@@ -36,6 +36,8 @@ class Fronts(RuleBasedStateMachine):
         self.loads: dict[str, dict[str, int]] = {}
         self.roles: dict[str, str] = {}
         self.role_changes = 0
+        self.ever: set[str] = set()
+        self.asked = False
 
     @rule(seconds=st.sampled_from([0.5, 1.0, 3.0, 9.5, 10.0, 49.0, 60.0]))
     def time_passes(self, seconds: float) -> None:
@@ -46,6 +48,7 @@ class Fronts(RuleBasedStateMachine):
         if not self.is_there(front):
             self.loads[front] = {}
         self.signs[front].append(self.now)
+        self.ever.add(front)
         self.table.came(front, self.now)
 
     @rule(front=fronts, loads=loads, roles=roles, more=st.integers(-2, 3))
@@ -56,15 +59,17 @@ class Fronts(RuleBasedStateMachine):
             self.roles, self.role_changes = roles, changes
         self.signs[front].append(self.now)
         self.loads[front] = loads
+        self.ever.add(front)
         assert self.table.heard(front, loads, roles, changes, self.now) == is_newer
 
     @precondition(lambda self: self.there())
-    @rule(data=st.data())
-    def leaves_on_purpose(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), asks=st.booleans())
+    def leaves_on_purpose(self, data: st.DataObject, asks: bool) -> None:
         front = data.draw(st.sampled_from(self.there()))
         self.signs[front].clear()
         self.leaves[front].append(self.now)
-        self.table.left(front, self.now)
+        self.asked = asks or len(self.ever) < 2
+        self.table.left(front, self.now, ends_cluster=asks)
 
     @rule(front=fronts)
     def says_nothing_sensible(self, front: str) -> None:
@@ -111,7 +116,7 @@ class Fronts(RuleBasedStateMachine):
         expiries = [all_of_one[-1] + LEASE for all_of_one in self.signs.values() if all_of_one]
         last_left = max(ends, default=0.0)
         last_gone = max([100.0, last_left, *expiries])
-        on_purpose = bool(ends) and last_left == last_gone
+        on_purpose = bool(ends) and self.asked and last_left == last_gone
         is_over = not self.there() and (on_purpose or self.now >= last_gone + LONELY)
         assert self.table.is_over(self.now) == is_over
 
@@ -126,14 +131,25 @@ def test_a_cluster_that_never_had_a_front_waits_for_one() -> None:
     assert table.is_over(7.0 + LONELY)
 
 
-def test_the_last_front_that_leaves_ends_the_cluster_at_once() -> None:
+def test_the_only_front_that_there_was_ends_the_cluster_at_once() -> None:
+    table = FrontTable(LEASE, LONELY, 0.0)
+    table.came("front-a", 1.0)
+    table.came("front-a", 2.0)
+    table.left("front-a", 2.0)
+    assert table.is_over(2.0)
+
+
+def test_the_last_of_several_is_waited_for_unless_it_asks_for_the_end() -> None:
     table = FrontTable(LEASE, LONELY, 0.0)
     table.came("front-a", 1.0)
     table.came("front-b", 1.0)
-    table.left("front-a", 2.0)
-    assert not table.is_over(2.0)
+    table.left("front-a", 2.0, ends_cluster=True)
+    assert not table.is_over(2.0), "another is there"
     table.left("front-b", 3.0)
-    assert table.is_over(3.0)
+    assert not table.is_over(3.0 + LONELY - 1) and table.is_over(3.0 + LONELY)
+    table.came("front-c", 4.0)
+    table.left("front-c", 5.0, ends_cluster=True)
+    assert table.is_over(5.0)
 
 
 def test_a_front_that_died_after_the_last_one_left_is_waited_for() -> None:

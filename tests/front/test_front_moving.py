@@ -233,17 +233,18 @@ def test_nothing_leaves_where_nobody_else_is() -> None:
 
 def test_memory_that_runs_short_sends_the_youngest_away_one_at_a_time() -> None:
     queue, entries = serving(3, *MIXED[:2])
-    queue.line("mixed-0").heard(beat(500))
-    queue.line("mixed-1").heard(beat(900))
-    assert queue.rebalance("mixed-0") == []
-    queue.line("mixed-0").heard(beat(100))
+    assert queue.heard("mixed-1", beat(900), 1.0) == []
+    assert queue.heard("mixed-0", beat(500), 2.0) == []
     command = Migrate(entries[2].request_id, 0, "mixed-1")
-    assert queue.rebalance("mixed-0") == [("mixed-0", command)]
-    assert queue.rebalance("mixed-0") == []
-    assert queue.rebalance("mixed-1") == []
+    assert queue.heard("mixed-0", beat(100), 3.0) == [("mixed-0", command)]
+    queue.stays(Stays(entries[2].request_id, 0))
+    assert queue.heard("mixed-0", beat(100), 3.9) == [], "it is decided once a second"
+    assert queue.heard("mixed-0", beat(100), 4.0) == [("mixed-0", command)]
+    assert queue.heard("mixed-0", beat(100), 5.0) == []
+    assert queue.heard("mixed-1", beat(900), 5.5) == []
     queue.stays(Stays(entries[2].request_id, 0))
     queue.line("mixed-1").heard(beat(900, waiting=1))
-    assert queue.rebalance("mixed-0") == []
+    assert queue.heard("mixed-0", beat(100), 6.0) == []
 
 
 def test_a_request_that_reached_an_instance_that_drains_goes_on_from_there() -> None:

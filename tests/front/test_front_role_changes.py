@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvell.cluster.roles import RoleChanger, RoleRules
+from kvell.cluster.steering.roles import RoleChanger, RoleRules
 from kvell.engine.protocol.messages import Finished, Heartbeat, Migrate, Submit, Tokens
 from kvell.engine.protocol.notices import WatchIndex
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -110,10 +110,10 @@ def test_a_role_that_others_give_is_taken_once() -> None:
     home = submission.goes_to
     [other] = {"decode-0", "decode-1"} - {home}
     moved = [(home, Migrate(submission.request_id, 0, other))]
-    assert front.queue.set_role(home, "prefill") == moved
-    assert front.queue.set_role(home, "prefill") == []
+    assert front.queue.set_roles([(home, "prefill")]) == moved
+    assert front.queue.set_roles([(home, "prefill")]) == []
     assert (front.roles()[home], front.queue.role_changes) == ("prefill", 1)
-    assert front.queue.set_role(home, "decode") == []
+    assert front.queue.set_roles([(home, "decode")]) == []
 
 
 def test_what_moves_goes_to_none_that_changes_too() -> None:

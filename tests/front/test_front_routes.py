@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from kvell.cluster.prefix_directory import PrefixDirectory
-from kvell.cluster.rebalancing import MemoryView
 from kvell.cluster.routing.views import InstanceView, RequestView
+from kvell.cluster.steering.relief import MemoryView
 from kvell.engine.protocol.messages import Heartbeat, Submit
 from kvell.engine.protocol.notices import (
     NO_BLOCK,

@@ -4,11 +4,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from kvell.engine.protocol.introductions import Introduce
+from kvell.engine.protocol.leading import Drained, Lead, Led
 from kvell.engine.protocol.messages import (
     Cancel,
     Command,
     Drain,
-    Drained,
     Event,
     Finished,
     KeepAlive,
@@ -213,3 +214,20 @@ def test_drained_is_told_once_the_last_front_has_nothing() -> None:
     [refused] = gate.accept(submit("b", 1), "b")
     assert isinstance(refused, Finished)
     assert refused.not_taken
+
+
+def test_orders_of_an_older_manager_are_refused_and_it_hears_why() -> None:
+    gate = CommandGate(FakeEngine(), front_of)
+    assert gate.accept(Lead(7), "manager-old") == [Led(7)]
+    assert gate.accept(Lead(8), "manager-new") == [Led(8)]
+    for order in (Lead(7), Drain(7), Introduce({"mixed-0": "tcp://10.0.0.1:1"}, 7)):
+        assert gate.accept(order, "manager-old") == [Led(8)]
+    assert gate.accept(Lead(8), "manager-third") == [Led(9)], "the first of an epoch has it"
+    assert not gate.drained
+    assert gate.accept(Drain(8), "manager-new") == [Drained()]
+
+
+def test_a_process_that_is_told_to_end_drains_whoever_leads() -> None:
+    gate = CommandGate(FakeEngine(), front_of)
+    gate.accept(Lead(8), "manager-new")
+    assert gate.accept(Drain()) == [Drained()]

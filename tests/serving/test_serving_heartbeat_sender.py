@@ -9,10 +9,10 @@ import pytest
 
 from kvell.clock import VirtualClock
 from kvell.engine.protocol.codec import decode_event, encode_frame
+from kvell.engine.protocol.leading import Drained
 from kvell.engine.protocol.messages import (
     Cancel,
     Drain,
-    Drained,
     Event,
     Finished,
     Heartbeat,

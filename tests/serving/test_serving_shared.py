@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from kvell.clock import VirtualClock
+from kvell.engine.protocol.leading import Drained
 from kvell.engine.protocol.messages import (
     FRONT_LEASE_SECONDS,
     AskStats,
     Command,
     Drain,
-    Drained,
     Event,
     Finished,
     KeepAlive,
@@ -86,10 +86,10 @@ class Shared:
     thread: threading.Thread
 
     @contextlib.contextmanager
-    def front(self, name: str, epoch: int = 0) -> Iterator[Peer]:
+    def front(self, name: str, incarnation: int = 1) -> Iterator[Peer]:
         """Come in as a front, and hear that the instance is ready."""
         with connect_to(self.door.address, WAIT_SECONDS) as sock:
-            told = Greeting(name, 1, "", 0, epoch=epoch)
+            told = Greeting(name, incarnation, "", 0)
             open_session(BlockingSocket(sock), told, SECRET, "commands")
             peer = Peer(sock)
             assert isinstance(peer.read_any(), Ready)
@@ -309,11 +309,11 @@ def test_a_front_that_hovers_below_its_bound_is_hung_up_on() -> None:
 
 
 def test_a_front_that_was_greeted_late_does_not_end_its_newer_connection() -> None:
-    with shared() as instance, instance.front("a", epoch=2) as newer:
+    with shared() as instance, instance.front("a", incarnation=2) as newer:
         newer.send(submit("a:1", FOREVER))
         newer.read_until(Tokens)
         with connect_to(instance.door.address, WAIT_SECONDS) as late:
-            told = Greeting("a", 1, "", 0, epoch=1)
+            told = Greeting("a", 1, "", 0)
             open_session(BlockingSocket(late), told, SECRET, "commands")
             late.settimeout(WAIT_SECONDS)
             assert late.recv(1) == b"", "it is hung up on"

@@ -29,6 +29,7 @@ class FrontTable:
     :param lease_seconds: a front that is silent for so long is gone.
     :param lonely_seconds: a cluster without any front lasts so long.
     :param now_seconds: the start of the manager, which counts as the last sign of a front.
+    :ivar is_shared: whether a front other than the first has been there, or may have been.
     :ivar roles: of instances that do not have their first one, and perhaps of others, by id.
     :ivar role_changes: how often roles have changed in this cluster, as far as it is known.
     """
@@ -36,13 +37,17 @@ class FrontTable:
     def __init__(self, lease_seconds: float, lonely_seconds: float, now_seconds: float) -> None:
         self._lease_seconds, self._lonely_seconds = lease_seconds, lonely_seconds
         self._fronts: dict[str, _Front] = {}
-        self._alone_since_seconds, self._last_one_left = now_seconds, False
+        self._alone_since_seconds, self._ends_now = now_seconds, False
+        self._first = ""
+        self.is_shared = False
         self.roles: dict[str, str] = {}
         self.role_changes = 0
 
     def came(self, front: str, now_seconds: float) -> None:
         """A front gave a sign of life; what it said before still holds."""
         self._expire(now_seconds)
+        self._first = self._first or front
+        self.is_shared |= front != self._first
         until_seconds = now_seconds + self._lease_seconds
         if front in self._fronts:
             self._fronts[front].until_seconds = until_seconds
@@ -62,7 +67,7 @@ class FrontTable:
         So a manager that has just started learns which roles there are.
 
         :param loads: work that each instance has still to do for it, ≥ 0; see
-            :class:`kvell.cluster.roles.RoleView`.
+            :class:`kvell.cluster.steering.roles.RoleView`.
         :raises ChangeSomething: for a load below 0 or a role that there is not; then nothing of
             it holds.
         """
@@ -74,11 +79,18 @@ class FrontTable:
         self.roles, self.role_changes = dict(roles), role_changes
         return True
 
-    def left(self, front: str, now_seconds: float) -> None:
-        """A front ended on purpose."""
+    def left(self, front: str, now_seconds: float, *, ends_cluster: bool = False) -> None:
+        """A front ended on purpose.
+
+        The only one that there has ever been takes the cluster along.  Others are replaced, one
+        after the other or all at once: the cluster waits for those that come in their place.
+
+        :param ends_cluster: whether it asks for the end if it is the last.
+        """
         self._expire(now_seconds)
         self._fronts.pop(front, None)
-        self._alone_since_seconds, self._last_one_left = now_seconds, True
+        self._alone_since_seconds = now_seconds
+        self._ends_now = ends_cluster or not self.is_shared
 
     def change_role(self, instance_id: str, role: str) -> None:
         """An instance has another role from now on."""
@@ -103,12 +115,13 @@ class FrontTable:
         return dict(total)
 
     def is_over(self, now_seconds: float) -> bool:
-        """Whether the cluster should end: its last front left, or it has been alone too long."""
+        """Whether the cluster should end: its last front asked for it, or it has been alone too
+        long."""
         self._expire(now_seconds)
         if self._fronts:
             return False
         alone_seconds = now_seconds - self._alone_since_seconds
-        return self._last_one_left or alone_seconds >= self._lonely_seconds
+        return self._ends_now or alone_seconds >= self._lonely_seconds
 
     def _expire(self, now_seconds: float) -> None:
         """Forget fronts that were silent for their lease."""
@@ -117,7 +130,7 @@ class FrontTable:
                 del self._fronts[name]
                 if front.until_seconds > self._alone_since_seconds:
                     self._alone_since_seconds = front.until_seconds
-                    self._last_one_left = False
+                    self._ends_now = False
 
 
 def _check(loads: Mapping[str, int], roles: Mapping[str, str]) -> None:

@@ -27,6 +27,7 @@ from kvell.engine.planning.lateness import Lateness
 from kvell.engine.planning.page_map import PageMap
 from kvell.engine.protocol.bell import Bell
 from kvell.engine.protocol.introductions import Introduce
+from kvell.engine.protocol.leading import Lead
 from kvell.engine.protocol.messages import (
     CREDITS,
     SCHEMA_VERSION,
@@ -174,7 +175,7 @@ class Engine:
             if self._link is not None:
                 self._link.meet(command.addresses)
             return []
-        if isinstance(command, KeepAlive):
+        if isinstance(command, KeepAlive | Lead):
             return []
         if isinstance(command, Drain):  # the gate in front of the engine refuses requests
             return self._drains()

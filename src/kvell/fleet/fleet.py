@@ -1,11 +1,13 @@
 """The instances of a front, whoever starts them: the front itself, or the manager of a cluster."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from kvell.cluster.roles import RoleView
+from kvell.cluster.steering.relief import MemoryView, MovableView
+from kvell.cluster.steering.roles import RoleView
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.member import Member, MemberCallbacks
+from kvell.vocabulary import RequestId
 
 
 class Membership(Protocol):
@@ -60,6 +62,24 @@ class RoleLoad(Protocol):
         """What the instance does now."""
         ...
 
+    @property
+    def is_short(self) -> bool:
+        """Whether it is short of memory, by what it said last."""
+        ...
+
+    @property
+    def coming(self) -> Collection[RequestId]:
+        """Requests that others have and that will go on there."""
+        ...
+
+    def memory(self) -> MemoryView:
+        """What it said of its memory, with what is on its way from it and to it."""
+        ...
+
+    def movable(self) -> Sequence[MovableView]:
+        """Requests that could leave it; the oldest first."""
+        ...
+
     def part(self) -> RoleView | None:
         """How much it has to do of that; None if it does everything."""
         ...
@@ -74,11 +94,11 @@ class Joins(Protocol):
         ...
 
     def members(
-        self, limits: FrontLimits, told: MemberCallbacks, lines: Mapping[str, RoleLoad]
+        self, limits: FrontLimits, callbacks: MemberCallbacks, lines: Mapping[str, RoleLoad]
     ) -> JoinedMembership:
         """The cluster's instances, for a front that is made now.
 
-        :param told: hears what happens to any of them.
+        :param callbacks: called when something happens to any of them.
         :param lines: of the front, which the manager is told the load of; looked at only.
         """
         ...

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from kvell.clock import Clock, MonotonicClock
 from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
-from kvell.cluster.roles import RoleChanger
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
+from kvell.cluster.steering.roles import RoleChanger
 from kvell.engine.protocol.messages import (
     Cancel,
     Event,
@@ -95,8 +95,9 @@ class Front:
             pulls=pool is None or pool.pd_caching > 0,
             locality=PrefixDirectory() if routing in BY_LOCALITY else None,
             roles=RoleChanger() if adapts else None,
+            steers=joins is None,
         )
-        told = MemberCallbacks(
+        callbacks = MemberCallbacks(
             self._instance_ready,
             self._instance_said,
             self._instance_lost,
@@ -105,17 +106,18 @@ class Front:
             self._instance_gone,
             self._instance_cut,
             self._instance_role,
+            self._move_ordered,
         )
         self._members: Membership
         self._own: Members | None = None
         self._joined: JoinedMembership | None = None
         if joins is None:
-            self._members = self._own = Members(command, self._limits, Host(), told, pool)
+            self._members = self._own = Members(command, self._limits, Host(), callbacks, pool)
         else:
             lines = self._request_queue.lines
-            self._members = self._joined = joins.members(self._limits, told, lines)
+            self._members = self._joined = joins.members(self._limits, callbacks, lines)
         self._closing, self._started = False, False
-        self._rests = asyncio.Event()
+        self._is_idle = asyncio.Event()
         self._ready: Ready | None = None
 
     async def __aenter__(self) -> Self:
@@ -179,9 +181,9 @@ class Front:
         self._closing = True
         self._fail_waiting("the server is shutting down")
         if self._joined is not None:  # the instances go on, so the requests are waited for here
-            self._note_rest()
+            self._note_idle()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._rests.wait(), self._limits.drain_seconds)
+                await asyncio.wait_for(self._is_idle.wait(), self._limits.drain_seconds)
         await self._members.close()
 
     async def scale(self, instances: Mapping[str, int]) -> None:
@@ -341,7 +343,7 @@ class Front:
         if isinstance(event, IndexNotice) and self._index_observer is not None:
             self._index_observer.noticed(instance_id, event)
         self._tell(self._request_queue.heard(instance_id, event, self._now()))
-        self._note_rest()
+        self._note_idle()
         # A first token may let a new instance have more.
         if isinstance(event, Finished) or (
             isinstance(event, Tokens) and self._request_queue.waiting
@@ -355,7 +357,7 @@ class Front:
         self._index_lost(instance_id)
         cause = CLOSING if self._closing else death
         self._tell(self._request_queue.lost(instance_id, cause, self._now()))
-        self._note_rest()
+        self._note_idle()
         self._pump()
 
     def _instance_given_up(self, _instance_id: str) -> None:
@@ -375,7 +377,10 @@ class Front:
         self._request_queue.line(instance_id).close()
 
     def _instance_role(self, instance_id: str, role: str) -> None:
-        self._tell(self._request_queue.set_role(instance_id, role))
+        self._tell(self._request_queue.set_roles([(instance_id, role)]))
+
+    def _move_ordered(self, request_id: str, target: str) -> None:
+        self._tell(self._request_queue.move(request_id, target))
 
     def _index_lost(self, instance_id: str) -> None:
         if self._index_observer is not None:
@@ -392,10 +397,10 @@ class Front:
         else:
             self._place.give_back()
 
-    def _note_rest(self) -> None:
+    def _note_idle(self) -> None:
         """Say once, while the front closes, that no instance has a request of it."""
         if self._closing and not self._request_queue.in_flight:
-            self._rests.set()
+            self._is_idle.set()
 
     def _require_open(self) -> None:
         if self._closing:

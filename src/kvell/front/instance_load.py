@@ -1,10 +1,11 @@
 """One instance as the front sees it: its credits, its requests, and the load they mean."""
 
-from kvell.cluster.rebalancing import MemoryView, MovableView, is_short
-from kvell.cluster.roles import RoleView
 from kvell.cluster.routing.costs import FIT_CONTEXT_TOKENS, pairs
 from kvell.cluster.routing.ramp import Ramp
 from kvell.cluster.routing.views import InstanceView
+from kvell.cluster.steering.relief import MemoryView, MovableView, is_short
+from kvell.cluster.steering.roles import RoleView
+from kvell.cluster.steering.steering import Steered
 from kvell.engine.protocol.messages import Heartbeat
 from kvell.front.request_log import LogEntry
 from kvell.vocabulary import RequestId
@@ -112,7 +113,8 @@ class InstanceLoad:
 
     def memory(self) -> MemoryView:
         """What it said of its memory, with what is on its way from it and to it."""
-        leaving = sum(1 for one in self.in_flight.values() if one.goes_to)
+        # Counted where it is asked for: one that has memory may have any number of requests.
+        leaving = sum(1 for one in self.in_flight.values() if one.goes_to) if self.is_short else 0
         return MemoryView(
             self.instance_id,
             self._waiting,
@@ -121,6 +123,10 @@ class InstanceLoad:
             leaving,
             len(self.coming),
         )
+
+    def steered(self) -> Steered:
+        """What is decided from, where what this front knows of the instance is all there is."""
+        return Steered(self.memory(), self.part(), self.role != "prefill" and self.has_room)
 
     def movable(self) -> list[MovableView]:
         """Requests that decode, as far as is known, and stay; the oldest first."""

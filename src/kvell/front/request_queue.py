@@ -8,14 +8,15 @@
                └─ drop ──► gone
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
 from kvell.cluster.prefix_directory import PrefixDirectory
-from kvell.cluster.rebalancing import relief
-from kvell.cluster.roles import RoleChanger
 from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.routing.policies import Router
+from kvell.cluster.steering.roles import RoleChanger
+from kvell.cluster.steering.steering import Steering
 from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import (
     Cancel,
@@ -46,6 +47,7 @@ class RequestQueue:
     :param locality: is told what instances cache, for a router that reads it.
     :param costs: of the instances' model, which say when reading history elsewhere pays.
     :param roles: changes the roles of instances by load; None: all keep theirs.
+    :param steers: whether roles and moves are decided here; else the cluster's manager does.
     :ivar role_changes: so far.
     """
 
@@ -59,13 +61,16 @@ class RequestQueue:
         locality: PrefixDirectory | None = None,
         costs: ExecCosts | None = None,
         roles: RoleChanger | None = None,
+        steers: bool = True,
     ) -> None:
         self._max_waiting = max_waiting
         self._observer = observer
         self._waiting: TurnQueue[LogEntry] = TurnQueue()
         self._submitted: dict[RequestId, LogEntry] = {}
         self.lines: dict[str, InstanceLoad] = {}
-        self._locality, self._roles = locality, roles
+        self._locality = locality
+        self._steering = Steering(roles) if steers else None
+        self._short: set[str] = set()
         self.role_changes = 0
         self._routes = Routes(self.lines, router, pulls=pulls, locality=locality, costs=costs)
 
@@ -126,6 +131,7 @@ class RequestQueue:
     def remove_line(self, instance_id: str) -> None:
         """Forget an instance that has no request any more."""
         line = self.lines.pop(instance_id)
+        self._short.discard(instance_id)
         assert not line.in_flight, "its requests would be forgotten"
         if self._locality is not None:
             self._locality.lost(instance_id)
@@ -203,7 +209,9 @@ class RequestQueue:
             self.stays(event)
         elif isinstance(event, Heartbeat):
             self.line(instance_id).heard(event)
-            return [*self._change_role(now), *self.rebalance(instance_id)]
+            is_short = self.lines[instance_id].is_short
+            (self._short.add if is_short else self._short.discard)(instance_id)
+            return [*self._steer(now)]
         elif isinstance(event, IndexNotice) and self._locality is not None:
             incarnation = self.line(instance_id).incarnation
             if not self._locality.noticed(instance_id, incarnation, event, now):
@@ -245,7 +253,7 @@ class RequestQueue:
         if event.reason == "moved" and self._routes.moved(entry):
             return [] if self.lines[entry.line].is_open else self.evacuate(entry.line)
         del self._submitted[event.request_id]
-        self._routes.goes(entry, "")
+        self._routes.set_target(entry, "")
         if event.embedding:  # the only sign that the prompt is computed
             self.lines[entry.line].emitted(entry, 0)
         self.lines[entry.line].remove(entry)
@@ -291,31 +299,33 @@ class RequestQueue:
             raise ChangeSomething("instance_id", target, problem, "choose another")
         if entry.goes_to:
             return []  # it moves already
-        self._routes.goes(entry, target)
+        self._routes.set_target(entry, target)
         return [(entry.line, Migrate(request_id, entry.attempt, target))]
 
     def stays(self, event: Stays) -> None:
         """A request that was to move goes on where it is."""
         entry = self._submitted.get(event.request_id)
         if entry is not None and entry.attempt == event.attempt:
-            self._routes.goes(entry, "")
+            self._routes.set_target(entry, "")
 
-    def rebalance(self, instance_id: str) -> list[tuple[str, Migrate]]:
-        """Let a request leave an instance that is short of memory, if another has it."""
-        line = self.line(instance_id)
-        if line.role == PREFILL or len(self.lines) < 2 or not line.is_short:
+    def _steer(self, now: float) -> list[tuple[str, Migrate]]:
+        """Decide on roles and moves, once a second; returns what instances are told."""
+        steering = self._steering
+        # A heartbeat costs the same, however many instances there are.
+        is_needed = steering is not None and (self._short or steering.changes_roles)
+        if steering is None or not is_needed or not steering.is_due(now):
             return []
-        others = [one.memory() for one in self._routes.takers(instance_id)]
-        move = relief(line.memory(), others, line.movable())
-        return [] if move is None else self.migrate(RequestId(move[0]), move[1])
+        views = [one.steered() for one in self.lines.values() if one.is_open]
+        orders = steering.decide(views, lambda one: self.lines[one].movable(), now)
+        moved = (self.move(one.request_id, one.target) for one in orders.moves)
+        return [*self.set_roles(orders.roles), *itertools.chain.from_iterable(moved)]
 
-    def _change_role(self, now: float) -> list[tuple[str, Migrate]]:
-        """Give instances the other role if the load asks for it; what they have goes elsewhere."""
-        if self._roles is None:
+    def move(self, request_id: str, target: str) -> list[tuple[str, Migrate]]:
+        """Carry out a move; nothing if the request or the instance has ended meanwhile."""
+        try:
+            return self.migrate(RequestId(request_id), target)
+        except ChangeSomething:
             return []
-        views = [one.part() for one in self.lines.values() if one.is_open]
-        changes = self._roles.decide([one for one in views if one is not None], now)
-        return self.set_roles(changes)
 
     def set_roles(self, roles: Sequence[tuple[str, str]]) -> list[tuple[str, Migrate]]:
         """Give instances roles, all at once; what those have that compute prompts alone from now
@@ -326,10 +336,6 @@ class RequestQueue:
         self.role_changes += len(changing)
         emptied = [one for one, role in changing if role == PREFILL]
         return [told for one in emptied for told in self.evacuate(one)]
-
-    def set_role(self, instance_id: str, role: str) -> list[tuple[str, Migrate]]:
-        """Give an instance a role; see :meth:`set_roles`."""
-        return self.set_roles([(instance_id, role)])
 
     def lost(self, instance_id: str, death: InstanceDeath, now: float) -> list[tuple[str, Cancel]]:
         """Take back what a dead instance had: to the head of the line, or to an end.
@@ -342,13 +348,13 @@ class RequestQueue:
             self._locality.lost(instance_id)
         for entry in self._submitted.values():
             if entry.goes_to == instance_id:
-                self._routes.goes(entry, "")  # it stays where it is
+                self._routes.set_target(entry, "")  # it stays where it is
         again: list[LogEntry] = []
         told: list[tuple[str, Cancel]] = []
         for entry in lost:
             if entry.goes_to:
                 told.append((entry.goes_to, Cancel(entry.request_id, entry.attempt)))
-                self._routes.goes(entry, "")
+                self._routes.set_target(entry, "")
             del self._submitted[entry.request_id]
             end = entry.end_after(death, sole=len(lost) == 1)
             if end is None:

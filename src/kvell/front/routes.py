@@ -68,12 +68,12 @@ class Routes:
             lines = begins  # else nobody computes prompts, and those that decode do that too
         known = None if self._locality is None else self._known(entry, self._locality, now_seconds)
         line = self._chosen(entry, lines, self._router, known, entry.left_seconds(now_seconds))
-        self.goes(entry, "")
+        self.set_target(entry, "")
         if line is None:
             return None
         if line.role == PREFILL:
             decodes = [one for one in self._lines.values() if one.role == DECODE and one.has_room]
-            self.goes(entry, self.target(entry, decodes))
+            self.set_target(entry, self.target(entry, decodes))
         if self._histories is not None:
             self._pulls(entry, line, self._histories)
         if known is not None:
@@ -90,7 +90,7 @@ class Routes:
         found = (one for one in self._lines.values() if one.role != PREFILL and one.has_room)
         return [one for one in found if one.instance_id != instance_id]
 
-    def goes(self, entry: LogEntry, target: str) -> None:
+    def set_target(self, entry: LogEntry, target: str) -> None:
         """Note where a request is to go on; "" if it stays."""
         old, new = self._lines.get(entry.goes_to), self._lines.get(target)
         if old is not None:
@@ -111,7 +111,7 @@ class Routes:
         self._lines[entry.line].remove(entry)
         line.add(entry)
         line.emitted(entry, 0)  # its prompt is computed
-        self.goes(entry, "")
+        self.set_target(entry, "")
         if self._histories is not None:
             self._histories.note(entry.session, line.instance_id, line.incarnation)
         return True

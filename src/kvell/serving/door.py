@@ -114,7 +114,7 @@ class FrontDoor:
     def _enters(self, heard: Greeting, sock: socket.socket) -> None:
         if not heard.instance or NAME_END in heard.instance:
             raise ProtocolError("a front's name must be a word")
-        self._arrived.append(Arrival(heard.instance, sock, heard.epoch))
+        self._arrived.append(Arrival(heard.instance, sock, heard.incarnation))
         self._ring()
 
     def _ring(self) -> None:

@@ -37,13 +37,13 @@ OF_A_REQUEST = PromptLogprobs | Tokens | Finished | Stays
 class Arrival:
     """A front that has come in.
 
-    :param epoch: counts what the front has dialed; a connection of a higher one is newer.
+    :param incarnation: of two connections of one front, that of the higher one is newer.
     :param is_alone: whether nobody else waits for it, and its process ends with the connection.
     """
 
     front: str
     sock: socket.socket
-    epoch: int = 0
+    incarnation: int = 0
     is_alone: bool = False
 
 
@@ -60,7 +60,8 @@ class ConnectedFront:
     """
 
     def __init__(self, arrival: Arrival, channel: Channel, now_seconds: float) -> None:
-        self.name, self.epoch, self.sock = arrival.front, arrival.epoch, arrival.sock
+        self.name, self.sock = arrival.front, arrival.sock
+        self.incarnation = arrival.incarnation
         self.channel = channel
         self.watches = False
         self.problem: ProtocolError | None = None

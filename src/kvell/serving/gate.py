@@ -4,11 +4,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from kvell.cluster.steering.epochs import HighestEpoch
+from kvell.engine.protocol.introductions import Introduce
+from kvell.engine.protocol.leading import Drained, Lead, Led
 from kvell.engine.protocol.messages import (
     Cancel,
     Command,
     Drain,
-    Drained,
     Event,
     Finished,
     Heartbeat,
@@ -102,6 +104,7 @@ class CommandGate:
         self._engine, self._owner = engine, owner
         self._shares: dict[str, _Share] = {}
         self._draining = False
+        self._epochs = HighestEpoch()
         self.ready = engine.ready()
         self.drained = False
 
@@ -111,6 +114,10 @@ class CommandGate:
             return []
         if isinstance(command, Submit):
             return self._submit(command, front)
+        if isinstance(command, Lead | Drain | Introduce) and (front or isinstance(command, Lead)):
+            outranking = self._epochs.outranking(command.epoch, front)
+            if outranking or isinstance(command, Lead):
+                return [Led(outranking or command.epoch)]
         if isinstance(command, Drain):
             if self._draining:
                 return []

@@ -152,7 +152,7 @@ class _Serving:
         """Take in the fronts that have come."""
         for arrival in self._door.arrivals():
             before = self._fronts.front_named(arrival.front)
-            if before is not None and before.epoch > arrival.epoch:
+            if before is not None and before.incarnation > arrival.incarnation:
                 arrival.sock.close()  # it was greeted late; the front has come again since
                 continue
             if before is not None:

@@ -16,7 +16,6 @@ GREETING_SECONDS = 5.0
 class Greeting(msgspec.Struct, frozen=True):
     """Who this is.
 
-    :param epoch: of two connections of one name, the one with the higher epoch is newer.
     :param pool_bytes: of its memory.  On one host that is the first descriptor that follows; the
         second is its table of rights.
     :param port: at which it listens for TCP; 0: nowhere.
@@ -28,7 +27,6 @@ class Greeting(msgspec.Struct, frozen=True):
     fingerprint: str
     pool_bytes: int
     port: int = 0
-    epoch: int = 0
     version: int = VERSION
     proof: str = ""
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from kvell.engine.planning.journal import Journal
-from kvell.engine.protocol.messages import Cancel, Drain, Drained, Event, Finished, Submit, Tokens
+from kvell.engine.protocol.leading import Drained
+from kvell.engine.protocol.messages import Cancel, Drain, Event, Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.engine.sampling.awaited_grammars import AwaitedGrammars

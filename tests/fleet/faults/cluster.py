@@ -15,7 +15,7 @@ from kvell.fleet.started.front_limits import FrontLimits
 from kvell.front.front import Front
 from tests.fleet.faults.load import Load
 from tests.fleet.faults.machines.machines import Machines
-from tests.fleet.faults.managing import ManagedCluster
+from tests.fleet.faults.managing import LEASE_SECONDS, LONELY_SECONDS, ManagedCluster
 from tests.fleet.faults.wires import Wires
 from tests.fleet.placing.ray_machines import is_gone
 from tests.front.scenarios import until
@@ -82,7 +82,7 @@ class Cluster:
                 return False
             if {each.instance_id: each.ready.incarnation for each in told if each.ready} != newest:
                 return False
-        return len(self.wires.between("manager", "*")) == len(newest) == sum(INSTANCES.values())
+        return len(self.wires.between("manager-*", "*")) == len(newest) == sum(INSTANCES.values())
 
     async def whole(self) -> None:
         await until(self.is_whole)
@@ -146,19 +146,26 @@ class Cluster:
 
 
 @asynccontextmanager
-async def cluster(folder: Path, seed: int) -> AsyncIterator[Cluster]:
-    """A cluster under load; afterwards nothing of it may be left."""
+async def cluster(
+    folder: Path, seed: int, times: tuple[float, float] = (LEASE_SECONDS, LONELY_SECONDS)
+) -> AsyncIterator[Cluster]:
+    """A cluster under load; afterwards nothing of it may be left.
+
+    :param times: see :class:`ManagedCluster`.
+    """
     before, tasks = open_files(), asyncio.all_tasks()
     secret = secrets.token_bytes(32)
     async with Wires() as wires, Machines(wires, secret, folder, NODES) as machines:
         slow = ("--step-seconds", "0.001", "--credits", "16")
         managed = ManagedCluster(wires, secret, machines.socket, INSTANCES, *slow)
+        managed.times = times
+        one: Cluster | None = None
         await managed.start()
         try:
             one = Cluster(secret, wires, machines, managed)
             async with AsyncExitStack() as stack:
                 for number in range(FRONTS):
-                    joins = FollowedCluster(one.find)
+                    joins = FollowedCluster(one.find, ends_cluster=True)
                     front = await stack.enter_async_context(Front(joins=joins, limits=LIMITS))
                     load = await stack.enter_async_context(Load(front, f"{seed} {number}", STREAMS))
                     one.fronts.append(JoinedFront(front, joins.name, load))
@@ -167,9 +174,11 @@ async def cluster(folder: Path, seed: int) -> AsyncIterator[Cluster]:
                 await one.goes_on()
                 yield one
                 await one.rests()
-            assert await managed.ended() == 0
+            assert await one.managed.ended() == 0
         finally:
             await managed.kill()
+            if one is not None:
+                await one.managed.kill()
     assert machines.was_closed, "the last front left, and the cluster did not end"
     await until(lambda: all(is_gone(pid) for pid in [*machines.pids, *managed.pids]))
     await until(lambda: open_files() <= before and asyncio.all_tasks() <= tasks)

@@ -1,8 +1,8 @@
 """A cluster's manager as a process of its own, whose instances are placed by machines.
 
-Arguments: the path of the machines' socket, a port, the instances, and then their own.  The first
-bytes of stdin are the secret; when stdin ends, so does this process, and nothing else.  Prints
-where it listens.
+Arguments: the path of the machines' socket, a port, the instances, seconds of a lease and of a
+lonely cluster, and then the instances' own.  The first bytes of stdin are the secret; when stdin
+ends, so does this process, and nothing else.  Prints where it listens.
 """
 
 import asyncio
@@ -12,8 +12,9 @@ import os
 import sys
 import threading
 
+import kvell.fleet.manager.manager as manager_module
 from kvell.fleet.instance.restart import RestartPolicy
-from kvell.fleet.manager.manager import Manager
+from kvell.fleet.manager.manager import Manager, Superseded
 from kvell.fleet.placing.cluster_site import ClusterSite
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.pool_settings import PoolSettings
@@ -28,20 +29,25 @@ LIMITS = FrontLimits(
     silence_seconds=SILENCE_SECONDS,
     restart=RestartPolicy(0.01, 0.05, 10),
 )
-LONELY_SECONDS = 10.0
-"""Fronts that lost their manager find the next within this time."""
 POOL = "kvell-faults"
+STOOD_DOWN = 3
+"""Exit status of a manager that has met a newer one."""
 
 
 async def serve(
-    secret: bytes, machines: str, port: int, counts: dict[str, int], arguments: list[str]
+    secret: bytes,
+    machines: str,
+    port: int,
+    counts: dict[str, int],
+    lonely_seconds: float,
+    arguments: list[str],
 ) -> None:
     site = ClusterSite(NodePlacement(machines), secret, POOL, placing_seconds=20)
     manager = Manager(
         *([*WORDS, *arguments], counts, LIMITS, site, secret),
         pool=PoolSettings(),
         port=port,
-        lonely_seconds=LONELY_SECONDS,
+        lonely_seconds=lonely_seconds,
     )
     async with manager:
         sys.stdout.write(f"{manager.address}\n")
@@ -51,11 +57,18 @@ async def serve(
 
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="manager: %(message)s")
-    machines, port, counts, *arguments = sys.argv[1:]
+    machines, port, counts, times, *arguments = sys.argv[1:]
+    lease_seconds, lonely_seconds = json.loads(times)
+    manager_module.FRONT_LEASE_SECONDS = lease_seconds  # type: ignore[attr-defined]
     stdin = sys.stdin.fileno()
     secret = read_secret(stdin)
     threading.Thread(target=_end_with, args=(stdin,), daemon=True).start()
-    asyncio.run(serve(secret, machines, int(port), json.loads(counts), arguments))
+    try:
+        asyncio.run(
+            serve(secret, machines, int(port), json.loads(counts), lonely_seconds, arguments)
+        )
+    except Superseded:
+        return STOOD_DOWN
     return 0
 
 

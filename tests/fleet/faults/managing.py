@@ -2,11 +2,18 @@
 
 import asyncio
 import json
+import os
+import signal
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 
 from tests.fleet.faults.machines.orders import ROOT
 from tests.fleet.faults.wires import Wires
+from tests.front.scenarios import until
+
+LEASE_SECONDS, LONELY_SECONDS = 10.0, 10.0
+"""Fronts that lost their manager find the next within this time."""
 
 
 class ManagedCluster:
@@ -15,6 +22,7 @@ class ManagedCluster:
     :param machines: path of the machines' socket.
     :param counts: instances of each role.
     :param arguments: of instances.
+    :ivar times: seconds of a front's lease, and of a cluster without any front.
     :ivar address: of the door; a front that asks for it after a restart finds another.
     :ivar pids: of all processes that were started.
     """
@@ -26,8 +34,15 @@ class ManagedCluster:
         self._words = [machines, json.dumps(dict(counts)), *arguments]
         self._process: asyncio.subprocess.Process | None = None
         self._port = 0
+        self.times = LEASE_SECONDS, LONELY_SECONDS
         self.address = ""
         self.pids: list[int] = []
+
+    def another(self) -> "ManagedCluster":
+        """A second manager of the same instances; not started."""
+        one = ManagedCluster(self._wires, self._secret, self._words[0], {}, *self._words[2:])
+        one._words, one.times = self._words, self.times
+        return one
 
     async def start(self, *, elsewhere: bool = False) -> None:
         """Start a process, and wait until it listens.
@@ -39,7 +54,7 @@ class ManagedCluster:
         pipe = asyncio.subprocess.PIPE
         self._process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.fleet.faults.manager_process"),
-            *(machines, str(port), counts, *arguments),
+            *(machines, str(port), counts, json.dumps(self.times), *arguments),
             cwd=ROOT,
             stdin=pipe,
             stdout=pipe,
@@ -60,6 +75,21 @@ class ManagedCluster:
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
+
+    async def stop(self) -> None:
+        """Stop it with SIGSTOP; it has stopped once this returns."""
+        os.kill(self.pid, signal.SIGSTOP)
+        await until(lambda: self.is_stopped)
+
+    def go_on(self) -> None:
+        """Let it go on after :meth:`stop`."""
+        assert self.is_stopped, "nothing happened to it"
+        os.kill(self.pid, signal.SIGCONT)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the system runs no instruction of it."""
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     async def kill(self) -> int:
         """Kill it; its exit status."""

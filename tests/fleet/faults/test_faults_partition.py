@@ -46,9 +46,8 @@ async def fronts_from_manager(one: Cluster, chance: Random) -> None:
 
 
 async def manager_from_instance(one: Cluster, chance: Random) -> None:
-    """It takes the instance for dead, though that serves; the next incarnation serves too."""
-    name = some_instance(one, chance)
-    await _replaced(one, name, one.wires.cut("manager", name))
+    """It dials again, and finds the instance as it was."""
+    await cut(one, "manager-*", some_instance(one, chance))
 
 
 async def silent_manager(one: Cluster, chance: Random) -> None:
@@ -56,8 +55,8 @@ async def silent_manager(one: Cluster, chance: Random) -> None:
     name = some_instance(one, chance)
 
     async def silenced() -> None:
-        one.wires.silence("manager", name)
-        held = one.wires.between("manager", name)
+        one.wires.silence("manager-*", name)
+        held = one.wires.between("manager-*", name)
         await until(lambda: all(wire.held_bytes for wire in held))
 
     await _replaced(one, name, silenced())

@@ -2,20 +2,23 @@
 
 import asyncio
 import contextlib
+import itertools
 import secrets
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
+from kvell.clock import VirtualClock
 from kvell.fleet.instance.dialing import dial
 from kvell.fleet.instance.instance_process import InstanceProcess, LaunchPlan
 from kvell.fleet.instance.restart import RestartPolicy
 from kvell.fleet.instance.site import Site
-from kvell.fleet.manager.manager import Manager
+from kvell.fleet.manager.manager import MOST_GAP_SECONDS, Manager
 from kvell.fleet.manager.messages import (
     Answer,
     DrainInstance,
+    MoveRequest,
     Roster,
     RosterEntry,
     ScaleInstances,
@@ -36,15 +39,20 @@ QUICK = FrontLimits(
 )
 
 
+INCARNATIONS = itertools.count(1)
+
+
 class FrontClient:
     """``async with await joined(…) as front``; it keeps all that it hears."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, met: Greeting
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, met: Greeting, name: str
     ) -> None:
+        self.name = name
         self.met = met
         self.rosters: list[Roster] = []
         self.answers: dict[int, Answer] = {}
+        self.moves: list[MoveRequest] = []
         self.is_hung_up = False
         self._calls = 0
         self._reader, self._writer = reader, writer
@@ -113,6 +121,8 @@ class FrontClient:
                 for message in map(decode_to_front, frames.feed(data)):
                     if isinstance(message, Roster):
                         self.rosters.append(message)
+                    elif isinstance(message, MoveRequest):
+                        self.moves.append(message)
                     else:
                         assert message.call not in self.answers, "it was answered twice"
                         self.answers[message.call] = message
@@ -120,13 +130,18 @@ class FrontClient:
 
 
 async def joined(
-    manager: Manager, name: str = "front-a", *, secret: bytes = SECRET, fingerprint: str = ""
+    manager: Manager,
+    name: str = "front-a",
+    *,
+    secret: bytes = SECRET,
+    fingerprint: str = "",
+    incarnation: int = 0,
 ) -> FrontClient:
-    """A front that has met the manager."""
-    told = Greeting(name, secrets.randbits(48), fingerprint, 0)
+    """A front that has met the manager; its later connections have higher incarnations."""
+    told = Greeting(name, incarnation or next(INCARNATIONS), fingerprint, 0)
     sock, met = await dial(manager.address, told, secret, "cluster")
     reader, writer = await asyncio.open_connection(sock=sock)
-    return FrontClient(reader, writer, met)
+    return FrontClient(reader, writer, met, name)
 
 
 @dataclass(frozen=True)
@@ -159,6 +174,20 @@ async def managed(
             await running
         running.cancel()
         await asyncio.wait([running])
+
+
+async def passes(one: Managed, clock: VirtualClock, seconds: float) -> None:
+    """Let time pass, in which the manager looks as often as it should."""
+    assert one.manager._clock._clock is clock
+    end_seconds = clock.now_seconds() + seconds
+    while clock.now_seconds() < end_seconds and not one.running.done():
+        clock.advance(min(MOST_GAP_SECONDS, end_seconds - clock.now_seconds()))
+        at_seconds = clock.now_seconds()
+        await until(
+            lambda at_seconds=at_seconds: (  # type: ignore[misc]
+                one.manager._clock._looked_seconds >= at_seconds or one.running.done()
+            )
+        )
 
 
 class HeldSite(Host):

@@ -107,7 +107,7 @@ def test_a_manager_that_comes_again_takes_over_what_runs() -> None:
             assert ended is not None
             assert (ended.incarnation, ended.cause) == (old.incarnation, "killed")
             pids = front.pids()
-            front.say(Leave())
+            front.say(Leave(ends_cluster=True))
             await front.hung_up()
             assert placer.is_closed and all(is_gone(pid) for pid in pids)
 

@@ -32,8 +32,8 @@ class Opened:
     entered: list[tuple[str, socket.socket]] = field(default_factory=list)
     door: FrontsDoor = field(init=False)
 
-    async def enters(self, front: str, sock: socket.socket) -> None:
-        self.entered.append((front, sock))
+    async def enters(self, front: Greeting, sock: socket.socket) -> None:
+        self.entered.append((front.instance, sock))
 
     async def dialed(
         self,

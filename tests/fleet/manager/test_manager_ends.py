@@ -18,7 +18,7 @@ from kvell.fleet.manager.messages import (
     ToManager,
     encode_message,
 )
-from tests.fleet.manager.front_client import QUICK, HeldSite, joined, managed
+from tests.fleet.manager.front_client import QUICK, HeldSite, joined, managed, passes
 from tests.front.scenarios import is_gone, run, until
 
 CommandFactory = Callable[..., list[str]]
@@ -29,7 +29,7 @@ def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manager_module, "ROSTER_SECONDS", 0.02)
 
 
-def test_the_cluster_goes_on_when_one_of_two_leaves_and_ends_with_the_last(
+def test_the_cluster_goes_on_when_one_of_two_leaves_and_ends_if_the_last_asks(
     instance_command: CommandFactory,
 ) -> None:
     async def scenario() -> None:
@@ -45,7 +45,7 @@ def test_the_cluster_goes_on_when_one_of_two_leaves_and_ends_with_the_last(
                 await until(lambda: len(other.rosters) > heard)
                 pids = other.pids()
                 assert not any(is_gone(pid) for pid in pids)
-                other.say(Leave())
+                other.say(Leave(ends_cluster=True))
                 await other.hung_up()
                 assert all(is_gone(pid) for pid in pids), "it hangs up when all is ended"
             await one.running
@@ -71,12 +71,42 @@ def test_a_front_that_comes_when_the_last_one_leaves_keeps_the_cluster(
             lines = one.manager._lines
             first, second = (lines._by_front[name] for name in ("front-a", "front-b"))
             one.manager._front_said(first, Leave())
-            one.manager._front_said(second, Leave())
+            one.manager._front_said(second, Leave(ends_cluster=True))
             assert one.manager._is_over
             one.manager._fronts.came("front-c", one.manager._now())
             await front.hung_up()
             await other.hung_up()
             assert not one.running.done()
+
+    run(scenario())
+
+
+def test_of_fronts_that_are_replaced_all_at_once_the_last_is_hung_up_on_and_the_cluster_waits(
+    instance_command: CommandFactory,
+) -> None:
+    """As when they are restarted, or a machine's shutdown ends them: their successors come."""
+
+    async def scenario() -> None:
+        clock = VirtualClock()
+        async with managed(instance_command(), {"mixed": 1}, clock=clock) as one:
+            async with (
+                await joined(one.manager) as front,
+                await joined(one.manager, "front-b") as other,
+            ):
+                await other.serving(1)
+                pids = other.pids()
+                for each in (front, other):
+                    each.say(Leave())
+                    await each.hung_up()
+            await passes(one, clock, 59.0)
+            async with await joined(one.manager, "front-c") as third:
+                await third.serving(1)
+                assert third.pids() == pids
+                third.say(Leave())
+                await third.hung_up()
+            await passes(one, clock, 61.0)
+            await one.running
+            assert all(is_gone(pid) for pid in pids)
 
     run(scenario())
 
@@ -127,7 +157,7 @@ def test_a_cluster_without_any_front_ends_by_itself(instance_command: CommandFac
             await until(lambda: not one.manager.is_starting)
             pids = [entry.pid for entry in one.manager.roster().instances]
             assert len(pids) == 2 and not any(is_gone(pid) for pid in pids)
-            clock.advance(2.0)
+            await passes(one, clock, 2.0)
             await one.running
             assert all(is_gone(pid) for pid in pids)
 
@@ -141,11 +171,11 @@ def test_a_front_that_dies_is_waited_for(instance_command: CommandFactory) -> No
             async with await joined(one.manager) as front:
                 await front.serving(1)
                 pids = front.pids()
-            clock.advance(10.0 + 59.0)
+            await passes(one, clock, 10.0 + 59.0)
             async with await joined(one.manager) as front:
                 await front.serving(1)
                 assert front.pids() == pids
-            clock.advance(10.0 + 60.0)
+            await passes(one, clock, 10.0 + 60.0)
             await one.running
             assert all(is_gone(pid) for pid in pids)
 
@@ -164,9 +194,9 @@ def test_a_front_that_is_silent_for_its_lease_is_hung_up_on(
         ):
             await front.serving(1)
             await other.serving(1)
-            clock.advance(6.0)
+            await passes(one, clock, 6.0)
             assert (await other.drain("mixed-9")).field == "id", "that is a sign of life"
-            clock.advance(6.0)
+            await passes(one, clock, 6.0)
             await front.hung_up()
             assert not other.is_hung_up and not one.running.done()
 
@@ -208,7 +238,7 @@ def test_a_failed_start_that_nobody_asks_for_ends_too(instance_command: CommandF
         with pytest.raises(InstanceStartError):
             async with managed(instance_command("--exit-at-start", "1"), clock=clock) as one:
                 await until(lambda: bool(one.manager.roster().failed))
-                clock.advance(60.0)
+                await passes(one, clock, 60.0)
                 await until(one.running.done)
 
     run(scenario())
@@ -260,7 +290,7 @@ def test_beats_keep_a_front(instance_command: CommandFactory) -> None:
         ):
             await front.serving(1)
             for load in range(1, 5):
-                clock.advance(8.0)
+                await passes(one, clock, 8.0)
                 front.say(FrontBeat({"mixed-0": load}))
                 await load_is(one.manager, load, clock)
             assert not front.is_hung_up

@@ -133,3 +133,24 @@ def test_a_front_that_comes_again_replaces_its_earlier_connection(
                 assert manager._fronts.loads(manager._now()) == {"mixed-0": 3}
 
     run(scenario())
+
+
+def test_a_connection_of_a_front_that_comes_late_replaces_none(
+    instance_command: CommandFactory,
+) -> None:
+    """A greeting that was on its way for long is older than what the front has by now."""
+
+    async def scenario() -> None:
+        async with (
+            managed(instance_command(), site=HeldSite()) as one,
+            await joined(one.manager, incarnation=9) as front,
+        ):
+            await until(lambda: bool(front.rosters))
+            async with await joined(one.manager, incarnation=8) as late:
+                await late.hung_up()
+                assert not late.rosters
+            async with await joined(one.manager, incarnation=10) as next_one:
+                await front.hung_up()
+                await until(lambda: bool(next_one.rosters))
+
+    run(scenario())

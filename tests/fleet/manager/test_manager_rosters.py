@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.cluster.roles import RoleView
+from kvell.cluster.steering.roles import RoleView
 from kvell.fleet.instance.supervisor import Supervisor
 from kvell.fleet.manager.messages import (
     Answer,
@@ -43,7 +43,7 @@ class FakeSupervisor:
 def member(instance_id: str, state: str, pid: int | None = None) -> OwnMember:
     def deaf(*_words: object) -> None: ...
 
-    one = OwnMember(instance_id, instance_id[:-2], MemberCallbacks(*[deaf] * 8))
+    one = OwnMember(instance_id, instance_id[:-2], MemberCallbacks(*[deaf] * 9))
     one.supervisor = cast(Supervisor, FakeSupervisor(state, pid))
     one.incarnation = 9
     return one

@@ -79,23 +79,32 @@ def test_a_killed_process_is_started_again_as_another_incarnation(served: Served
     run(scenario())
 
 
-@pytest.mark.parametrize("end", ["manager's", "instance's"])
-def test_an_instance_that_the_manager_has_lost_ends(served: Served, end: str) -> None:
-    """Whoever sees it: the request goes on exactly, at another incarnation."""
+def test_an_instance_whose_pipe_ends_is_started_again(served: Served) -> None:
+    """The request goes on exactly, at another incarnation."""
 
     async def scenario() -> None:
         async with served(*SLOWER) as placed:
             request = await running(placed, 400)
             pid = pid_of(placed)
-            if end == "manager's":
-                placed.managers_line("mixed-0").abort()
-            else:
-                placed.placement.unleash("mixed-0")
+            placed.placement.unleash("mixed-0")
             await until(placed.restarted)
             tokens, finished = await request
             assert (tokens, finished.attempt) == (expected(400), 1)
             await until(lambda: is_gone(pid))
             assert pid_of(placed) != pid
+
+    run(scenario())
+
+
+def test_an_instance_that_the_manager_has_lost_is_dialled_again(served: Served) -> None:
+    async def scenario() -> None:
+        async with served(*SLOWER) as placed:
+            request = await running(placed, 400)
+            pid, cut = pid_of(placed), placed.managers_line("mixed-0")
+            cut.abort()
+            await until(lambda: placed.managers_line("mixed-0") is not cut)
+            assert (await request)[1].attempt == 0
+            assert pid_of(placed) == pid and len(placed.placement.started) == 1
 
     run(scenario())
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kvell.cluster.steering.epochs import Leadership
 from kvell.fleet.placing.launcher import LAST_LINES, Launcher
 from kvell.fleet.placing.placement import Ended, Placed
 from kvell.mempool.rendezvous import SECRET_BYTES
@@ -101,6 +102,17 @@ def test_the_same_incarnation_is_started_once_and_another_ends_it(
     assert ended(launcher, 6).exit_code == -signal.SIGKILL
     assert launcher.runs() is None
     launcher.stop(6)
+
+
+def test_an_older_manager_ends_nothing_that_a_newer_one_started(
+    keep: Callable[..., Launcher], tmp_path: Path
+) -> None:
+    keeper, words = keep(STAYS), [str(tmp_path / "heard")]
+    newer, older = Leadership(8), Leadership(7)
+    placed = keeper.start(words, newer.next_incarnation())
+    with pytest.raises(PermissionError, match="newer manager"):
+        keeper.start(words, older.next_incarnation())
+    assert not is_gone(placed.pid) and keeper.runs() == ((8 << 16) + 1, placed)
 
 
 def test_an_end_is_told_with_the_last_words(

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from kvell.cluster.roles import RoleRules
 from kvell.cluster.routing.policies import ROUTINGS
+from kvell.cluster.steering.roles import RoleRules
 from kvell.engine.planning.core import EngineCore
 from kvell.engine.planning.journal import replay
 from kvell.engine.protocol.messages import Submit

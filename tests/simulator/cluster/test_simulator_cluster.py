@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kvell.engine.planning.journal import PlanAsked
-from kvell.engine.protocol.messages import Cancel
+from kvell.engine.protocol.messages import HEARTBEAT_SECONDS, Cancel, Event, Heartbeat
 from kvell.mempool.entries import PeerLost, PullEnded
 from kvell.mempool.transfers.actions import Action
 from kvell.mempool.transfers.messages import Transfer
@@ -197,6 +197,28 @@ QUIET: dict[str, Any] = {
     "front_seconds": [0.0],
     "rows": [drawn_row(0.0, 40, 14)],
 }
+
+
+def test_instances_with_nothing_to_do_beat_too_and_a_cluster_at_rest_ends() -> None:
+    """Who decides on moves must know what memory others have that have computed nothing yet."""
+    cluster = VirtualCluster(spec_of({"mixed": 2}), [row(4, 10)])
+    said: list[tuple[str, float]] = []
+    heard = cluster.front.queue.heard
+
+    def hears(name: str, event: Event, now: float) -> list[Any]:
+        if isinstance(event, Heartbeat):
+            said.append((name, now))
+        return heard(name, event, now)
+
+    cluster.front.queue.heard = hears  # type: ignore[method-assign,assignment]
+    cluster.run()
+    ends_seconds = cluster.loop.now_seconds
+    assert ends_seconds > 4 * HEARTBEAT_SECONDS
+    [idle] = [name for name, one in cluster.instances.items() if not one.counts.steps]
+    beats = [at for name, at in said if name == idle]
+    assert len(beats) >= ends_seconds / HEARTBEAT_SECONDS - 2
+    while cluster.go_on():
+        assert cluster.loop.now_seconds < ends_seconds + 2 * HEARTBEAT_SECONDS
 
 
 def gone(**changes: Any) -> Run:

@@ -12,6 +12,7 @@ import msgspec
 
 from kvell.engine.protocol import messages as protocol
 from kvell.engine.protocol.introductions import Introduce
+from kvell.engine.protocol.leading import Drained, Lead, Led
 from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import Command, Event
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
@@ -39,6 +40,7 @@ _COMMANDS = _by_name(
         protocol.Cancel,
         protocol.Migrate,
         Introduce,
+        Lead,
         protocol.AskStats,
         AskPages,
         AskLargePage,
@@ -59,7 +61,8 @@ _EVENTS = _by_name(
         LargePage,
         IndexNotice,
         protocol.Heartbeat,
-        protocol.Drained,
+        Led,
+        Drained,
     )
 )
 _ENCODER = msgspec.msgpack.Encoder()

@@ -21,6 +21,7 @@ inside one.  Commands go to the instance, events come back::
       │ ◄── IndexNotice ───────────────────── │  whenever prefixes are cached or evicted
       │ ◄── Heartbeat ─────────────────────── │  after Ready, and then again and again
       │ ── KeepAlive ───────────────────────► │  the same the other way, where fronts are several
+      │ ── Lead(epoch) ─► ◄─ Led(epoch) ───── │  of a manager: an older one is obeyed no more
       │ ── Drain ───────────────────────────► │  finish what runs, accept nothing
       │ ◄── Drained ───────────────────────── │  then the instance ends
 
@@ -34,6 +35,7 @@ from typing import Literal
 from msgspec import Struct
 
 from kvell.engine.protocol.introductions import Introduce
+from kvell.engine.protocol.leading import Drained, Lead, Led
 from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.notices import IndexedGroup, IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
@@ -164,15 +166,14 @@ class AskStats:
 
 @dataclass(frozen=True)
 class KeepAlive:
-    """The front lives; where several may have an instance, each says so now and then.
-
-    What a front has that is silent for its lease is cancelled (``FRONT_LEASE_SECONDS``).
-    """
+    """The front lives; what one has that is silent for ``FRONT_LEASE_SECONDS`` is cancelled."""
 
 
 @dataclass(frozen=True)
 class Drain:
-    """Finish all submitted requests, refuse later ones, then end."""
+    """Finish all submitted requests, refuse later ones, then end; ``epoch`` as of Introduce."""
+
+    epoch: int = 0
 
 
 @dataclass(frozen=True)
@@ -396,16 +397,12 @@ class Heartbeat:
     others_requests: int = 0
 
 
-@dataclass(frozen=True)
-class Drained:
-    """All work is done; the last event of an instance."""
-
-
 Command = (
     Submit
     | Cancel
     | Migrate
     | Introduce
+    | Lead
     | AskStats
     | AskPages
     | AskLargePage
@@ -424,5 +421,6 @@ Event = (
     | LargePage
     | IndexNotice
     | Heartbeat
+    | Led
     | Drained
 )

@@ -1,7 +1,9 @@
 """The instances of a cluster as one of its fronts has them: those that the roster names."""
 
 import asyncio
+import itertools
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -14,9 +16,18 @@ from kvell.fleet.followed.manager_link import Find, ManagerLink
 from kvell.fleet.followed.start_lines import start_lines
 from kvell.fleet.instance.dialing import DialedLine, dial_instance
 from kvell.fleet.instance.instance_process import InstanceStartError
-from kvell.fleet.manager.messages import BEAT_SECONDS, FrontBeat, KeyUse, Roster, RosterEntry
+from kvell.fleet.manager.messages import (
+    BEAT_SECONDS,
+    MOST_MOVABLE,
+    FrontBeat,
+    KeyUse,
+    Movable,
+    Pressed,
+    Roster,
+    RosterEntry,
+)
 from kvell.fleet.started.front_limits import FrontLimits
-from kvell.fleet.started.member import INCARNATION_BITS, Member, MemberCallbacks
+from kvell.fleet.started.member import Member, MemberCallbacks
 from kvell.fleet.started.members import CLOSING, DRAINED
 from kvell.wire.greeting import Greeting
 
@@ -47,22 +58,25 @@ class FollowedCluster:
 
     :param find: tells where the cluster's manager is; asked whenever it is connected to.
     :param name: drawn, so that no other front has the same.
-    :param incarnation: of the front, likewise drawn.
+    :param incarnation: of its first connection; each further one, to whomever, has a higher one, so
+        that one that comes late replaces none.
     :param beat_seconds: between two signs of life to the manager.
+    :param ends_cluster: whether the cluster ends with this front if no other is there then.
     :param key_uses: shares what keys use with the other fronts; None: each front counts alone.
     """
 
     find: Find
     name: str = field(default_factory=_drawn_name)
-    incarnation: int = field(default_factory=lambda: secrets.randbits(INCARNATION_BITS))
+    incarnation: int = field(default_factory=lambda: time.time_ns() // 1_000_000)
     beat_seconds: float = BEAT_SECONDS
     key_uses: KeyUses | None = None
+    ends_cluster: bool = False
 
     def members(
-        self, limits: FrontLimits, told: MemberCallbacks, lines: Mapping[str, RoleLoad]
+        self, limits: FrontLimits, callbacks: MemberCallbacks, lines: Mapping[str, RoleLoad]
     ) -> "FollowedMembers":
         """See :class:`.Joins`."""
-        return FollowedMembers(self, limits, told, lines)
+        return FollowedMembers(self, limits, callbacks, lines)
 
 
 class FollowedMember(Member):
@@ -72,7 +86,7 @@ class FollowedMember(Member):
 
     def instance_cut(self) -> None:
         """Pass it on."""
-        self._told.cut(self.instance_id)
+        self._callbacks.on_cut(self.instance_id)
 
 
 class FollowedMembers:
@@ -81,7 +95,7 @@ class FollowedMembers:
     While the manager is away, the roster that it sent last holds.
 
     :param joins: which cluster, and who the front is.
-    :param told: hears what happens to any instance.
+    :param callbacks: called when something happens to any instance.
     :param lines: of the front, by instance; looked at only.
     """
 
@@ -89,15 +103,16 @@ class FollowedMembers:
         self,
         joins: FollowedCluster,
         limits: FrontLimits,
-        told: MemberCallbacks,
+        callbacks: MemberCallbacks,
         lines: Mapping[str, RoleLoad],
     ) -> None:
         self._joins, self._limits, self._lines = joins, limits, lines
-        self._told = replace(told, ready=self._ready)
-        self._told_ready = told.ready
+        self._callbacks = replace(callbacks, on_ready=self._ready)
+        self._on_ready = callbacks.on_ready
         self._by_id: dict[str, FollowedMember] = {}
+        self._incarnations = itertools.count(joins.incarnation)
         self._manager = ManagerLink(
-            joins.name, joins.incarnation, joins.find, self, joins.beat_seconds
+            joins.name, self._incarnations, joins.find, self, joins.beat_seconds
         )
         self._roster: Roster | None = None
         self._refusal: ChangeSomething | None = None
@@ -144,7 +159,9 @@ class FollowedMembers:
         self._is_closing = True
         for member in self:
             member.supervisor.end(CLOSING)
-        await self._manager.leave(self._limits.drain_seconds + LEAVE_SECONDS)
+        await self._manager.leave(
+            self._limits.drain_seconds + LEAVE_SECONDS, ends_cluster=self._joins.ends_cluster
+        )
         await asyncio.gather(*(one.supervisor.ended() for one in self))
 
     def roster_came(self, roster: Roster) -> None:
@@ -168,13 +185,18 @@ class FollowedMembers:
             if is_new:
                 self._add(entry)
             if is_new or is_newer:
-                self._told.role(instance_id, entry.role)
+                self._callbacks.on_role(instance_id, entry.role)
             if not is_new:
                 self._update(self._by_id[instance_id], entry)
         if not roster.is_starting:
             for instance_id in [one for one in self._by_id if one not in named]:
                 self._remove(instance_id)
         self._news.set()
+
+    def move_ordered(self, request_id: str, target: str) -> None:
+        """See :class:`.ManagerListener`."""
+        if not self._is_closing:
+            self._callbacks.on_move(request_id, target)
 
     def manager_refused(self, refusal: ChangeSomething) -> None:
         """See :class:`.ManagerListener`."""
@@ -188,7 +210,12 @@ class FollowedMembers:
         loads = {one.instance_id: one.work for one in parts}
         roles = {one.instance_id: one.role for one in lines}
         uses = self._joins.key_uses
-        return FrontBeat(loads, roles, self._role_changes, {} if uses is None else uses.told())
+        used = {} if uses is None else uses.told()
+        pressed = {one.instance_id: _pressed(one) for one in lines if one.is_short}
+        coming = {one.instance_id: len(one.coming) for one in lines if one.coming}
+        return FrontBeat(
+            *(loads, roles, self._role_changes, used, self._manager.epoch), pressed, coming
+        )
 
     async def _join(self) -> None:
         limit = self._limits.startup_seconds
@@ -244,7 +271,7 @@ class FollowedMembers:
 
     def _add(self, entry: RosterEntry) -> None:
         name = entry.instance_id
-        member = FollowedMember(name, name.rpartition("-")[0], self._told)
+        member = FollowedMember(name, name.rpartition("-")[0], self._callbacks)
         limits = self._limits
         member.supervisor = InstanceLink(
             entry, self._dial, member, limits.startup_seconds, limits.silence_seconds
@@ -258,7 +285,7 @@ class FollowedMembers:
         link.update(entry)
         if entry.state == "draining" and (name, entry.incarnation) not in self._left:
             self._left.add((name, entry.incarnation))
-            self._told.leaving(name)
+            self._callbacks.on_leaving(name)
         if link.state == "failed" and not was_failed:
             member.instance_given_up()
 
@@ -266,16 +293,23 @@ class FollowedMembers:
         self._by_id[instance_id].supervisor.end(DRAINED)
         del self._by_id[instance_id]
         self._left = {one for one in self._left if one[0] != instance_id}
-        self._told.gone(instance_id)
+        self._callbacks.on_gone(instance_id)
 
     def _ready(self, instance_id: str, ready: Ready) -> None:
-        self._told_ready(instance_id, ready)
+        self._on_ready(instance_id, ready)
         self._news.set()
 
     async def _dial(self, entry: RosterEntry) -> DialedLine:
         met = self._manager.met
         assert met is not None, "it named the instance"
-        told = Greeting(self._joins.name, self._joins.incarnation, met.fingerprint, 0)
+        told = Greeting(self._joins.name, next(self._incarnations), met.fingerprint, 0)
         return await dial_instance(
             entry.address, told, met.secret, entry.instance_id, entry.incarnation
         )
+
+
+def _pressed(line: RoleLoad) -> Pressed:
+    """What the manager is told of an instance that is short of memory."""
+    youngest = line.movable()[-MOST_MOVABLE:]
+    movable = tuple(Movable(one.request_id, one.size_bytes) for one in youngest)
+    return Pressed(line.memory().leaving, movable)

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 
 from kvell.engine.protocol.messages import Command, Event, Ready, Tokens
 from kvell.errors import InstanceDied, KvellError
-from kvell.fleet.followed.reaching import Pauses, hang_up_after, reached
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.fleet.instance.dialing import DialedLine
 from kvell.fleet.instance.instance_process import InstanceStartError, hear_ready
+from kvell.fleet.instance.reaching import Pauses, hang_up_after, reached
 from kvell.fleet.instance.supervisor import InstanceListener, InstanceState
 from kvell.fleet.instance.watchdog import Watchdog
 from kvell.fleet.manager.messages import RosterEntry
@@ -62,7 +62,7 @@ class InstanceLink:
         self._startup_seconds, self._silence_seconds = startup_seconds, silence_seconds
         self._news = asyncio.Event()
         self._pauses = Pauses()
-        self._pulse = Watchdog(silence_seconds)
+        self._watchdog = Watchdog(silence_seconds)
         self._line: DialedLine | None = None
         self._incarnation = 0
         self._has_served = self._is_to_be_lost = False
@@ -200,7 +200,7 @@ class InstanceLink:
     async def _follow(self, line: DialedLine, ready: Ready) -> None:
         """Pass events on until the connection ends, and say how the instance ended."""
         self._line, self._has_served, self._is_to_be_lost = line, True, True
-        self._pulse = Watchdog(self._silence_seconds)
+        self._watchdog = Watchdog(self._silence_seconds)
         logger.info("instance %s is reached at %s", self._entry.instance_id, self._entry.address)
         self._listener.instance_ready(ready)
         watch = asyncio.create_task(self._watch(line))
@@ -225,12 +225,12 @@ class InstanceLink:
 
     async def _watch(self, line: DialedLine) -> None:
         """End the connection once nothing has come for too long."""
-        while not self._pulse.look():
-            await asyncio.sleep(self._pulse.interval_seconds)
+        while not self._watchdog.look():
+            await asyncio.sleep(self._watchdog.interval_seconds)
         line.abort()
 
     def _heard(self, event: Event) -> None:
-        self._pulse.beat()
+        self._watchdog.beat()
         if isinstance(event, Tokens):
             self._pauses.reset()
         self._listener.instance_said(event)

@@ -10,20 +10,22 @@ import contextlib
 import itertools
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from kvell.cluster.steering.epochs import HighestEpoch
 from kvell.errors import ChangeSomething, KvellError, TryLater
 from kvell.fleet.followed.manager_line import ManagerLine
-from kvell.fleet.followed.reaching import Pauses, reached
 from kvell.fleet.instance.dialing import dial
+from kvell.fleet.instance.reaching import Pauses, reached
 from kvell.fleet.manager.messages import (
     BEAT_SECONDS,
     Answer,
     DrainInstance,
     FrontBeat,
     Leave,
+    MoveRequest,
     Roster,
     ScaleInstances,
     ToFront,
@@ -67,6 +69,10 @@ class ManagerListener(Protocol):
         """All instances as the manager sees them."""
         ...
 
+    def move_ordered(self, request_id: str, target: str) -> None:
+        """A request should go on at another instance."""
+        ...
+
     def manager_refused(self, refusal: ChangeSomething) -> None:
         """It was not joined, and will not be unless somebody changes something."""
         ...
@@ -79,7 +85,8 @@ class ManagerListener(Protocol):
 class ManagerLink:
     """From :meth:`start` to :meth:`leave`.
 
-    :param name: of the front, and its ``incarnation``.
+    :param name: of the front.
+    :param incarnations: of its connections, each higher than all before.
     :param beat_seconds: between two beats.
     :ivar met: the manager that was met last; None before the first.
     :ivar problem: why it is not connected; "" if that is not known.
@@ -88,12 +95,12 @@ class ManagerLink:
     def __init__(
         self,
         name: str,
-        incarnation: int,
+        incarnations: Iterator[int],
         find: Find,
         listener: ManagerListener,
         beat_seconds: float = BEAT_SECONDS,
     ) -> None:
-        self._name, self._incarnation = name, incarnation
+        self._name, self._incarnations = name, incarnations
         self._find, self._listener = find, listener
         self._beat_seconds = beat_seconds
         self._pauses = Pauses()
@@ -102,6 +109,7 @@ class ManagerLink:
         self._silent_beats = 0
         self._is_leaving = False
         self._numbers = itertools.count(1)
+        self._epochs = HighestEpoch()
         self._calls: dict[int, asyncio.Future[Answer]] = {}
         self.met: ManagerAddress | None = None
         self.problem = ""
@@ -110,6 +118,11 @@ class ManagerLink:
     def is_connected(self) -> bool:
         """Whether the manager would hear what is said now, as far as is known."""
         return self._line is not None
+
+    @property
+    def epoch(self) -> int:
+        """The highest of a manager that it has followed."""
+        return self._epochs.epoch
 
     def start(self) -> None:
         """Connect, and connect again whenever the connection ends."""
@@ -129,11 +142,11 @@ class ManagerLink:
         number = next(self._numbers)
         await self._call(DrainInstance(number, instance_id))
 
-    async def leave(self, deadline_seconds: float) -> None:
+    async def leave(self, deadline_seconds: float, *, ends_cluster: bool = False) -> None:
         """Say that this front ends, and wait until the manager has taken that in."""
         self._is_leaving = True
         if self._line is not None:
-            self._line.send(Leave())
+            self._line.send(Leave(ends_cluster))
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._line.wait_ended(), deadline_seconds)
         if self._task is not None:
@@ -178,7 +191,7 @@ class ManagerLink:
         :raises OSError, KvellError: when it is not there just now.
         """
         found = await self._find()
-        told = Greeting(self._name, self._incarnation, found.fingerprint, 0)
+        told = Greeting(self._name, next(self._incarnations), found.fingerprint, 0)
         dialing = dial(found.address, told, found.secret, "cluster")
         sock, heard = await reached(dialing, _hang_up)
         if heard.fingerprint != found.fingerprint:
@@ -222,11 +235,24 @@ class ManagerLink:
 
     def _heard(self, message: ToFront) -> None:
         if isinstance(message, Roster):
+            if self._epochs.outranking(message.epoch, str(message.manager)):
+                self._refuse()
+                return
             self._silent_beats = 0
             self._pauses.reset()
             self._listener.roster_came(message)
+        elif isinstance(message, MoveRequest):
+            if not self._epochs.is_older(message.epoch):
+                self._listener.move_ordered(message.request_id, message.target)
         elif message.call in self._calls and not self._calls[message.call].done():
             self._calls[message.call].set_result(message)
+
+    def _refuse(self) -> None:
+        """Hang up on a manager that another has replaced, and tell it that before."""
+        if self._line is not None:
+            self._line.send(self._listener.beat())
+            self._line.problem = "an older manager answers there"
+            self._line.hang_up()
 
     def _away(self, problem: str) -> None:
         """Tell it, but once for each problem.  Who never met it is told by the start."""

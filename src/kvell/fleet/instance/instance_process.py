@@ -10,6 +10,7 @@ from typing import Protocol
 from kvell.engine.protocol.messages import SCHEMA_VERSION, Command, Event, Ready
 from kvell.errors import KvellError
 from kvell.fleet.instance.instance_line import InstanceLine
+from kvell.fleet.instance.redialing import Dial, Redial
 
 STDERR_FD = 2
 LAST_WORDS_SECONDS = 2.0
@@ -99,6 +100,7 @@ class InstanceProcess:
     :param host: where it runs; "" is this machine.
     :param address: where it listens for other fronts; "" if it has this one alone.
     :param last_words: what it wrote at its end, where nobody reads its terminal.
+    :param dial: connects again to this incarnation; None: it ends with its connection.
     """
 
     def __init__(
@@ -109,8 +111,10 @@ class InstanceProcess:
         address: str = "",
         *,
         last_words: Callable[[], str] = str,
+        dial: Dial | None = None,
     ) -> None:
         self._process = process
+        self._dial = dial
         self._line = line
         self.host, self.address = host, address
         self._last_words = last_words
@@ -168,6 +172,28 @@ class InstanceProcess:
         """
         await self._line.follow(tell)
 
+    async def reconnect(
+        self, looks: int, look_seconds: float, startup_seconds: float
+    ) -> Ready | None:
+        """Connect again behind the end of a connection that the process may have outlived.
+
+        :returns: what it says of itself; None if it has ended, or is not reached.
+        """
+        if self._dial is None:
+            return None
+        self._line.hang_up()
+        found = await Redial(
+            self._dial,
+            lambda line: hear_ready(line, startup_seconds),
+            self._process.wait,
+            looks,
+            look_seconds,
+        ).run()
+        if found is None:
+            return None
+        self._line, ready = found
+        return ready
+
     async def wait_ready(self, deadline_seconds: float) -> Ready:
         """The first event, which must be :class:`Ready` in our schema version.
 
@@ -179,6 +205,10 @@ class InstanceProcess:
             problem = f"the instance ended before it was ready (exit {code})"
             raise InstanceStartError(said_last(problem, self._last_words()), code)
         return ready
+
+    def hang_up(self) -> None:
+        """End the connection, and leave the process alone."""
+        self._line.hang_up()
 
     async def end(self, grace_seconds: float = LAST_WORDS_SECONDS) -> int:
         """Close our end, wait for the process, kill it when it lingers; its exit status."""

@@ -25,7 +25,7 @@ from kvell.errors import InstanceDied, KvellError
 from kvell.fleet.instance.death import InstanceDeath, ended
 from kvell.fleet.instance.instance_process import InstanceProcess, InstanceStartError
 from kvell.fleet.instance.restart import RestartPolicy
-from kvell.fleet.instance.watchdog import Watchdog
+from kvell.fleet.instance.watchdog import TICKS, Watchdog
 from kvell.wire.frames import ProtocolError
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class InstanceListener(Protocol):
     """Whoever is told what happens to an instance; called from the event loop."""
 
     def instance_ready(self, ready: Ready) -> None:
-        """An incarnation can serve."""
+        """An incarnation can serve; told again where it is connected to again."""
         ...
 
     def instance_said(self, event: Event) -> None:
@@ -82,8 +82,10 @@ class Supervisor:
         self._fruitless_restarts = 0
         self._process: InstanceProcess | None = None
         self._task: asyncio.Task[None] | None = None
-        self._pulse = Watchdog(silence_seconds)
+        self._watchdog = Watchdog(silence_seconds)
         self._settled = asyncio.Event()
+        self._drain: Drain | None = None
+        self._is_abandoned = False
         self.state: InstanceState = "starting"
         self.restarts = 0
 
@@ -128,16 +130,29 @@ class Supervisor:
             raise InstanceDied(f"no instance serves just now ({self.state})")
         self._process.send(command)
 
-    async def retire(self, drain_seconds: float, death: InstanceDeath) -> None:
+    async def abandon(self) -> None:
+        """Hang up and do nothing more; the instance goes on, and is another's."""
+        self._is_abandoned = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        if self._process is not None:
+            self._process.hang_up()
+
+    async def retire(self, drain_seconds: float, death: InstanceDeath, epoch: int = 0) -> None:
         """Let the instance finish what it has within the deadline, then end it for good.
 
+        :param epoch: of the manager that orders it; 0: there is none.
         :param death: is told to the listener at the end; it has what the instance did not finish.
         """
         drains = self.state == "serving"
         self.state = "draining" if drains else "gone"
         if drains and self._process is not None and self._task is not None:
-            self._process.send(Drain())
+            self._drain = Drain(epoch)
+            self._process.send(self._drain)
             await asyncio.wait([self._task], timeout=drain_seconds)
+        if self._is_abandoned:
+            return
         self.state = "gone"
         if self._task is not None:
             self._task.cancel()
@@ -180,10 +195,10 @@ class Supervisor:
         try:
             ready = await process.wait_ready(self._startup_seconds)
         except BaseException:
-            await process.kill()
+            if not self._is_abandoned:
+                await process.kill()
             raise
         self._process = process
-        self._pulse = Watchdog(self._silence_seconds)
         self.state = "serving"
         self._settled.set()
         where = f" on {process.host}" if process.host else ""
@@ -215,10 +230,26 @@ class Supervisor:
             following = await self._relaunch()
 
     async def _follow(self, process: InstanceProcess) -> InstanceDeath:
-        """Pass events on until the instance ends; says how it ended.
+        """Pass events on until the instance ends, over one connection after the other.
 
         The process is gone when this returns, so whoever takes its requests over is alone.
         """
+        while True:
+            death = await self._follow_line(process)
+            if death is not None:
+                return death
+            look_seconds = self._silence_seconds / TICKS
+            ready = await process.reconnect(TICKS, look_seconds, self._startup_seconds)
+            if ready is None:
+                return ended(await process.end())
+            logger.info("instance %s lived on: it is connected again", self.name)
+            if self._drain is not None:
+                process.send(self._drain)  # perhaps it was lost on the way
+            self._listener.instance_ready(ready)
+
+    async def _follow_line(self, process: InstanceProcess) -> InstanceDeath | None:
+        """Pass events on until the connection ends; None: it was cut, by whom is not known."""
+        self._watchdog = Watchdog(self._silence_seconds)
         silent = asyncio.Event()
         watch = asyncio.create_task(self._watch(process, silent))
         try:
@@ -228,21 +259,21 @@ class Supervisor:
             return InstanceDeath(f"the instance broke the protocol: {error}", "protocol")
         finally:
             watch.cancel()
-        code = await process.end()
-        if silent.is_set():
-            silence = f"no sign of life for {self._silence_seconds:g} s"
-            return InstanceDeath(f"the instance gave {silence} and was killed", "hung")
-        return ended(code)
+        if not silent.is_set():
+            return None
+        await process.end()
+        silence = f"no sign of life for {self._silence_seconds:g} s"
+        return InstanceDeath(f"the instance gave {silence} and was killed", "hung")
 
     async def _watch(self, process: InstanceProcess, silent: asyncio.Event) -> None:
         """Kill the process once it was silent for too long; a stopped one can be killed too."""
-        while not self._pulse.look():
-            await asyncio.sleep(self._pulse.interval_seconds)
+        while not self._watchdog.look():
+            await asyncio.sleep(self._watchdog.interval_seconds)
         silent.set()
         await process.kill()
 
     def _heard(self, event: Event) -> None:
-        self._pulse.beat()
+        self._watchdog.beat()
         # Tokens for others' fronts are not heard here, but beats behind a step are.
         if isinstance(event, Tokens) or (isinstance(event, Heartbeat) and event.step):
             self._fruitless_restarts = 0

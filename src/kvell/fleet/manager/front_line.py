@@ -20,6 +20,7 @@ class FrontLine(MessageLine[ToManager]):
     """A connected front.
 
     :param front: its name.
+    :param incarnation: of its connection; a later one of the same name has a higher one.
     :param came: gets this line once it is connected.
     :param hear: gets this line and each message, in order.
     :param ended: gets this line when the connection has ended, whoever ended it.
@@ -28,6 +29,7 @@ class FrontLine(MessageLine[ToManager]):
     def __init__(
         self,
         front: str,
+        incarnation: int,
         came: Callable[["FrontLine"], None],
         hear: Callable[["FrontLine", ToManager], None],
         ended: Callable[["FrontLine"], None],
@@ -37,6 +39,7 @@ class FrontLine(MessageLine[ToManager]):
             most_message_bytes=MOST_MESSAGE_BYTES,
             most_unsent_bytes=MOST_WAITING_BYTES,
         )
+        self.incarnation = incarnation
         self.front, self.hear = front, partial(hear, self)
         self._came, self._told_end = came, ended
 

@@ -27,12 +27,19 @@ class FrontLines:
         """Whether a line is what its front speaks over: it did not leave or come again since."""
         return self._by_front.get(line.front) is line
 
-    def add(self, line: FrontLine) -> None:
-        """A front came; if it has come before, that connection ends."""
+    def add(self, line: FrontLine) -> bool:
+        """Take a front in, in place of an earlier connection of it.
+
+        :returns: False if it is an earlier one that comes late; then it is hung up on.
+        """
         before = self._by_front.get(line.front)
+        if before is not None and line.incarnation < before.incarnation:
+            line.abort("it came behind a newer connection")
+            return False
         self._by_front[line.front] = line
         if before is not None:
             before.abort()
+        return True
 
     def leave(self, line: FrontLine) -> None:
         """A front left: nothing more is heard from it, or told to it."""
@@ -45,6 +52,11 @@ class FrontLines:
         if line in self:
             logger.warning("the connection of front %s ended", line.front)
             del self._by_front[line.front]
+
+    def tell_front(self, front: str, message: ToFront) -> None:
+        """Queue a message for one front, if it is there."""
+        if front in self._by_front:
+            self._by_front[front].send(message)
 
     def tell_all(self, message: ToFront) -> None:
         """Queue a message for every front."""

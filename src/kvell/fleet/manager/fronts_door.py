@@ -19,7 +19,7 @@ class FrontsDoor:
     :param told: who this is.  A front made with other settings has another ``fingerprint``: it
         hears this one, and is hung up on.
     :param secret: of the cluster.
-    :param enters: gets each front's name and its connection, which does not block.
+    :param enters: gets each front and its connection, which does not block.
     :raises ChangeSomething: when the address cannot be bound, or the secret is too short.
     :ivar address: where it listens from now on, like ``tcp://10.0.0.1:5000``.
     """
@@ -30,7 +30,7 @@ class FrontsDoor:
         port: int,
         told: Greeting,
         secret: bytes,
-        enters: Callable[[str, socket.socket], Awaitable[None]],
+        enters: Callable[[Greeting, socket.socket], Awaitable[None]],
     ) -> None:
         check_secret(secret)
         self._told, self._enters = told, enters
@@ -73,6 +73,6 @@ class FrontsDoor:
             logger.warning("front %s has other settings; it was hung up on", heard.instance)
             sock.close()
             return
-        entering = asyncio.ensure_future(self._enters(heard.instance, sock))
+        entering = asyncio.ensure_future(self._enters(heard, sock))
         self._entering.add(entering)
         entering.add_done_callback(self._entering.discard)

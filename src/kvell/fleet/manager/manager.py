@@ -2,8 +2,9 @@
 
 ::
 
-    came ──► starting ──► serves fronts ──last front left, or none for long──► drains ──► ended
-                  └──an instance does not start──► tells fronts why ──► ended
+    came ──► starting ──► serves fronts ──last front asks, or none for long──► drains ──► ended
+               │             └──a newer manager leads──► stands down: all stays as it is
+               └──an instance does not start──► tells fronts why ──► ended
 
 All that it knows is soft: instances run without it, and fronts tell a manager that has just
 started what it must know.
@@ -14,14 +15,18 @@ import contextlib
 import logging
 import secrets
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from typing import Self
 
-from kvell.clock import Clock, MonotonicClock
+from kvell.clock import AttendedClock, Clock, MonotonicClock
 from kvell.cluster.fronts import FrontTable
-from kvell.cluster.roles import RoleChanger
+from kvell.cluster.steering.epochs import Leadership
+from kvell.cluster.steering.roles import RoleChanger
+from kvell.cluster.steering.steering import Steering
+from kvell.engine.protocol.leading import Lead, Led
 from kvell.engine.protocol.messages import FRONT_LEASE_SECONDS, Event, Ready
-from kvell.errors import ChangeSomething, KvellError
+from kvell.errors import ChangeSomething, InstanceDied, KvellError
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.fleet.instance.instance_process import InstanceStartError
 from kvell.fleet.instance.site import Site
@@ -40,7 +45,8 @@ from kvell.fleet.manager.messages import (
     ToManager,
 )
 from kvell.fleet.manager.orders import carried_out, refused
-from kvell.fleet.manager.rosters import entries, role_views
+from kvell.fleet.manager.rosters import entries
+from kvell.fleet.manager.steered import SETTLING_LOOKS, FleetSteering
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.member import INCARNATION_BITS, MemberCallbacks
 from kvell.fleet.started.members import Members
@@ -49,6 +55,16 @@ from kvell.wire.frames import ProtocolError
 from kvell.wire.greeting import Greeting
 
 logger = logging.getLogger(__name__)
+
+MOST_GAP_SECONDS = 1.0
+"""A longer time between two looks of the manager counts for so long: it was stopped meanwhile."""
+LOOK_SECONDS = 5.0
+"""What runs is asked for within this time before a cluster is ended."""
+
+
+class Superseded(Exception):  # noqa: N818 - no error of the cluster, which goes on
+    """A newer manager leads; nothing was touched.  No :class:`KvellError`: whoever runs the
+    manager must not give anything back either."""
 
 
 class Manager:
@@ -85,30 +101,37 @@ class Manager:
     ) -> None:
         self.incarnation = secrets.randbits(INCARNATION_BITS)
         self._counts = dict(counts)
-        told = MemberCallbacks(
-            ready=self._instance_ready,
-            said=self._instance_said,
-            lost=self._instance_lost,
-            given_up=self._instance_changed,
-            leaving=self._instance_changed,
-            gone=self._instance_gone,
-            cut=self._instance_changed,
-            role=self._instance_has_role,
+        callbacks = MemberCallbacks(
+            on_ready=self._instance_ready,
+            on_event=self._instance_said,
+            on_lost=self._instance_lost,
+            on_given_up=self._instance_changed,
+            on_leaving=self._instance_changed,
+            on_gone=self._instance_gone,
+            on_cut=self._instance_changed,
+            on_role=_decided_here,
+            on_move=_decided_here,
         )
-        self._members = Members(command, limits, site, told, pool)
+        self._site, self._leadership = site, Leadership(int(time.time()))
+        self._members = Members(command, limits, site, callbacks, pool, self._leadership)
         greeting = Greeting(MANAGER, self.incarnation, fingerprint, 0)
         self._door = FrontsDoor(host, port, greeting, secret, self._front_enters)
-        self._clock = clock or MonotonicClock()
+        # A manager that was stopped has waited for nobody meanwhile.
+        self._clock = AttendedClock(clock or MonotonicClock(), MOST_GAP_SECONDS)
         self._fronts = FrontTable(FRONT_LEASE_SECONDS, lonely_seconds, self._now())
         self._lines = FrontLines()
         self._endings: dict[str, Ended] = {}
         self._used: dict[str, KeyUsesByName] = {}
-        self._role_changer = RoleChanger() if adaptive_roles else None
+        roles = RoleChanger() if adaptive_roles else None
+        self._steering = Steering(roles, SETTLING_LOOKS)
+        self._steered = FleetSteering(self._steering)
         self._failure: KvellError | None = None
         self._has_started = False
         self._waits_for = ""
         self._starting: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
+        self._abandoning: asyncio.Task[None] | None = None
+        self._obeying: set[str] = set()
         self._will_announce = False
         self._woken = asyncio.Event()
 
@@ -134,6 +157,7 @@ class Manager:
         """Serve fronts until the cluster is over; then nothing of it is left.
 
         :raises KvellError: when the first instances cannot be started; fronts have been told.
+        :raises Superseded: when another manager has taken the instances over.
         """
         while not self._is_over:
             with contextlib.suppress(TimeoutError):
@@ -141,7 +165,10 @@ class Manager:
                     await self._woken.wait()
             self._woken.clear()
             self._tick()
+        await self._look_for_newer()
         await self.close()
+        if self._leadership.is_outranked:
+            raise Superseded(f"a manager of epoch {self._leadership.outranked_by} leads")
         if self._failure is not None:
             raise self._failure
 
@@ -169,11 +196,12 @@ class Manager:
             failure.exit_code if isinstance(failure, InstanceStartError) else None,
             self._used,
             self._waits_for,
+            self._leadership.epoch,
         )
 
     @property
     def _is_over(self) -> bool:
-        if self._closing is not None:
+        if self._closing is not None or self._leadership.is_outranked:
             return True
         if self._failure is not None and self._lines:
             return True  # and all of them were told
@@ -187,6 +215,8 @@ class Manager:
             self._failure = error
         else:
             self._has_started = True
+            self._fronts.is_shared |= self._members.has_adopted
+        self._settle()
         self._announce()
         self._woken.set()
 
@@ -199,19 +229,24 @@ class Manager:
         self._used = {front: self._used[front] for front in living if front in self._used}
         if not self._is_over:
             self._lines.release_leaving()  # others have come since
-        self._change_role()
+        self._steer(living)
+        self._settle()
         self._announce()
 
-    def _change_role(self) -> None:
-        """Give instances the other role if the load of all fronts asks for it."""
-        if self._role_changer is None:
-            return
+    def _steer(self, living: Sequence[str]) -> None:
+        """Decide on roles and moves, from the load of all fronts together; once a second."""
         now = self._now()
-        views = role_views(self._entries(), self._fronts.loads(now))
-        for instance_id, role in self._role_changer.decide(views, now):
+        if not self._steering.is_due(now):
+            return
+        said = {one.instance_id: one.beat for one in self._members if one.beat is not None}
+        loads, epoch = self._fronts.loads(now), self._leadership.epoch
+        orders = self._steered.decide(self._entries(), said, loads, living, now, epoch)
+        for instance_id, role in orders.roles:
             logger.info("instance %s changes to %s", instance_id, role)
             self._fronts.change_role(instance_id, role)
             self._announce_soon()
+        for front, order in self._steered.messages(orders):
+            self._lines.tell_front(front, order)
 
     def _entries(self) -> tuple[RosterEntry, ...]:
         staying = {one.instance_id for one in self._members.staying}
@@ -228,17 +263,22 @@ class Manager:
         self._will_announce = False
         self._lines.tell_all(self.roster())
 
-    async def _front_enters(self, front: str, sock: socket.socket) -> None:
+    async def _front_enters(self, front: Greeting, sock: socket.socket) -> None:
         """A front has proved to belong to this cluster."""
-        line = FrontLine(front, self._front_came, self._front_said, self._lines.ended)
+        line = FrontLine(
+            *(front.instance, front.incarnation, self._front_came),
+            self._front_said,
+            self._lines.ended,
+        )
         await asyncio.get_running_loop().create_connection(lambda: line, sock=sock)
 
     def _front_came(self, line: FrontLine) -> None:
         if self._closing is not None:
             line.abort()
             return
+        if not self._lines.add(line):
+            return
         logger.info("front %s came", line.front)
-        self._lines.add(line)
         self._fronts.came(line.front, self._now())
         line.send(self.roster())
 
@@ -253,7 +293,7 @@ class Manager:
         if isinstance(message, FrontBeat):
             self._front_beats(line.front, message)
         elif isinstance(message, Leave):
-            self._front_leaves(line)
+            self._front_leaves(line, message)
         elif not self._has_started or self._closing is not None:
             line.send(refused(message, "the cluster does not serve just now"))
         else:
@@ -262,30 +302,69 @@ class Manager:
 
     def _front_beats(self, front: str, beat: FrontBeat) -> None:
         now = self._now()
+        self._heard_epoch(beat.epoch)
         try:
             is_newer = self._fronts.heard(front, beat.loads, beat.roles, beat.role_changes, now)
         except ChangeSomething as error:
             raise ProtocolError(str(error)) from error
+        self._steered.heard(front, beat)
         if beat.used or front in self._used:
             self._used[front] = beat.used
         if is_newer:
             self._announce_soon()
 
-    def _front_leaves(self, line: FrontLine) -> None:
-        """The last one that leaves waits for the end of the cluster; others do not."""
+    def _front_leaves(self, line: FrontLine, leave: Leave) -> None:
+        """Whoever takes the cluster along waits for its end; others do not."""
         logger.info("front %s left", line.front)
         self._lines.leave(line)
-        self._fronts.left(line.front, self._now())
+        self._fronts.left(line.front, self._now(), ends_cluster=leave.ends_cluster)
         if self._is_over:
             self._woken.set()
         else:
             line.hang_up()
 
-    def _instance_ready(self, _instance_id: str, _ready: Ready) -> None:
+    def _instance_ready(self, instance_id: str, _ready: Ready) -> None:
+        self._obeying.discard(instance_id)
+        self._lead(instance_id)
         self._announce_soon()
 
-    def _instance_said(self, _instance_id: str, _event: Event) -> None:
+    def _instance_said(self, instance_id: str, event: Event) -> None:
         """Heartbeats go to fronts by themselves; that one came is enough here."""
+        if isinstance(event, Led):
+            self._heard_epoch(event.epoch)
+            if event.epoch == self._leadership.epoch:
+                self._obeying.add(instance_id)
+
+    def _lead(self, instance_id: str) -> None:
+        with contextlib.suppress(InstanceDied):
+            self._members[instance_id].supervisor.send(Lead(self._leadership.epoch))
+
+    def _settle(self) -> None:
+        """Rise above nobody any more, once all that serve obey."""
+        serving = {one.instance_id for one in self._members if one.is_serving}
+        if self._has_started and serving <= self._obeying:
+            self._leadership.settle()
+
+    def _heard_epoch(self, epoch: int) -> None:
+        """Take in an epoch that somebody has seen: lead on, rise above it, or stand down."""
+        standing = self._leadership.heard(epoch)
+        if standing == "rose":
+            self._obeying.clear()
+            for one in self._members:
+                self._lead(one.instance_id)
+            self._announce_soon()
+        elif standing == "outranked" and self._abandoning is None:
+            logger.warning("a newer manager leads (epoch %d); this one stands down", epoch)
+            self._abandoning = asyncio.create_task(self._members.abandon())
+            self._woken.set()
+
+    async def _look_for_newer(self) -> None:
+        """Before anything ends: ask the site whether what runs is another's by now."""
+        with contextlib.suppress(TimeoutError, KvellError):
+            async with asyncio.timeout(LOOK_SECONDS):
+                found = await self._site.found()
+                if self._leadership.found(found.values()) == "outranked":
+                    self._heard_epoch(self._leadership.outranked_by)
 
     def _instance_lost(self, instance_id: str, death: InstanceDeath) -> None:
         incarnation = self._members[instance_id].incarnation
@@ -295,9 +374,6 @@ class Manager:
     def _instance_changed(self, _instance_id: str) -> None:
         self._announce_soon()
 
-    def _instance_has_role(self, _instance_id: str, _role: str) -> None:
-        """Roles are decided here, so this is no news."""
-
     def _instance_gone(self, instance_id: str) -> None:
         self._endings.pop(instance_id, None)
         self._fronts.forget(instance_id)
@@ -305,11 +381,18 @@ class Manager:
 
     async def _close(self) -> None:
         await self._door.close()
+        if self._abandoning is not None:
+            await self._abandoning
         if self._starting is not None:
             self._starting.cancel()
             await asyncio.wait([self._starting])
-        await self._members.close()
+        if self._abandoning is None:
+            await self._members.close()
         await self._lines.close()
 
     def _now(self) -> float:
         return self._clock.now_seconds()
+
+
+def _decided_here(_id: str, _word: str) -> None:
+    """Roles and moves are the manager's own word, so they are no news to it."""

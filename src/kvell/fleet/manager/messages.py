@@ -7,6 +7,7 @@ msgpack in frames, over a connection on which both have proved that they know th
       │ ◄── Roster ─────────────────────────── │  at once, at each change, and now and then
       │ ── FrontBeat(loads, roles, used) ────► │  now and then: it lives
       │ ── ScaleInstances, DrainInstance ────► │
+      │ ◄── MoveRequest(epoch) ─────────────── │  it goes on at another instance
       │ ◄── Answer(call) ───────────────────── │  exactly once for each
       │ ── Leave ────────────────────────────► │  it ends on purpose
 
@@ -31,6 +32,8 @@ BEAT_SECONDS = 0.5
 """A front sends a beat this often."""
 MOST_KEYS_TOLD = 256
 """Keys that a beat tells the use of at most."""
+MOST_MOVABLE = 8
+"""Requests of an instance that a beat names at most."""
 NAME_DIGITS = 16
 """Hexadecimal digits that name a key there."""
 
@@ -102,6 +105,7 @@ class Roster(_Message, frozen=True):
     """All instances; it replaces the one before.
 
     :param manager: tells this start of the manager from its other starts.
+    :param epoch: of the manager; a front that has seen a higher one follows it no more.
     :param role_changes: how often roles have changed in this cluster; whoever knows of more knows
         better who has which.
     :param is_starting: whether the first instances are not all ready yet.
@@ -119,21 +123,60 @@ class Roster(_Message, frozen=True):
     exit_code: int | None = None
     used: dict[str, KeyUsesByName] = {}
     waits_for: str = ""
+    epoch: Count = 0
+
+
+class Movable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request that could go on elsewhere.
+
+    :param size_bytes: of its pages, at most.
+    """
+
+    request_id: str
+    size_bytes: Count
+
+
+class Pressed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a front has at an instance that is short of memory.
+
+    :param leaving: requests that are on their way from it.
+    :param movable: those that could be; the youngest, of many.
+    """
+
+    leaving: Count = 0
+    movable: Annotated[tuple[Movable, ...], msgspec.Meta(max_length=MOST_MOVABLE)] = ()
+
+
+class MoveRequest(_Message, frozen=True):
+    """Let a request of this front go on at another instance; nothing if it has ended, or moves.
+
+    :param epoch: of the manager; a front that has seen a higher one does nothing.
+    """
+
+    epoch: int
+    request_id: str
+    target: str
 
 
 class FrontBeat(_Message, frozen=True):
     """A front lives, and what it knows.
 
     :param loads: what instances have still to do for it of the part that is theirs, as of
-        :class:`kvell.cluster.roles.RoleView`; those that do all parts are not named.
+        :class:`kvell.cluster.steering.roles.RoleView`; those that do all parts are not named.
     :param roles: the role of each instance that it knows, as of ``role_changes``.
     :param used: what each key used at this front.
+    :param epoch: the highest of a manager that it has seen.
+    :param pressed: instances that are short of memory, and what it has there.
+    :param coming: requests of it that are on their way to an instance; only where any is.
     """
 
     loads: dict[str, int] = {}
     roles: dict[str, str] = {}
     role_changes: int = 0
     used: KeyUsesByName = {}
+    epoch: Count = 0
+    pressed: dict[str, Pressed] = {}
+    coming: dict[str, Count] = {}
 
 
 class ScaleInstances(_Message, frozen=True):
@@ -154,8 +197,13 @@ class DrainInstance(_Message, frozen=True):
 
 
 class Leave(_Message, frozen=True):
-    """The front ends on purpose.  The manager hangs up once it has taken that in; when no front is
-    left, it first ends the cluster."""
+    """The front ends on purpose.  The manager hangs up once it has taken that in; when the cluster
+    ends with the front, it first ends that.
+
+    :param ends_cluster: whether the cluster should end if no other front is there now.
+    """
+
+    ends_cluster: bool = False
 
 
 class Answer(_Message, frozen=True):
@@ -173,7 +221,7 @@ class Answer(_Message, frozen=True):
 
 
 ToManager = FrontBeat | ScaleInstances | DrainInstance | Leave
-ToFront = Roster | Answer
+ToFront = Roster | MoveRequest | Answer
 _ENCODER = msgspec.msgpack.Encoder()
 _TO_MANAGER = msgspec.msgpack.Decoder(ToManager)
 _TO_FRONT = msgspec.msgpack.Decoder(ToFront)

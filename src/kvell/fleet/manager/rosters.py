@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterable, Mapping
 
-from kvell.cluster.roles import OTHER, RoleView
+from kvell.cluster.steering.roles import OTHER, RoleView
 from kvell.fleet.manager.messages import Ended, RosterEntry
 from kvell.fleet.started.members import OwnMember
 

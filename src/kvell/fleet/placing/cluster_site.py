@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterable, Sequence
 
 from kvell.errors import ChangeSomething
-from kvell.fleet.instance.dialing import dial_instance
+from kvell.fleet.instance.dialing import DialedLine, dial_instance
 from kvell.fleet.instance.instance_process import (
     InstanceProcess,
     InstanceStartError,
@@ -31,6 +31,7 @@ from kvell.wire.greeting import Greeting
 
 LOOK_SECONDS = 1.0
 """Pause before a placement that did not answer is asked again."""
+NAME_BYTES = 4
 logger = logging.getLogger(__name__)
 
 
@@ -48,7 +49,9 @@ class ClusterSite:
         self._placement, self._secret, self._pool = placement, secret, pool
         self._placing_seconds = placing_seconds
         self._found: dict[str, Found] = {}
-        self._greeting = Greeting(MANAGER, secrets.randbits(INCARNATION_BITS), "", 0)
+        # A name of its own: two managers at one instance do not hang up on each other.
+        name = f"{MANAGER}-{secrets.token_hex(NAME_BYTES)}"
+        self._greeting = Greeting(name, secrets.randbits(INCARNATION_BITS), "", 0)
 
     def enter(self, instance_id: str) -> None:
         """See :class:`.Site`."""
@@ -120,15 +123,21 @@ class ClusterSite:
 
         :raises InstanceStartError: when the incarnation does not answer, or another one does.
         """
-        try:
-            line = await dial_instance(
+
+        async def dial() -> DialedLine:
+            return await dial_instance(
                 placed.address, self._greeting, self._secret, instance_id, incarnation
             )
+
+        try:
+            line = await dial()
         except (OSError, ProtocolError, ChangeSomething) as error:
             raise InstanceStartError(f"cannot reach {instance_id}: {error}") from error
         process = RemoteProcess(self._placement, instance_id, incarnation, placed)
         return InstanceProcess(
-            process, line, placed.host, placed.address, last_words=lambda: process.last_words
+            *(process, line, placed.host, placed.address),
+            last_words=lambda: process.last_words,
+            dial=dial,
         )
 
     async def _give_up(self, instance_id: str, incarnation: int) -> None:

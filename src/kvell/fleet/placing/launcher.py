@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from kvell.cluster.steering.epochs import epoch_of
 from kvell.fleet.instance.instance_process import filled_in
 from kvell.fleet.placing.placement import Ended, Placed
 
@@ -62,11 +63,14 @@ class Launcher:
         was stopped.
 
         :raises OSError: when the program cannot be started.
+        :raises PermissionError: when a newer manager has started what is here.
         """
         with self._lock:
             if incarnation in self._stopped:
                 return Placed(self._host, 0, "")
             child = self._child
+            if child is not None and epoch_of(incarnation) < epoch_of(child.incarnation):
+                raise PermissionError("a newer manager has started what runs here")
             if child is None or child.incarnation != incarnation:
                 self._end()
                 command = [*self._program, *filled_in(words, self._values)]

@@ -80,20 +80,22 @@ class Handle(Protocol):
 
 @dataclass(frozen=True)
 class MemberCallbacks:
-    """Whom a member tells what happens, besides keeping it itself.
+    """What is called when something happens to an instance; the first argument is its id.
 
-    :param cut: the connection to an instance ended; ``lost`` follows once it is known why.
-    :param role: an instance has a role from now on.
+    :param on_cut: the connection to it ended; ``on_lost`` follows once it is known why.
+    :param on_role: it has a role from now on.
+    :param on_move: the manager lets a request, the first argument, go on at an instance.
     """
 
-    ready: Callable[[str, Ready], None]
-    said: Callable[[str, Event], None]
-    lost: Callable[[str, InstanceDeath], None]
-    given_up: Callable[[str], None]
-    leaving: Callable[[str], None]
-    gone: Callable[[str], None]
-    cut: Callable[[str], None]
-    role: Callable[[str, str], None]
+    on_ready: Callable[[str, Ready], None]
+    on_event: Callable[[str, Event], None]
+    on_lost: Callable[[str, InstanceDeath], None]
+    on_given_up: Callable[[str], None]
+    on_leaving: Callable[[str], None]
+    on_gone: Callable[[str], None]
+    on_cut: Callable[[str], None]
+    on_role: Callable[[str, str], None]
+    on_move: Callable[[str, str], None]
 
 
 class Member:
@@ -101,12 +103,12 @@ class Member:
 
     supervisor: Handle
 
-    def __init__(self, instance_id: str, role: str, told: MemberCallbacks) -> None:
+    def __init__(self, instance_id: str, role: str, callbacks: MemberCallbacks) -> None:
         self.instance_id, self.role = instance_id, role
         self.incarnation = 0
         self.ready: Ready | None = None
         self.beat: Heartbeat | None = None
-        self._told = told
+        self._callbacks = callbacks
         self._stats_waiter: asyncio.Future[Stats] | None = None
         self.watch = Watch(self._send)
 
@@ -156,7 +158,7 @@ class Member:
     def instance_ready(self, ready: Ready) -> None:
         """Keep what a new incarnation says of itself."""
         self.ready, self.beat = ready, None
-        self._told.ready(self.instance_id, ready)
+        self._callbacks.on_ready(self.instance_id, ready)
 
     def instance_said(self, event: Event) -> None:
         """Keep heartbeats and statistics, and pass everything else on."""
@@ -170,7 +172,7 @@ class Member:
             return
         if isinstance(event, Heartbeat):
             self.beat = event
-        self._told.said(self.instance_id, event)
+        self._callbacks.on_event(self.instance_id, event)
 
     def instance_lost(self, death: InstanceDeath) -> None:
         """End the wait of those who asked it something."""
@@ -180,11 +182,11 @@ class Member:
             self._stats_waiter.exception()  # read once: perhaps nobody waits any more
             self._stats_waiter = None
         self.watch.lost(death.problem)
-        self._told.lost(self.instance_id, death)
+        self._callbacks.on_lost(self.instance_id, death)
 
     def instance_given_up(self) -> None:
         """Pass it on."""
-        self._told.given_up(self.instance_id)
+        self._callbacks.on_given_up(self.instance_id)
 
 
 async def stats_of(

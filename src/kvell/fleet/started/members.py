@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from kvell.cluster.steering.epochs import Leadership
 from kvell.engine.protocol.introductions import Introduce
 from kvell.engine.protocol.messages import Ready
 from kvell.errors import ChangeSomething
@@ -31,8 +32,10 @@ class Members:
 
     :param command: an instance's command line; see :class:`.Front`.
     :param site: where they run.
-    :param told: hears what happens to any of them.
+    :param callbacks: called when something happens to any of them.
     :param pool: how they share their memory.
+    :ivar has_adopted: whether instances were there already at the start.
+    :param leadership: of a manager, whose orders carry its epoch; None: nobody else gives orders.
     """
 
     def __init__(
@@ -40,17 +43,21 @@ class Members:
         command: Sequence[str],
         limits: FrontLimits,
         site: Site,
-        told: MemberCallbacks,
+        callbacks: MemberCallbacks,
         pool: PoolSettings | None = None,
+        leadership: Leadership | None = None,
     ) -> None:
         self._command, self._limits = tuple(command), limits
         self._pool = pool or PoolSettings()
         self._site = site
-        self._told = replace(told, ready=self._ready)
-        self._told_ready = told.ready
+        self._callbacks = replace(callbacks, on_ready=self._ready)
+        self._on_ready = callbacks.on_ready
         self._by_id: dict[str, OwnMember] = {}
         self._retiring: dict[str, asyncio.Task[None]] = {}
         self._starting_at_once = 1
+        self._leadership = leadership
+        self._is_abandoned = False
+        self.has_adopted = False
 
     def __iter__(self) -> Iterator[OwnMember]:
         return iter(list(self._by_id.values()))
@@ -78,7 +85,10 @@ class Members:
         :raises InstanceStartError: when one does not become ready; then none is left.
         """
         found = await self._site.found()
+        if self._leadership is not None:
+            self._leadership.found(found.values())
         if found:
+            self.has_adopted = True
             for instance_id, incarnation in found.items():
                 member = self._add(instance_id.rpartition("-")[0], instance_id)
                 member.incarnation = incarnation
@@ -95,8 +105,9 @@ class Members:
             for start in starts:
                 start.cancel()
             await asyncio.wait(starts)
-            await self._end_all(0)
-            await self._site.close()
+            if not self._is_abandoned:
+                await self._end_all(0)
+                await self._site.close()
             raise
         finally:
             self._starting_at_once = 1
@@ -153,17 +164,23 @@ class Members:
     async def close(self) -> None:
         """Let all instances finish what they have within the deadline, then end them."""
         await asyncio.gather(self._end_all(self._limits.drain_seconds), *self._retiring.values())
-        await self._site.close()
+        if not self._is_abandoned:
+            await self._site.close()
+
+    async def abandon(self) -> None:
+        """Leave all instances as they are, to another who keeps them now."""
+        self._is_abandoned = True
+        await asyncio.gather(*(one.supervisor.abandon() for one in self))
 
     async def _end_all(self, drain_seconds: float) -> None:
-        ends = (one.supervisor.retire(drain_seconds, CLOSING) for one in self.staying)
+        ends = (one.supervisor.retire(drain_seconds, CLOSING, self._epoch) for one in self.staying)
         await asyncio.gather(*ends)
 
     def _add(self, role: str, found: str = "") -> OwnMember:
         """:param found: its name if it is there already."""
         ids = (f"{role}-{number}" for number in itertools.count())
         instance_id = found or next(one for one in ids if one not in self._by_id)
-        member = OwnMember(instance_id, role, self._told)
+        member = OwnMember(instance_id, role, self._callbacks)
         member.supervisor = Supervisor(
             instance_id,
             lambda: self._launch(member),
@@ -192,12 +209,19 @@ class Members:
             "role": member.role,
             **self._pool.values(),
         }
+        if self._leadership is not None:
+            member.incarnation = self._leadership.next_incarnation()
+            return LaunchPlan(member.incarnation, values)
         return LaunchPlan(member.next_incarnation(), values)
+
+    @property
+    def _epoch(self) -> int:
+        return 0 if self._leadership is None else self._leadership.epoch
 
     def _ready(self, instance_id: str, ready: Ready) -> None:
         """Tell all instances where the new one listens, before it gets a request."""
         self._introduce()
-        self._told_ready(instance_id, ready)
+        self._on_ready(instance_id, ready)
 
     def _introduce(self) -> None:
         serving = [one for one in self if one.is_serving and one.ready is not None]
@@ -205,17 +229,19 @@ class Members:
         addresses = {name: address for name, address in told.items() if address}
         if addresses:
             for one in serving:
-                one.supervisor.send(Introduce(addresses))
+                one.supervisor.send(Introduce(addresses, self._epoch))
 
     def _retire(self, member: OwnMember) -> None:
-        self._told.leaving(member.instance_id)
+        self._callbacks.on_leaving(member.instance_id)
         retiring = asyncio.create_task(self._leave(member))
         self._retiring[member.instance_id] = retiring
 
     async def _leave(self, member: OwnMember) -> None:
         """Drain and forget an instance; its requests go on elsewhere if they outlast it."""
-        await member.supervisor.retire(self._limits.drain_seconds, DRAINED)
+        await member.supervisor.retire(self._limits.drain_seconds, DRAINED, self._epoch)
+        if self._is_abandoned:
+            return
         del self._by_id[member.instance_id]
         del self._retiring[member.instance_id]
         self._site.leave(member.instance_id)
-        self._told.gone(member.instance_id)
+        self._callbacks.on_gone(member.instance_id)

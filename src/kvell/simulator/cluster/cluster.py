@@ -16,12 +16,12 @@ from functools import partial
 from random import Random
 
 from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
-from kvell.cluster.roles import RoleChanger, RoleRules
 from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
+from kvell.cluster.steering.roles import RoleChanger, RoleRules
 from kvell.engine.planning.core import EngineCore
 from kvell.engine.planning.index_watch import indexed_groups
-from kvell.engine.protocol.messages import Event
+from kvell.engine.protocol.messages import HEARTBEAT_SECONDS, Event
 from kvell.engine.protocol.notices import IndexNotice
 from kvell.engine.requests.limits import Limits
 from kvell.fleet.instance.death import Cause, InstanceDeath
@@ -123,6 +123,7 @@ class VirtualCluster:
         """Called with each incarnation when it begins."""
         self._incarnations = itertools.count(1)
         self._chance = Random(spec.seed)
+        self._will_beat = False
         most_waiting = len(rows) if spec.max_waiting is None else spec.max_waiting
         router = router_named(spec.routing, spec.costs)
         queue = RequestQueue(
@@ -256,6 +257,22 @@ class VirtualCluster:
         instance = self.instances.get(name)
         if instance is not None:
             self.loop.after(self._front_seconds(name), partial(instance.tell, command))
+            self._beat_later()
+
+    def _beat_later(self) -> None:
+        if not self._will_beat:
+            self._will_beat = True
+            self.loop.after(HEARTBEAT_SECONDS, self._beat)
+
+    def _beat(self) -> None:
+        """Let idle instances beat, as long as anybody has requests and anything else happens: a
+        fleet at rest costs no virtual time."""
+        self._will_beat = False
+        is_last = self.loop.next_seconds(self.transport) is None
+        for instance in list(self.instances.values()):
+            instance.beat()
+        if not is_last and (self.front.queue.in_flight or self.front.queue.waiting):
+            self._beat_later()
 
     def _front_seconds(self, name: str) -> float:
         return self.spec.front_seconds.get(name, 0.0)

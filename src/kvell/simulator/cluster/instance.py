@@ -132,6 +132,11 @@ class VirtualInstance:
         """Take a command of the front."""
         self._take(command)
 
+    def beat(self) -> None:
+        """Say a heartbeat while nothing is computed; one that computes says it behind its step."""
+        if not self._is_busy and not self.is_dead and (beat := self._pulse()):
+            self._says(beat)
+
     def die(self) -> None:
         """Nothing reaches it or comes from it any more."""
         self.is_dead = True

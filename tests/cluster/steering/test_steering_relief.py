@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.cluster.rebalancing import ROOM_PART, MemoryView, MovableView, relief
+from kvell.cluster.steering.relief import ROOM_PART, MemoryView, MovableView, relief
 
 FULL = MemoryView("full", 0, 50, 1000)
 EMPTY = MemoryView("empty", 0, 900, 1000)

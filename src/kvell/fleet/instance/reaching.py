@@ -1,4 +1,4 @@
-"""How a front reaches others over the network: with pauses, and leaving nothing open."""
+"""How others are reached over the network: with pauses, and leaving nothing open."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -43,10 +43,10 @@ async def reached(
         raise
 
 
-def hang_up_after(task: "asyncio.Task[Reached]", hang_up: Callable[[Reached], None]) -> None:
+def hang_up_after(task: "asyncio.Future[Reached]", hang_up: Callable[[Reached], None]) -> None:
     """Hang up on what a task reaches, if it still does."""
 
-    def drop(done: "asyncio.Task[Reached]") -> None:
+    def drop(done: "asyncio.Future[Reached]") -> None:
         if not done.cancelled() and done.exception() is None:
             hang_up(done.result())
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from kvell.fleet.followed.reaching import (
+from kvell.fleet.instance.reaching import (
     FIRST_PAUSE_SECONDS,
     LONGEST_PAUSE_SECONDS,
     Pauses,

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.cluster.roles import OTHER, Role, RoleChanger, RoleRules, RoleView
 from kvell.cluster.routing.costs import FIT_BATCH, ExecCosts
+from kvell.cluster.steering.roles import OTHER, Role, RoleChanger, RoleRules, RoleView
 
 RULES = RoleRules()
 COSTS = ExecCosts(

@@ -1,0 +1,1 @@
+"""What concerns more than one instance, decided in one place."""

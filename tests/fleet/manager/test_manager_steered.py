@@ -1,0 +1,123 @@
+"""Several fronts at one instance that is short of memory: one request leaves it, not one each."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kvell.fleet.manager.manager as manager_module
+from kvell.cluster.steering.steering import Move, Orders, Steering
+from kvell.engine.protocol.messages import Heartbeat
+from kvell.fleet.manager.messages import FrontBeat, Movable, MoveRequest, Pressed, RosterEntry
+from kvell.fleet.manager.steered import SETTLING_LOOKS, FleetSteering
+from tests.fleet.manager.front_client import joined, managed
+from tests.front.scenarios import run, until
+
+CommandFactory = Callable[..., list[str]]
+FRONTS = tuple(f"front-{name}" for name in "abcd")
+
+
+def entry(name: str) -> RosterEntry:
+    return RosterEntry(name, name.rpartition("-")[0], "serving")
+
+
+def heartbeat(free_bytes: int, waiting: int = 0) -> Heartbeat:
+    return Heartbeat(1, 1, 0, waiting, 9, 9, free_bytes, 1000)
+
+
+def beat(front: str, pressed: str, count: int, leaving: int = 0) -> FrontBeat:
+    requests = tuple(Movable(f"{front}:{number}", 20 + number) for number in range(count))
+    return FrontBeat(pressed={pressed: Pressed(leaving, requests)})
+
+
+def decided(
+    one: FleetSteering, now_seconds: float, beats: dict[str, Heartbeat], epoch: int = 7
+) -> Orders:
+    entries = [entry(name) for name in beats]
+    return one.decide(entries, beats, {}, FRONTS, now_seconds, epoch)
+
+
+def test_four_fronts_at_one_instance_move_one_request_in_a_beat() -> None:
+    """When each decided for itself, all four moved one to the same instance."""
+    one = FleetSteering(Steering(None, SETTLING_LOOKS))
+    for front in FRONTS:
+        one.heard(front, beat(front, "mixed-0", 3))
+    beats = {"mixed-0": heartbeat(100), "mixed-1": heartbeat(900)}
+    orders = decided(one, 1.0, beats)
+    assert orders == Orders(7, (), (Move("front-d:0", "mixed-0", "mixed-1"),))
+    assert one.messages(orders) == [("front-d", MoveRequest(7, "front-d:0", "mixed-1"))]
+    for look in range(SETTLING_LOOKS):
+        assert not decided(one, 2.0 + look, beats).moves, "it is not told yet that it moves"
+    one.heard("front-d", beat("front-d", "mixed-0", 2, leaving=1))
+    assert not decided(one, 9.0, beats).moves, "it is still on its way"
+    one.heard("front-d", beat("front-d", "mixed-0", 2))
+    assert len(decided(one, 10.0, beats).moves) == 1
+
+
+def test_requests_of_fronts_that_are_gone_are_nobodys() -> None:
+    one = FleetSteering(Steering())
+    one.heard("front-z", beat("front-z", "mixed-0", 3))
+    assert not decided(one, 1.0, {"mixed-0": heartbeat(100), "mixed-1": heartbeat(900)}).moves
+
+
+sizes = st.lists(st.integers(0, 1000), min_size=2, max_size=8)
+
+
+@given(sizes, st.lists(st.integers(0, 4), min_size=4, max_size=4), st.integers(0, 9))
+def test_an_instance_is_in_one_move_of_a_look_at_most(
+    free: Sequence[int], counts: Sequence[int], looks: int
+) -> None:
+    one = FleetSteering(Steering(None, SETTLING_LOOKS))
+    names = [f"mixed-{number}" for number in range(len(free))]
+    beats = dict(zip(names, map(heartbeat, free), strict=True))
+    for front, count in zip(FRONTS, counts, strict=True):
+        pressed = {
+            name: Pressed(0, tuple(Movable(f"{front}:{name}:{n}", 30) for n in range(count)))
+            for name in names
+        }
+        one.heard(front, FrontBeat(pressed=pressed))
+    busy: list[set[str]] = []
+    for look in range(looks):
+        moves = decided(one, float(look), beats).moves
+        involved = [name for move in moves for name in (move.source, move.target)]
+        assert len(involved) == len(set(involved))
+        for before in busy[-SETTLING_LOOKS:]:
+            assert not before & set(involved)
+        busy.append(set(involved))
+        for move in moves:
+            assert beats[move.target].free_bytes > beats[move.source].free_bytes
+
+
+def test_of_four_fronts_one_is_told_to_move_a_request(
+    instance_command: CommandFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With instances as processes, one of which says that it has no memory left."""
+    monkeypatch.setattr(manager_module, "ROSTER_SECONDS", 0.05)
+
+    async def scenario() -> None:
+        async with managed(instance_command(), {"mixed": 2}) as one:
+            fronts = [await joined(one.manager, name) for name in FRONTS]
+            await fronts[0].serving(2)
+            members = one.manager._members
+            await until(lambda: all(each.beat is not None for each in members))
+            pressed = members["mixed-0"]
+            hear = pressed.instance_said
+
+            def hears(event: object) -> None:
+                hear(heartbeat(100) if isinstance(event, Heartbeat) else event)  # type: ignore[arg-type]
+
+            pressed.supervisor._listener.instance_said = hears  # type: ignore[method-assign]
+            await until(lambda: pressed.beat is not None and pressed.beat.free_bytes == 100)
+            for front in fronts:
+                front.say(beat(front.name, "mixed-0", 3))
+            await until(lambda: any(front.moves for front in fronts))
+            [order] = [order for front in fronts for order in front.moves]
+            assert order.target == "mixed-1" and order.epoch == fronts[0].roster.epoch
+            looked = one.manager._steering._look
+            await until(lambda: one.manager._steering._look > looked)
+            assert sum(len(front.moves) for front in fronts) == 1
+            for front in fronts:
+                await front.__aexit__()
+
+    run(scenario())
