@@ -65,11 +65,10 @@ class Fleet:
         pool = PoolSettings(adaptive_roles=when == "roles")
         self.front = Front(("none",), clock=self.clock, pool=pool)
         self.queue = self.front._request_queue
-        assert self.front._own is not None
         self.lines: list[tuple[InstanceLine, bytes]] = []
         kinds = ("prefill", "decode") if when == "roles" else ("mixed",)
         for number in range(count):
-            member = self.front._own._add(kinds[number % len(kinds)])
+            member = self.front.own()._add(kinds[number % len(kinds)])
             supervisor = member.supervisor
             supervisor.state = "serving"
             name = member.instance_id
@@ -96,8 +95,7 @@ class Fleet:
             sampling = SamplingParams(max_tokens=1000)
             entry = LogEntry(RequestId(f"r{number}"), prompt, sampling, "", 0.0)
             line = lines[number % count]
-            self.queue._submitted[entry.request_id] = entry
-            line.add(entry)
+            self.queue._in_flight.submit(entry, line, 0.0)
             line.emitted(entry, 1)
 
     def beats(self, count: int, seconds_apart: float) -> None:

@@ -265,14 +265,14 @@ class AsyncEngine:
         :param instances: as at the start, like ``"mixed=3"``; roles not named stay as they are.
         :raises ChangeSomething: when the machine has no memory for more.
         """
-        self._front.scale_own(_counts(instances))
+        self._front.own().scale_now(_counts(instances))
 
     def drain(self, instance_id: str) -> None:
         """Take an instance out of service: it finishes what it has, or others go on with it.
 
         :raises ChangeSomething: when there is none of this id, or it is the last that serves.
         """
-        self._front.drain_own(instance_id)
+        self._front.own().drain_now(instance_id)
 
     def instances(self) -> list[MemberStatus]:
         """The state of every instance."""

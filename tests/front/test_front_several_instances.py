@@ -215,8 +215,7 @@ def test_the_last_and_the_unknown_are_not_drained(instance_command: CommandFacto
 def test_an_instance_that_cannot_start_fails_alone(instance_command: CommandFactory) -> None:
     async def scenario() -> None:
         async with Front(instance_command()) as front:
-            assert front._own is not None
-            front._own._command = tuple(instance_command("--exit-at-start", "2"))
+            front.own()._command = tuple(instance_command("--exit-at-start", "2"))
             await front.scale({"mixed": 2})
             await until(lambda: by_id(front)["mixed-1"].state == "failed")
             assert front.state == "serving"

@@ -57,7 +57,7 @@ def test_a_request_on_its_way_to_an_instance_that_drains_is_computed_once(
 
             await until(has_set_out)
             assert not on_its_way[0].output, "its prompt is being computed"
-            front.drain_own("decode-0")
+            await front.drain("decode-0")
             tokens, finished = await asked
             assert tokens == expected
             assert (finished.reason, finished.attempt) == ("length", 0), "no second attempt"

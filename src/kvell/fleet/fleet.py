@@ -1,4 +1,4 @@
-"""The instances of a front, whoever starts them: the front itself, or the manager of a cluster."""
+"""The fleet as a front sees it: its own instances, or those of a cluster's manager."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol
@@ -10,8 +10,11 @@ from kvell.fleet.started.member import Member, MemberCallbacks
 from kvell.vocabulary import RequestId
 
 
-class Membership(Protocol):
-    """Instances by id."""
+class Fleet(Protocol):
+    """The instances of a front by id, whoever starts and ends them."""
+
+    outlives_front: bool
+    """Whether the instances go on when the front ends."""
 
     def __iter__(self) -> Iterator[Member]: ...
 
@@ -28,24 +31,24 @@ class Membership(Protocol):
         """
         ...
 
-    async def close(self) -> None:
-        """End them, or leave them to others."""
-        ...
-
-
-class JoinedMembership(Membership, Protocol):
-    """Instances that a manager starts and ends."""
-
     async def scale(self, counts: Mapping[str, int]) -> None:
-        """Let it add or drain instances until each role named has so many.
+        """Add or drain instances until each role named has so many; they start or end later.
 
-        :raises ChangeSomething: when it refuses.
-        :raises TryLater: when it is away.
+        :raises ChangeSomething: when there is no memory for more, or the manager refuses.
+        :raises TryLater: when the cluster's manager is away.
         """
         ...
 
     async def drain(self, instance_id: str) -> None:
-        """Let it take an instance out of service; errors as of :meth:`scale`."""
+        """Take an instance out of service.
+
+        :raises ChangeSomething: when there is none of this id, or it is the last that serves.
+        :raises TryLater: when the cluster's manager is away.
+        """
+        ...
+
+    async def close(self) -> None:
+        """End the instances, or leave them to others."""
         ...
 
 
@@ -95,7 +98,7 @@ class Joins(Protocol):
 
     def members(
         self, limits: FrontLimits, callbacks: MemberCallbacks, lines: Mapping[str, RoleLoad]
-    ) -> JoinedMembership:
+    ) -> Fleet:
         """The cluster's instances, for a front that is made now.
 
         :param callbacks: called when something happens to any of them.

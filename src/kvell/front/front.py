@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import uuid
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Literal, Self, Unpack
@@ -16,20 +16,17 @@ from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
 from kvell.cluster.steering.roles import RoleChanger
 from kvell.engine.protocol.messages import (
-    Cancel,
     Event,
     Finished,
-    Migrate,
     Ready,
     Stats,
     Submit,
-    Tokens,
 )
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import LargePage, Pages
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
 from kvell.errors import InstanceDied
-from kvell.fleet.fleet import JoinedMembership, Joins, Membership
+from kvell.fleet.fleet import Fleet, Joins
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.host import Host
@@ -38,13 +35,13 @@ from kvell.fleet.started.members import CLOSING, Members
 from kvell.fleet.started.pool_settings import PoolSettings
 from kvell.fleet.started.watch import pages_of
 from kvell.front.affinity import Affinity
+from kvell.front.dispatch import Command, Dispatch
 from kvell.front.index_observer import IndexObserver
 from kvell.front.instance_load import InstanceLoad
 from kvell.front.mailbox import Output
 from kvell.front.request_log import LogEntry, RequestDetails, RequestObserver
 from kvell.front.request_names import RequestNames
 from kvell.front.request_queue import RequestQueue
-from kvell.vocabulary import RequestId
 from kvell.wire.frames import ProtocolError
 
 FrontState = Literal["starting", "serving", "restarting", "failed", "closing"]
@@ -108,14 +105,13 @@ class Front:
             self._instance_role,
             self._move_ordered,
         )
-        self._members: Membership
-        self._own: Members | None = None
-        self._joined: JoinedMembership | None = None
+        self._members: Fleet
         if joins is None:
-            self._members = self._own = Members(command, self._limits, Host(), callbacks, pool)
+            self._members = Members(command, self._limits, Host(), callbacks, pool)
         else:
             lines = self._request_queue.lines
-            self._members = self._joined = joins.members(self._limits, callbacks, lines)
+            self._members = joins.members(self._limits, callbacks, lines)
+        self._dispatch = Dispatch(self._request_queue)
         self._closing, self._started = False, False
         self._is_idle = asyncio.Event()
         self._ready: Ready | None = None
@@ -178,9 +174,9 @@ class Front:
 
     async def close(self) -> None:
         """Refuse what waits, let what runs end within the deadline, end the instances."""
-        self._closing = True
-        self._fail_waiting("the server is shutting down")
-        if self._joined is not None:  # the instances go on, so the requests are waited for here
+        self._closing = self._dispatch.is_closing = True
+        self._request_queue.fail_waiting("the server is shutting down", self.now_seconds())
+        if self._members.outlives_front:  # the instances go on, so the requests are waited for here
             self._note_idle()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_idle.wait(), self._limits.drain_seconds)
@@ -193,17 +189,8 @@ class Front:
         :raises InstanceDied: when the front is closing.
         :raises TryLater: when the cluster's manager is away.
         """
-        if self._joined is None:
-            self.scale_own(instances)
-        else:
-            self._require_open()
-            await self._joined.scale(instances)
-
-    def scale_own(self, instances: Mapping[str, int]) -> None:
-        """The same at once, for instances that this front has started."""
-        assert self._own is not None, "the manager must be asked"
         self._require_open()
-        self._own.scale(instances)
+        await self._members.scale(instances)
         self._take_place()
 
     async def drain(self, instance_id: str) -> None:
@@ -213,17 +200,17 @@ class Front:
         :raises InstanceDied: when the front is closing.
         :raises TryLater: when the cluster's manager is away.
         """
-        if self._joined is None:
-            self.drain_own(instance_id)
-        else:
-            self._require_open()
-            await self._joined.drain(instance_id)
-
-    def drain_own(self, instance_id: str) -> None:
-        """The same at once, for instances that this front has started."""
-        assert self._own is not None, "the manager must be asked"
         self._require_open()
-        self._own.drain(instance_id)
+        await self._members.drain(instance_id)
+
+    def own(self) -> Members:
+        """Return the instances that this front has started, which it scales and drains at once.
+
+        :raises InstanceDied: when the front is closing.
+        """
+        assert isinstance(self._members, Members), "the manager must be asked"
+        self._require_open()
+        return self._members
 
     async def generate(
         self,
@@ -250,7 +237,7 @@ class Front:
         if sampling.seed is None:
             # Drawn here and logged, so that a second attempt would draw the same tokens.
             sampling = replace(sampling, seed=secrets.randbelow(MAX_SEED))
-        now = self._now()
+        now = self.now_seconds()
         entry = LogEntry(
             self._names.known(request_id or uuid.uuid4().hex),
             np.ascontiguousarray(prompt, dtype="<i4").tobytes(),
@@ -261,8 +248,7 @@ class Front:
             due_seconds=None if deadline_seconds is None else now + deadline_seconds,
             **details,
         )
-        self._request_queue.add(entry)
-        self._pump()
+        self._tell(self._dispatch.added(entry, now))
         ended = False
         try:
             while not ended:
@@ -271,15 +257,21 @@ class Front:
                 yield output
         finally:
             if not ended:
-                self._drop(entry.request_id, "cancelled")
+                self._tell(
+                    self._dispatch.dropped(entry.request_id, "cancelled", self.now_seconds())
+                )
 
     def stop(self, request_id: str) -> None:
         """End a request on purpose; its last output says ``stop``."""
-        self._drop(self._names.known(request_id), "stop")
+        self._tell(
+            self._dispatch.dropped(self._names.known(request_id), "stop", self.now_seconds())
+        )
 
     def cancel(self, request_id: str) -> None:
         """End a request that nobody waits for any more; its last output says ``cancelled``."""
-        self._drop(self._names.known(request_id), "cancelled")
+        self._tell(
+            self._dispatch.dropped(self._names.known(request_id), "cancelled", self.now_seconds())
+        )
 
     async def stats(
         self, deadline_seconds: float = 5.0, *, with_audit: bool = False
@@ -321,34 +313,30 @@ class Front:
 
     def now_seconds(self) -> float:
         """The time by the clock of the requests' log."""
-        return self._now()
+        return self._clock.now_seconds()
 
     def _instance_ready(self, instance_id: str, ready: Ready) -> None:
         self._ready = self._ready or ready
         others = any(one.is_serving for one in self._members if one.instance_id != instance_id)
-        told = self._request_queue.open(
+        told = self._dispatch.ready(
             instance_id,
             ready.credits,
             ready.incarnation,
+            self.now_seconds(),
             free_bytes=ready.kv_pool_bytes,
             token_bytes=ready.token_bytes,
             joins_others=others and self._started,
             indexed=ready.indexed,
+            watches=None if self._index_observer is None else WatchIndex(),
         )
-        self._tell(told if self._index_observer is None else [(instance_id, WatchIndex())])
         self._take_place()
-        self._pump()
+        self._tell(told)
 
     def _instance_said(self, instance_id: str, event: Event) -> None:
         if isinstance(event, IndexNotice) and self._index_observer is not None:
             self._index_observer.noticed(instance_id, event)
-        self._tell(self._request_queue.heard(instance_id, event, self._now()))
+        self._tell(self._dispatch.said(instance_id, (event,), self.now_seconds()))
         self._note_idle()
-        # A first token may let a new instance have more.
-        if isinstance(event, Finished) or (
-            isinstance(event, Tokens) and self._request_queue.waiting
-        ):
-            self._pump()
 
     def _instance_lost(self, instance_id: str, death: InstanceDeath) -> None:
         """Give its requests to others, which go on behind what was emitted."""
@@ -356,17 +344,15 @@ class Front:
             self._place.give_back()
         self._index_lost(instance_id)
         cause = CLOSING if self._closing else death
-        self._tell(self._request_queue.lost(instance_id, cause, self._now()))
+        self._tell(self._dispatch.lost(instance_id, cause, self.now_seconds()))
         self._note_idle()
-        self._pump()
 
     def _instance_given_up(self, _instance_id: str) -> None:
         if all(one.supervisor.state == "failed" for one in self._members):
-            self._fail_waiting("the instance cannot be restarted")
+            self._request_queue.fail_waiting("the instance cannot be restarted", self.now_seconds())
 
     def _instance_leaving(self, instance_id: str) -> None:
-        self._request_queue.line(instance_id).close()
-        self._tell(self._request_queue.evacuate(instance_id))
+        self._tell(self._dispatch.leaving(instance_id))
 
     def _instance_gone(self, instance_id: str) -> None:
         self._index_lost(instance_id)
@@ -386,9 +372,6 @@ class Front:
         if self._index_observer is not None:
             self._index_observer.lost(instance_id)
 
-    def _fail_waiting(self, message: str) -> None:
-        self._request_queue.fail_waiting(message, self._now())
-
     def _take_place(self) -> None:
         if self._place is None:
             return
@@ -406,24 +389,13 @@ class Front:
         if self._closing:
             raise InstanceDied("the server is shutting down")
 
-    def _now(self) -> float:
-        return self._clock.now_seconds()
-
-    def _drop(self, request_id: RequestId, end_as: Literal["cancelled", "stop"]) -> None:
-        self._tell(self._request_queue.drop(request_id, end_as, self._now()))
-
-    def _tell(self, told: Sequence[tuple[str, Cancel | Migrate | WatchIndex]]) -> None:
-        for instance_id, command in told:
-            if instance_id not in self._members:
-                continue
-            with suppress(InstanceDied):
-                self._members[instance_id].supervisor.send(command)
-
-    def _pump(self) -> None:
-        if self._closing:
-            return
-        for instance_id, submission in self._request_queue.due(self._now()):
-            self._submit(instance_id, submission)
+    def _tell(self, commands: Iterable[tuple[str, Command]]) -> None:
+        for instance_id, command in commands:
+            if isinstance(command, Submit):
+                self._submit(instance_id, command)
+            elif instance_id in self._members:
+                with suppress(InstanceDied):
+                    self._members[instance_id].supervisor.send(command)
 
     def _submit(self, instance_id: str, submission: Submit) -> None:
         try:
@@ -431,4 +403,4 @@ class Front:
         except ProtocolError as error:
             name, attempt = submission.request_id, submission.attempt
             refusal = Finished(name, attempt, "refused", message=str(error))
-            self._request_queue.finished(refusal, self._now())
+            self._request_queue.finished(refusal, self.now_seconds())

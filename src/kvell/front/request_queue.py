@@ -32,6 +32,7 @@ from kvell.engine.protocol.notices import IndexedGroup, IndexNotice, WatchIndex
 from kvell.engine.requests.turns import TurnQueue
 from kvell.errors import ChangeSomething, TryLater
 from kvell.fleet.instance.death import InstanceDeath
+from kvell.front.in_flight import InFlight
 from kvell.front.instance_load import InstanceLoad
 from kvell.front.request_log import LogEntry, RequestObserver
 from kvell.front.routes import PREFILL, Routes
@@ -66,8 +67,8 @@ class RequestQueue:
         self._max_waiting = max_waiting
         self._observer = observer
         self._waiting: TurnQueue[LogEntry] = TurnQueue()
-        self._submitted: dict[RequestId, LogEntry] = {}
         self.lines: dict[str, InstanceLoad] = {}
+        self._in_flight = InFlight(self.lines)
         self._locality = locality
         self._steering = Steering(roles) if steers else None
         self._short: set[str] = set()
@@ -82,7 +83,7 @@ class RequestQueue:
     @property
     def in_flight(self) -> int:
         """Requests that instances have and did not finish."""
-        return len(self._submitted)
+        return len(self._in_flight)
 
     @property
     def room(self) -> int:
@@ -91,7 +92,7 @@ class RequestQueue:
 
     def entries(self) -> tuple[list[LogEntry], list[LogEntry]]:
         """Requests that instances have, and those that wait; each the oldest first."""
-        return list(self._submitted.values()), list(self._waiting)
+        return list(self._in_flight), list(self._waiting)
 
     def line(self, instance_id: str) -> InstanceLoad:
         """The line to an instance; a new one is closed until it is opened."""
@@ -143,7 +144,7 @@ class RequestQueue:
         :raises ChangeSomething: when the id is already in use.
         """
         name = entry.request_id
-        if name in self._submitted or self._waiting.get(name) is not None:
+        if name in self._in_flight or self._waiting.get(name) is not None:
             raise ChangeSomething("request_id", entry.shown_id, "is in use", "choose another")
         if self._is_full():
             if self._observer is not None:
@@ -170,11 +171,8 @@ class RequestQueue:
             if line is None:
                 continue
             self._waiting.take(entry)
-            line.add(entry)
+            self._in_flight.submit(entry, line, now)
             chosen.append(entry)
-            self._submitted[entry.request_id] = entry
-            if entry.submitted_seconds is None:
-                entry.submitted_seconds = now
             if not line.has_room:
                 open_lines.remove(line)
                 if not open_lines:
@@ -188,7 +186,7 @@ class RequestQueue:
         waiting = self._waiting.discard(request_id)
         if waiting is not None:
             self._end(waiting, Finished(request_id, waiting.attempt, end_as), now)
-        entry = self._submitted.get(request_id)
+        entry = self._in_flight.get(request_id)
         if entry is None or entry.end_as != "cancelled":
             return []
         entry.end_as, entry.is_dropped = end_as, True
@@ -220,11 +218,11 @@ class RequestQueue:
 
     def tokens(self, event: Tokens, now: float) -> None:
         """Hand new tokens to their reader; unknown requests and old attempts are dropped."""
-        entry = self._submitted.get(event.request_id)
+        entry = self._in_flight.get(event.request_id)
         fresh = entry.take_tokens(event) if entry else ()
         if entry is None or not fresh:
             return
-        self.lines[entry.line].emitted(entry, len(fresh))
+        self._in_flight.line_of(entry).emitted(entry, len(fresh))
         self._observe_tokens(entry, len(fresh), now)
         if entry.first_token_seconds is None:
             entry.first_token_seconds = now
@@ -234,7 +232,7 @@ class RequestQueue:
 
     def scored(self, event: PromptLogprobs) -> None:
         """Hand on how likely a prompt is; unknown requests and old attempts are dropped."""
-        entry = self._submitted.get(event.request_id)
+        entry = self._in_flight.get(event.request_id)
         if entry is not None:
             entry.take_scores(event)
 
@@ -244,21 +242,24 @@ class RequestQueue:
         An instance that drains by itself (SIGTERM) may still be sent a request.  Its line closes,
         and the request goes back to the head of the line.
         """
-        entry = self._submitted.get(event.request_id)
+        entry = self._in_flight.get(event.request_id)
         if entry is None or event.attempt != entry.attempt:
             return []
         if entry.has_gap and event.reason in ("stop", "length"):
             entry.early_end = event  # the tokens in front are on their way from another instance
             return []
-        if event.reason == "moved" and self._routes.moved(entry):
-            return [] if self.lines[entry.line].is_open else self.evacuate(entry.line)
-        del self._submitted[event.request_id]
+        taker = self._routes.taker(entry) if event.reason == "moved" else None
+        if taker is not None:
+            self._in_flight.hand_over(entry, taker)
+            self._routes.moved(entry)
+            return [] if taker.is_open else self.evacuate(taker.instance_id)
         self._routes.set_target(entry, "")
+        line = self._in_flight.line_of(entry)
         if event.embedding:  # the only sign that the prompt is computed
-            self.lines[entry.line].emitted(entry, 0)
-        self.lines[entry.line].remove(entry)
+            line.emitted(entry, 0)
+        self._in_flight.take_back(entry)
         if event.not_taken and not entry.is_dropped:
-            self.lines[entry.line].close()
+            line.close()
         end = entry.end_with(event)
         if end is not None:
             self._end(entry, end, now)
@@ -291,7 +292,7 @@ class RequestQueue:
 
         :raises ChangeSomething: if no instance has the request, or the other takes none.
         """
-        entry, line = self._submitted.get(request_id), self.lines.get(target)
+        entry, line = self._in_flight.get(request_id), self.lines.get(target)
         if entry is None:
             raise ChangeSomething("request_id", request_id, "is not served now", "choose another")
         if line is None or not line.is_open or entry.line == target:
@@ -304,7 +305,7 @@ class RequestQueue:
 
     def stays(self, event: Stays) -> None:
         """A request that was to move goes on where it is."""
-        entry = self._submitted.get(event.request_id)
+        entry = self._in_flight.get(event.request_id)
         if entry is not None and entry.attempt == event.attempt:
             self._routes.set_target(entry, "")
 
@@ -343,19 +344,18 @@ class RequestQueue:
         The next attempt goes on behind the tokens that were emitted.  Returns which instances must
         be told what: a request may have been on its way to another.
         """
-        lost = self.line(instance_id).lost()
+        self.line(instance_id)
+        lost = self._in_flight.take_back_all(instance_id)
         if self._locality is not None:
             self._locality.lost(instance_id)
-        for entry in self._submitted.values():
-            if entry.goes_to == instance_id:
-                self._routes.set_target(entry, "")  # it stays where it is
+        for entry in self._in_flight.going_to(instance_id):
+            self._routes.set_target(entry, "")  # it stays where it is
         again: list[LogEntry] = []
         told: list[tuple[str, Cancel]] = []
         for entry in lost:
             if entry.goes_to:
                 told.append((entry.goes_to, Cancel(entry.request_id, entry.attempt)))
                 self._routes.set_target(entry, "")
-            del self._submitted[entry.request_id]
             end = entry.end_after(death, sole=len(lost) == 1)
             if end is None:
                 entry.attempt += 1

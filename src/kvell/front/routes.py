@@ -100,21 +100,21 @@ class Routes:
             entry.goes_to_incarnation = new.incarnation
         entry.goes_to = target
 
-    def moved(self, entry: LogEntry) -> bool:
-        """Note that a request goes on where it was sent; false if that instance has died since.
+    def taker(self, entry: LogEntry) -> InstanceLoad | None:
+        """Return the line to the instance that a request has moved to; None if that has died since.
 
         One that is taken out of service meanwhile goes on with what has reached it.
         """
         line = self._lines.get(entry.goes_to)
-        if line is None or line.incarnation != entry.goes_to_incarnation:
-            return False
-        self._lines[entry.line].remove(entry)
-        line.add(entry)
-        line.emitted(entry, 0)  # its prompt is computed
+        is_same = line is not None and line.incarnation == entry.goes_to_incarnation
+        return line if is_same else None
+
+    def moved(self, entry: LogEntry) -> None:
+        """Note that a request is where it was to go on."""
         self.set_target(entry, "")
         if self._histories is not None:
+            line = self._lines[entry.line]
             self._histories.note(entry.session, line.instance_id, line.incarnation)
-        return True
 
     def _known(self, entry: LogEntry, locality: PrefixDirectory, now_seconds: float) -> Known:
         """What instances have of a request's text."""

@@ -32,7 +32,7 @@ from tests.front.scenarios import run, until
 
 
 def is_connected(front: Front) -> bool:
-    members = front._joined
+    members = front._members
     assert isinstance(members, FollowedMembers)
     return members._manager.is_connected
 

@@ -90,7 +90,7 @@ class FollowedMember(Member):
 
 
 class FollowedMembers:
-    """A :class:`.JoinedMembership`: follows the roster from :meth:`start` to :meth:`close`.
+    """A :class:`.Fleet`: follows the roster from :meth:`start` to :meth:`close`.
 
     While the manager is away, the roster that it sent last holds.
 
@@ -98,6 +98,8 @@ class FollowedMembers:
     :param callbacks: called when something happens to any instance.
     :param lines: of the front, by instance; looked at only.
     """
+
+    outlives_front = True
 
     def __init__(
         self,
@@ -147,11 +149,11 @@ class FollowedMembers:
             raise
 
     async def scale(self, counts: Mapping[str, int]) -> None:
-        """See :class:`.JoinedMembership`."""
+        """See :class:`.Fleet`."""
         await self._manager.scale(counts)
 
     async def drain(self, instance_id: str) -> None:
-        """See :class:`.JoinedMembership`."""
+        """See :class:`.Fleet`."""
         await self._manager.drain(instance_id)
 
     async def close(self) -> None:

@@ -12,9 +12,9 @@ def carried_out(members: Members, order: Order) -> Answer:
     """Carry an order out; the answer says what must be changed if it cannot be."""
     try:
         if isinstance(order, ScaleInstances):
-            members.scale(checked_counts(order.instances))
+            members.scale_now(checked_counts(order.instances))
         else:
-            members.drain(order.instance_id)
+            members.drain_now(order.instance_id)
     except ChangeSomething as error:
         return Answer(order.call, error.field, str(error.value), error.problem, error.remedy)
     except KvellError as error:

@@ -38,6 +38,8 @@ class Members:
     :param leadership: of a manager, whose orders carry its epoch; None: nobody else gives orders.
     """
 
+    outlives_front = False
+
     def __init__(
         self,
         command: Sequence[str],
@@ -112,7 +114,15 @@ class Members:
         finally:
             self._starting_at_once = 1
 
-    def scale(self, counts: Mapping[str, int]) -> None:
+    async def scale(self, counts: Mapping[str, int]) -> None:
+        """See :class:`.Fleet`."""
+        self.scale_now(counts)
+
+    async def drain(self, instance_id: str) -> None:
+        """See :class:`.Fleet`."""
+        self.drain_now(instance_id)
+
+    def scale_now(self, counts: Mapping[str, int]) -> None:
         """Add or drain instances until each role named has so many; returns at once.
 
         Failed instances are replaced; the youngest are drained first.
@@ -145,7 +155,7 @@ class Members:
             remedy = f"use {', '.join(known)}, or start the server with it"
             raise ChangeSomething("instances", role, problem, remedy)
 
-    def drain(self, instance_id: str) -> None:
+    def drain_now(self, instance_id: str) -> None:
         """Take an instance out of service; returns at once.
 
         :raises ChangeSomething: when there is none of this id, or it is the last that serves.

@@ -25,6 +25,7 @@ from kvell.engine.protocol.messages import HEARTBEAT_SECONDS, Event
 from kvell.engine.protocol.notices import IndexNotice
 from kvell.engine.requests.limits import Limits
 from kvell.fleet.instance.death import Cause, InstanceDeath
+from kvell.front.dispatch import Command
 from kvell.front.request_queue import RequestQueue
 from kvell.memory import Eviction, GroupKind, Implementation, Layout, create_core
 from kvell.mempool.agent import Agent
@@ -32,7 +33,7 @@ from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
 from kvell.mempool.transfers.methods import StreamCosts
 from kvell.simulator.clock.transport import VirtualTransport
 from kvell.simulator.cluster.device import Device, TraceDevice
-from kvell.simulator.cluster.front import Command, VirtualFront
+from kvell.simulator.cluster.front import VirtualFront
 from kvell.simulator.cluster.instance import Record, VirtualInstance
 from kvell.simulator.cluster.loop import Loop
 from kvell.simulator.cluster.network import Links, Network

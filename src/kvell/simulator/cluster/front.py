@@ -6,17 +6,15 @@ from functools import partial
 
 from kvell.engine.protocol.messages import (
     CREDITS,
-    Cancel,
     Event,
     Finished,
-    Migrate,
-    Submit,
     Tokens,
 )
-from kvell.engine.protocol.notices import IndexedGroup, WatchIndex
+from kvell.engine.protocol.notices import IndexedGroup
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething, TryLater
 from kvell.fleet.instance.death import InstanceDeath
+from kvell.front.dispatch import Command, Dispatch
 from kvell.front.request_log import EndedRequest, LogEntry
 from kvell.front.request_queue import RequestQueue
 from kvell.simulator.cluster.loop import Loop
@@ -26,7 +24,6 @@ from kvell.simulator.traces.prompts import PromptMaker
 from kvell.simulator.traces.rows import TraceRow
 from kvell.vocabulary import RequestId
 
-Command = Submit | Cancel | Migrate | WatchIndex
 Tell = Callable[[str, Command], None]
 """Sends a command to an instance."""
 
@@ -51,6 +48,7 @@ class VirtualFront:
         request_seconds: float = 0.0,
     ) -> None:
         self.queue = queue
+        self._dispatch = Dispatch(queue)
         self.requests = [RequestFigures(i, row.prompt_tokens) for i, row in enumerate(rows)]
         self.ends: dict[int, Finished] = {}
         self.outputs: dict[int, Sequence[int]] = {}
@@ -73,8 +71,7 @@ class VirtualFront:
     def drop(self, index: int) -> None:
         """A request's client leaves; nothing if the request has not come or has ended."""
         now_seconds = self._loop.now_seconds
-        self._tell_all(self.queue.drop(RequestId(str(index)), "cancelled", now_seconds))
-        self._pump()
+        self._tell_all(self._dispatch.dropped(RequestId(str(index)), "cancelled", now_seconds))
 
     def migrate(self, index: int, target: str) -> None:
         """Let another instance go on with a request, if it is served and the other may have it."""
@@ -98,17 +95,17 @@ class VirtualFront:
         indexed: Sequence[IndexedGroup],
     ) -> None:
         """An incarnation serves; see :meth:`.RequestQueue.open`."""
-        told = self.queue.open(
+        told = self._dispatch.ready(
             instance_id,
             CREDITS,
             incarnation,
+            self._loop.now_seconds,
             free_bytes=free_bytes,
             token_bytes=token_bytes,
             joins_others=joins_others,
             indexed=indexed,
         )
         self._tell_all(told)
-        self._pump()
 
     def said(self, instance_id: str, events: Sequence[Event]) -> None:
         """Take in what an instance says."""
@@ -118,13 +115,11 @@ class VirtualFront:
                 self._note_first(event)
             elif isinstance(event, Finished):
                 self.moved += event.reason == "moved"
-            self._tell_all(self.queue.heard(instance_id, event, now_seconds))
-        self._pump()
+        self._tell_all(self._dispatch.said(instance_id, events, now_seconds))
 
     def lost(self, instance_id: str, death: InstanceDeath) -> None:
         """An incarnation is no more: others go on with what it had."""
-        self._tell_all(self.queue.lost(instance_id, death, self._loop.now_seconds))
-        self._pump()
+        self._tell_all(self._dispatch.lost(instance_id, death, self._loop.now_seconds))
 
     # ------------------------------------------------------------------- requests
 
@@ -145,7 +140,7 @@ class VirtualFront:
             if at_seconds is None or at_seconds > self._loop.now_seconds:
                 break
             self._submit(self._schedule.pop())
-        self._pump()
+        self._tell_all(self._dispatch.due(self._loop.now_seconds))
         self._look_ahead()
 
     def _submit(self, index: int) -> None:
@@ -184,10 +179,6 @@ class VirtualFront:
     def _tell_all(self, told: Sequence[tuple[str, Command]]) -> None:
         for instance_id, command in told:
             self._tell(instance_id, command)
-
-    def _pump(self) -> None:
-        for instance_id, submission in self.queue.due(self._loop.now_seconds):
-            self._tell(instance_id, submission)
 
 
 class _Trace:

@@ -1,0 +1,97 @@
+"""What a front tells its instances: pure, and shared by the real and the virtual front.
+
+Each input returns commands, in order, each with the instance that it is for.  Submissions that an
+input makes possible stand at its end.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from kvell.engine.protocol.messages import Cancel, Event, Finished, Migrate, Submit, Tokens
+from kvell.engine.protocol.notices import IndexedGroup, WatchIndex
+from kvell.fleet.instance.death import InstanceDeath
+from kvell.front.request_log import LogEntry
+from kvell.front.request_queue import RequestQueue
+from kvell.vocabulary import FinishReason, RequestId
+
+Command = Submit | Cancel | Migrate | WatchIndex
+Commands = list[tuple[str, Command]]
+"""Commands, each with its instance."""
+
+
+class Dispatch:
+    """The inputs of a front's queue, and the commands that follow from them.
+
+    :param queue: of the front.
+    :ivar is_closing: whether nothing further is submitted.
+    """
+
+    def __init__(self, queue: RequestQueue) -> None:
+        self.queue = queue
+        self.is_closing = False
+
+    def added(self, entry: LogEntry, now: float) -> Commands:
+        """Let a request in.
+
+        :raises TryLater: when the queue is full.
+        :raises ChangeSomething: when its id is already in use.
+        """
+        self.queue.add(entry)
+        return self.due(now)
+
+    def due(self, now: float) -> Commands:
+        """Submit what can be submitted now."""
+        return [] if self.is_closing else [*self.queue.due(now)]
+
+    def dropped(self, request_id: RequestId, end_as: FinishReason, now: float) -> Commands:
+        """End a request early."""
+        return [*self.queue.drop(request_id, end_as, now), *self.due(now)]
+
+    def ready(
+        self,
+        instance_id: str,
+        credits: int,  # noqa: A002 - the protocol's word
+        incarnation: int,
+        now: float,
+        *,
+        free_bytes: int,
+        token_bytes: int,
+        joins_others: bool,
+        indexed: Sequence[IndexedGroup] = (),
+        watches: WatchIndex | None = None,
+    ) -> Commands:
+        """Let an incarnation of an instance have requests; see :meth:`.RequestQueue.open`.
+
+        :param watches: what the instance is asked to tell, if not what routing needs.
+        """
+        told = self.queue.open(
+            instance_id,
+            credits,
+            incarnation,
+            free_bytes=free_bytes,
+            token_bytes=token_bytes,
+            joins_others=joins_others,
+            indexed=indexed,
+        )
+        if watches is not None:
+            told = [(instance_id, watches)]
+        return [*told, *self.due(now)]
+
+    def said(self, instance_id: str, events: Iterable[Event], now: float) -> Commands:
+        """Take in what an instance says."""
+        commands: Commands = []
+        frees = False
+        for event in events:
+            commands += self.queue.heard(instance_id, event, now)
+            # A credit is free again; a first token may let a new instance have more.
+            frees |= isinstance(event, Finished)
+            frees |= isinstance(event, Tokens) and bool(self.queue.waiting)
+        return [*commands, *self.due(now)] if frees else commands
+
+    def lost(self, instance_id: str, death: InstanceDeath, now: float) -> Commands:
+        """Give the requests of an incarnation that is no more to others, or end them."""
+        return [*self.queue.lost(instance_id, death, now), *self.due(now)]
+
+    def leaving(self, instance_id: str) -> Commands:
+        """Let others go on with what an instance has that is taken out of service."""
+        self.queue.line(instance_id).close()
+        return [*self.queue.evacuate(instance_id)]
