@@ -36,15 +36,15 @@ class Dispatch:
         :raises ChangeSomething: when its id is already in use.
         """
         self.queue.add(entry)
-        return self.due(now)
+        return self.submittable(now)
 
-    def due(self, now: float) -> Commands:
+    def submittable(self, now: float) -> Commands:
         """Submit what can be submitted now."""
         return [] if self.is_closing else [*self.queue.due(now)]
 
     def dropped(self, request_id: RequestId, end_as: FinishReason, now: float) -> Commands:
         """End a request early."""
-        return [*self.queue.drop(request_id, end_as, now), *self.due(now)]
+        return [*self.queue.drop(request_id, end_as, now), *self.submittable(now)]
 
     def ready(
         self,
@@ -74,7 +74,7 @@ class Dispatch:
         )
         if watches is not None:
             told = [(instance_id, watches)]
-        return [*told, *self.due(now)]
+        return [*told, *self.submittable(now)]
 
     def said(self, instance_id: str, events: Iterable[Event], now: float) -> Commands:
         """Take in what an instance says."""
@@ -85,11 +85,11 @@ class Dispatch:
             # A credit is free again; a first token may let a new instance have more.
             frees |= isinstance(event, Finished)
             frees |= isinstance(event, Tokens) and bool(self.queue.waiting)
-        return [*commands, *self.due(now)] if frees else commands
+        return [*commands, *self.submittable(now)] if frees else commands
 
     def lost(self, instance_id: str, death: InstanceDeath, now: float) -> Commands:
         """Give the requests of an incarnation that is no more to others, or end them."""
-        return [*self.queue.lost(instance_id, death, now), *self.due(now)]
+        return [*self.queue.lost(instance_id, death, now), *self.submittable(now)]
 
     def leaving(self, instance_id: str) -> Commands:
         """Let others go on with what an instance has that is taken out of service."""

@@ -257,21 +257,15 @@ class Front:
                 yield output
         finally:
             if not ended:
-                self._tell(
-                    self._dispatch.dropped(entry.request_id, "cancelled", self.now_seconds())
-                )
+                self._drop(entry.request_id, "cancelled")
 
     def stop(self, request_id: str) -> None:
         """End a request on purpose; its last output says ``stop``."""
-        self._tell(
-            self._dispatch.dropped(self._names.known(request_id), "stop", self.now_seconds())
-        )
+        self._drop(self._names.known(request_id), "stop")
 
     def cancel(self, request_id: str) -> None:
         """End a request that nobody waits for any more; its last output says ``cancelled``."""
-        self._tell(
-            self._dispatch.dropped(self._names.known(request_id), "cancelled", self.now_seconds())
-        )
+        self._drop(self._names.known(request_id), "cancelled")
 
     async def stats(
         self, deadline_seconds: float = 5.0, *, with_audit: bool = False
@@ -373,12 +367,9 @@ class Front:
             self._index_observer.lost(instance_id)
 
     def _take_place(self) -> None:
-        if self._place is None:
-            return
-        if len(self._members) == 1 and self.state == "serving":
-            self._place.take()
-        else:
-            self._place.give_back()
+        is_single = len(self._members) == 1 and self.state == "serving"
+        if self._place is not None:
+            (self._place.take if is_single else self._place.give_back)()
 
     def _note_idle(self) -> None:
         """Say once, while the front closes, that no instance has a request of it."""
@@ -388,6 +379,9 @@ class Front:
     def _require_open(self) -> None:
         if self._closing:
             raise InstanceDied("the server is shutting down")
+
+    def _drop(self, request_id: RequestId, end_as: Literal["cancelled", "stop"]) -> None:
+        self._tell(self._dispatch.dropped(request_id, end_as, self.now_seconds()))
 
     def _tell(self, commands: Iterable[tuple[str, Command]]) -> None:
         for instance_id, command in commands:

@@ -140,7 +140,7 @@ class VirtualFront:
             if at_seconds is None or at_seconds > self._loop.now_seconds:
                 break
             self._submit(self._schedule.pop())
-        self._tell_all(self._dispatch.due(self._loop.now_seconds))
+        self._tell_all(self._dispatch.submittable(self._loop.now_seconds))
         self._look_ahead()
 
     def _submit(self, index: int) -> None:
