@@ -42,6 +42,7 @@ from kvell.front.mailbox import Output
 from kvell.front.request_log import LogEntry, RequestDetails, RequestObserver
 from kvell.front.request_names import RequestNames
 from kvell.front.request_queue import RequestQueue
+from kvell.vocabulary import RequestId
 from kvell.wire.frames import ProtocolError
 
 FrontState = Literal["starting", "serving", "restarting", "failed", "closing"]
@@ -284,8 +285,8 @@ class Front:
     async def pages(self, deadline_seconds: float) -> dict[str, Pages]:
         """Every large page of the instances that serve and answer in time, by id."""
         serving = [(one.instance_id, one.watch) for one in self._members if one.is_serving]
-        told = await pages_of(serving, deadline_seconds)
-        return {instance_id: self._names.pages(one) for instance_id, one in told.items()}
+        found = (await pages_of(serving, deadline_seconds)).items()
+        return {instance_id: self._names.pages(one) for instance_id, one in found}
 
     async def large_page(
         self, instance_id: str, number: int, deadline_seconds: float
@@ -297,8 +298,7 @@ class Front:
         """
         for one in self._members:
             if one.instance_id == instance_id and one.is_serving:
-                told = await one.watch.large_page(number, deadline_seconds)
-                return self._names.large_page(told)
+                return self._names.large_page(await one.watch.large_page(number, deadline_seconds))
         return None
 
     def entries(self) -> tuple[list[LogEntry], list[LogEntry]]:
@@ -395,6 +395,6 @@ class Front:
         try:
             self._members[instance_id].supervisor.send(submission)
         except ProtocolError as error:
-            name, attempt = submission.request_id, submission.attempt
-            refusal = Finished(name, attempt, "refused", message=str(error))
+            known = submission.request_id, submission.attempt
+            refusal = Finished(*known, "refused", message=str(error))
             self._request_queue.finished(refusal, self.now_seconds())
