@@ -16,9 +16,8 @@ from scripts.house import (
     shared_methods,
 )
 
-FULL_FOLDERS = {"kvell/engine/planning": 17, "kvell/engine/running": 17}
+FULL_FOLDERS = {"kvell/engine/running": 17}
 LONG_FILES = {
-    "kvell.engine.planning.core": 804,
     "kvell.engine.planning.scheduler": 657,
     "kvell.engine.protocol.messages": 426,
     "kvell.llm": 564,

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from kvell.clock import Clock, MonotonicClock
 from kvell.device.process_size import process_bytes
 from kvell.engine.assembly import EngineOptions, build_engine, load_model
+from kvell.engine.core.journal import Journal
 from kvell.engine.engine import Engine
-from kvell.engine.planning.journal import Journal
 from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.messages import Cancel, Event, Finished, Submit, Tokens
 from kvell.engine.protocol.pooling import EmbeddingOutput

@@ -64,7 +64,7 @@ PAGES = (
                     *_of("kvell.models.text.tokenizer", "Tokenizer TokenIds"),
                     "kvell.models.sources.progress.Progress",
                     *_of("kvell.clock", "Clock MonotonicClock VirtualClock"),
-                    "kvell.engine.planning.journal.Journal",
+                    "kvell.engine.core.journal.Journal",
                     *_of(
                         "kvell.mempool.rendezvous",
                         "Rendezvous FolderRendezvous PdCaching PageTransport PoolRole",

@@ -12,12 +12,12 @@ from kvell.clock import Clock, MonotonicClock
 from kvell.device.host import CHUNK_BYTES
 from kvell.device.process_size import give_back_freed
 from kvell.device.shared_weights import SharedWeights
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.journal import Journal
+from kvell.engine.core.miss_watch import MissWatch
+from kvell.engine.core.page_map import PageMap
 from kvell.engine.engine import Engine
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.journal import Journal
-from kvell.engine.planning.miss_watch import MissWatch
 from kvell.engine.planning.overlap import chosen_depth
-from kvell.engine.planning.page_map import PageMap
 from kvell.engine.planning.whole_prompts import check_whole_prompts
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.model_rules import ModelRules

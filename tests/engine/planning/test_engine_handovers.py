@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from kvell.engine.planning.index_watch import IndexWatch, indexed_groups
+from kvell.engine.core.index_watch import IndexWatch, indexed_groups
 from kvell.engine.protocol.notices import IndexNotice
 from kvell.engine.requests.block_hashes import BlockHashes
 from kvell.engine.requests.limits import Limits

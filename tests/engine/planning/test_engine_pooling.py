@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvell.engine.planning.journal import replay
+from kvell.engine.core.journal import replay
 from kvell.engine.protocol.messages import Event, Finished, Submit, Tokens
 from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.sampling_params import SamplingParams

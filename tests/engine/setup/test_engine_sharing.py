@@ -10,9 +10,9 @@ from kvell.device.fake_chunks import FakeChunks
 from kvell.device.host import CHUNK_BYTES
 from kvell.elastic.memory import ElasticMemory
 from kvell.engine.assembly import EngineOptions, build_engine
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.journal import Journal, Warmed, replay
 from kvell.engine.engine import Engine
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.journal import Journal, Warmed, replay
 from kvell.engine.planning.step_memory import SharedMemory
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams

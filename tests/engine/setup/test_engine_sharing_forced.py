@@ -12,9 +12,9 @@ from kvell.device.fake_chunks import FakeChunks
 from kvell.device.host import CHUNK_BYTES
 from kvell.elastic.arena import ActivationNeed
 from kvell.elastic.memory import ElasticMemory
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.journal import Journal, replay
 from kvell.engine.engine import Engine
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.journal import Journal, replay
 from kvell.engine.planning.step_memory import SharedMemory
 from kvell.engine.setup.options import EngineOptions
 from kvell.engine.setup.sharing import share_pool

@@ -23,7 +23,7 @@ from kvell.engine.moving.carried import Come, announcement, carried, come, is_ca
 from kvell.engine.moving.held_text import HeldText
 from kvell.engine.moving.migrations import Migrations
 from kvell.engine.planning.scheduler import Scheduler
-from kvell.engine.protocol.messages import Cancel, Submit
+from kvell.engine.protocol.messages import Cancel, Event, Stays, Submit
 from kvell.engine.requests.plan import StepPlan
 from kvell.engine.requests.request import Request
 from kvell.memory import GroupKind, GroupSpec, MemoryCore
@@ -118,13 +118,15 @@ class Handovers:
         actions, self._actions = self._actions, []
         return actions
 
-    def take_staying(self) -> list[Request]:
-        """Requests that were to move and do not, since the last call."""
+    def take_staying(self) -> list[Event]:
+        """Tell of requests that were to move and do not, since the last call."""
         stays, self._stays = self._stays, []
-        return stays
+        return [Stays(r.request_id, r.attempt) for r in stays if r.finish_reason is None]
 
     def enter(self, request: Request, command: Submit) -> bool:
-        """Take note of a request that can move; whether it waits until others have answered."""
+        """Take note of a request if it can move; whether it waits until others have answered."""
+        if staying_reason(request, self._core.layout.groups):
+            return False
         self._commands[request.request_id] = command
         awaited: set[Transfer | int] = set()
         if command.goes_to:

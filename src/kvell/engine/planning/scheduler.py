@@ -99,6 +99,17 @@ class Scheduler:
         """Let a new request wait for its turn."""
         self.waiting.add(request)
 
+    def note_lateness(self, *, ttft_late: bool, tpot_late: bool) -> None:
+        """Take in whether requests were late in the last step."""
+        if self.parking is not None:
+            self.parking.sizes.note_iteration(ttft_late=ttft_late, tpot_late=tpot_late)
+
+    def let_go(self) -> None:
+        """Give up all protected prefixes, and those in the CPU buffer."""
+        self.protected.yield_all()
+        if self.swapping is not None:
+            self.swapping.let_go()
+
     # ------------------------------------------------------------------ planning
 
     def plan(self, step: StepNumber, in_flight: int = 0) -> StepPlan:

@@ -177,6 +177,11 @@ class StepPlan:
         """Tokens computed in the step."""
         return sum(work.count for work in self.work)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether the next plan would be the same, unless something happens."""
+        return not (self.work or self.preempted or self.released)
+
     @cached_property
     def num_logits(self) -> int:
         """Number of logit rows that the step needs."""
