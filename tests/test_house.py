@@ -18,7 +18,6 @@ from scripts.house import (
 
 FULL_FOLDERS = {"kvell/engine/running": 17}
 LONG_FILES = {
-    "kvell.engine.planning.scheduler": 657,
     "kvell.engine.protocol.messages": 426,
     "kvell.llm": 564,
     "kvell.prefix.core.reference": 458,

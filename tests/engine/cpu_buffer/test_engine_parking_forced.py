@@ -78,7 +78,9 @@ def forced_engine(module: torch.nn.Module, seed: int, journal: Journal | None = 
     options = roomy(module, POOL_MIB, cpu_buffer_bytes=BUFFER_MIB * MIB, slo_ttft_seconds=1.0)
     engine = engine_over(module, options, journal)
     scheduler = engine.core._scheduler
-    scheduler.memory = Preempting(engine.core.memory, elastic_of(engine), engine._activations, seed)
+    scheduler._chunks.memory = Preempting(
+        engine.core.memory, elastic_of(engine), engine._activations, seed
+    )
     engine._objectives = Dice(seed)
     swapping = scheduler.swapping
     assert swapping is not None

@@ -76,7 +76,7 @@ def forced_engine(module: torch.nn.Module, seed: int, journal: Journal | None = 
     engine = engine_over(module, roomy(module, 14), journal)
     core = engine.core
     forced = Forced(core.memory, elastic_of(engine), engine._activations, seed)
-    core._scheduler.memory = forced
+    core._scheduler._chunks.memory = forced
     return engine
 
 
@@ -171,7 +171,7 @@ def test_tokens_are_exact_while_requests_are_swapped_and_the_device_refuses(
         map_really(area, positions, chunks)
 
     monkeypatch.setattr(device, "map", refusing_map)
-    scheduler.memory = forced
+    scheduler._chunks.memory = forced
     assert scheduler.swapping is not None
     monkeypatch.setattr(scheduler.swapping, "_rule", Always())
     assert answers(engine, asked) == expected

@@ -41,7 +41,7 @@ class Forcing(RigidMemory):
 def force(engine: Engine, seed: int) -> Swapping:
     """The engine preempts at random, and swaps whom it can."""
     scheduler = engine.core._scheduler
-    scheduler.memory = Forcing(scheduler.core, seed)
+    scheduler._chunks.memory = Forcing(engine.core.memory, seed)
     swapping = scheduler.swapping
     assert swapping is not None
     swapping._rule = Always()

@@ -172,7 +172,7 @@ class EngineCore:
         self._requests[request.request_id] = request
         if self.handovers is not None:
             self.handovers.enter(request, come.command)
-        self._scheduler.arrived.append(request)
+        self._scheduler.enqueue_arrived(request)
         return events
 
     def _superseded(self, command: Submit) -> list[Event]:
