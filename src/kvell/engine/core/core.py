@@ -20,8 +20,8 @@ from kvell.engine.core.yields import StepInFlight, StepsInFlight, Yields, end_of
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.failing.failures import StepFailure, end_failed, forget_text
-from kvell.engine.moving.carried import Come
-from kvell.engine.planning.handovers import Handovers
+from kvell.engine.moving.encoding import ArrivedRequest
+from kvell.engine.moving.handovers import Handovers
 from kvell.engine.planning.overlap import require_depth
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.planning.step_memory import StepMemory
@@ -31,8 +31,8 @@ from kvell.engine.protocol.messages import (
     Finished,
     Heartbeat,
     Migrate,
+    MigrationRefused,
     Stats,
-    Stays,
     Submit,
 )
 from kvell.engine.protocol.pages import Miss
@@ -131,7 +131,7 @@ class EngineCore:
         if request is None or request.attempt != command.attempt:
             return []
         if self.handovers is None:
-            return [Stays(command.request_id, command.attempt)]
+            return [MigrationRefused(command.request_id, command.attempt)]
         self.handovers.migrate(request, command.goes_to)
         self._is_idle = False
         return self.handovers.take_staying()
@@ -152,7 +152,7 @@ class EngineCore:
         return [] if self.handovers is None else self.handovers.take_actions()
 
     def _handed_over(
-        self, handovers: Handovers, moved: list[Request], came: list[Come]
+        self, handovers: Handovers, moved: list[Request], came: list[ArrivedRequest]
     ) -> list[Event]:
         events: list[Event] = []
         for request in moved:
@@ -162,16 +162,16 @@ class EngineCore:
             events += self._arrived(one)
         return events + handovers.take_staying()
 
-    def _arrived(self, come: Come) -> list[Event]:
+    def _arrived(self, arrived: ArrivedRequest) -> list[Event]:
         """A request goes on here; of two attempts the later one does."""
-        events = self._superseded(come.command)
-        request = self._entrance.make_arrived(come, self._requests)
+        events = self._superseded(arrived.command)
+        request = self._entrance.make_arrived(arrived, self._requests)
         if isinstance(request, Finished):
-            self.memory.close(come.handle, renew=False)
+            self.memory.close(arrived.handle, renew=False)
             return [*events, request]
         self._requests[request.request_id] = request
         if self.handovers is not None:
-            self.handovers.enter(request, come.command)
+            self.handovers.enter(request, arrived.command)
         self._scheduler.enqueue_arrived(request)
         return events
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvell.engine.moving.carried import Come
+from kvell.engine.moving.encoding import ArrivedRequest
 from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.pooling import POOLED
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -52,17 +52,19 @@ class Entrance:
         """
         return self._made(command, np.frombuffer(command.output, "<i4").astype(np.int32), in_use)
 
-    def make_arrived(self, come: Come, in_use: Container[RequestId]) -> Request | Finished:
+    def make_arrived(
+        self, arrived: ArrivedRequest, in_use: Container[RequestId]
+    ) -> Request | Finished:
         """Make a request that goes on here, with its pages, or its end if it cannot."""
-        before = np.frombuffer(come.command.output, "<i4")
-        output = np.append(before, np.asarray(come.carried.output, np.int32)).astype(np.int32)
-        request = self._made(come.command, output, in_use)
+        before = np.frombuffer(arrived.command.output, "<i4")
+        output = np.append(before, np.asarray(arrived.handover.output, np.int32)).astype(np.int32)
+        request = self._made(arrived.command, output, in_use)
         if isinstance(request, Finished):
             return request
-        request.handle, request.cached_tokens = come.handle, come.carried.cached_tokens
-        request.computed = request.settled = come.computed
-        request.preemptions = come.carried.preemptions
-        request.cache_root, request.returns_to = come.carried.root, come.carried.returns_to
+        request.handle, request.cached_tokens = arrived.handle, arrived.handover.cached_tokens
+        request.computed = request.settled = arrived.computed
+        request.preemptions = arrived.handover.preemptions
+        request.cache_root, request.returns_to = arrived.handover.root, arrived.handover.returns_to
         return request
 
     def _made(

@@ -53,7 +53,7 @@ _EVENTS = _by_name(
         PromptLogprobs,
         protocol.Tokens,
         protocol.Finished,
-        protocol.Stays,
+        protocol.MigrationRefused,
         protocol.Stats,
         Pages,
         LargePage,

@@ -11,7 +11,7 @@ inside one.  Commands go to the instance, events come back::
       │ ── Cancel(request) ─────────────────► │  at any moment; idempotent
       │ ◄── Finished(request, reason) ─────── │  exactly once; gives the credit back
       │ ── Migrate(request, goes_to) ───────► │  it may go on elsewhere: then Finished("moved")
-      │ ◄── Stays(request) ────────────────── │  a request that was to move does not
+      │ ◄── MigrationRefused(request) ─────── │  a request that was to move does not
       │ ── Introduce(addresses) ────────────► │  where the others listen, on several hosts
       │ ── AskStats ────────────────────────► │
       │ ◄── Stats ─────────────────────────── │
@@ -144,7 +144,7 @@ class Cancel:
 class Migrate:
     """Let another instance go on with a request, in the middle of its answer.
 
-    It ends here with ``Finished("moved")``, or goes on here after :class:`Stays`.
+    It ends here with ``Finished("moved")``, or goes on here after :class:`MigrationRefused`.
     """
 
     request_id: RequestId
@@ -261,7 +261,7 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Stays:
+class MigrationRefused:
     """A request that was to go on elsewhere stays: it cannot move, or there is no room."""
 
     request_id: RequestId
@@ -418,7 +418,7 @@ Event = (
     | PromptLogprobs
     | Tokens
     | Finished
-    | Stays
+    | MigrationRefused
     | Stats
     | Pages
     | LargePage

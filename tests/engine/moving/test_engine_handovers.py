@@ -19,7 +19,7 @@ from kvell.mempool.entries import Draining
 from kvell.mempool.rendezvous import PD_CACHINGS, PdCaching
 from kvell.mempool.transfers.methods import ALWAYS, StreamCosts
 from kvell.pages.layout import GroupSpec
-from tests.engine.planning.handing_over import Cluster, Entry
+from tests.engine.moving.handing_over import Cluster, Entry
 from tests.engine.virtual_model import expected_output
 from tests.pages.pools import group, pool_of
 
