@@ -21,7 +21,7 @@ from kvell.engine.planning.overlap import chosen_depth
 from kvell.engine.planning.whole_prompts import check_whole_prompts
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.model_rules import ModelRules
-from kvell.engine.running.copy_order import has_spare_processor
+from kvell.engine.running.copies.copy_order import has_spare_processor
 from kvell.engine.running.pool_link import PoolLink
 from kvell.engine.running.runner import ModelRunner
 from kvell.engine.setup.budget_limits import observing_tokens

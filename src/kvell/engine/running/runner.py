@@ -14,14 +14,14 @@ from kvell.engine.planning.proposals import verified
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import StepPlan, StepResult, TokenWork
 from kvell.engine.running.batching import PageTables
-from kvell.engine.running.copies_under_pass import Copier, StepCopies
+from kvell.engine.running.copies.copies_under_pass import Copier, StepCopies
+from kvell.engine.running.copies.page_mover import PageMover
+from kvell.engine.running.copies.written_seams import TellWritten, WrittenSeams
 from kvell.engine.running.drafter import Drafter
 from kvell.engine.running.drawn import DrawnBefore, Pending, pending
 from kvell.engine.running.forward_batches import ForwardBatches
-from kvell.engine.running.page_mover import PageMover
 from kvell.engine.running.pooled import NOTHING_POOLED, PooledRows, pooled_rows
 from kvell.engine.running.slot_memory import SlotMemory
-from kvell.engine.running.written_seams import TellWritten, WrittenSeams
 from kvell.engine.sampling.controls import Controls, Drawn, StepControls
 from kvell.engine.sampling.draw import GREEDY, RowSampling, sample
 from kvell.memory import GroupSpec, Layout, SlotTable
