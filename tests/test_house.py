@@ -18,9 +18,7 @@ from scripts.house import (
 
 FULL_FOLDERS: dict[str, int] = {}
 LONG_FILES = {
-    "kvell.engine.protocol.messages": 426,
     "kvell.llm": 564,
-    "kvell.prefix.core.reference": 458,
     "kvell.front.front": 447,
     "kvell.fleet.placing.ray_cluster": 457,
 }

@@ -97,7 +97,8 @@ PAGES = (
                 (
                     "kvell.fleet.started.member.MemberStatus",
                     "kvell.fleet.instance.supervisor.InstanceState",
-                    *_of("kvell.engine.protocol.messages", "Ready Heartbeat Stats GroupStats"),
+                    *_of("kvell.engine.protocol.messages", "Ready Heartbeat"),
+                    *_of("kvell.engine.protocol.statistics", "Stats GroupStats"),
                     *_of(
                         "kvell.engine.protocol.notices",
                         "IndexNotice IndexedGroup BlocksStored BlocksRemoved BlocksHeld",

@@ -21,13 +21,13 @@ from kvell.engine.protocol.messages import (
     Finished,
     Migrate,
     Ready,
-    Stats,
     Submit,
     Tokens,
 )
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import LargePage, Pages
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
+from kvell.engine.protocol.statistics import Stats
 from kvell.errors import InstanceDied
 from kvell.fleet.fleet import JoinedMembership, Joins, Membership
 from kvell.fleet.instance.death import InstanceDeath

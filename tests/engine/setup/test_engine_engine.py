@@ -26,9 +26,9 @@ from kvell.engine.protocol.messages import (
     Finished,
     Heartbeat,
     Ready,
-    Stats,
     Tokens,
 )
+from kvell.engine.protocol.statistics import Stats
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.runner import ModelRunner
 from kvell.engine.setup.contract import make_contract

@@ -32,10 +32,10 @@ from kvell.engine.protocol.messages import (
     Heartbeat,
     Migrate,
     MigrationRefused,
-    Stats,
     Submit,
 )
 from kvell.engine.protocol.pages import Miss
+from kvell.engine.protocol.statistics import Stats
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.model_rules import ModelRules
 from kvell.engine.requests.plan import StepPlan, StepResult

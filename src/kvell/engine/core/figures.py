@@ -4,7 +4,8 @@ from collections.abc import Mapping
 
 from kvell.engine.core.miss_watch import MissWatch
 from kvell.engine.planning.scheduler import Scheduler
-from kvell.engine.protocol.messages import GroupStats, Heartbeat, Stats
+from kvell.engine.protocol.messages import Heartbeat
+from kvell.engine.protocol.statistics import GroupStats, Stats
 from kvell.engine.requests.counting import DraftTokens, StepSizes
 from kvell.engine.requests.plan import StepPlan
 from kvell.engine.requests.request import Request

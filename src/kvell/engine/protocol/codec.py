@@ -16,6 +16,7 @@ from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import Command, Event
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
+from kvell.engine.protocol.statistics import Stats
 from kvell.errors import ChangeSomething
 from kvell.wire.frames import ProtocolError, framed
 
@@ -54,7 +55,7 @@ _EVENTS = _by_name(
         protocol.Tokens,
         protocol.Finished,
         protocol.MigrationRefused,
-        protocol.Stats,
+        Stats,
         Pages,
         LargePage,
         IndexNotice,
