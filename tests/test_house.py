@@ -25,8 +25,6 @@ LONG_FILES = {
 LONG_FUNCTIONS = {
     "kvell.cli.replay.command.replay": 121,
     "kvell.cli.serve.serve": 85,
-    "kvell.engine.assembly.build_engine": 136,
-    "kvell.engine.assembly.make_limits": 64,
     "kvell.llm.__init__": 99,
     "kvell.front.front.generate": 63,
 }
