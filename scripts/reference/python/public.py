@@ -140,7 +140,9 @@ PAGES = (
             Section(
                 "A core and its calls",
                 (
-                    *_memory("create_core register MemoryCore LendingCore HoldingCore VisibleCore"),
+                    *_memory(
+                        "create_core register MemoryCore WithholdingCore HoldingCore VisibleCore"
+                    ),
                     *_memory("Implementation Eviction EVICTIONS common_prefix"),
                 ),
             ),
@@ -171,7 +173,7 @@ PAGES = (
             ),
             Section(
                 "Where pages lie",
-                (*_memory("Extent extents_of SlotTable"), "kvell.vocabulary.LogicalLargePage"),
+                _memory("SlotTable"),
             ),
         ),
     ),

@@ -251,7 +251,7 @@ def _make_runner(parts: _Parts, controls: dict[str, Controls]) -> ModelRunner:
         parts.draft,
         first.name,
         {one.name: one.model for one in beside},
-        parts.memory.lends,
+        parts.memory.slot_memory,
         None if parts.buffer is None else parts.buffer.memory,
         controls,
         copies_beside_passes(parts.options),

@@ -169,7 +169,7 @@ def test_activations_lie_in_the_pool_and_nowhere_else(module: torch.nn.Module) -
     answers(engine, [list(range(3, 400))])
     elastic = elastic_of(engine)
     fused = engine.runner._models[""][0].fused  # type: ignore[attr-defined]
-    start = fused._lent.data_ptr() - elastic.area.address
+    start = fused._given.data_ptr() - elastic.area.address
     assert 0 <= start < elastic.area.size_bytes and start % CHUNK_BYTES == 0
     assert fused._own.numel() == 0
     assert elastic.counts.mapped > 0

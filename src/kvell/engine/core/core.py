@@ -262,7 +262,7 @@ class EngineCore:
         if self.handovers is not None and not self._in_flight:
             streams = self.handovers.planned(plan, requests)
             plan = replace(plan, streams=streams) if streams else plan
-        self._in_flight.add(StepInFlight(plan, requests))
+        self._in_flight.begin(StepInFlight(plan, requests))
         return plan
 
     def commit(self, result: StepResult) -> list[Event]:
@@ -354,7 +354,7 @@ class EngineCore:
 
     def let_go(self) -> None:
         """Give up all protected prefixes, which become plain cache, and those in the CPU buffer."""
-        self._scheduler.let_go()
+        self._scheduler.drop_reserves()
 
     @property
     def step_memory(self) -> StepMemory:

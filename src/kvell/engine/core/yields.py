@@ -50,7 +50,7 @@ class StepsInFlight:
             raise ValueError(f"a result of step {step} was not asked for")
         return self._steps[0]
 
-    def add(self, step: StepInFlight) -> None:
+    def begin(self, step: StepInFlight) -> None:
         """Add a step that was planned just now."""
         self._steps.append(step)
 

@@ -116,7 +116,7 @@ class Scheduler:
 
     def resume(self, request: Request) -> None:
         """Let a request that was lifted go on; it waits if its seat is taken."""
-        self._seats.resume(request)
+        self._seats.go_on(request)
 
     def finish(self, request: Request) -> None:
         """End the request, whatever its state, and give its pages back."""
@@ -128,7 +128,7 @@ class Scheduler:
         if self.parking is not None:
             self.parking.sizes.note_iteration(ttft_late=ttft_late, tpot_late=tpot_late)
 
-    def let_go(self) -> None:
+    def drop_reserves(self) -> None:
         """Give up all protected prefixes, and those in the CPU buffer."""
         self._chunks.protected.yield_all()
         if self.swapping is not None:

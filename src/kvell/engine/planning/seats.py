@@ -77,7 +77,7 @@ class Seats:
         self.running.remove(request)
         request.state = RequestState.MOVING
 
-    def resume(self, request: Request) -> None:
+    def go_on(self, request: Request) -> None:
         """Let a request that was lifted go on; it waits if its seat is taken."""
         if len(self.running) < self._limits.max_num_seqs:
             request.state = RequestState.RUNNING

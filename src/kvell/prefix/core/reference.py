@@ -38,8 +38,8 @@ from kvell.prefix.interface import (
 )
 from kvell.prefix.placement.compaction import Compactor
 from kvell.prefix.placement.holders import GroupPages, Holder
-from kvell.prefix.placement.lending import Lender
 from kvell.prefix.placement.store import Store
+from kvell.prefix.placement.withholding import Withholder
 
 
 class ReferenceCore:
@@ -51,7 +51,7 @@ class ReferenceCore:
         self._receiver = Receiver(self._store, self._publisher)
         self._growth = Growth(self._store)
         self._compactor = Compactor(self._store)
-        self._lender = Lender(self._store)
+        self._withholder = Withholder(self._store)
         self._holders: dict[int, Holder] = {}
         self._next_handle = 1
         self._hit_tokens = 0
@@ -303,16 +303,16 @@ class ReferenceCore:
     # ------------------------------------------------- memory that others have
 
     def reclaim_order(self) -> LongInts:
-        """See :class:`LendingCore`."""
-        return self._lender.reclaim_order()
+        """See :class:`WithholdingCore`."""
+        return self._withholder.reclaim_order()
 
     def withhold(self, larges: Ints) -> None:
-        """See :class:`LendingCore`."""
-        self._lender.withhold(larges)
+        """See :class:`WithholdingCore`."""
+        self._withholder.withhold(larges)
 
     def restore(self, larges: Ints) -> None:
-        """See :class:`LendingCore`."""
-        self._lender.restore(larges)
+        """See :class:`WithholdingCore`."""
+        self._withholder.restore(larges)
 
     # -------------------------------------------------------------------- looking
 
