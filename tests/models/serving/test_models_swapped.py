@@ -69,7 +69,7 @@ def test_tokens_are_those_of_who_was_never_preempted(architecture: str) -> None:
     assert outputs(run) == expected
     assert swapping.rungs["swap_in"] > 4
     assert swapping.buffer.counts.in_bytes > 0
-    swapping.let_go()
+    swapping.drop_prefixes()
     swapping.begin()
     assert swapping.buffer.used_large == 0
 

@@ -132,7 +132,7 @@ class EngineCore:
             return []
         if self.handovers is None:
             return [MigrationRefused(command.request_id, command.attempt)]
-        self.handovers.migrate(request, command.goes_to)
+        self.handovers.begin_migration(request, command.goes_to)
         self._is_idle = False
         return self.handovers.take_staying()
 

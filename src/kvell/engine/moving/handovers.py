@@ -148,7 +148,7 @@ class Handovers:
             self._awaited[request.request_id] = awaited
         return bool(awaited)
 
-    def migrate(self, request: Request, target: str) -> None:
+    def begin_migration(self, request: Request, target: str) -> None:
         """Let a request go on elsewhere, in the middle of its answer, unless it moves anyway."""
         if request.request_id in self._transfers:
             return

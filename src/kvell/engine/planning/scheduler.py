@@ -132,7 +132,7 @@ class Scheduler:
         """Give up all protected prefixes, and those in the CPU buffer."""
         self._chunks.protected.yield_all()
         if self.swapping is not None:
-            self.swapping.let_go()
+            self.swapping.drop_prefixes()
 
     def plan(self, step: StepNumber, in_flight: int = 0) -> StepPlan:
         """Decide step ``step``; pages are taken, nothing is computed yet.
