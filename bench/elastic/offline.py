@@ -18,7 +18,7 @@ from kvell.elastic.tiling import Tiling
 from kvell.engine.planning.step_memory import SharedMemory
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan
-from kvell.memory import LendingCore, MemoryCore, create_core
+from kvell.memory import MemoryCore, WithholdingCore, create_core
 from kvell.simulator.hardware.activation_bytes import activation_model
 from kvell.simulator.hardware.model_cost import model_cost
 from kvell.simulator.hardware.profiles import load_profile
@@ -186,7 +186,7 @@ def counting_device(num_chunks: int) -> FakeChunks:
 def _run(
     case: Case,
     shape: Shape,
-    core: LendingCore,
+    core: WithholdingCore,
     machine: Machine,
     share: Callable[[MemoryCore], SharedMemory] | None = None,
 ) -> Replay:

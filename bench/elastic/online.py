@@ -35,10 +35,10 @@ from kvell.elastic.logical_buffer import CpuBuffer
 from kvell.elastic.memory import ElasticMemory
 from kvell.elastic.page_buffer import PageBuffer
 from kvell.elastic.tiling import Tiling
+from kvell.engine.core.lateness import LatenessWatch
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
-from kvell.engine.planning.lateness import LatenessWatch
-from kvell.engine.planning.scheduler import INITIAL_EXPECTED_OUTPUT
+from kvell.engine.planning.admission import INITIAL_EXPECTED_OUTPUT
 from kvell.engine.planning.step_memory import SharedMemory
 from kvell.engine.requests.limits import Limits
 from kvell.load.arrivals import retimed

@@ -21,7 +21,7 @@ from bench import result_file
 from kvell.cli.plan.command import load_config
 from kvell.cli.replay.models import named_config
 from kvell.cli.terminal.session import Session
-from kvell.engine.planning.core import EngineCore
+from kvell.engine.core.core import EngineCore
 from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits

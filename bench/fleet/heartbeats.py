@@ -16,7 +16,7 @@ from bench import result_file
 from bench.cpu_clock import CpuClock
 from kvell.clock import VirtualClock
 from kvell.engine.protocol.codec import encode_frame
-from kvell.engine.protocol.messages import HEARTBEAT_SECONDS, Heartbeat, Ready, Stays
+from kvell.engine.protocol.messages import HEARTBEAT_SECONDS, Heartbeat, MigrationRefused, Ready
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.fleet.instance.instance_line import InstanceLine
 from kvell.fleet.started.pool_settings import PoolSettings
@@ -110,7 +110,7 @@ class Fleet:
         """Count requests that were to move, and let all stay."""
         moving = [one for one in self.queue.entries()[0] if one.goes_to]
         for one in moving:
-            self.queue.stays(Stays(one.request_id, one.attempt))
+            self.queue.stays(MigrationRefused(one.request_id, one.attempt))
         return len(moving)
 
     def _in_turn(self) -> Iterator[tuple[InstanceLine, bytes]]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvell.engine.planning.core import EngineCore
+from kvell.engine.core.core import EngineCore
 from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits

@@ -25,7 +25,7 @@ Core::Core(Groups groups, const std::vector<std::string>& names, int32_t num_lar
       compactor_(store_),
       lookup_(store_),
       growth_(store_),
-      lender_(store_),
+      withholder_(store_),
       group_hit_tokens_(store_.groups.size(), 0) {}
 
 void Core::add_groups(const Groups& groups, const std::vector<std::string>& names) {

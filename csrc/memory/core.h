@@ -10,7 +10,7 @@
 #include "foresight.h"
 #include "growth.h"
 #include "handles.h"
-#include "lending.h"
+#include "withholding.h"
 #include "lookup.h"
 #include "models.h"
 #include "publishing.h"
@@ -80,7 +80,7 @@ class Core {
   void checkpoint(Ints handles, Ints until, StateRows& rows);
   // Rows: handle, group, position, page that it is in now.
   void compact(int64_t most_large, PageRows& rows);
-  Lender& lender() { return lender_; }
+  Withholder& withholder() { return withholder_; }
   void append(Ints handles, Ints tokens);
   void advance(Ints handles, Ints computed);
   // `returns`: its request comes again, so nothing has ended.
@@ -112,7 +112,7 @@ class Core {
   Compactor compactor_;
   Lookup lookup_;
   Growth growth_;
-  Lender lender_;
+  Withholder withholder_;
   HandleMap<std::unique_ptr<Holder>> holders_;
   std::map<int32_t, Holder*> by_handle_;  // the same, in order
   std::map<int32_t, int64_t> leases_;     // handle to last step

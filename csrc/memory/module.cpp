@@ -277,17 +277,17 @@ NB_MODULE(_core, m) {
            "handles"_a, "computed"_a)
       .def("close", &Bound::close, "handle"_a, nb::kw_only(), "renew"_a = true,
            "returns"_a = false)
-      .def("reclaim_order", [](Bound& b) { return array_of(b.core().lender().reclaim_order()); })
+      .def("reclaim_order", [](Bound& b) { return array_of(b.core().withholder().reclaim_order()); })
       .def("withhold",
            [](Bound& b, nb::handle larges) {
              const IntsArgument which(larges);
-             b.core().lender().withhold(which.ints());
+             b.core().withholder().withhold(which.ints());
            },
            "larges"_a)
       .def("restore",
            [](Bound& b, nb::handle larges) {
              const IntsArgument which(larges);
-             b.core().lender().restore(which.ints());
+             b.core().withholder().restore(which.ints());
            },
            "larges"_a)
       .def("watch_index", [](Bound& b) { b.core().store().changes.watch(); })

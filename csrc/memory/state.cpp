@@ -8,7 +8,7 @@ namespace nb = nanobind;
 namespace kvell::memory {
 namespace {
 
-constexpr int64_t kLentGroup = -2;  // LENT_GROUP in prefix/interface.py
+constexpr int64_t kWithheldGroup = -2;  // WITHHELD_GROUP in prefix/interface.py
 constexpr int kPrefixBits = 32;  // PREFIX_BITS in prefix/eviction/hazard_rule.py
 
 nb::object mask_of(const Pool& pool, int32_t large) {
@@ -115,9 +115,9 @@ std::vector<int64_t> large_rows(Core& core) {
   rows.reserve(size_t(pool.num_large()) * 4);
   for (int32_t id = 0; id < pool.num_large(); ++id) {
     const LargeRecord& large = pool.large(id);
-    const bool is_lent = pool.empties().is_withheld(id), is_kept = large.cached && !large.used;
+    const bool is_withheld = pool.empties().is_withheld(id), is_kept = large.cached && !large.used;
     const int64_t step = is_kept ? time_of(pool.youngest(id)) : -1;
-    rows.insert(rows.end(), {is_lent ? kLentGroup : large.group(), large.used, large.cached, step});
+    rows.insert(rows.end(), {is_withheld ? kWithheldGroup : large.group(), large.used, large.cached, step});
   }
   return rows;
 }

@@ -8,7 +8,8 @@ from pathlib import PurePosixPath
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from kvell.engine.protocol.messages import GroupStats, Ready, Stats
+from kvell.engine.protocol.messages import Ready
+from kvell.engine.protocol.statistics import GroupStats, Stats
 from kvell.server.metrics.front_metrics import HISTOGRAMS, ServerMetrics
 from kvell.server.metrics.instance_metrics import InstanceFigures
 from scripts.reference.rst import code, heading, page, table

@@ -26,9 +26,9 @@ from kvell.cluster.instances import (
 )
 from kvell.cluster.routing.policies import DEFAULT_ROUTING
 from kvell.engine.protocol.logprobs import TokenLogprobs
-from kvell.engine.protocol.messages import Stats
 from kvell.engine.protocol.pooling import EmbeddingOutput
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.statistics import Stats
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
 from kvell.fleet.instance.command import instance_command

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvell.clock import Clock, MonotonicClock
+from kvell.engine.core.journal import Journal
 from kvell.engine.engine import Engine
 from kvell.engine.opened import open_served
-from kvell.engine.planning.journal import Journal
 from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.messages import Cancel, Event, Finished, Tokens
 from kvell.engine.protocol.pooling import EmbeddingOutput

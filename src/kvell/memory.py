@@ -37,7 +37,6 @@ from typing import Literal, get_args
 
 from kvell.errors import ChangeSomething
 from kvell.pages.audit import audit
-from kvell.pages.extents import Extent, extents_of
 from kvell.pages.grouping import Embeddings
 from kvell.pages.layout import GroupKind, GroupSpec, LayerSpec, Layout, as_draft
 from kvell.pages.registering import MAX_REGISTERED_PADDING, plan_groups_into
@@ -60,7 +59,7 @@ from kvell.prefix.groups.policies import GroupPolicy, policy_of
 from kvell.prefix.index.changes import DROPPED, MOVED, NAMED
 from kvell.prefix.index.hits import alignment_tokens
 from kvell.prefix.index.radix import Tokens, common_prefix
-from kvell.prefix.interface import HoldingCore, Ints, LendingCore, MemoryCore, VisibleCore
+from kvell.prefix.interface import HoldingCore, Ints, MemoryCore, VisibleCore, WithholdingCore
 
 __all__ = [
     "DROPPED",
@@ -71,7 +70,6 @@ __all__ = [
     "NAMED",
     "Embeddings",
     "Eviction",
-    "Extent",
     "Facts",
     "GroupKind",
     "GroupPolicy",
@@ -85,7 +83,6 @@ __all__ = [
     "Ints",
     "LayerSpec",
     "Layout",
-    "LendingCore",
     "Manager",
     "MemoryCore",
     "PoolSnapshot",
@@ -93,12 +90,12 @@ __all__ = [
     "SlotTable",
     "Tokens",
     "VisibleCore",
+    "WithholdingCore",
     "alignment_tokens",
     "as_draft",
     "audit",
     "common_prefix",
     "create_core",
-    "extents_of",
     "facts_of",
     "fits_alone",
     "large_pages_needed",

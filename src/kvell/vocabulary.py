@@ -11,9 +11,6 @@ StepNumber = NewType("StepNumber", int)
 GroupIndex = NewType("GroupIndex", int)
 """Position of a layer group in a :class:`kvell.pages.layout.Layout`."""
 
-LogicalLargePage = NewType("LogicalLargePage", int)
-"""Number of a large page in tables; it stays the same when the bytes move."""
-
 Slot = NewType("Slot", int)
 """Position of a logical large page in the KV address range."""
 

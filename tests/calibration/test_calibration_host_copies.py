@@ -25,7 +25,7 @@ from kvell.calibration.host_copies import (
 )
 from kvell.cost.calibration import HostCopies
 from kvell.engine.requests.plan import StepPlan
-from kvell.engine.running.copy_order import copy_order
+from kvell.engine.running.copies.copy_order import copy_order
 from tests.models.fused_models import fused_model, generic_model
 from tests.models.harness import tiny_module
 

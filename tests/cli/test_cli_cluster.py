@@ -100,7 +100,7 @@ def instance(name: str, state: str) -> dict[str, Any]:
         "in_flight": 3,
         "outstanding_prompt_tokens": 5000,
         "outstanding_output_tokens": 40,
-        "pages": pages | {"lent": 0, "borrowed": 0},
+        "pages": pages,
         "contract_bytes": 2 << 20,
     }
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from kvell.engine.planning.core import EngineCore
+from kvell.engine.core.core import EngineCore
 from kvell.engine.protocol.messages import Submit
 from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.sampling_params import SamplingParams

@@ -4,8 +4,8 @@ import threading
 from collections.abc import Mapping, Sequence
 
 from kvell.engine.requests.plan import NewPages, StepPlan
-from kvell.engine.running.copies_under_pass import Copier, CopyCounts, StepCopies
-from kvell.engine.running.page_mover import PageMover, Piece
+from kvell.engine.running.copies.copies_under_pass import Copier, CopyCounts, StepCopies
+from kvell.engine.running.copies.page_mover import PageMover, Piece
 from kvell.engine.running.runner import ModelRunner, Runner
 from kvell.pages.stages import Part
 

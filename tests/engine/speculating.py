@@ -11,8 +11,9 @@ import torch
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
-from kvell.engine.protocol.messages import Finished, Stats, Submit, Tokens
+from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.statistics import Stats
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.runner import ModelRunner, Runner
 from kvell.memory import Layout, audit

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from kvell.cost.swap_rule import SwapRule
 from kvell.elastic.logical_buffer import CpuBuffer
 from kvell.elastic.page_buffer import PageBuffer
+from kvell.engine.core.core import EngineCore
 from kvell.engine.cpu_buffer.buffered_prefixes import BufferedPrefixes
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
-from kvell.engine.planning.core import EngineCore
 from kvell.engine.requests.limits import Limits
 from kvell.memory import Implementation, MemoryCore, create_core
 from kvell.pages.layout import Layout

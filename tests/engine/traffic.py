@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvell.engine.planning.core import EngineCore
+from kvell.engine.core.core import EngineCore
 from kvell.engine.protocol.messages import Cancel, Event, Finished, Submit, Tokens
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan, StepResult

@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvell.engine.protocol.messages import SCHEMA_VERSION, Finished, Stats
+from kvell.engine.protocol.messages import SCHEMA_VERSION, Finished
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.statistics import Stats
 from kvell.errors import InstanceDied, TryLater
 from kvell.fleet.instance.instance_process import InstanceStartError
 from kvell.fleet.instance.restart import RestartPolicy

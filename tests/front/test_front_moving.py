@@ -4,7 +4,14 @@ import numpy as np
 import pytest
 
 from kvell.cluster.routing.policies import router_named
-from kvell.engine.protocol.messages import Cancel, Finished, Heartbeat, Migrate, Stays, Tokens
+from kvell.engine.protocol.messages import (
+    Cancel,
+    Finished,
+    Heartbeat,
+    Migrate,
+    MigrationRefused,
+    Tokens,
+)
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.fleet.instance.death import InstanceDeath
@@ -189,9 +196,9 @@ def test_one_that_does_not_arrive_leaves_nothing_behind(ends: str) -> None:
     queue.migrate(request.request_id, "mixed-1")
     assert queue.line("mixed-1").coming == {request.request_id}
     if ends == "stays":
-        queue.stays(Stays(request.request_id, 1))  # another attempt's
+        queue.stays(MigrationRefused(request.request_id, 1))  # another attempt's
         assert request.goes_to == "mixed-1"
-        queue.stays(Stays(request.request_id, 0))
+        queue.stays(MigrationRefused(request.request_id, 0))
     elif ends == "dies":
         queue.lost("mixed-1", KILLED, 2.0)
     elif ends == "finished":
@@ -237,12 +244,12 @@ def test_memory_that_runs_short_sends_the_youngest_away_one_at_a_time() -> None:
     assert queue.heard("mixed-0", beat(500), 2.0) == []
     command = Migrate(entries[2].request_id, 0, "mixed-1")
     assert queue.heard("mixed-0", beat(100), 3.0) == [("mixed-0", command)]
-    queue.stays(Stays(entries[2].request_id, 0))
+    queue.stays(MigrationRefused(entries[2].request_id, 0))
     assert queue.heard("mixed-0", beat(100), 3.9) == [], "it is decided once a second"
     assert queue.heard("mixed-0", beat(100), 4.0) == [("mixed-0", command)]
     assert queue.heard("mixed-0", beat(100), 5.0) == []
     assert queue.heard("mixed-1", beat(900), 5.5) == []
-    queue.stays(Stays(entries[2].request_id, 0))
+    queue.stays(MigrationRefused(entries[2].request_id, 0))
     queue.line("mixed-1").heard(beat(900, waiting=1))
     assert queue.heard("mixed-0", beat(100), 6.0) == []
 

@@ -9,9 +9,9 @@ import torch
 
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.journal import Journal, replay
 from kvell.engine.engine import Engine
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.journal import Journal, replay
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import StepPlan

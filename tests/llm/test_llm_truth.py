@@ -12,8 +12,8 @@ import torch
 
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
+from kvell.engine.core.journal import Journal
 from kvell.engine.engine import Engine
-from kvell.engine.planning.journal import Journal
 from kvell.engine.protocol.messages import Cancel, Finished, Submit
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import StepPlan, StepResult

@@ -17,9 +17,9 @@ from kvell.engine.protocol.messages import (
     Event,
     Finished,
     Ready,
-    Stats,
     Tokens,
 )
+from kvell.engine.protocol.statistics import Stats
 from kvell.serving.gate import CommandGate
 from kvell.serving.lone import (
     LocalInstance,

@@ -19,12 +19,12 @@ from kvell.engine.protocol.messages import (
     Finished,
     KeepAlive,
     Ready,
-    Stats,
     Submit,
     Tokens,
 )
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.statistics import Stats
 from kvell.serving.door import FrontDoor
 from kvell.serving.fronts import UNREAD_SECONDS
 from kvell.serving.loop import serve_fronts

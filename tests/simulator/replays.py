@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvell.clock import VirtualClock
-from kvell.engine.planning.journal import Journal
+from kvell.engine.core.journal import Journal
 from kvell.engine.requests.limits import Limits
 from kvell.memory import (
     GroupKind,

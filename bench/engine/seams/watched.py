@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from bench.engine.seams.recorder import Recorder
+from kvell.engine.core.core import EngineCore
 from kvell.engine.engine import Engine
-from kvell.engine.planning.core import EngineCore
 from kvell.engine.requests.plan import StepPlan
 from kvell.engine.running import runner
 from kvell.engine.running.batching import PageTables

@@ -64,7 +64,7 @@ PAGES = (
                     *_of("kvell.models.text.tokenizer", "Tokenizer TokenIds"),
                     "kvell.models.sources.progress.Progress",
                     *_of("kvell.clock", "Clock MonotonicClock VirtualClock"),
-                    "kvell.engine.planning.journal.Journal",
+                    "kvell.engine.core.journal.Journal",
                     *_of(
                         "kvell.mempool.rendezvous",
                         "Rendezvous FolderRendezvous PdCaching PageTransport PoolRole",
@@ -98,7 +98,8 @@ PAGES = (
                 (
                     "kvell.fleet.started.member.MemberStatus",
                     "kvell.fleet.instance.supervisor.InstanceState",
-                    *_of("kvell.engine.protocol.messages", "Ready Heartbeat Stats GroupStats"),
+                    *_of("kvell.engine.protocol.messages", "Ready Heartbeat"),
+                    *_of("kvell.engine.protocol.statistics", "Stats GroupStats"),
                     *_of(
                         "kvell.engine.protocol.notices",
                         "IndexNotice IndexedGroup BlocksStored BlocksRemoved BlocksHeld",
@@ -140,7 +141,9 @@ PAGES = (
             Section(
                 "A core and its calls",
                 (
-                    *_memory("create_core register MemoryCore LendingCore HoldingCore VisibleCore"),
+                    *_memory(
+                        "create_core register MemoryCore WithholdingCore HoldingCore VisibleCore"
+                    ),
                     *_memory("Implementation Eviction EVICTIONS common_prefix"),
                 ),
             ),
@@ -171,7 +174,7 @@ PAGES = (
             ),
             Section(
                 "Where pages lie",
-                (*_memory("Extent extents_of SlotTable"), "kvell.vocabulary.LogicalLargePage"),
+                _memory("SlotTable"),
             ),
         ),
     ),

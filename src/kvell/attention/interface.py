@@ -198,15 +198,3 @@ class AttentionKernels(Protocol):
         not applied (the merge does that once).
         """
         ...
-
-
-class RemotePartials(Protocol):
-    """Where the parts of a context that other instances hold are asked for (Infinite-LLM §4)."""
-
-    def start(self, layer_index: int, query: torch.Tensor) -> None:
-        """Send the query of a layer out; returns at once."""
-        ...
-
-    def collect(self, layer_index: int) -> list[Partial]:
-        """The partials that came back for the layer, one per lender."""
-        ...

@@ -14,7 +14,7 @@ import torch
 from kvell.clock import Clock
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import NewPages, StepPlan, TokenWork
-from kvell.engine.running.page_mover import PageMover
+from kvell.engine.running.copies.page_mover import PageMover
 from kvell.engine.running.runner import ModelRunner
 from kvell.memory import Layout, SlotTable, plan_layout
 from kvell.models.paged_model import PagedModel

@@ -94,8 +94,8 @@ def _mappings(balloon: Balloon, table: Ints) -> Iterator[str]:
 
 def _larges(balloon: Balloon, withheld: Sequence[int]) -> Iterator[str]:
     """KV has a large page exactly if all chunks under it are KV's."""
-    lent = balloon.tiling.withheld(balloon.owner != Owner.KV)
-    for large in np.flatnonzero(lent != balloon.withheld).tolist():
-        yield f"large page {large}: over a lent chunk {lent[large]}, in the books the opposite"
+    taken = balloon.tiling.withheld(balloon.owner != Owner.KV)
+    for large in np.flatnonzero(taken != balloon.withheld).tolist():
+        yield f"large page {large}: over a taken chunk {taken[large]}, in the books the opposite"
     for large in set(withheld) ^ set(np.flatnonzero(balloon.withheld).tolist()):
         yield f"large page {large}: the core and the balloon disagree on whose it is"

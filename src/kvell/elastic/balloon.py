@@ -114,7 +114,7 @@ class Balloon:
         Chunks come from what is idle here, and only then from KV: where large pages are
         empty, then where they only cache, the oldest first, anywhere in the pool.
 
-        :param reclaim_order: asked only if KV must give (:meth:`LendingCore.reclaim_order`).
+        :param reclaim_order: asked only if KV must give (:meth:`WithholdingCore.reclaim_order`).
         """
         placement = self.slots.find(count)
         if placement is None:
@@ -190,9 +190,9 @@ class Balloon:
         may_give = int(np.count_nonzero(is_idle)) - keep_chunks
         larges = self._by_cost(is_idle)
         # The more large pages of that order, the more chunks; what others they complete counts.
-        most = _last(len(larges), lambda n: int(self._lent(larges[:n]).sum()) <= may_give)
-        enough = _last(most, lambda n: len(self._completed(self._lent(larges[:n]))) < num_large)
-        chosen = self._lent(larges[: min(most, enough + 1) if num_large else 0])
+        most = _last(len(larges), lambda n: int(self._taken(larges[:n]).sum()) <= may_give)
+        enough = _last(most, lambda n: len(self._completed(self._taken(larges[:n]))) < num_large)
+        chosen = self._taken(larges[: min(most, enough + 1) if num_large else 0])
         at = self.position[chosen]
         return Inflation(
             tuple(np.flatnonzero(chosen).tolist()),
@@ -220,16 +220,16 @@ class Balloon:
         if not len(larges):
             return larges
         first, end = self.tiling.first_chunk[larges], self.tiling.end_chunk[larges]
-        lent = _between(self.owner != Owner.KV, first, end)
-        free = lent == _between(is_idle, first, end)
+        others = _between(self.owner != Owner.KV, first, end)
+        free = others == _between(is_idle, first, end)
         highest = np.where(self.position == NOWHERE, self.slots.num_positions, self.position)
         highest[self.owner == Owner.KV] = NOWHERE
         at = np.maximum.reduceat(np.append(highest, NOWHERE), np.stack([first, end], 1).ravel())
-        order = np.lexsort((larges, -at[::2], lent))
+        order = np.lexsort((larges, -at[::2], others))
         cheapest: Ints = larges[order][free[order]]
         return cheapest
 
-    def _lent(self, larges: Ints) -> Flags:
+    def _taken(self, larges: Ints) -> Flags:
         """Chunks under these large pages that are not KV's [num_chunks]."""
         begins = np.zeros(self.tiling.num_chunks + 1, np.int64)
         np.add.at(begins, self.tiling.first_chunk[larges], 1)
@@ -238,7 +238,7 @@ class Balloon:
         return under
 
     def _completed(self, chosen: Flags) -> Ints:
-        """Withheld large pages with no other lent chunks under them than the chosen ones."""
+        """Withheld large pages over no chunks but KV's and the chosen ones."""
         larges = np.flatnonzero(self.withheld).astype(np.int32)
         first, end = self.tiling.first_chunk[larges], self.tiling.end_chunk[larges]
         complete: Ints = larges[~(_between((self.owner != Owner.KV) & ~chosen, first, end) > 0)]

@@ -25,7 +25,7 @@ from kvell.elastic.balloon import Balloon, Deflation, Inflation, Owner
 from kvell.elastic.slots import SlotState
 from kvell.elastic.tiling import Tiling
 from kvell.errors import TryLater
-from kvell.prefix.interface import WITHHELD, Ints, LendingCore
+from kvell.prefix.interface import WITHHELD, Ints, WithholdingCore
 from kvell.vocabulary import MIB
 
 AHEAD_BYTES = 50 * MIB
@@ -73,7 +73,7 @@ class ElasticMemory:
     def __init__(
         self,
         device: ChunkDevice,
-        kv: LendingCore,
+        kv: WithholdingCore,
         tiling: Tiling,
         committed_chunks: int | None = None,
     ) -> None:

@@ -51,7 +51,7 @@ class Tiling:
     def chunk_order(self, reclaim_order: LongInts) -> LongInts:
         """By chunk, the largest number of the large pages over it [num_chunks].
 
-        :param reclaim_order: by large page, see :meth:`LendingCore.reclaim_order`.
+        :param reclaim_order: by large page, see :meth:`WithholdingCore.reclaim_order`.
         """
         # One more at the end, so that every interval may end before an index that exists.
         padded = np.append(reclaim_order, np.int64(WITHHELD))
@@ -60,10 +60,10 @@ class Tiling:
         highest[self._first_large == self._end_large] = WITHHELD
         return highest
 
-    def withheld(self, lent: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Large pages that lie over a chunk that is lent [num_large], from chunks [num_chunks]."""
+    def withheld(self, taken: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Large pages [num_large] that lie over a taken chunk, from chunks [num_chunks]."""
         covered = np.zeros(self.num_large + 1, np.int64)
-        chunks = np.flatnonzero(lent)
+        chunks = np.flatnonzero(taken)
         np.add.at(covered, self._first_large[chunks], 1)
         np.add.at(covered, self._end_large[chunks], -1)
         inside: npt.NDArray[np.bool_] = np.cumsum(covered)[:-1] > 0

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,38 +12,34 @@ from kvell.clock import Clock, MonotonicClock
 from kvell.device.host import CHUNK_BYTES
 from kvell.device.process_size import give_back_freed
 from kvell.device.shared_weights import SharedWeights
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.journal import Journal
+from kvell.engine.core.miss_watch import MissWatch
+from kvell.engine.core.page_map import PageMap
 from kvell.engine.engine import Engine
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.journal import Journal
-from kvell.engine.planning.miss_watch import MissWatch
 from kvell.engine.planning.overlap import chosen_depth
-from kvell.engine.planning.page_map import PageMap
-from kvell.engine.planning.whole_prompts import check_whole_prompts
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.model_rules import ModelRules
-from kvell.engine.running.copy_order import has_spare_processor
+from kvell.engine.running.copies.copy_order import has_spare_processor
 from kvell.engine.running.pool_link import PoolLink
 from kvell.engine.running.runner import ModelRunner
+from kvell.engine.sampling.controls import Controls
 from kvell.engine.setup.budget_limits import observing_tokens
-from kvell.engine.setup.contract import make_contract, model_share
-from kvell.engine.setup.engine_memory import cpu_buffer_of, memory_of
+from kvell.engine.setup.contract import MemoryContract, make_contract, model_share
+from kvell.engine.setup.engine_memory import CpuBuffer, Memory, cpu_buffer_of, memory_of
+from kvell.engine.setup.model_limits import make_limits, rules_of
 from kvell.engine.setup.objectives import check_objectives, watch_of
 from kvell.engine.setup.options import EngineOptions
 from kvell.engine.setup.pool_place import pool_problem
 from kvell.engine.setup.several_models import ServedModel, check_several
-from kvell.engine.setup.sizes import PoolFlag, Sizes, flag_of, sizes_of
+from kvell.engine.setup.sizes import Sizes, sizes_of
 from kvell.engine.setup.speculative_models import check_speculation
 from kvell.errors import ChangeSomething
 from kvell.memory import (
-    LayerSpec,
-    Layout,
-    Manager,
     SlotTable,
+    VisibleCore,
     as_draft,
     create_core,
-    longest_request,
-    plan_layout,
-    pool_bytes_for,
 )
 from kvell.mempool.agent import Agent
 from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, stream_costs
@@ -51,15 +47,12 @@ from kvell.models.config.kv_dtypes import kv_dtype_named
 from kvell.models.loading.loading import load_paged_model
 from kvell.models.paged_model import PagedModel
 from kvell.models.sources.progress import Progress
-from kvell.vocabulary import KIB
 
 __all__ = ["DTYPES", "EngineOptions", "build_engine", "load_model", "make_limits"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 STORED = DTYPES | {"fp8": torch.float8_e4m3fn, "int8": torch.int8}
 """The torch dtype of each name of ``--kv-cache-dtype``."""
-MIN_MODEL_LEN = 2
-"""A prompt of one token and one token of output."""
 
 
 def load_model(
@@ -133,115 +126,184 @@ def build_engine(
     check_objectives(options)
     check_speculation(model, draft, options)
     first = ServedModel(name if beside else "", model, eos_token_ids, tokenizer_json)
-    served = (first, *beside)
+    parts = _make_parts(name, (first, *beside), draft, options)
+    agent, staying = _make_agent(parts, incarnation)
+    _attach_models(parts)
+    controls = {one.name: one.controls() for one in parts.served}
+    runner = _make_runner(parts, controls)
+    link = _make_link(parts, agent)
+    if link is not None:
+        runner.tells_written = link.written
+    core = _make_core(parts, agent, incarnation)
+    return Engine(
+        core,
+        runner,
+        _make_contract(parts, floor_bytes),
+        parts.sizes.need,
+        journal=journal,
+        incarnation=incarnation,
+        images=model.images,
+        warmer=parts.memory.warmer,
+        cold=parts.memory.chunks,
+        objectives=watch_of(options, clock),
+        clock=clock,
+        grammars={name: one.grammars for name, one in controls.items()},
+        page_map=PageMap(core, parts.core),
+        link=link,
+        staying=staying,
+    )
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Sizes, memory and limits of an engine, before anything runs.
+
+    :param name: of the first model, for messages.
+    :param served: all models, the first one first.
+    :param steps: how steps are planned, for the startup message.
+    """
+
+    name: str
+    served: tuple[ServedModel, ...]
+    draft: PagedModel | None
+    options: EngineOptions
+    sizes: Sizes
+    rules: list[ModelRules]
+    core: VisibleCore
+    memory: Memory
+    buffer: CpuBuffer | None
+    limits: Limits
+    steps: str
+
+
+def _make_parts(
+    name: str,
+    served: tuple[ServedModel, ...],
+    draft: PagedModel | None,
+    options: EngineOptions,
+) -> _Parts:
+    """Check that the models can be served together, and give them a pool."""
     check_several(served, options, draft is not None)
-    models = [one.model for one in served]
-    every = [*models, *([draft] if draft else [])]
+    model = served[0].model
+    every = [one.model for one in served] + ([draft] if draft else [])
     layers = [layer for one in served for layer in one.layers()]
     layers += as_draft(draft.description.layers) if draft else ()
     sizes = sizes_of(every, layers, options, has_draft=draft is not None)
-    layout = sizes.layout
-    rules = _rules(sizes, served, options, draft, layers)
+    rules = rules_of(sizes, served, options, draft, layers)
     limits = replace(rules[0].limits, observing_tokens=observing_tokens(model, options))
     if model.images is not None:
         limits = replace(limits, whole_images=model.images.family.both_directions)
-    core = create_core(layout)
+    core = create_core(sizes.layout)
     memory = memory_of(sizes, core, every, options)
     buffer = cpu_buffer_of(core, every, options, limits)
     limits, steps = chosen_depth(
         limits,
-        layout,
+        sizes.layout,
         wanted=options.async_scheduling,
         shares_pool=memory.steps is not None,
         swaps=buffer is not None,
     )
-    agent, staying = None, ""
-    if options.pool_place is not None:
-        problem = pool_problem(
-            device=model.device.type,
-            shares_memory=memory.descriptor is None,
-            has_buffer=buffer is not None,
-            has_drafts=bool(options.num_speculative_tokens),
-            plans_ahead=bool(limits.depth),
-            models=len(served),
-        )
-        if problem is not None and options.pool_place.role != "mixed":
-            raise problem
-        staying = "" if problem is None else problem.field
-        if problem is None:
-            stored = f"{name} {model.dtype} {options.pool_place.pool}"
-            agent = Agent(core, options.pool_place.instance, incarnation, stored)
-    for one in served:
-        one.model.attach(layout.seen_by(one.name), memory.pool)
-    if draft is not None:
-        draft.attach(layout.seen_by(is_draft=True), memory.pool)
-    shares = [
-        model_share(one.name, layout, one.limits.max_model_len, sizes.fitting) for one in rules[1:]
-    ]
-    others = {one.name: one.model for one in beside}
-    slots = SlotTable(layout.num_large_pages)
-    controls = {one.name: one.controls() for one in served}
-    runner = ModelRunner(
-        model,
-        layout,
-        slots,
-        memory.pool,
-        draft,
-        served[0].name,
-        others,
-        memory.lends,
-        None if buffer is None else buffer.memory,
-        controls,
-        copies_beside_passes(options),
+    return _Parts(name, served, draft, options, sizes, rules, core, memory, buffer, limits, steps)
+
+
+def _make_agent(parts: _Parts, incarnation: int) -> tuple[Agent | None, str]:
+    """Make the agent of an engine in a pool of several, if its requests can move.
+
+    :returns: the agent, and the setting that keeps requests from moving; "" if they can.
+    :raises ChangeSomething: if requests must move and cannot.
+    """
+    place = parts.options.pool_place
+    if place is None:
+        return None, ""
+    model = parts.served[0].model
+    problem = pool_problem(
+        device=model.device.type,
+        shares_memory=parts.memory.descriptor is None,
+        has_buffer=parts.buffer is not None,
+        has_drafts=bool(parts.options.num_speculative_tokens),
+        plans_ahead=bool(parts.limits.depth),
+        models=len(parts.served),
     )
-    engine_core = EngineCore(
-        core,
-        limits,
-        eos_token_ids,
+    if problem is not None and place.role != "mixed":
+        raise problem
+    if problem is not None:
+        return None, problem.field
+    stored = f"{parts.name} {model.dtype} {place.pool}"
+    return Agent(parts.core, place.instance, incarnation, stored), ""
+
+
+def _attach_models(parts: _Parts) -> None:
+    """Let every model compute over its groups of the pool."""
+    layout, pool = parts.sizes.layout, parts.memory.pool
+    for one in parts.served:
+        one.model.attach(layout.seen_by(one.name), pool)
+    if parts.draft is not None:
+        parts.draft.attach(layout.seen_by(is_draft=True), pool)
+
+
+def _make_runner(parts: _Parts, controls: dict[str, Controls]) -> ModelRunner:
+    first, *beside = parts.served
+    return ModelRunner(
+        first.model,
+        parts.sizes.layout,
+        SlotTable(parts.sizes.layout.num_large_pages),
+        parts.memory.pool,
+        parts.draft,
+        first.name,
+        {one.name: one.model for one in beside},
+        parts.memory.slot_memory,
+        None if parts.buffer is None else parts.buffer.memory,
+        controls,
+        copies_beside_passes(parts.options),
+    )
+
+
+def _make_core(parts: _Parts, agent: Agent | None, incarnation: int) -> EngineCore:
+    place, buffer = parts.options.pool_place, parts.buffer
+    return EngineCore(
+        parts.core,
+        parts.limits,
+        parts.served[0].eos_token_ids,
         incarnation,
-        rules if beside else (),
-        memory.steps,
+        parts.rules if len(parts.served) > 1 else (),
+        parts.memory.steps,
         None if buffer is None else buffer.swapping,
         None if buffer is None else buffer.parking,
-        MissWatch(core),
+        MissWatch(parts.core),
         agent,
-        DEFAULT_PD_CACHING if options.pool_place is None else options.pool_place.pd_caching,
-        stream_costs(options.pool_place),
+        DEFAULT_PD_CACHING if place is None else place.pd_caching,
+        stream_costs(place),
     )
-    link = None
-    if options.pool_place is not None and agent is not None and memory.descriptor is not None:
-        pool, descriptor = memory.pool.numpy(), memory.descriptor
-        link = PoolLink(options.pool_place, agent, layout.groups, pool, descriptor)
-        runner.tells_written = link.written
-    return Engine(
-        engine_core,
-        runner,
-        make_contract(
-            name,
-            layout,
-            sizes.weights_bytes,
-            sizes.reserve_bytes,
-            limits.max_model_len,
-            tuple(shares),
-            shared_bytes=sizes.shared_chunks * CHUNK_BYTES,
-            floor_bytes=floor_bytes,
-            cpu_buffer_bytes=buffer.memory.numel() if buffer else 0,
-            grammar_bytes=sum(one.grammar_bytes() for one in served),
-            fitting=sizes.fitting,
-            steps=steps,
-        ),
-        sizes.need,
-        journal=journal,
-        incarnation=incarnation,
-        images=model.images,
-        warmer=memory.warmer,
-        cold=memory.chunks,
-        objectives=watch_of(options, clock),
-        clock=clock,
-        grammars={one.name: controls[one.name].grammars for one in served},
-        page_map=PageMap(engine_core, core),
-        link=link,
-        staying=staying,
+
+
+def _make_link(parts: _Parts, agent: Agent | None) -> PoolLink | None:
+    """Make the link to other instances, for an engine with an agent."""
+    place, descriptor = parts.options.pool_place, parts.memory.descriptor
+    if place is None or agent is None or descriptor is None:
+        return None
+    groups, pool = parts.sizes.layout.groups, parts.memory.pool.numpy()
+    return PoolLink(place, agent, groups, pool, descriptor)
+
+
+def _make_contract(parts: _Parts, floor_bytes: int) -> MemoryContract:
+    sizes, buffer = parts.sizes, parts.buffer
+    shares = [
+        model_share(one.name, sizes.layout, one.limits.max_model_len, sizes.fitting)
+        for one in parts.rules[1:]
+    ]
+    return make_contract(
+        parts.name,
+        sizes.layout,
+        sizes.weights_bytes,
+        sizes.reserve_bytes,
+        parts.limits.max_model_len,
+        tuple(shares),
+        shared_bytes=sizes.shared_chunks * CHUNK_BYTES,
+        floor_bytes=floor_bytes,
+        cpu_buffer_bytes=buffer.memory.numel() if buffer else 0,
+        grammar_bytes=sum(one.grammar_bytes() for one in parts.served),
+        fitting=sizes.fitting,
+        steps=parts.steps,
     )
 
 
@@ -250,110 +312,6 @@ def copies_beside_passes(options: EngineOptions) -> bool:
     if options.copies_under_pass is not None:
         return options.copies_under_pass
     return has_spare_processor(len(os.sched_getaffinity(0)), torch.get_num_threads())
-
-
-def _rules(
-    sizes: Sizes,
-    served: Sequence[ServedModel],
-    options: EngineOptions,
-    draft: PagedModel | None,
-    layers: Sequence[LayerSpec],
-) -> list[ModelRules]:
-    """The rules of each model; a given ``max_model_len`` is the first's, and a cap for others."""
-    found, layout = [], sizes.promised
-    flag = flag_of(sizes, options)
-    for index, (name, model, eos) in enumerate((s.name, s.model, s.eos_token_ids) for s in served):
-        own, given = model.description.max_model_len, options.max_model_len
-        wish = min(own, given) if index and given is not None else given
-        wished = replace(options, max_model_len=wish)
-        limits = make_limits(layout, model, wished, draft, name, layers, flag)
-        found.append(ModelRules(name, limits, eos, layout.seen_by(name) if name else layout))
-    return found
-
-
-def make_limits(
-    layout: Layout,
-    model: PagedModel,
-    options: EngineOptions,
-    draft: PagedModel | None = None,
-    name: str = "",
-    layers: Sequence[LayerSpec] | None = None,
-    flag: PoolFlag | None = None,
-) -> Limits:
-    """The constants of a run; ``max_model_len`` follows from the pool unless it is given.
-
-    :param name: which of the pool's models it is, if there are several.
-    :param layers: all layers in the pool; the model's own and its draft's if not given.
-    :param flag: what to change if the pool is too small; ``--kv-memory`` if not given.
-    :raises ChangeSomething: if a given ``max_model_len`` is not possible.
-    """
-    own = min(one.description.max_model_len for one in (model, draft) if one is not None)
-    if options.max_model_len is not None and options.max_model_len > own:
-        raise ChangeSomething(
-            "--max-model-len",
-            options.max_model_len,
-            f"is above the own limit of the model, or of its draft model: {own} tokens"
-            if draft
-            else f"is above the model's own limit of {own} tokens",
-            f"use at most {own}",
-        )
-    wanted = options.max_model_len or own
-    chunk_tokens, most = Limits().min_chunk_tokens, options.max_num_batched_tokens
-    if not options.enable_chunked_prefill:
-        check_whole_prompts(most, options.max_model_len or 0)
-        wanted, chunk_tokens = min(wanted, most), most
-    limits = Limits(
-        max_num_batched_tokens=options.max_num_batched_tokens,
-        max_num_seqs=options.max_num_seqs,
-        max_model_len=wanted,
-        vocab_size=model.description.vocab_size,
-        common_pool=options.common_pool,
-        num_speculative_tokens=options.num_speculative_tokens,
-        has_drafter=draft is not None,
-        prompt_lookup_max=options.prompt_lookup_max,
-        prompt_lookup_min=options.prompt_lookup_min,
-        min_chunk_tokens=chunk_tokens,
-        enable_chunked_prefill=options.enable_chunked_prefill,
-    )
-    seen = layout.seen_by(name) if name else layout
-    fits = longest_request(seen, wanted, limits.min_chunk_tokens)
-    if fits < (wanted if options.max_model_len else MIN_MODEL_LEN):
-        if layers is None:
-            layers = (
-                *model.description.layers,
-                *(as_draft(draft.description.layers) if draft else ()),
-            )
-        flag = flag or PoolFlag("--kv-memory", layout.pool_bytes)
-        enough_bytes = _enough_bytes(seen, layers, options.manager, limits, name)
-        need_kib = -(-(enough_bytes + flag.beside_bytes) // KIB)
-        raise ChangeSomething(
-            flag.name,
-            f"{flag.value_bytes // KIB}KiB",
-            f"is too small for one request of --max-model-len={wanted}"
-            + f" to {name}" * bool(name),
-            f"use {flag.name} {need_kib}KiB"
-            + (f" or --max-model-len {fits}" if fits >= MIN_MODEL_LEN else ""),
-        )
-    return Limits(**{**vars(limits), "max_model_len": fits})
-
-
-def _enough_bytes(
-    layout: Layout, layers: Sequence[LayerSpec], manager: Manager, limits: Limits, name: str
-) -> int:
-    """Bytes of a pool that fits one request of ``max_model_len``.
-
-    A larger pool may have larger pages, so the layout is planned again until it fits.
-    """
-    wanted = limits.max_model_len
-    chunk = min(wanted, limits.min_chunk_tokens)
-    enough_bytes = pool_bytes_for(layout, wanted, chunk)
-    while True:
-        layout = plan_layout(layers, enough_bytes, manager=manager)
-        layout = layout.seen_by(name) if name else layout
-        need_bytes = pool_bytes_for(layout, wanted, chunk)
-        if need_bytes <= layout.pool_bytes:
-            return enough_bytes
-        enough_bytes = max(need_bytes, enough_bytes + layout.large_page_bytes)
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -18,13 +18,13 @@ from kvell.clock import Clock, MonotonicClock
 from kvell.device.chunks import ChunkDevice
 from kvell.elastic.arena import ActivationArena, ActivationNeed, RememberedNeed
 from kvell.elastic.logical_buffer import WINDOW_ITERATIONS
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.index_watch import indexed_groups
+from kvell.engine.core.journal import Journal, JournaledCore
+from kvell.engine.core.lateness import Lateness
+from kvell.engine.core.page_map import PageMap
 from kvell.engine.failed_steps import FailedSteps
 from kvell.engine.failing.failures import StepFailed, StepFailure
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.index_watch import indexed_groups
-from kvell.engine.planning.journal import Journal, JournaledCore
-from kvell.engine.planning.lateness import Lateness
-from kvell.engine.planning.page_map import PageMap
 from kvell.engine.protocol.bell import Bell
 from kvell.engine.protocol.introductions import Introduce
 from kvell.engine.protocol.leading import Lead

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from kvell.device.process_size import process_bytes
 from kvell.engine.assembly import build_engine, load_model
+from kvell.engine.core.journal import Journal
 from kvell.engine.engine import Engine
-from kvell.engine.planning.journal import Journal
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.engine.setup.several_models import ServedModel
 from kvell.models.families.draft_model import check_draft

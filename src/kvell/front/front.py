@@ -19,12 +19,12 @@ from kvell.engine.protocol.messages import (
     Event,
     Finished,
     Ready,
-    Stats,
     Submit,
 )
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import LargePage, Pages
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
+from kvell.engine.protocol.statistics import Stats
 from kvell.errors import InstanceDied
 from kvell.fleet.fleet import Fleet, Joins
 from kvell.fleet.instance.death import InstanceDeath

@@ -24,7 +24,7 @@ from kvell.engine.protocol.messages import (
     Finished,
     Heartbeat,
     Migrate,
-    Stays,
+    MigrationRefused,
     Submit,
     Tokens,
 )
@@ -203,7 +203,7 @@ class RequestQueue:
             return [*self.finished(event, now)]
         elif isinstance(event, PromptLogprobs):
             self.scored(event)
-        elif isinstance(event, Stays):
+        elif isinstance(event, MigrationRefused):
             self.stays(event)
         elif isinstance(event, Heartbeat):
             self.line(instance_id).heard(event)
@@ -303,7 +303,7 @@ class RequestQueue:
         self._routes.set_target(entry, target)
         return [(entry.line, Migrate(request_id, entry.attempt, target))]
 
-    def stays(self, event: Stays) -> None:
+    def stays(self, event: MigrationRefused) -> None:
         """A request that was to move goes on where it is."""
         entry = self._in_flight.get(event.request_id)
         if entry is not None and entry.attempt == event.attempt:

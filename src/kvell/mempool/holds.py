@@ -8,8 +8,8 @@
                    │ └─expire, release, its owner's instance dies ──► gone
                    └─receive──► HELD, with pages for what comes
 
-A hold is a lease of the memory core, which never evicts, moves or lends its pages.  Pure: time is
-told in ticks.
+A hold is a lease of the memory core, which never evicts, moves or withholds its pages.  Pure: time
+is told in ticks.
 """
 
 from collections.abc import Callable, Iterator

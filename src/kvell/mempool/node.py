@@ -31,7 +31,7 @@ from kvell.mempool.transfers.actions import (
     Pull,
     PullRest,
     Revoke,
-    Roomed,
+    RoomGranted,
     Send,
     StopPull,
 )
@@ -44,7 +44,7 @@ from kvell.wire.endpoints import Endpoint
 from kvell.wire.greeting import Greeting
 
 Answer = TypeVar("Answer")
-News = Arrived | Ended | Fetched | Roomed
+News = Arrived | Ended | Fetched | RoomGranted
 TICK_MILLISECONDS = 100
 """Between two ticks while things happen, at least; at a deadline there is one anyway."""
 LONGEST_PAUSE_SECONDS = 60.0

@@ -1,1 +1,1 @@
-"""Sizes, large-page pool, per-group small pages, extents, audit."""
+"""Sizes, large-page pool, per-group small pages, audit."""

@@ -10,7 +10,7 @@ One machine, two levels.  A small page::
       └─────────── CACHED        release, indexed
 
 A large page belongs to no group while all of it is empty (``group == NO_GROUP``); then it
-may be *withheld* (its memory is lent to activations, say) until it is restored.  It
+may be *withheld* (activations have its memory, say) until it is restored.  It
 joins a group when a page of it is wanted there, and is *evictable* while it
 holds cached pages but no used one.  It may be associated with one holder (a
 request or lease), which then gets its pages first (Jenga §4.3); otherwise its

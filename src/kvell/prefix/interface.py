@@ -39,12 +39,12 @@ RANK_SHIFT = 40
 
 LARGE_PAGE_COLUMNS = 4
 """Columns of a large-pages array: group, small pages used, small pages cached, step.  The group is
-``NO_GROUP`` where all of it is empty, ``LENT_GROUP`` where it is withheld.  The step is when the
-page that goes last was accessed, where none is used and some are cached; else ``NO_STEP``."""
+``NO_GROUP`` where all of it is empty, ``WITHHELD_GROUP`` where it is withheld.  The step is when
+the page that goes last was accessed, where none is used and some are cached; else ``NO_STEP``."""
 SMALL_PAGE_COLUMNS = 4
 """Columns of a small-pages array: page, users, tokens of the prefix that it ends (``NO_END`` if the
 index does not name it), step when it was last accessed (``NO_STEP`` likewise)."""
-LENT_GROUP, NO_STEP, NO_END, NO_REACH = -2, -1, -1, -1
+WITHHELD_GROUP, NO_STEP, NO_END, NO_REACH = -2, -1, -1, -1
 
 
 class MemoryCore(Protocol):
@@ -319,8 +319,8 @@ class HoldingCore(MemoryCore, Protocol):
         ...
 
 
-class LendingCore(MemoryCore, Protocol):
-    """A memory core that can lend large pages to another owner for a while."""
+class WithholdingCore(MemoryCore, Protocol):
+    """A memory core that can withhold large pages from requests, for another owner."""
 
     def reclaim_order(self) -> LongInts:
         """Return for every large page how soon it can be taken away [num_large_pages]:
@@ -345,7 +345,7 @@ class LendingCore(MemoryCore, Protocol):
         ...
 
 
-class VisibleCore(LendingCore, HoldingCore, Protocol):
+class VisibleCore(WithholdingCore, HoldingCore, Protocol):
     """A memory core that shows parts of its state cheaply, for people who watch it."""
 
     def large_pages(self) -> LongInts:

@@ -14,8 +14,8 @@ from kvell.engine.protocol.messages import (
     Event,
     Finished,
     Heartbeat,
+    MigrationRefused,
     Ready,
-    Stays,
     Tokens,
 )
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
@@ -30,7 +30,7 @@ FORGIVEN = 0.25
 LOOK_SECONDS = 1.0
 """Most seconds that count between two looks: an instance that was stopped itself does not take that
 for the fault of a front."""
-OF_A_REQUEST = PromptLogprobs | Tokens | Finished | Stays
+OF_A_REQUEST = PromptLogprobs | Tokens | Finished | MigrationRefused
 
 
 @dataclass(frozen=True)

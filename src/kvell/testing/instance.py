@@ -20,7 +20,6 @@ from kvell.engine.protocol.messages import (
     Finished,
     Heartbeat,
     Ready,
-    Stats,
     Submit,
     Tokens,
 )
@@ -32,6 +31,7 @@ from kvell.engine.protocol.pages import (
     PageOwner,
     Pages,
 )
+from kvell.engine.protocol.statistics import Stats
 from kvell.engine.protocol.tensors import SentTensor
 from kvell.models.config.embeddings import EmbeddingFacts
 from kvell.models.text.stop_strings import StopStrings

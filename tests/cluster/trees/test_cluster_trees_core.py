@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from kvell.cluster.trees.chains import PromptChain
 from kvell.cluster.trees.groups import TreeGroup
 from kvell.cluster.trees.tree import PromptTree
-from kvell.engine.planning.index_watch import IndexWatch
+from kvell.engine.core.index_watch import IndexWatch
 from kvell.engine.protocol.messages import Event
 from kvell.engine.protocol.notices import IndexNotice
 from kvell.memory import GroupKind, LayerSpec, Layout, plan_layout
-from tests.engine.planning.watched_core import WatchedCore
+from tests.engine.core.watched_core import WatchedCore
 
 PAGE_TOKENS = 4
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.journal import Journal, replay
 from kvell.engine.cpu_buffer.buffered_prefixes import MOST_REMEMBERED, BufferedPrefixes
 from kvell.engine.cpu_buffer.swapping import Swapping
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.journal import Journal, replay
 from kvell.engine.requests.plan import StepPlan
 from kvell.engine.requests.request import NO_HANDLE
 from kvell.memory import Implementation

@@ -8,11 +8,11 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.journal import Journal, replay
+from kvell.engine.core.lateness import Lateness
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.journal import Journal, replay
-from kvell.engine.planning.lateness import Lateness
 from kvell.engine.protocol.messages import Cancel
 from kvell.engine.requests.plan import StepPlan
 from kvell.engine.requests.request import Request

@@ -15,13 +15,13 @@ from kvell.device.fake_chunks import FakeChunks
 from kvell.device.host import CHUNK_BYTES
 from kvell.elastic.logical_buffer import CpuBuffer
 from kvell.elastic.page_buffer import PageBuffer
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.journal import Journal, replay
+from kvell.engine.core.lateness import Lateness
 from kvell.engine.cpu_buffer.buffered_prefixes import BufferedPrefixes
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.engine import Engine
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.journal import Journal, replay
-from kvell.engine.planning.lateness import Lateness
 from kvell.engine.protocol.messages import Cancel, Event, Submit
 from kvell.engine.setup.objectives import ObjectiveWatch
 from kvell.engine.setup.options import EngineOptions
@@ -84,7 +84,9 @@ def forced_engine(module: torch.nn.Module, seed: int, journal: Journal | None = 
     options = roomy(module, POOL_MIB, cpu_buffer_bytes=BUFFER_MIB * MIB, slo_ttft_seconds=1.0)
     engine = engine_over(module, options, journal)
     scheduler = engine.core._scheduler
-    scheduler.memory = Preempting(engine.core.memory, elastic_of(engine), engine._activations, seed)
+    scheduler._chunks.memory = Preempting(
+        engine.core.memory, elastic_of(engine), engine._activations, seed
+    )
     engine._objectives = Dice(seed)
     swapping = scheduler.swapping
     assert swapping is not None

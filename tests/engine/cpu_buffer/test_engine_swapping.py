@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
 
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.journal import Journal, JournaledCore, replay
 from kvell.engine.cpu_buffer.swapping import Swapping
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.journal import Journal, JournaledCore, replay
 from kvell.engine.protocol.messages import Cancel, Finished, Tokens
 from kvell.engine.requests.plan import NewPages, StepPlan
 from kvell.engine.requests.request import Request

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvell.clock import VirtualClock
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.journal import Journal, JournaledCore, replay
 from kvell.engine.failed_steps import LOG_SECONDS, MOST_IN_A_ROW, FailedSteps
 from kvell.engine.failing.failures import TOO_COMPLEX, StepFailed, StepFailure
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.journal import Journal, JournaledCore, replay
 from kvell.engine.protocol.messages import Event, Finished, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits

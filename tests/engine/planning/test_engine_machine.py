@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.journal import Journal, JournaledCore, replay
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.journal import Journal, JournaledCore, replay
 from kvell.engine.protocol.messages import Cancel, Event, Finished, Tokens
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan

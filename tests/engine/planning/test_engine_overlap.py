@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.journal import Journal, JournaledCore, replay
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.journal import Journal, JournaledCore, replay
 from kvell.engine.planning.overlap import overlap_problem, require_depth
 from kvell.engine.protocol.messages import Cancel, Event, Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams

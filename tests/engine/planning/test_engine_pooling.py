@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kvell.engine.planning.journal import replay
+from kvell.engine.core.journal import replay
 from kvell.engine.protocol.messages import Event, Finished, Submit, Tokens
 from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -166,10 +166,10 @@ def test_it_says_nothing_of_how_long_answers_are() -> None:
     traffic = Traffic(make_layout((0, 9), 60), limits(batched=64))
     traffic.submit("text", PROMPT, 20)
     traffic.run()
-    expected = traffic.core._scheduler._finished_outputs[""]
+    expected = traffic.core._scheduler._admission._outputs[""]
     pool(traffic, "vector", PROMPT)
     traffic.run()
-    assert traffic.core._scheduler._finished_outputs[""] == expected == (1, 20)
+    assert traffic.core._scheduler._admission._outputs[""] == expected == (1, 20)
 
 
 def test_its_sampling_does_not_matter() -> None:

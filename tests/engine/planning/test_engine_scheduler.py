@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvell.engine.planning.scheduler import MAX_HELD_BACK
+from kvell.engine.planning.admission import MAX_HELD_BACK
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.requests.plan import StepPlan, TokenWork
 from tests.engine.conftest import make_layout, make_submit

@@ -11,7 +11,7 @@ from kvell.device.fake_chunks import FakeChunks
 from kvell.elastic.arena import ActivationModel
 from kvell.elastic.memory import ElasticMemory
 from kvell.elastic.tiling import Tiling
-from kvell.engine.planning.core import MOST_STEPS_PUT_OFF, EngineCore
+from kvell.engine.core.core import MOST_STEPS_PUT_OFF, EngineCore
 from kvell.engine.planning.step_memory import SharedMemory
 from kvell.engine.protocol.messages import Event
 from kvell.engine.requests.limits import Limits

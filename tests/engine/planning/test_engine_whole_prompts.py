@@ -166,7 +166,7 @@ def test_a_prompt_waits_for_memory_for_all_of_it(chunked: bool, first: Works) ->
     layout = make_layout(FULL, 40)
     traffic = Traffic(layout, limits()) if chunked else whole(layout)
     memory = Short(traffic.core.memory)
-    traffic.core._scheduler.memory = memory
+    traffic.core._scheduler._chunks.memory = memory
     traffic.submit("a", text(1, 20))
     assert traffic.step() == first
     memory.is_short = False

@@ -19,10 +19,8 @@ from kvell.engine.protocol.messages import (
     Drain,
     Event,
     Finished,
-    GroupStats,
     Heartbeat,
     Ready,
-    Stats,
     Submit,
     Tokens,
 )
@@ -38,6 +36,7 @@ from kvell.engine.protocol.pages import (
     Pages,
 )
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
+from kvell.engine.protocol.statistics import GroupStats, Stats
 from kvell.errors import ChangeSomething
 from kvell.vocabulary import RequestId
 from kvell.wire import frames

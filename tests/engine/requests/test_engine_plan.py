@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.requests.plan import LargePageMove, PageCopy, StepPlan, TokenWork
+from kvell.engine.requests.plan import PageCopy, StepPlan, TokenWork
 from kvell.vocabulary import RequestId, StepNumber
 
 GREEDY = SamplingParams(temperature=0)
@@ -44,7 +44,6 @@ def test_equal_content_makes_equal_plans_and_hashes() -> None:
         replace(plan(), new_pages=np.empty((0, 4), np.int32)),
         replace(plan(), work=(work(),)),
         replace(plan(), work=(work(tokens=(7, 9)), plan().work[1])),
-        replace(plan(), moves=(LargePageMove(1, 2),)),
         replace(plan(), copies=(PageCopy(0, 1, 2),)),
         replace(plan(), checkpoints=np.asarray([[1, 0, 64, 0, 5]], np.int32)),
         replace(plan(), preempted=(RequestId("b"),)),

@@ -10,13 +10,13 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from kvell.engine.requests.plan import NewPages, PageCopy, StepPlan, StepSlot, TokenWork
-from kvell.engine.running.copy_order import (
+from kvell.engine.running.copies.copy_order import (
     CopyOrder,
     copy_order,
     has_spare_processor,
     why_before,
 )
-from kvell.engine.running.page_mover import PageMover
+from kvell.engine.running.copies.page_mover import PageMover
 from kvell.memory import GroupKind, GroupSpec, Layout, SlotTable
 from kvell.pages.stages import BEFORE_ALL, stages_of
 from kvell.vocabulary import RequestId, StepNumber

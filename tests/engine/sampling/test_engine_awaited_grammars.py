@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvell.engine.planning.journal import Journal
+from kvell.engine.core.journal import Journal
 from kvell.engine.protocol.leading import Drained
 from kvell.engine.protocol.messages import Cancel, Drain, Event, Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams

@@ -16,9 +16,9 @@ from kvell.device.fake_chunks import FakeChunks
 from kvell.elastic.arena import ActivationModel
 from kvell.elastic.logical_buffer import CpuBuffer
 from kvell.elastic.page_buffer import PageBuffer
+from kvell.engine.core.core import EngineCore
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
-from kvell.engine.planning.core import EngineCore
 from kvell.engine.planning.step_memory import SharedMemory
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.requests.plan import StepPlan

@@ -13,9 +13,9 @@ from kvell.clock import VirtualClock
 from kvell.device.chunks import ChunkDevice
 from kvell.device.fake_chunks import FakeChunks
 from kvell.elastic.arena import ActivationModel
+from kvell.engine.core.index_watch import indexed_groups
+from kvell.engine.core.journal import Journal, PlanAsked
 from kvell.engine.engine import Engine
-from kvell.engine.planning.index_watch import indexed_groups
-from kvell.engine.planning.journal import Journal, PlanAsked
 from kvell.engine.protocol.messages import (
     CREDITS,
     SCHEMA_VERSION,
@@ -26,9 +26,9 @@ from kvell.engine.protocol.messages import (
     Finished,
     Heartbeat,
     Ready,
-    Stats,
     Tokens,
 )
+from kvell.engine.protocol.statistics import Stats
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.runner import ModelRunner
 from kvell.engine.setup.contract import make_contract

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from kvell.clock import VirtualClock
+from kvell.engine.core.journal import Journal
+from kvell.engine.core.lateness import EARLY_TTFT, Lateness
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.engine import Engine
-from kvell.engine.planning.journal import Journal
-from kvell.engine.planning.lateness import EARLY_TTFT, Lateness
 from kvell.engine.protocol.messages import Cancel, Finished, Tokens
 from kvell.engine.setup.objectives import ObjectiveWatch, check_objectives, watch_of
 from kvell.engine.setup.options import EngineOptions

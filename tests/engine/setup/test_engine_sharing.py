@@ -10,9 +10,9 @@ from kvell.device.fake_chunks import FakeChunks
 from kvell.device.host import CHUNK_BYTES
 from kvell.elastic.memory import ElasticMemory
 from kvell.engine.assembly import EngineOptions, build_engine
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.journal import Journal, Warmed, replay
 from kvell.engine.engine import Engine
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.journal import Journal, Warmed, replay
 from kvell.engine.planning.step_memory import SharedMemory
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -171,7 +171,7 @@ def test_activations_lie_in_the_pool_and_nowhere_else(module: torch.nn.Module) -
     answers(engine, [list(range(3, 400))])
     elastic = elastic_of(engine)
     fused = engine.runner._models[""][0].fused  # type: ignore[attr-defined]
-    start = fused._lent.data_ptr() - elastic.area.address
+    start = fused._given.data_ptr() - elastic.area.address
     assert 0 <= start < elastic.area.size_bytes and start % CHUNK_BYTES == 0
     assert fused._own.numel() == 0
     assert elastic.counts.mapped > 0

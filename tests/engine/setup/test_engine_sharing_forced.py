@@ -12,9 +12,9 @@ from kvell.device.fake_chunks import FakeChunks
 from kvell.device.host import CHUNK_BYTES
 from kvell.elastic.arena import ActivationNeed
 from kvell.elastic.memory import ElasticMemory
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.journal import Journal, replay
 from kvell.engine.engine import Engine
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.journal import Journal, replay
 from kvell.engine.planning.step_memory import SharedMemory
 from kvell.engine.setup.options import EngineOptions
 from kvell.engine.setup.sharing import share_pool
@@ -82,7 +82,7 @@ def forced_engine(module: torch.nn.Module, seed: int, journal: Journal | None = 
     engine = engine_over(module, roomy(module, 14), journal)
     core = engine.core
     forced = Forced(core.memory, elastic_of(engine), engine._activations, seed)
-    core._scheduler.memory = forced
+    core._scheduler._chunks.memory = forced
     return engine
 
 
@@ -177,7 +177,7 @@ def test_tokens_are_exact_while_requests_are_swapped_and_the_device_refuses(
         map_really(area, positions, chunks)
 
     monkeypatch.setattr(device, "map", refusing_map)
-    scheduler.memory = forced
+    scheduler._chunks.memory = forced
     assert scheduler.swapping is not None
     monkeypatch.setattr(scheduler.swapping, "_rule", Always())
     assert answers(engine, asked) == expected

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from kvell.engine.planning.core import EngineCore
+from kvell.engine.core.core import EngineCore
 from kvell.memory import create_core
 from tests.engine.conftest import make_layout
 from tests.engine.traffic import Traffic, limits

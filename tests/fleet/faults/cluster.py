@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvell.engine.protocol.messages import Stats
+from kvell.engine.protocol.statistics import Stats
 from kvell.fleet.followed.followed_members import FollowedCluster, FollowedMembers
 from kvell.fleet.followed.manager_link import ManagerAddress
 from kvell.fleet.manager.messages import Roster

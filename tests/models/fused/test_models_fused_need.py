@@ -118,7 +118,7 @@ def test_a_step_that_was_lent_too_little_is_refused_before_it_computes() -> None
     need_bytes = model.activations.need_bytes(9, 9)
     lent = torch.zeros(need_bytes - 1, dtype=torch.uint8)
     model.fused.use_memory(lent)
-    with pytest.raises(ValueError, match=f"a step of {need_bytes} bytes was lent"):
+    with pytest.raises(ValueError, match=f"a step of {need_bytes} bytes was given"):
         runner_over(model).step([("a", ids)])
     assert lent.count_nonzero() == 0
 

@@ -11,7 +11,7 @@ from kvell.engine.assembly import build_engine, copies_beside_passes
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.running.copies_under_pass import _Under
+from kvell.engine.running.copies.copies_under_pass import _Under
 from kvell.engine.setup.options import EngineOptions
 from kvell.memory import audit
 from kvell.models.forward.segments import LayerCallbacks

@@ -41,7 +41,7 @@ class Forcing(RigidMemory):
 def force(engine: Engine, seed: int) -> Swapping:
     """The engine preempts at random, and swaps whom it can."""
     scheduler = engine.core._scheduler
-    scheduler.memory = Forcing(scheduler.core, seed)
+    scheduler._chunks.memory = Forcing(engine.core.memory, seed)
     swapping = scheduler.swapping
     assert swapping is not None
     swapping._rule = Always()
@@ -69,7 +69,7 @@ def test_tokens_are_those_of_who_was_never_preempted(architecture: str) -> None:
     assert outputs(run) == expected
     assert swapping.rungs["swap_in"] > 4
     assert swapping.buffer.counts.in_bytes > 0
-    swapping.let_go()
+    swapping.drop_prefixes()
     swapping.begin()
     assert swapping.buffer.used_large == 0
 

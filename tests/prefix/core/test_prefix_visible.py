@@ -15,7 +15,7 @@ from kvell.memory import (
     create_core,
     plan_layout,
 )
-from kvell.prefix.interface import LENT_GROUP, NO_END, NO_REACH, NO_STEP
+from kvell.prefix.interface import NO_END, NO_REACH, NO_STEP, WITHHELD_GROUP
 
 FULL = LayerSpec(0, GroupKind.FULL, kv_heads=1, head_size=64, element_bytes=2)
 SLIDING = LayerSpec(1, GroupKind.SLIDING, 1, 64, 2, window_tokens=32)
@@ -59,7 +59,7 @@ def check(core: VisibleCore) -> PoolSnapshot:
     rows = core.large_pages()
     assert rows.dtype == np.int64 and rows.shape == (core.layout.num_large_pages, 4)
     lent = set(snapshot.withheld)
-    groups = [LENT_GROUP if i in lent else group for i, group in enumerate(snapshot.group)]
+    groups = [WITHHELD_GROUP if i in lent else group for i, group in enumerate(snapshot.group)]
     assert rows[:, 0].tolist() == groups
     assert rows[:, 1].tolist() == list(snapshot.used)
     assert rows[:, 2].tolist() == list(snapshot.cached)
@@ -108,7 +108,7 @@ def test_lent_pages_are_told_from_empty_ones(core: VisibleCore) -> None:
     empty = np.flatnonzero(core.large_pages()[:, 0] == -1).astype(np.int32)
     core.withhold(empty[:3])
     check(core)
-    assert (core.large_pages()[empty[:3], 0] == LENT_GROUP).all()
+    assert (core.large_pages()[empty[:3], 0] == WITHHELD_GROUP).all()
     core.restore(empty[:3])
     check(core)
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.clock import VirtualClock
-from kvell.engine.protocol.messages import Stats
+from kvell.engine.protocol.statistics import Stats
 from kvell.errors import TryLater
 from kvell.front.request_log import RequestObserver
 from kvell.server.logs.lines import FIELDS

@@ -13,10 +13,10 @@ from kvell.device.fake_chunks import FakeChunks
 from kvell.elastic.arena import ActivationModel
 from kvell.elastic.memory import ElasticMemory
 from kvell.elastic.tiling import Tiling
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.miss_watch import MissWatch
+from kvell.engine.core.page_map import PageMap
 from kvell.engine.engine import Engine
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.miss_watch import MissWatch
-from kvell.engine.planning.page_map import PageMap
 from kvell.engine.planning.step_memory import SharedMemory
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan, StepResult

@@ -7,9 +7,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.engine.protocol.messages import GroupStats, Stats
 from kvell.engine.protocol.pages import LargePage, Miss, PageGroup, PageOwner, Pages
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.statistics import GroupStats, Stats
 from kvell.fleet.started.member import MemberStatus
 from kvell.front.request_log import LogEntry
 from kvell.server.map.figures import (

@@ -4,7 +4,8 @@ import os
 
 import httpx
 
-from kvell.engine.protocol.messages import GroupStats, Ready, Stats
+from kvell.engine.protocol.messages import Ready
+from kvell.engine.protocol.statistics import GroupStats, Stats
 from kvell.server.metrics.memory_page import InstanceMemory, contract_lines, memory_page
 from kvell.vocabulary import MIB
 

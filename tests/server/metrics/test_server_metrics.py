@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from kvell.engine.protocol.messages import Finished, GroupStats, Ready, Stats
+from kvell.engine.protocol.messages import Finished, Ready
+from kvell.engine.protocol.statistics import GroupStats, Stats
 from kvell.front.request_log import EndedRequest
 from kvell.server.metrics.front_metrics import MOST_NOTED, ServerMetrics
 from kvell.server.metrics.instance_metrics import InstanceFigures

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from kvell.cluster.routing.policies import ROUTINGS
 from kvell.cluster.steering.roles import RoleRules
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.journal import replay
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.journal import replay
 from kvell.engine.protocol.messages import Submit
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan

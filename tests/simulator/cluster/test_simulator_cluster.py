@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvell.engine.planning.journal import PlanAsked
+from kvell.engine.core.journal import PlanAsked
 from kvell.engine.protocol.messages import HEARTBEAT_SECONDS, Cancel, Event, Heartbeat
 from kvell.mempool.entries import PeerLost, PullEnded
 from kvell.mempool.transfers.actions import Action

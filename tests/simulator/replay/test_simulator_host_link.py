@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvell.cost.calibration import HostCopies
 from kvell.engine.requests.plan import PageCopy, StepPlan, TokenWork
-from kvell.engine.running.copy_order import copy_order
+from kvell.engine.running.copies.copy_order import copy_order
 from kvell.pages.stages import stages_of
 from kvell.simulator.replay.host_link import WithHostLink, calibrated_link
 from kvell.simulator.replay.runner import CalibratedMachine

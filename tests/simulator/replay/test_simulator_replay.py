@@ -8,10 +8,10 @@ import pytest
 from kvell.clock import VirtualClock
 from kvell.elastic.logical_buffer import CpuBuffer
 from kvell.elastic.page_buffer import PageBuffer
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.journal import Journal, replay
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.journal import Journal, replay
 from kvell.engine.requests.plan import StepPlan
 from kvell.memory import MemoryCore, audit, create_core
 from kvell.simulator.replay.metered import MeteredCore

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvell.engine.planning.journal import Journal
+from kvell.engine.core.journal import Journal
 from kvell.engine.protocol.messages import Submit
 from kvell.simulator.traces.hints import hinted, is_wrong
 from kvell.simulator.traces.rows import TraceRow

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from kvell.clock import VirtualClock
-from kvell.engine.planning.journal import Journal
+from kvell.engine.core.journal import Journal
 from kvell.engine.protocol.messages import Submit
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits

@@ -221,7 +221,7 @@ class Swapping:
         }
         return found | cached
 
-    def let_go(self) -> None:
+    def drop_prefixes(self) -> None:
         """Drop all cached prefixes."""
         if self.prefixes is not None:
             self.prefixes.let_go()

@@ -1,1 +1,1 @@
-"""The pure half of the engine: commands and results in, step plans and events out."""
+"""Step plans: who runs, and what a step computes."""

@@ -124,7 +124,7 @@ class RigidMemory:
 class SharedMemory:
     """:class:`StepMemory` of one pool for KV and activations, over a balloon.
 
-    :param core: the scheduler's memory core; the balloon lends its large pages.
+    :param core: the scheduler's memory core; the balloon withholds its large pages.
     """
 
     def __init__(self, core: MemoryCore, memory: ElasticMemory, model: NeedModel) -> None:
@@ -249,7 +249,7 @@ class SharedMemory:
             else:
                 high = middle
         self._share(tokens + low, rows)
-        # Chunks were lent back and forth and may now lie under other large pages: ask again.
+        # Chunks went back and forth and may now lie under other large pages: ask again.
         return self._core.largest(handle, computed + low)
 
     def _reaches(self, handle: int, until: int) -> bool:

@@ -17,6 +17,7 @@ from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import Command, Event
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
+from kvell.engine.protocol.statistics import Stats
 from kvell.errors import ChangeSomething
 from kvell.wire.frames import ProtocolError, framed
 
@@ -55,8 +56,8 @@ _EVENTS = _by_name(
         PromptLogprobs,
         protocol.Tokens,
         protocol.Finished,
-        protocol.Stays,
-        protocol.Stats,
+        protocol.MigrationRefused,
+        Stats,
         Pages,
         LargePage,
         IndexNotice,

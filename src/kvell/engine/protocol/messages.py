@@ -11,7 +11,7 @@ inside one.  Commands go to the instance, events come back::
       │ ── Cancel(request) ─────────────────► │  at any moment; idempotent
       │ ◄── Finished(request, reason) ─────── │  exactly once; gives the credit back
       │ ── Migrate(request, goes_to) ───────► │  it may go on elsewhere: then Finished("moved")
-      │ ◄── Stays(request) ────────────────── │  a request that was to move does not
+      │ ◄── MigrationRefused(request) ─────── │  a request that was to move does not
       │ ── Introduce(addresses) ────────────► │  where the others listen, on several hosts
       │ ── AskStats ────────────────────────► │
       │ ◄── Stats ─────────────────────────── │
@@ -41,6 +41,7 @@ from kvell.engine.protocol.notices import IndexedGroup, IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
 from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.statistics import Stats
 from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import Bound, ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
@@ -146,7 +147,7 @@ class Cancel:
 class Migrate:
     """Let another instance go on with a request, in the middle of its answer.
 
-    It ends here with ``Finished("moved")``, or goes on here after :class:`Stays`.
+    It ends here with ``Finished("moved")``, or goes on here after :class:`MigrationRefused`.
     """
 
     request_id: RequestId
@@ -262,109 +263,11 @@ class Finished:
 
 
 @dataclass(frozen=True)
-class Stays:
+class MigrationRefused:
     """A request that was to go on elsewhere stays: it cannot move, or there is no room."""
 
     request_id: RequestId
     attempt: int
-
-
-@dataclass(frozen=True)
-class GroupStats:
-    """Page counts of one layer group, in small pages.
-
-    :param name: of the group, like ``full``.
-    :param used_pages: pages that requests use.
-    :param cached_pages: pages kept for later prompts.
-    :param evicted_pages: pages evicted so far.
-    :param hit_tokens: tokens of cached pages that requests took so far.
-    :param unwritten_pages: never used pages in large pages with a used page.
-    :param stranded_pages: pages in these that are cached or empty again; see
-        :class:`kvell.memory.PoolTotals`.
-    :param checkpoint_pages: pages written so far for states on the way of a prompt.
-    :param most_pages: pages that the group would have if the whole pool were its own.
-    :param page_tokens: tokens of a page; 1 for states.
-    :param page_bytes: bytes of a page.
-    """
-
-    name: str
-    used_pages: int
-    cached_pages: int
-    evicted_pages: int
-    hit_tokens: int
-    unwritten_pages: int = 0
-    stranded_pages: int = 0
-    checkpoint_pages: int = 0
-    most_pages: int = 0
-    page_tokens: int = 0
-    page_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class Stats:
-    """Counters and gauges of one instance; counters never fall within an incarnation.
-
-    :param incarnation: tells this start of the instance from its other starts.
-    :param step: steps so far.
-    :param running: requests in the running batch now.
-    :param waiting: requests that wait in the instance now.
-    :param large_pages: large pages of the pool.
-    :param empty_large_pages: large pages that nobody uses and that cache nothing.
-    :param kv_cache_usage: used part of the pool's bytes, 0 to 1.
-    :param prompt_tokens: prompt tokens of all requests so far, cached ones included.
-    :param output_tokens: output tokens so far.
-    :param prefix_cache_queries: prompt tokens that were looked up in the prefix cache.
-    :param prefix_cache_hits: prompt tokens that were found there.
-    :param preemptions: how often a request gave up its pages.
-    :param finished: requests that ended, by their reason.
-    :param rungs: how often a page was got, by the rung of the ladder that had one.
-    :param groups: page counts of every layer group.
-    :param protected_prefixes: shared prefixes that eviction spares.
-    :param protected_tokens: tokens of these.
-    :param spec_decode_drafts: steps of a request with draft tokens.
-    :param spec_decode_draft_tokens: draft tokens.
-    :param spec_decode_accepted_tokens: draft tokens that were accepted.
-    :param spec_decode_accepted_by_position: the same by their position after the newest token.
-    :param step_tokens: tokens that all steps computed.
-    :param steps_by_size: steps by the tokens that they computed, up to 1, 8, 16, 32 and so on to
-        16384, and above.
-    :param large_page_bytes: size of a large page.
-    :param memory: chunks of a shared pool by owner and state, and how many moved; empty where KV
-        cache and activations share none.
-    :param buffer: large pages and holders of the CPU buffer, and bytes copied out and in; empty
-        without one.
-    :param problems: contradictions that the audit found; None if it was not asked for.
-    :param misses: prompts whose prefix was not found as far as it was asked for, by reason.
-    """
-
-    incarnation: int
-    step: int
-    running: int
-    waiting: int
-    large_pages: int
-    empty_large_pages: int
-    kv_cache_usage: float
-    prompt_tokens: int
-    output_tokens: int
-    prefix_cache_queries: int
-    prefix_cache_hits: int
-    preemptions: int
-    finished: dict[str, int] = dataclasses.field(default_factory=dict)
-    rungs: dict[str, int] = dataclasses.field(default_factory=dict)
-    groups: tuple[GroupStats, ...] = ()
-    protected_prefixes: int = 0
-    protected_tokens: int = 0
-    spec_decode_drafts: int = 0
-    spec_decode_draft_tokens: int = 0
-    spec_decode_accepted_tokens: int = 0
-    spec_decode_accepted_by_position: tuple[int, ...] = ()
-    step_tokens: int = 0
-    steps_by_size: tuple[int, ...] = ()
-    large_page_bytes: int = 0
-    memory: dict[str, int] = dataclasses.field(default_factory=dict)
-    buffer: dict[str, int] = dataclasses.field(default_factory=dict)
-    problems: tuple[str, ...] | None = None
-    misses: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -415,7 +318,7 @@ Event = (
     | PromptLogprobs
     | Tokens
     | Finished
-    | Stays
+    | MigrationRefused
     | Stats
     | Pages
     | LargePage

@@ -66,7 +66,7 @@ class Pages:
     """A row for every large page, in columns of little-endian integers, and the latest misses.
 
     :param group: int16, index into ``groups``; -1 where the large page is empty, -2 where its
-        memory is lent to activations.
+        memory is withheld for activations.
     :param used: uint32, small pages that running requests or leases use.
     :param cached: uint32, small pages that are kept for later prompts.
     :param age: uint32, steps since the page that goes last was accessed; 0 where any is used.

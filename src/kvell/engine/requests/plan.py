@@ -112,14 +112,6 @@ class PageCopy:
 
 
 @dataclass(frozen=True)
-class LargePageMove:
-    """Move the bytes of a logical large page to another slot, and exchange the two."""
-
-    large_page: int
-    target: int
-
-
-@dataclass(frozen=True)
 class StepSlot:
     """A step's activations where they share a pool with KV: chunks of the activation range.
 
@@ -140,7 +132,6 @@ class StepPlan:
     :param released: handles whose tables may be forgotten.
     :param offloads: int32 [m, 3], pages copied to the CPU buffer before anything else is done:
         (group, page, page of the buffer).
-    :param moves: large pages that change their slot.
     :param fetches: int32 [m, 3], pages copied back from it: (group, page of the buffer, page).
     :param copies: pages copied before they are written (copy-on-write).
     :param new_pages: int32 [m, 4]: (handle, group, page position, logical page).
@@ -159,7 +150,6 @@ class StepPlan:
     step: StepNumber
     released: tuple[int, ...] = ()
     offloads: NewPages = field(default_factory=lambda: np.empty((0, 3), np.int32))
-    moves: tuple[LargePageMove, ...] = ()
     fetches: NewPages = field(default_factory=lambda: np.empty((0, 3), np.int32))
     copies: tuple[PageCopy, ...] = ()
     new_pages: NewPages = field(default_factory=lambda: np.empty((0, 4), np.int32))
@@ -176,6 +166,11 @@ class StepPlan:
     def num_tokens(self) -> int:
         """Tokens computed in the step."""
         return sum(work.count for work in self.work)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the next plan would be the same, unless something happens."""
+        return not (self.work or self.preempted or self.released)
 
     @cached_property
     def num_logits(self) -> int:

@@ -14,14 +14,14 @@ from kvell.engine.planning.proposals import verified
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import StepPlan, StepResult, TokenWork
 from kvell.engine.running.batching import PageTables
-from kvell.engine.running.copies_under_pass import Copier, StepCopies
+from kvell.engine.running.copies.copies_under_pass import Copier, StepCopies
+from kvell.engine.running.copies.page_mover import PageMover
+from kvell.engine.running.copies.written_seams import TellWritten, WrittenSeams
 from kvell.engine.running.drafter import Drafter
 from kvell.engine.running.drawn import DrawnBefore, Pending, pending
 from kvell.engine.running.forward_batches import ForwardBatches
-from kvell.engine.running.page_mover import PageMover
 from kvell.engine.running.pooled import NOTHING_POOLED, PooledRows, pooled_rows
 from kvell.engine.running.slot_memory import SlotMemory
-from kvell.engine.running.written_seams import TellWritten, WrittenSeams
 from kvell.engine.sampling.controls import Controls, Drawn, StepControls
 from kvell.engine.sampling.draw import GREEDY, RowSampling, sample
 from kvell.memory import GroupSpec, Layout, SlotTable
@@ -75,7 +75,7 @@ class ModelRunner:
     :param draft: a draft model for the first, attached to the same pool.
     :param name: of the first model; "" if it is the only one.
     :param beside: further models by name, attached to the same pool.
-    :param lends: lends a step's slot to the models, where activations share the pool.
+    :param slot_memory: gives the models a step's slot, where activations share the pool.
     :param buffer: the CPU buffer (uint8 [bytes], host memory), if plans offload pages.
     :param controls: of each model, by name; without them no grammar can be followed.
     :param spare_processor: whether one is left for copies while a pass computes; else they are
@@ -94,12 +94,12 @@ class ModelRunner:
         draft: PagedModel | None = None,
         name: str = "",
         beside: Mapping[str, PagedModel] = MappingProxyType({}),
-        lends: SlotMemory | None = None,
+        slot_memory: SlotMemory | None = None,
         buffer: torch.Tensor | None = None,
         controls: Mapping[str, Controls] = MappingProxyType({}),
         spare_processor: bool = True,
     ) -> None:
-        self._lends = lends
+        self._slot_memory = slot_memory
         self._layout = layout
         self._tables = _page_tables(layout.groups, slots)
         self._models = {
@@ -134,11 +134,7 @@ class ModelRunner:
         """Update the page tables and build the batches; the function returned does the rest.
 
         With a draft model batches are built later, when the draft tokens are known.
-
-        :raises RuntimeError: if the plan moves large pages.
         """
-        if plan.moves:
-            raise RuntimeError(f"step {plan.step} moves bytes, which this runner cannot do")
         self._tables.update(plan)
         for controls in self._controls.values():
             controls.release(plan.released)
@@ -167,8 +163,8 @@ class ModelRunner:
     ) -> StepResult:
         if not plan.work:
             return StepResult(plan.step, ())
-        if self._lends is not None and plan.slot is not None:
-            self._lends.lend(plan.slot)
+        if self._slot_memory is not None and plan.slot is not None:
+            self._slot_memory.use(plan.slot)
         if self._drafter is not None:
             plan = self._drafter.with_draft_tokens(plan)
         parts = self._parts(plan) if parts is None else parts

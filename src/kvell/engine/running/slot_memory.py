@@ -1,4 +1,4 @@
-"""The activation range as a tensor: lends a step's slot to the passes that compute in it."""
+"""The activation range as a tensor: the part of it that a step's passes compute in."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from kvell.models.fused.decoder import FusedDecoder
 
 
 class SlotMemory:
-    """Lends slots that plans have granted; maps and grants nothing itself.
+    """Gives passes the slots that plans have granted; maps and grants nothing itself.
 
     :param area: uint8 [bytes of the range]; only granted slots may be touched.
     :param decoders: fused passes that compute in a slot, one after the other.
@@ -20,9 +20,9 @@ class SlotMemory:
     ) -> None:
         self._area, self._chunk_bytes, self._decoders = area, chunk_bytes, decoders
 
-    def lend(self, slot: StepSlot) -> None:
-        """Let the passes compute in this slot until the next one is lent."""
+    def use(self, slot: StepSlot) -> None:
+        """Let the passes compute in this slot until the next one is given."""
         begin = slot.start * self._chunk_bytes
-        lent = self._area[begin : begin + slot.num_chunks * self._chunk_bytes]
+        memory = self._area[begin : begin + slot.num_chunks * self._chunk_bytes]
         for decoder in self._decoders:
-            decoder.use_memory(lent)
+            decoder.use_memory(memory)

@@ -22,7 +22,7 @@ from kvell.engine.setup.sharing import share_pool
 from kvell.engine.setup.sizes import Sizes
 from kvell.engine.setup.warmer import Warmer
 from kvell.errors import ChangeSomething
-from kvell.memory import LendingCore, MemoryCore
+from kvell.memory import MemoryCore, WithholdingCore
 from kvell.models.forward.kv_memory import host_pool, pool_tensor
 from kvell.models.fused.decoder import FusedDecoder
 from kvell.models.paged_model import PagedModel
@@ -40,7 +40,7 @@ class Memory:
 
     pool: torch.Tensor
     steps: SharedMemory | None = None
-    lends: SlotMemory | None = None
+    slot_memory: SlotMemory | None = None
     warmer: Warmer | None = None
     chunks: ChunkDevice | None = None
     descriptor: int | None = None
@@ -92,7 +92,7 @@ def cpu_buffer_of(
 
 
 def memory_of(
-    sizes: Sizes, core: LendingCore, every: Sequence[PagedModel], options: EngineOptions
+    sizes: Sizes, core: WithholdingCore, every: Sequence[PagedModel], options: EngineOptions
 ) -> Memory:
     """Build the pool, and activations in it or beside it.
 
@@ -101,7 +101,7 @@ def memory_of(
     layout, place = sizes.layout, every[0].device
     decoders = [one.fused for one in every if one.fused]
     if not sizes.shared_chunks:
-        _lend_reserve(decoders, sizes.reserve_bytes)
+        _give_reserve(decoders, sizes.reserve_bytes)
         if place.type != "cpu":
             return Memory(pool_tensor(None, layout.pool_bytes, place))
         cold = HostChunks(-(-layout.pool_bytes // HostChunks.chunk_bytes), "--kv-memory")
@@ -118,7 +118,7 @@ def memory_of(
     )
 
 
-def _lend_reserve(decoders: Sequence[FusedDecoder], reserve_bytes: int) -> None:
+def _give_reserve(decoders: Sequence[FusedDecoder], reserve_bytes: int) -> None:
     """Allocate the reserve for fused passes; the first touch by a step commits its memory."""
     if decoders:
         buffer = torch.empty(reserve_bytes, dtype=torch.uint8)

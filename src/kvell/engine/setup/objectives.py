@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from math import inf
 
 from kvell.clock import Clock
-from kvell.engine.planning.lateness import Lateness, LatenessWatch
-from kvell.engine.planning.scheduler import INITIAL_EXPECTED_OUTPUT
+from kvell.engine.core.lateness import Lateness, LatenessWatch
+from kvell.engine.planning.admission import INITIAL_EXPECTED_OUTPUT
 from kvell.engine.protocol.messages import Cancel, Event, Submit
 from kvell.engine.setup.options import EngineOptions
 from kvell.errors import ChangeSomething

@@ -16,7 +16,7 @@ from kvell.engine.planning.step_memory import SharedMemory
 from kvell.engine.setup.options import EngineOptions
 from kvell.engine.setup.warmer import Warmer
 from kvell.errors import ChangeSomething
-from kvell.memory import Layout, LendingCore, Manager
+from kvell.memory import Layout, Manager, WithholdingCore
 from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import MIB
 
@@ -124,7 +124,7 @@ class SharedPool:
 def share_pool(
     device: ChunkDevice,
     layout: Layout,
-    core: LendingCore,
+    core: WithholdingCore,
     need: ActivationNeed,
     kv_memory_bytes: int | None = None,
     committed_chunks: int | None = WARM_CHUNKS,

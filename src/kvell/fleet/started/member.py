@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvell.engine.protocol.messages import AskStats, Command, Event, Heartbeat, Ready, Stats
+from kvell.engine.protocol.messages import AskStats, Command, Event, Heartbeat, Ready
 from kvell.engine.protocol.pages import LargePage, Pages
+from kvell.engine.protocol.statistics import Stats
 from kvell.errors import InstanceDied, TryLater
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.fleet.instance.supervisor import InstanceState

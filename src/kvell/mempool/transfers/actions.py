@@ -63,7 +63,7 @@ class Revoke:
 
 
 @dataclass(frozen=True)
-class Roomed:
+class RoomGranted:
     """The receiver has room for a text that was announced."""
 
     transfer: Transfer
@@ -103,4 +103,6 @@ class Fetched:
     problem: str
 
 
-Action = Send | Pull | PullRest | StopPull | Grant | Revoke | Roomed | Arrived | Ended | Fetched
+Action = (
+    Send | Pull | PullRest | StopPull | Grant | Revoke | RoomGranted | Arrived | Ended | Fetched
+)

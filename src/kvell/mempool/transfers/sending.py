@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from kvell.memory import Images
 from kvell.mempool.owners import Tick
-from kvell.mempool.transfers.actions import Action, Ended, Grant, Revoke, Roomed, Send
+from kvell.mempool.transfers.actions import Action, Ended, Grant, Revoke, RoomGranted, Send
 from kvell.mempool.transfers.messages import Abandon, Offer, Prepare, Prepared, Pulled, Transfer
 from kvell.mempool.transfers.repeating import Repeated
 
@@ -163,7 +163,7 @@ class Sending:
             return self._over(message.transfer, "there are no such pages")
         sent.unanswered = None
         sent.missing = missing
-        return [Roomed(message.transfer), *self._offered(message.transfer, sent)]
+        return [RoomGranted(message.transfer), *self._offered(message.transfer, sent)]
 
     def pulled(self, sender: str, message: Pulled) -> list[Action]:
         """The receiver has it all."""

@@ -85,7 +85,7 @@ class FusedDecoder:
         self._attention_bytes = aligned(
             self._forward.attention_bytes(self._threads, longest_tokens)
         )
-        self._lent: torch.Tensor | None = None
+        self._given: torch.Tensor | None = None
         self._own = torch.empty(0, dtype=torch.uint8)
         self._room: Room | None = None
         self.used_bytes = 0
@@ -101,13 +101,13 @@ class FusedDecoder:
         """Memory that a step needs besides weights and pages: all its buffers, and its logits."""
         return self._shape.buffers(self._attention_bytes)
 
-    def use_memory(self, lent: torch.Tensor | None) -> None:
-        """Compute in lent memory, uint8 [any number], from now on; None for memory of its own.
+    def use_memory(self, given: torch.Tensor | None) -> None:
+        """Compute in given memory, uint8 [any number], from now on; None for memory of its own.
 
         A step's logits lie in it too, until the next step.  Several models may share it if
         they take turns.
         """
-        self._lent, self._room = lent, None
+        self._given, self._room = given, None
 
     def attach(
         self,
@@ -139,15 +139,15 @@ class FusedDecoder:
         """Compute a step and return logits, float32 [rows, vocab].
 
         The logits last only until the next step if ``batch.wants_largest`` or if memory was
-        lent; otherwise they are the caller's own.
+        given; otherwise they are the caller's own.
 
         :raises ValueError: if an id, row or page does not exist, metadata disagree, or the step
-            needs more memory than it was lent.
+            needs more memory than it was given.
         :raises RuntimeError: if a group has metadata of another kind than its layers.
         """
         rows, groups = _host_rows(batch), batch.groups
         room = self._room_for(rows.sizes[0], rows.sizes[2])
-        lasts = self._lent is None and not batch.wants_largest
+        lasts = self._given is None and not batch.wants_largest
         logits = torch.empty_like(room.logits) if lasts else room.logits
         parts, at = room.parts, room.address
         ids, positions, wanted = rows.addresses
@@ -193,13 +193,13 @@ class FusedDecoder:
         return Room(tokens, rows, parts, memory, memory.data_ptr(), in_rows)
 
     def _memory(self, need_bytes: int) -> torch.Tensor:
-        if self._lent is None:
+        if self._given is None:
             if self._own.numel() < need_bytes:
                 self._own = torch.empty(need_bytes, dtype=torch.uint8)
             return self._own
-        if self._lent.numel() < need_bytes:
-            raise ValueError(f"a step of {need_bytes} bytes was lent only {self._lent.numel()}")
-        return self._lent
+        if self._given.numel() < need_bytes:
+            raise ValueError(f"a step of {need_bytes} bytes was given only {self._given.numel()}")
+        return self._given
 
     def _hook(self, callbacks: LayerCallbacks, room: Room) -> Callable[[int, int], None]:
         """Make a hook that calls the callbacks; its views of the workspace serve every layer."""

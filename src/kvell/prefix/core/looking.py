@@ -9,10 +9,10 @@ from kvell.pages.pool import NO_GROUP
 from kvell.pages.snapshot import HolderSnapshot, IndexEntry, PoolSnapshot, PoolTotals
 from kvell.prefix.interface import (
     LARGE_PAGE_COLUMNS,
-    LENT_GROUP,
     NO_END,
     NO_STEP,
     SMALL_PAGE_COLUMNS,
+    WITHHELD_GROUP,
     LongInts,
 )
 from kvell.prefix.placement.holders import Holder
@@ -69,7 +69,7 @@ def large_pages_of(store: Store) -> LongInts:
         zip(pool.group, pool.used, pool.cached, strict=True)
     ):
         step = store.evictor.youngest(large)[1] if cached and not used else NO_STEP
-        rows.append((LENT_GROUP if large in pool.withheld else group, used, cached, step))
+        rows.append((WITHHELD_GROUP if large in pool.withheld else group, used, cached, step))
     return np.asarray(rows, np.int64).reshape(-1, LARGE_PAGE_COLUMNS)
 
 

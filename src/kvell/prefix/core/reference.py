@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvell.pages.demand import feasible
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.pages.snapshot import PoolSnapshot, PoolTotals
+from kvell.prefix.core.checkpointing import keep_states
+from kvell.prefix.core.growth import Growth
 from kvell.prefix.core.looking import (
     Counters,
     empty_large_of,
@@ -22,12 +23,9 @@ from kvell.prefix.core.lookup import known, match, reach, resume, resume_embeddi
 from kvell.prefix.core.publishing import Publisher
 from kvell.prefix.core.receiving import Receiver
 from kvell.prefix.core.reserving import adopt, delete, reserve
-from kvell.prefix.eviction.checkpoints import cuts, is_worth_displacing, waypoint_tokens
-from kvell.prefix.eviction.evictor import COARSE, EvictionRule, LeastRecentlyUsed
+from kvell.prefix.eviction.evictor import EvictionRule, LeastRecentlyUsed
 from kvell.prefix.groups.facts import Images, facts_of
-from kvell.prefix.groups.needs import demand_pages, end_position, peak_pages
 from kvell.prefix.index.changes import CHANGE_COLUMNS
-from kvell.prefix.index.hits import alignment_tokens
 from kvell.prefix.index.radix import Tokens
 from kvell.prefix.interface import (
     CHECKPOINT_COLUMNS,
@@ -39,9 +37,9 @@ from kvell.prefix.interface import (
     LongInts,
 )
 from kvell.prefix.placement.compaction import Compactor
-from kvell.prefix.placement.holders import Checkpoint, GroupPages, Holder
-from kvell.prefix.placement.lending import Lender
+from kvell.prefix.placement.holders import GroupPages, Holder
 from kvell.prefix.placement.store import Store
+from kvell.prefix.placement.withholding import Withholder
 
 
 class ReferenceCore:
@@ -51,13 +49,13 @@ class ReferenceCore:
         self._store = Store(layout, rule or LeastRecentlyUsed())
         self._publisher = Publisher(self._store)
         self._receiver = Receiver(self._store, self._publisher)
+        self._growth = Growth(self._store)
         self._compactor = Compactor(self._store)
-        self._lender = Lender(self._store)
+        self._withholder = Withholder(self._store)
         self._holders: dict[int, Holder] = {}
         self._next_handle = 1
         self._hit_tokens = 0
         self._group_hit_tokens = [0] * len(layout.groups)
-        self._copies: list[tuple[int, ...]] = []
 
     @property
     def layout(self) -> Layout:
@@ -214,22 +212,18 @@ class ReferenceCore:
 
     def grow(self, handles: Ints, until: Ints) -> tuple[int, Ints]:
         """See :class:`MemoryCore`."""
-        rows: list[tuple[int, ...]] = []
-        wants = [
-            self._missing(self._holders[int(h)], int(u))
-            for h, u in zip(handles, until, strict=True)
-        ]
-        served = self._longest_feasible(wants)
-        left = [sum(want[g] for want in wants[:served]) for g in range(len(self._store.groups))]
-        for index in range(served):
-            if any(wants[index]):
-                holder = self._holders[int(handles[index])]
-                rows.extend(self._place(index, holder, wants[index], left))
+        served, rows = self._growth.grow(self._asked(handles, until))
         return served, _rows(rows, NEW_PAGE_COLUMNS)
+
+    def _asked(self, handles: Ints, until: Ints) -> list[tuple[Holder, int]]:
+        return [
+            (self._holders[int(handle)], int(end))
+            for handle, end in zip(handles, until, strict=True)
+        ]
 
     def copies(self) -> Ints:
         """See :class:`MemoryCore`."""
-        rows, self._copies = self._copies, []
+        rows, self._growth.copies = self._growth.copies, []
         return _rows(rows, COPY_COLUMNS)
 
     def largest(self, handle: int, until: int) -> int:
@@ -237,24 +231,14 @@ class ReferenceCore:
         holder = self._holders[handle]
         if holder.computed < holder.facts.prompt_tokens and self._publisher.drops(holder):
             until = min(until, holder.facts.prompt_tokens)
-        low, high = holder.computed, until
-        while low < high:
-            middle = (low + high + 1) // 2
-            if feasible(self._missing(holder, middle), self._store.pool.supply):
-                low = middle
-            else:
-                high = middle - 1
-        return low
+        return self._growth.largest(holder, until)
 
     def fits(
         self, handle: int, until: int, chunk_tokens: int, others: Ints, others_until: Ints
     ) -> bool:
         """See :class:`MemoryCore`."""
-        need = self._peak(handle, until, chunk_tokens)
-        for other, length in zip(others, others_until, strict=True):
-            more = self._peak(int(other), int(length), 1)
-            need = [a + b for a, b in zip(need, more, strict=True)]
-        return feasible(need, self._store.pool.supply)
+        asked = self._asked(others, others_until)
+        return self._growth.fits(self._holders[handle], until, chunk_tokens, asked)
 
     def may_fit(self) -> bool:
         """Whoever wants to know may ask."""
@@ -269,49 +253,6 @@ class ReferenceCore:
         ]
         return _rows(rows, NEW_PAGE_COLUMNS)
 
-    def _missing(self, holder: Holder, until: int) -> list[int]:
-        need = [0] * len(self._store.groups)
-        for index, held in holder.own_groups():
-            end = end_position(self._store.groups[index], holder.facts, until, holder.computed)
-            need[index] = max(0, end - held.end)
-        return need
-
-    def _peak(self, handle: int, until: int, chunk_tokens: int) -> list[int]:
-        """Pages the holder will need beyond those it holds, at its worst step up to ``until``."""
-        holder = self._holders[handle]
-        need = [0] * len(self._store.groups)
-        for index, held in holder.own_groups():
-            peak = peak_pages(
-                self._store.groups[index], holder.facts, until, chunk_tokens, holder.computed
-            )
-            need[index] = max(0, peak - len(held.pages))
-        return need
-
-    def _longest_feasible(self, wants: Sequence[Sequence[int]]) -> int:
-        total = [0] * len(self._store.groups)
-        for served, want in enumerate(wants):
-            total = [a + b for a, b in zip(total, want, strict=True)]
-            if any(want) and not feasible(total, self._store.pool.supply):
-                return served
-        return len(wants)
-
-    def _place(
-        self, index: int, holder: Holder, need: list[int], left: list[int]
-    ) -> list[tuple[int, ...]]:
-        demand = [
-            demand_pages(group, holder.facts, holder.expected_tokens, held.end, n)
-            for group, held, n in zip(self._store.groups, holder.groups, need, strict=True)
-        ]
-        rows: list[tuple[int, ...]] = []
-        for group, pages in enumerate(self._store.placer.place(holder.handle, need, demand, left)):
-            held = holder.groups[group]
-            for position, page in enumerate(pages, start=held.end):
-                rows.append((index, group, position, page))
-                if position in held.sources:
-                    self._copies.append((holder.handle, group, held.sources[position][1], page))
-            held.pages.extend(pages)
-        return rows
-
     # --------------------------------------------------------------- checkpoints
 
     def checkpoint(self, handles: Ints, until: Ints) -> Ints:
@@ -323,33 +264,9 @@ class ReferenceCore:
                 if self._store.groups[group].kind is GroupKind.STATE and self._publisher.publishes(
                     holder
                 ):
-                    rows.extend((index, *row) for row in self._keep_states(holder, group, int(end)))
+                    kept = keep_states(self._store, holder, group, int(end))
+                    rows.extend((index, *row) for row in kept)
         return _rows(rows, CHECKPOINT_COLUMNS)
-
-    def _keep_states(self, holder: Holder, group: int, until: int) -> list[tuple[int, ...]]:
-        """Reserve pages for the states worth keeping, the most valuable first."""
-        own = [self._store.groups[index] for index in holder.own]
-        alignment = alignment_tokens(own)
-        positions = cuts(
-            holder.computed,
-            until,
-            holder.facts.prompt_tokens,
-            holder.matched_tokens,
-            alignment,
-            waypoint_tokens(own, alignment, holder.facts.prompt_tokens),
-        )
-        rows: list[tuple[int, ...]] = []
-        spec = self._store.groups[group]
-        ranked = [(self._store.usefulness.rank(sort), cut, sort) for cut, sort in positions]
-        for asked, cut, sort in sorted(ranked, reverse=True):
-            worth = is_worth_displacing(spec, own, cut - holder.hit_tokens)
-            rank = asked if worth else min(asked, COARSE)
-            limit = self._store.rule.limit(rank, self._store.step)
-            pages = self._store.placer.keep(group, spec.slices, rank, limit)
-            if pages is not None:
-                holder.checkpoints.append(Checkpoint(group, cut, sort, rank, tuple(pages)))
-                rows.extend((group, cut, part, page) for part, page in enumerate(pages))
-        return rows
 
     def compact(self, most_large: int) -> Ints:
         """See :class:`MemoryCore`."""
@@ -357,7 +274,7 @@ class ReferenceCore:
         holders = list(self._holders.values())
         for holder, group, position, old, new in self._compactor.compact(holders, most_large):
             rows.append((holder.handle, group, position, new))
-            self._copies.append((holder.handle, group, old, new))
+            self._growth.copies.append((holder.handle, group, old, new))
         return _rows(rows, NEW_PAGE_COLUMNS)
 
     # ------------------------------------------------------------------ progress
@@ -386,16 +303,16 @@ class ReferenceCore:
     # ------------------------------------------------- memory that others have
 
     def reclaim_order(self) -> LongInts:
-        """See :class:`LendingCore`."""
-        return self._lender.reclaim_order()
+        """See :class:`WithholdingCore`."""
+        return self._withholder.reclaim_order()
 
     def withhold(self, larges: Ints) -> None:
-        """See :class:`LendingCore`."""
-        self._lender.withhold(larges)
+        """See :class:`WithholdingCore`."""
+        self._withholder.withhold(larges)
 
     def restore(self, larges: Ints) -> None:
-        """See :class:`LendingCore`."""
-        self._lender.restore(larges)
+        """See :class:`WithholdingCore`."""
+        self._withholder.restore(larges)
 
     # -------------------------------------------------------------------- looking
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvell.clock import Clock, MonotonicClock
-from kvell.engine.protocol.messages import Stats
+from kvell.engine.protocol.statistics import Stats
 from kvell.errors import TryLater
 from kvell.server.logs.lines import tell
 

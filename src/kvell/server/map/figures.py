@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvell.engine.protocol.messages import GroupStats, Stats
 from kvell.engine.protocol.pages import LargePage, Miss, PageGroup, Pages
+from kvell.engine.protocol.statistics import GroupStats, Stats
 from kvell.fleet.started.member import MemberStatus
 from kvell.front.request_log import LogEntry
 

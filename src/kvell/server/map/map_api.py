@@ -6,7 +6,7 @@ from typing import Annotated
 import msgspec
 from fastapi import FastAPI, HTTPException, Path, Response
 
-from kvell.engine.protocol.messages import Stats
+from kvell.engine.protocol.statistics import Stats
 from kvell.errors import TryLater
 from kvell.front.front import Front
 from kvell.server.map.figures import Seen, large_page_body, map_body

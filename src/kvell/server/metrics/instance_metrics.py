@@ -12,7 +12,8 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from kvell.engine.protocol.messages import GroupStats, Ready, Stats
+from kvell.engine.protocol.messages import Ready
+from kvell.engine.protocol.statistics import GroupStats, Stats
 from kvell.engine.requests.counting import STEP_TOKENS_BUCKETS
 from kvell.server.metrics.memory_page import chunks_by_state, moves_by_kind
 

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvell.device.process_size import process_bytes, tree_bytes
-from kvell.engine.protocol.messages import GroupStats, Ready, Stats
+from kvell.engine.protocol.messages import Ready
+from kvell.engine.protocol.statistics import GroupStats, Stats
 from kvell.engine.setup.contract import size
 
 CHUNKS = "_chunks"

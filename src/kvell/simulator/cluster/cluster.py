@@ -19,8 +19,8 @@ from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
 from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
 from kvell.cluster.steering.roles import RoleChanger, RoleRules
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.index_watch import indexed_groups
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.index_watch import indexed_groups
 from kvell.engine.protocol.messages import HEARTBEAT_SECONDS, Event
 from kvell.engine.protocol.notices import IndexNotice
 from kvell.engine.requests.limits import Limits

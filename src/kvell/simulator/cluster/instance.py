@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.index_watch import IndexWatch
-from kvell.engine.planning.journal import Journal, JournaledCore
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.index_watch import IndexWatch
+from kvell.engine.core.journal import Journal, JournaledCore
 from kvell.engine.protocol.messages import HEARTBEAT_SECONDS, Cancel, Event, Migrate, Submit
 from kvell.engine.protocol.notices import WatchIndex
 from kvell.engine.requests.plan import StepPlan

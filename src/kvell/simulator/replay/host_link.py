@@ -1,14 +1,15 @@
 """The link to host memory in virtual time: seconds of copies to the CPU buffer and back.
 
 What is copied before a pass and what under it is asked of the runner's own
-:func:`~kvell.engine.running.copy_order.copy_order`, so that a replay charges what a runner does.
+:func:`~kvell.engine.running.copies.copy_order.copy_order`, so that a replay charges what a runner
+does.
 """
 
 from dataclasses import dataclass
 
 from kvell.engine.cpu_buffer.swapping import moved_bytes
 from kvell.engine.requests.plan import NewPages, StepPlan
-from kvell.engine.running.copy_order import copy_order
+from kvell.engine.running.copies.copy_order import copy_order
 from kvell.memory import Layout
 from kvell.pages.stages import stages_of
 from kvell.simulator.replay.runner import CalibratedMachine, StepTimer

@@ -9,11 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from kvell.clock import VirtualClock
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.journal import Entry, Warmed
+from kvell.engine.core.lateness import Lateness
 from kvell.engine.failing.failures import StepFailure
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.journal import Entry, Warmed
-from kvell.engine.planning.lateness import Lateness
-from kvell.engine.protocol.messages import Cancel, Event, Finished, Stats, Submit
+from kvell.engine.protocol.messages import Cancel, Event, Finished, Submit
+from kvell.engine.protocol.statistics import Stats
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.memory import LayerSpec, MemoryCore

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvell.clock import Clock, VirtualClock
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.journal import Journal, JournaledCore
+from kvell.engine.core.lateness import LatenessWatch
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.journal import Journal, JournaledCore
-from kvell.engine.planning.lateness import LatenessWatch
-from kvell.engine.planning.scheduler import MAX_HELD_BACK
+from kvell.engine.planning.admission import MAX_HELD_BACK
 from kvell.engine.planning.step_memory import StepMemory
 from kvell.engine.protocol.messages import Event, Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams

@@ -92,8 +92,6 @@ def _instance(status: MemberStatus, line: InstanceLoad) -> dict[str, Any]:
             "large_pages": beat.large_pages if beat else 0,
             "empty_large_pages": beat.empty_large_pages if beat else 0,
             "free_bytes": beat.free_bytes if beat else 0,
-            "lent": 0,
-            "borrowed": 0,
         },
         "contract_bytes": ready.memory.get("contract_bytes", 0) if ready else 0,
     }

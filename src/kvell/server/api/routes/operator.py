@@ -8,7 +8,7 @@ from fastapi import FastAPI, Response
 from fastapi.responses import PlainTextResponse
 
 from kvell.device.process_size import process_bytes, tree_bytes
-from kvell.engine.protocol.messages import Stats
+from kvell.engine.protocol.statistics import Stats
 from kvell.errors import TryLater
 from kvell.front.front import Front
 from kvell.server.api.bodies.completions import json_response

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvell.engine.planning.block_changes import Block, BlockChanges
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.index_watch import IndexWatch
+from kvell.engine.core.block_changes import Block, BlockChanges
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.index_watch import IndexWatch
 from kvell.engine.protocol.messages import Cancel, Event
 from kvell.engine.protocol.notices import (
     NO_BLOCK,

@@ -21,8 +21,8 @@ import torch
 
 from kvell.engine.cpu_buffer.swapping import moved_bytes
 from kvell.engine.requests.plan import StepPlan
-from kvell.engine.running.copy_order import CopyOrder, copy_order
-from kvell.engine.running.page_mover import PageMover
+from kvell.engine.running.copies.copy_order import CopyOrder, copy_order
+from kvell.engine.running.copies.page_mover import PageMover
 from kvell.memory import GroupSpec
 from kvell.models.forward.segments import LayerCallbacks
 from kvell.pages.stages import Stage, stages_of

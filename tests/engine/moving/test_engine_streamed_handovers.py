@@ -9,8 +9,8 @@ from kvell.engine.requests.plan import StepPlan
 from kvell.mempool.transfers.actions import Action, Ended, Grant, Revoke, Send
 from kvell.mempool.transfers.messages import Abandon, Offer, PeerMessage
 from kvell.mempool.transfers.methods import ALWAYS, StreamCosts
-from tests.engine.planning.handing_over import Cluster, Entry, Instance
-from tests.engine.planning.test_engine_handovers import MIXES, cluster_of, prompt_of
+from tests.engine.moving.handing_over import Cluster, Entry, Instance
+from tests.engine.moving.test_engine_handovers import MIXES, cluster_of, prompt_of
 from tests.engine.virtual_model import expected_output
 
 

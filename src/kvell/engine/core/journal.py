@@ -9,9 +9,9 @@ none.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.lateness import Lateness
 from kvell.engine.failing.failures import StepFailure
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.lateness import Lateness
 from kvell.engine.protocol.messages import Cancel, Event, Migrate, Submit
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.mempool.entries import Draining, Heard, PeerEntry, PeerLost, PullEnded, Ticked

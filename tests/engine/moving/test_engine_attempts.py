@@ -7,8 +7,8 @@ from kvell.engine.protocol.messages import Cancel, Finished, Submit
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.mempool.entries import PeerLost
 from kvell.vocabulary import RequestId
-from tests.engine.planning.handing_over import Cluster, Entry
-from tests.engine.planning.test_engine_handovers import NAMES, cluster_of, prompt_of
+from tests.engine.moving.handing_over import Cluster, Entry
+from tests.engine.moving.test_engine_handovers import NAMES, cluster_of, prompt_of
 from tests.engine.virtual_model import expected_output
 
 NAME = "r"

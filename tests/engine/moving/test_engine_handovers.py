@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from kvell.engine.planning.index_watch import IndexWatch, indexed_groups
+from kvell.engine.core.index_watch import IndexWatch, indexed_groups
 from kvell.engine.protocol.notices import IndexNotice
 from kvell.engine.requests.block_hashes import BlockHashes
 from kvell.engine.requests.limits import Limits
@@ -19,7 +19,7 @@ from kvell.mempool.entries import Draining
 from kvell.mempool.rendezvous import PD_CACHINGS, PdCaching
 from kvell.mempool.transfers.methods import ALWAYS, StreamCosts
 from kvell.pages.layout import GroupSpec
-from tests.engine.planning.handing_over import Cluster, Entry
+from tests.engine.moving.handing_over import Cluster, Entry
 from tests.engine.virtual_model import expected_output
 from tests.pages.pools import group, pool_of
 

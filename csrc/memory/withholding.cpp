@@ -1,4 +1,4 @@
-#include "lending.h"
+#include "withholding.h"
 
 #include <limits>
 #include <stdexcept>
@@ -12,7 +12,7 @@ constexpr int kOrderRankShift = 40;
 
 }  // namespace
 
-std::vector<int64_t> Lender::reclaim_order() const {
+std::vector<int64_t> Withholder::reclaim_order() const {
   const Pool& pool = store_.pool;
   std::vector<int64_t> order(pool.num_large());
   for (int32_t id = 0; id < pool.num_large(); ++id) {
@@ -29,7 +29,7 @@ std::vector<int64_t> Lender::reclaim_order() const {
   return order;
 }
 
-void Lender::check(Ints larges) const {
+void Withholder::check(Ints larges) const {
   std::unordered_set<int32_t> seen;
   const int32_t count = store_.pool.num_large();
   for (int64_t i = 0; i < larges.size; ++i) {
@@ -41,7 +41,7 @@ void Lender::check(Ints larges) const {
   }
 }
 
-void Lender::withhold(Ints larges) {
+void Withholder::withhold(Ints larges) {
   Pool& pool = store_.pool;
   check(larges);
   if (pool.supply().has_shares())
@@ -56,7 +56,7 @@ void Lender::withhold(Ints larges) {
   }
 }
 
-void Lender::restore(Ints larges) {
+void Withholder::restore(Ints larges) {
   Pool& pool = store_.pool;
   check(larges);
   for (int64_t i = 0; i < larges.size; ++i)

@@ -9,7 +9,7 @@ from kvell.engine.protocol.pages import Miss
 from kvell.memory import GroupKind, LayerSpec, Layout, plan_layout
 from kvell.vocabulary import RequestId
 from tests.engine.conftest import make_layout, make_submit
-from tests.engine.planning.watched_core import WatchedCore
+from tests.engine.core.watched_core import WatchedCore
 
 LAYOUT = make_layout((0, 16), 120, page_tokens=4)
 

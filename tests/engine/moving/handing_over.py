@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.journal import Journal, JournaledCore, replay
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.journal import Journal, JournaledCore, replay
 from kvell.engine.protocol.messages import Cancel, Event, Finished, Migrate, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from kvell.engine.planning.block_changes import Block, BlockChanges
+from kvell.engine.core.block_changes import Block, BlockChanges
 from kvell.engine.protocol.notices import BlocksHeld, IndexedGroup, IndexNotice
 from kvell.engine.requests.block_hashes import BlockHashes, root_digest
 from kvell.memory import DROPPED, NAMED, GroupKind, GroupSpec, HoldingCore, Tokens

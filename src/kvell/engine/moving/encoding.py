@@ -1,4 +1,4 @@
-"""What a request takes along when it moves to another instance."""
+"""Messages about a request that moves to another instance: what it takes along."""
 
 from dataclasses import dataclass, replace
 
@@ -12,8 +12,8 @@ from kvell.memory import MemoryCore
 _SUBMITS = msgspec.msgpack.Decoder(Submit)
 
 
-class Carried(msgspec.Struct, frozen=True):
-    """What goes with a request's pages.
+class Handover(msgspec.Struct, frozen=True):
+    """State of a request that goes with its pages.
 
     :param output: tokens behind those computed.
     :param root: of its prefix, where it goes on.
@@ -28,17 +28,17 @@ class Carried(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Come:
+class ArrivedRequest:
     """A request that has come, with its pages under a handle."""
 
     command: Submit
-    carried: Carried
+    handover: Handover
     computed: int
     handle: int
 
 
-def announcement(command: Submit, request: Request) -> bytes:
-    """What is told of a request before its pages come: its command, with what it has emitted.
+def encode_announcement(command: Submit, request: Request) -> bytes:
+    """Encode what another instance gets before a request's pages: its command, with its output.
 
     The token that nobody has computed yet is not in it: that comes with the pages.
     """
@@ -55,17 +55,17 @@ def is_cancelled(announced: bytes, command: Cancel) -> bool:
     return told.request_id == command.request_id and not command.spares(told.attempt)
 
 
-def carried(request: Request, root: str, returns_to: str) -> bytes:
-    """What is told of a request whose announced tokens are computed."""
+def encode_handover(request: Request, root: str, returns_to: str) -> bytes:
+    """Encode what goes with the pages of a request whose announced tokens are computed."""
     beyond = request.tokens(request.computed, request.num_tokens).tolist()
     cached, preemptions = request.cached_tokens or 0, request.preemptions
-    return msgspec.msgpack.encode(Carried(beyond, cached, preemptions, root, returns_to))
+    return msgspec.msgpack.encode(Handover(beyond, cached, preemptions, root, returns_to))
 
 
-def come(announced: bytes, private: bytes, computed: int, handle: int) -> Come:
-    """A request from what came with its pages."""
-    told = msgspec.msgpack.decode(private, type=Carried)
-    return Come(_SUBMITS.decode(announced), told, computed, handle)
+def decode_arrival(announced: bytes, private: bytes, computed: int, handle: int) -> ArrivedRequest:
+    """Decode a request from what came before its pages, and with them."""
+    told = msgspec.msgpack.decode(private, type=Handover)
+    return ArrivedRequest(_SUBMITS.decode(announced), told, computed, handle)
 
 
 def places_of(core: MemoryCore, request: Request) -> dict[tuple[int, int], int]:

@@ -6,7 +6,7 @@ import pytest
 from kvell.engine.protocol.pages import MOST_OWNERS, LargePage, PageOwner, Pages
 from kvell.memory import GroupKind, LayerSpec, plan_layout
 from tests.engine.conftest import make_layout
-from tests.engine.planning.watched_core import WatchedCore
+from tests.engine.core.watched_core import WatchedCore
 
 LAYOUT = make_layout((0, 16), 40, page_tokens=4)
 

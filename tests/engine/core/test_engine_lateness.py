@@ -1,6 +1,6 @@
 """Which objectives are missed, step by step."""
 
-from kvell.engine.planning.lateness import EARLY_TPOT, EARLY_TTFT, Lateness, LatenessWatch
+from kvell.engine.core.lateness import EARLY_TPOT, EARLY_TTFT, Lateness, LatenessWatch
 from kvell.engine.protocol.messages import Finished, Tokens
 from kvell.vocabulary import RequestId
 

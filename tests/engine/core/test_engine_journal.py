@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.journal import Journal, JournaledCore, PlanAsked, replay
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.journal import Journal, JournaledCore, PlanAsked, replay
 from kvell.engine.protocol.messages import Cancel, Finished
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.memory import Implementation, create_core

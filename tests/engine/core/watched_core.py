@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.miss_watch import MissWatch
-from kvell.engine.planning.page_map import PageMap
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.miss_watch import MissWatch
+from kvell.engine.core.page_map import PageMap
 from kvell.engine.protocol.messages import Event, Finished
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan, StepResult

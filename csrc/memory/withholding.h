@@ -1,4 +1,4 @@
-// Large pages that are somebody else's for a while (prefix/placement/lending.py).
+// Large pages that are somebody else's for a while (prefix/placement/withholding.py).
 #pragma once
 #include <vector>
 
@@ -7,11 +7,11 @@
 
 namespace kvell::memory {
 
-class Lender {
+class Withholder {
  public:
-  explicit Lender(Store& store) : store_(store) {}
+  explicit Withholder(Store& store) : store_(store) {}
 
-  // By large page: see LendingCore.reclaim_order.
+  // By large page: see WithholdingCore.reclaim_order.
   std::vector<int64_t> reclaim_order() const;
   void withhold(Ints larges);
   void restore(Ints larges);

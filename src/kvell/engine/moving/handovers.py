@@ -19,11 +19,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvell.engine.moving.caching import handed_over_root
-from kvell.engine.moving.carried import Come, announcement, carried, come, is_cancelled, places_of
+from kvell.engine.moving.encoding import (
+    ArrivedRequest,
+    decode_arrival,
+    encode_announcement,
+    encode_handover,
+    is_cancelled,
+    places_of,
+)
 from kvell.engine.moving.held_text import HeldText
 from kvell.engine.moving.migrations import Migrations
 from kvell.engine.planning.scheduler import Scheduler
-from kvell.engine.protocol.messages import Cancel, Submit
+from kvell.engine.protocol.messages import Cancel, Event, MigrationRefused, Submit
 from kvell.engine.requests.plan import StepPlan
 from kvell.engine.requests.request import Request
 from kvell.memory import GroupKind, GroupSpec, MemoryCore
@@ -31,7 +38,7 @@ from kvell.mempool.agent import Agent
 from kvell.mempool.entries import PeerEntry
 from kvell.mempool.owners import Tick
 from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
-from kvell.mempool.transfers.actions import Action, Arrived, Ended, Fetched, Roomed
+from kvell.mempool.transfers.actions import Action, Arrived, Ended, Fetched, RoomGranted
 from kvell.mempool.transfers.messages import Transfer
 from kvell.mempool.transfers.methods import StreamCosts, Streamed, pays_by_layer
 from kvell.mempool.transfers.receiving import owner_of
@@ -118,13 +125,15 @@ class Handovers:
         actions, self._actions = self._actions, []
         return actions
 
-    def take_staying(self) -> list[Request]:
-        """Requests that were to move and do not, since the last call."""
+    def take_staying(self) -> list[Event]:
+        """Tell of requests that were to move and do not, since the last call."""
         stays, self._stays = self._stays, []
-        return stays
+        return [MigrationRefused(r.request_id, r.attempt) for r in stays if r.finish_reason is None]
 
     def enter(self, request: Request, command: Submit) -> bool:
-        """Take note of a request that can move; whether it waits until others have answered."""
+        """Take note of a request if it can move; whether it waits until others have answered."""
+        if staying_reason(request, self._core.layout.groups):
+            return False
         self._commands[request.request_id] = command
         awaited: set[Transfer | int] = set()
         if command.goes_to:
@@ -139,7 +148,7 @@ class Handovers:
             self._awaited[request.request_id] = awaited
         return bool(awaited)
 
-    def migrate(self, request: Request, target: str) -> None:
+    def begin_migration(self, request: Request, target: str) -> None:
         """Let a request go on elsewhere, in the middle of its answer, unless it moves anyway."""
         if request.request_id in self._transfers:
             return
@@ -161,7 +170,7 @@ class Handovers:
             root=going.root,
             model=request.model,
             inserts=False,
-            private=announcement(self._commands[request.request_id], request),
+            private=encode_announcement(self._commands[request.request_id], request),
             images=request.images,
         )
         self._going[transfer] = going
@@ -202,7 +211,7 @@ class Handovers:
         )
         self._actions += actions
 
-    def heard(self, entry: PeerEntry) -> tuple[list[Request], list[Come]]:
+    def heard(self, entry: PeerEntry) -> tuple[list[Request], list[ArrivedRequest]]:
         """Take in what happened; returns requests that have moved, and those that came."""
         actions = self._agent.handle(entry)
         return self._sorted(actions)
@@ -235,7 +244,7 @@ class Handovers:
             self._actions += actions
         return tuple(numbers)
 
-    def computed(self, requests: Sequence[Request]) -> tuple[list[Request], list[Come]]:
+    def computed(self, requests: Sequence[Request]) -> tuple[list[Request], list[ArrivedRequest]]:
         """A step's requests have their tokens: those whose prompt is computed begin to move.
 
         To be called between steps.
@@ -266,7 +275,7 @@ class Handovers:
         self._scheduler.lift(request)
         self._moving.add(request.request_id)
         going = self._going[transfer]
-        told = carried(request, going.root, going.returns_to)
+        told = encode_handover(request, going.root, going.returns_to)
         return self._agent.sending.ready(transfer, places_of(self._core, request), told)
 
     def cancelled(self, command: Cancel) -> None:
@@ -288,12 +297,12 @@ class Handovers:
         actions = self._agent.sending.cancel(transfer, "the request has ended")
         self._actions += [action for action in actions if not isinstance(action, Ended)]
 
-    def _sorted(self, actions: Sequence[Action]) -> tuple[list[Request], list[Come]]:
+    def _sorted(self, actions: Sequence[Action]) -> tuple[list[Request], list[ArrivedRequest]]:
         """Act on what concerns requests; the rest is for those who do I/O."""
         moved: list[Request] = []
-        came: list[Come] = []
+        came: list[ArrivedRequest] = []
         for action in actions:
-            if isinstance(action, Roomed):
+            if isinstance(action, RoomGranted):
                 if action.transfer in self._going:
                     self._answered(self._going[action.transfer].request, action.transfer)
             elif isinstance(action, Ended):
@@ -337,9 +346,9 @@ class Handovers:
         self._scheduler.resume(request)
         return []
 
-    def _come(self, action: Arrived) -> Come:
+    def _come(self, action: Arrived) -> ArrivedRequest:
         handle = self._agent.holds.claim(owner_of(action.transfer))
-        return come(action.announced, action.private, action.computed, handle)
+        return decode_arrival(action.announced, action.private, action.computed, handle)
 
 
 def staying_reason(request: Request, groups: Sequence[GroupSpec]) -> str:

@@ -6,14 +6,14 @@ from kvell.prefix.interface import CACHED, EMPTY, RANK_SHIFT, USED, WITHHELD, In
 from kvell.prefix.placement.store import Store
 
 
-class Lender:
-    """:class:`kvell.prefix.interface.LendingCore`, of one store."""
+class Withholder:
+    """:class:`kvell.prefix.interface.WithholdingCore`, of one store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def reclaim_order(self) -> LongInts:
-        """See :class:`LendingCore`."""
+        """See :class:`WithholdingCore`."""
         count = len(self._store.pool.group)
         return np.asarray([self._reclaimed_at(large) for large in range(count)], np.int64)
 
@@ -27,7 +27,7 @@ class Lender:
         return WITHHELD if large in pool.withheld else EMPTY
 
     def withhold(self, larges: Ints) -> None:
-        """See :class:`LendingCore`."""
+        """See :class:`WithholdingCore`."""
         pool = self._store.pool
         _check_larges(larges, len(pool.group))
         if pool.has_shares:
@@ -41,7 +41,7 @@ class Lender:
             pool.withhold(large)
 
     def restore(self, larges: Ints) -> None:
-        """See :class:`LendingCore`."""
+        """See :class:`WithholdingCore`."""
         pool = self._store.pool
         _check_larges(larges, len(pool.group))
         for large in larges.tolist():

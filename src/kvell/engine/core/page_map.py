@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvell.engine.planning.core import EngineCore
-from kvell.engine.planning.index_watch import IndexWatch
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.index_watch import IndexWatch
 from kvell.engine.protocol.pages import (
     MOST_OWNERS,
     LargePage,

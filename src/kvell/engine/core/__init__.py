@@ -1,0 +1,1 @@
+"""The engine without a model: requests in, plans and events out, and the journal of its inputs."""

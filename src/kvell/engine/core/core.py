@@ -1,0 +1,400 @@
+"""The engine without a model: events in, plans out, results in, events out.
+
+A plan may lack the results of the last ``depth`` steps: at depth 0 ``plan`` and ``commit``
+alternate; at depth 1 step n+1 is planned while n runs, and results are committed in order.  Memory
+that a step may still touch is released only with its result (the fence): a request that is
+cancelled in flight keeps its pages until then, and so does one that ended while the next step
+already computes it.  Deterministic: the same inputs in the same order give the same plans.  The
+journal relies on that, and the simulator runs this code.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from kvell.engine.core.entering import Entrance
+from kvell.engine.core.figures import Figures
+from kvell.engine.core.index_watch import IndexWatch
+from kvell.engine.core.lateness import Lateness
+from kvell.engine.core.miss_watch import MissWatch
+from kvell.engine.core.yields import StepInFlight, StepsInFlight, Yields, end_of, yields_of
+from kvell.engine.cpu_buffer.parking import Parking
+from kvell.engine.cpu_buffer.swapping import Swapping
+from kvell.engine.failing.failures import StepFailure, end_failed, forget_text
+from kvell.engine.moving.encoding import ArrivedRequest
+from kvell.engine.moving.handovers import Handovers
+from kvell.engine.planning.overlap import require_depth
+from kvell.engine.planning.scheduler import Scheduler
+from kvell.engine.planning.step_memory import StepMemory
+from kvell.engine.protocol.messages import (
+    Cancel,
+    Event,
+    Finished,
+    Heartbeat,
+    Migrate,
+    MigrationRefused,
+    Submit,
+)
+from kvell.engine.protocol.pages import Miss
+from kvell.engine.protocol.statistics import Stats
+from kvell.engine.requests.limits import Limits
+from kvell.engine.requests.model_rules import ModelRules
+from kvell.engine.requests.plan import StepPlan, StepResult
+from kvell.engine.requests.request import Request
+from kvell.memory import MemoryCore, audit
+from kvell.mempool.agent import Agent
+from kvell.mempool.entries import PeerEntry
+from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
+from kvell.mempool.transfers.actions import Action
+from kvell.mempool.transfers.methods import StreamCosts
+from kvell.vocabulary import RequestId, StepNumber
+
+MOST_STEPS_PUT_OFF = 64
+"""Steps in a row for which the device refuses memory before the youngest request is refused."""
+
+
+class EngineCore:
+    """Requests over one memory core; knows no clock, model or process."""
+
+    def __init__(
+        self,
+        core: MemoryCore,
+        limits: Limits,
+        eos_token_ids: frozenset[int],
+        incarnation: int = 0,
+        models: Sequence[ModelRules] = (),
+        memory: StepMemory | None = None,
+        swapping: Swapping | None = None,
+        parking: Parking | None = None,
+        misses: MissWatch | None = None,
+        agent: Agent | None = None,
+        pd_caching: PdCaching = DEFAULT_PD_CACHING,
+        streams: StreamCosts | None = None,
+    ) -> None:
+        """:param models: rules of each of several models; the first has these limits.
+        :param swapping: over the same core; None without a CPU buffer.
+        :param parking: over ``swapping``, if prompts may go ahead of decodes.
+        :param misses: over the same core; None if nobody asks why prefixes missed.
+        :param agent: over the same core; None if requests neither come from other instances nor go.
+        :param pd_caching: which of several instances cache what.
+        :param streams: what pulls cost while a step computes, which whoever runs steps must then
+            tell of (``StepPlan.streams``); None: they wait for its end.
+        :raises ValueError: if steps cannot be planned ahead as ``limits.depth`` says.
+        """
+        require_depth(
+            limits, core.layout, shares_pool=memory is not None, swaps=swapping is not None
+        )
+        self.memory = core
+        self.limits = limits
+        self.step = StepNumber(0)
+        own = ModelRules("", limits, eos_token_ids, core.layout)
+        rules = {one.name: one for one in models or (own,)}
+        self._scheduler = Scheduler(core, limits, memory, swapping, parking)
+        self._requests: dict[RequestId, Request] = {}
+        self._in_flight = StepsInFlight()
+        self._misses = misses
+        self._index_watch: IndexWatch | None = None
+        self.handovers: Handovers | None = None
+        if agent is not None:
+            self.handovers = Handovers(core, self._scheduler, agent, pd_caching, streams)
+        self._entrance = Entrance(rules, is_cached=agent is None or pd_caching > 0)
+        self._figures = Figures(incarnation, core, self._scheduler, misses)
+        self._yields = Yields(core, rules, self._figures)
+        self._is_idle = False
+        self.max_running = self.last_decoding = 0
+
+    # ------------------------------------------------------------------- inputs
+
+    def submit(self, command: Submit) -> list[Event]:
+        """Queue a request; refuse it at once if it can never be served.
+
+        One with output goes on like a preempted request.  It ends at once if that output is all:
+        the instance before emitted the last token, and could not say any more that it had.
+        """
+        events = self._superseded(command)
+        request = self._entrance.make(command, self._requests)
+        if isinstance(request, Finished):
+            self._figures.count_end("refused")
+            return [*events, request]
+        self._is_idle = False
+        self._requests[request.request_id] = request
+        if request.output:
+            request.finish_reason = self._yields.finish_reason(request, request.output[-1])
+        if request.finish_reason is not None:
+            return [*events, self._told(request)]
+        if self.handovers is None or not self.handovers.enter(request, command):
+            self._scheduler.enqueue(request)
+        return events
+
+    def migrate(self, command: Migrate) -> list[Event]:
+        """Let a request go on elsewhere if it can: copied while it goes on here, then moved."""
+        request = self._requests.get(command.request_id)
+        if request is None or request.attempt != command.attempt:
+            return []
+        if self.handovers is None:
+            return [MigrationRefused(command.request_id, command.attempt)]
+        self.handovers.begin_migration(request, command.goes_to)
+        self._is_idle = False
+        return self.handovers.take_staying()
+
+    def heard(self, entry: PeerEntry) -> list[Event]:
+        """Take in what other instances, copies and time bring; then :meth:`take_actions`.
+
+        :raises RuntimeError: without an agent.
+        """
+        if self.handovers is None:
+            raise RuntimeError("this engine has no part in a pool of several instances")
+        self._is_idle = False
+        happened = self.handovers.heard(entry)
+        return self._handed_over(self.handovers, *happened) + self._noticed()
+
+    def take_actions(self) -> list[Action]:
+        """What the agent wants done, in order, before the next step is planned."""
+        return [] if self.handovers is None else self.handovers.take_actions()
+
+    def _handed_over(
+        self, handovers: Handovers, moved: list[Request], came: list[ArrivedRequest]
+    ) -> list[Event]:
+        events: list[Event] = []
+        for request in moved:
+            request.finish_reason = "moved"
+            events += self._end(request)
+        for one in came:
+            events += self._arrived(one)
+        return events + handovers.take_staying()
+
+    def _arrived(self, arrived: ArrivedRequest) -> list[Event]:
+        """A request goes on here; of two attempts the later one does."""
+        events = self._superseded(arrived.command)
+        request = self._entrance.make_arrived(arrived, self._requests)
+        if isinstance(request, Finished):
+            self.memory.close(arrived.handle, renew=False)
+            return [*events, request]
+        self._requests[request.request_id] = request
+        if self.handovers is not None:
+            self.handovers.enter(request, arrived.command)
+        self._scheduler.enqueue_arrived(request)
+        return events
+
+    def _superseded(self, command: Submit) -> list[Event]:
+        """End an earlier attempt; its own end is no news, since the front has given it up.
+
+        Its cancel may have come while it was still on its way here.
+        """
+        old = self._requests.get(command.request_id)
+        if old is None or old.attempt >= command.attempt:
+            return []
+        ended = self.cancel(Cancel(command.request_id, old.attempt))
+        return [event for event in ended if not isinstance(event, Finished)]
+
+    def cancel(self, command: Cancel) -> list[Event]:
+        """End a request; release its pages at once, or with the result of the step in flight."""
+        if self.handovers is not None:
+            self.handovers.cancelled(command)
+        request = self._requests.get(command.request_id)
+        if request is None or request.finish_reason or command.spares(request.attempt):
+            return []
+        request.finish_reason = "cancelled"
+        self._is_idle = False
+        return [] if self._in_flight.has(request) else [*self._end(request), *self._noticed()]
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether any request is here that has not ended, or whose end a result is owed for."""
+        return bool(self._requests or self._in_flight)
+
+    def has_request(self, request_id: RequestId, attempt: int) -> bool:
+        """Whether an attempt at a request is here and has not ended."""
+        request = self._requests.get(request_id)
+        return request is not None and request.attempt == attempt
+
+    def watch_index(self, make: Callable[[], IndexWatch]) -> list[Event]:
+        """Tell from now on what the prefix index names and drops; all of it, if that is done
+        already.
+
+        :param make: a watch over the same core, which is used if there is none.
+        """
+        if self._index_watch is not None:
+            return [*self._noticed(), self._index_watch.whole()]
+        self._index_watch = make()
+        if self.handovers is not None:
+            self.handovers.watch_insertions(self._index_watch.computes)
+        return []
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request waits or runs, or any result is pending."""
+        return bool(self._in_flight) or (self._has_steps and not self._is_idle)
+
+    @property
+    def _has_steps(self) -> bool:
+        """Whether any request needs a step."""
+        idle = 0 if self.handovers is None else self.handovers.num_idle
+        return len(self._requests) > idle
+
+    # -------------------------------------------------------------- plan, commit
+
+    @property
+    def may_plan(self) -> bool:
+        """Whether the next step may be planned before another result is committed."""
+        if not self._in_flight:
+            return self._has_steps and not self._is_idle
+        return len(self._in_flight) <= self.limits.depth and self._scheduler.may_plan_ahead
+
+    def plan(self) -> StepPlan:
+        """Plan the next step; at most ``limits.depth`` results may be pending.
+
+        :meth:`take_actions` before it runs.
+
+        :raises RuntimeError: if more are.
+        """
+        if len(self._in_flight) > self.limits.depth:
+            raise RuntimeError(f"the result of step {self._in_flight.oldest.plan.step} is owed")
+        self.step = StepNumber(self.step + 1)
+        plan = self._scheduler.plan(self.step, len(self._in_flight))
+        self._figures.count_plan(plan, self._requests)
+        self.max_running = max(self.max_running, self._scheduler.num_wanting)
+        self.last_decoding = self.num_decoding()
+        requests = [self._requests[work.request_id] for work in plan.work]
+        for work, request in zip(plan.work, requests, strict=True):
+            request.begin(work.start + work.known, work.samples)
+            if self._index_watch is not None:
+                self._index_watch.computes(work.handle, request)
+        if self.handovers is not None and not self._in_flight:
+            streams = self.handovers.planned(plan, requests)
+            plan = replace(plan, streams=streams) if streams else plan
+        self._in_flight.begin(StepInFlight(plan, requests))
+        return plan
+
+    def commit(self, result: StepResult) -> list[Event]:
+        """Commit a step's tokens: publish what it computed, finish requests that are done.
+
+        :raises ValueError: if the result is not that of the oldest plan in flight.
+        """
+        step = self._in_flight.require(result.step)
+        tokens = yields_of(step.plan, result)
+        self._in_flight.pop(result.step)
+        events = self._yields.take(step, result, tokens)
+        for request in step.requests:
+            if request.finish_reason is not None:
+                events += self._end(request)
+        if self.handovers is not None:
+            events += self._handed_over(self.handovers, *self.handovers.computed(step.requests))
+            self._is_idle = step.plan.is_idle and self.handovers.holds_pages
+        if self._scheduler.steps_put_off >= MOST_STEPS_PUT_OFF and self._scheduler.running:
+            events.append(self._refuse_youngest())
+        return events + self._noticed() if self._index_watch is not None else events
+
+    def fail(self, failure: StepFailure) -> list[Event]:
+        """Take in that the oldest step in flight failed: its requests end, nothing is published.
+
+        Its copies of pages are made all the same, so all else that it planned holds.
+
+        :raises ValueError: if it is not the oldest plan in flight.
+        """
+        step = self._in_flight.pop(failure.step)
+        for work, request in zip(step.plan.work, step.requests, strict=True):
+            request.settle(request.settled, work.samples)
+        end_failed(step.requests, failure)
+        events = [event for request in step.requests for event in self._end(request)]
+        return events + self._noticed()
+
+    def _noticed(self) -> list[Event]:
+        """What the index came to name, and names no longer, if somebody watches it."""
+        if self._index_watch is None:
+            return []
+        running = (request.handle for request in self._scheduler.running)
+        notice = self._index_watch.notice(self._in_flight.handles.union(running))
+        return [] if notice is None else [notice]
+
+    def _refuse_youngest(self) -> Event:
+        """Refuse the youngest request, since the device refuses memory step after step."""
+        youngest = self._scheduler.running[-1]
+        youngest.finish_reason = "refused"
+        self._scheduler.steps_put_off = 0
+        (finished,) = self._end(youngest)
+        assert isinstance(finished, Finished)
+        why = f"the device refused memory for {MOST_STEPS_PUT_OFF} steps in a row"
+        return replace(finished, message=why, try_later=True)
+
+    def note(self, late: Lateness) -> None:
+        """Take in whether requests were late in the last step, from the caller's clock."""
+        self._scheduler.note_lateness(ttft_late=late.ttft_late, tpot_late=late.tpot_late)
+
+    def warm(self, chunks: int) -> None:
+        """Note that the next ``chunks`` chunks of the pool have memory; 0: no more will."""
+        self.step_memory.warm(chunks)
+
+    def _end(self, request: Request) -> list[Event]:
+        """Report the end once; release pages unless a step in flight may touch them."""
+        is_told = self._requests.get(request.request_id) is not request
+        if self.handovers is not None:
+            self.handovers.ended(request)
+        if not self._in_flight.has(request):
+            self._scheduler.finish(request)
+            if request.is_spoiled and not request.step_failed:
+                forget_text(self.memory, request)
+            if self.handovers is not None and not is_told:
+                self.handovers.send_back(request)
+        if self._misses is not None and not is_told and self._scheduler.looks_up(request):
+            self._misses.ended(request, self.step)
+        return [] if is_told else [self._told(request)]
+
+    def _told(self, request: Request) -> Finished:
+        del self._requests[request.request_id]
+        end = end_of(request)
+        self._figures.count_end(end.reason)
+        return end
+
+    def rules(self, model: str = "") -> ModelRules:
+        """The rules of a model; "" is the first.
+
+        :raises ChangeSomething: if no model has that name.
+        """
+        return self._entrance.rules(model)
+
+    def let_go(self) -> None:
+        """Give up all protected prefixes, which become plain cache, and those in the CPU buffer."""
+        self._scheduler.drop_reserves()
+
+    @property
+    def step_memory(self) -> StepMemory:
+        """How much a step may compute."""
+        return self._scheduler.memory
+
+    def num_decoding(self) -> int:
+        """Running requests whose whole prompt is computed."""
+        return self._figures.num_decoding
+
+    def num_waiting(self) -> int:
+        """Requests that hold no pages: queued or parked."""
+        return self._figures.num_waiting
+
+    def num_queued(self) -> int:
+        """Requests in the waiting queue; parked ones are not in it."""
+        return len(self._scheduler.waiting)
+
+    def num_running(self) -> int:
+        """Requests that hold pages."""
+        return len(self._scheduler.running)
+
+    @property
+    def running(self) -> Sequence[Request]:
+        """Requests that hold pages."""
+        return self._scheduler.running
+
+    @property
+    def latest_misses(self) -> tuple[Miss, ...]:
+        """Requests of which a part of the prompt was not found, the oldest first."""
+        return () if self._misses is None else self._misses.latest
+
+    def pulse(self) -> Heartbeat:
+        """What there is now; it costs as much as counting the pool, so it is not for every step."""
+        return self._figures.heartbeat(self.step)
+
+    def audit(self) -> tuple[str, ...]:
+        """Everything that contradicts itself in pages, tables and index; linear in the pool."""
+        return tuple(audit(self.memory.layout, self.memory.snapshot()))
+
+    def stats(self) -> Stats:
+        """Gauges now and counters so far."""
+        return self._figures.stats(self.step)

@@ -1,0 +1,139 @@
+"""Requests made of commands: refused if they can never be served, with a seed and a turn if not."""
+
+import hashlib
+from collections.abc import Container, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from kvell.engine.moving.encoding import ArrivedRequest
+from kvell.engine.protocol.messages import Finished, Submit
+from kvell.engine.protocol.pooling import POOLED
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.admissible import output_problem, request_problem, sampling_problem
+from kvell.engine.requests.cache_roots import cache_root
+from kvell.engine.requests.model_rules import ModelRules
+from kvell.engine.requests.pooling import pooling_problem
+from kvell.engine.requests.request import Request
+from kvell.engine.requests.turns import Turn, turn_cost_tokens
+from kvell.errors import ChangeSomething
+from kvell.memory import Tokens
+from kvell.vocabulary import RequestId
+
+
+class Entrance:
+    """Makes the requests of one engine core, and numbers them.
+
+    :param rules: of each model by its name; commands that name none mean the first.
+    :param is_cached: whether the prefixes of requests are cached where they are computed.
+    """
+
+    def __init__(self, rules: Mapping[str, ModelRules], *, is_cached: bool) -> None:
+        self._rules, self._is_cached = rules, is_cached
+        self._first = next(iter(rules))
+        self._num_made = 0
+
+    def rules(self, model: str = "") -> ModelRules:
+        """The rules of a model; "" is the first.
+
+        :raises ChangeSomething: if no model has that name.
+        """
+        rules = self._rules.get(model or self._first)
+        if rules is None:
+            served = ", ".join(filter(None, self._rules))
+            remedy = f"use {served}" if served else "leave it out: there is one model"
+            raise ChangeSomething("model", model[:200], "is not served", remedy)
+        return rules
+
+    def make(self, command: Submit, in_use: Container[RequestId]) -> Request | Finished:
+        """Make the request of a command, or its end if it can never be served.
+
+        :param in_use: ids of the requests that are here.
+        """
+        return self._made(command, np.frombuffer(command.output, "<i4").astype(np.int32), in_use)
+
+    def make_arrived(
+        self, arrived: ArrivedRequest, in_use: Container[RequestId]
+    ) -> Request | Finished:
+        """Make a request that goes on here, with its pages, or its end if it cannot."""
+        before = np.frombuffer(arrived.command.output, "<i4")
+        output = np.append(before, np.asarray(arrived.handover.output, np.int32)).astype(np.int32)
+        request = self._made(arrived.command, output, in_use)
+        if isinstance(request, Finished):
+            return request
+        request.handle, request.cached_tokens = arrived.handle, arrived.handover.cached_tokens
+        request.computed = request.settled = arrived.computed
+        request.preemptions = arrived.handover.preemptions
+        request.cache_root, request.returns_to = arrived.handover.root, arrived.handover.returns_to
+        return request
+
+    def _made(
+        self, command: Submit, output: Tokens, in_use: Container[RequestId]
+    ) -> Request | Finished:
+        prompt = np.frombuffer(command.prompt, "<i4").astype(np.int32)
+        if problem := self._problem(command, prompt, output, in_use):
+            return _refusal(command, problem)
+        rules = self.rules(command.model)
+        room = rules.limits.max_model_len - len(prompt)
+        sampling = POOLED if command.pooling else _with_seed(command)
+        number, self._num_made = self._num_made, self._num_made + 1
+        max_tokens = max(1, min(sampling.max_tokens or room, room))
+        cost_tokens = turn_cost_tokens(len(prompt) + len(output), max_tokens - len(output))
+        return Request(
+            command.request_id,
+            command.attempt,
+            prompt,
+            sampling,
+            max_tokens,
+            cache_root(
+                command.cache_salt,
+                f"{number} {command.request_id}",
+                is_scored=sampling.prompt_logprobs is not None,
+                is_cached=self._is_cached,
+            ),
+            images=np.asarray(command.images, np.int32) if command.images else None,
+            image_rows=command.images,
+            output=output.tolist(),
+            model=rules.name,
+            number=number,
+            turn=Turn(command.priority, command.tenant, command.group, cost_tokens),
+            pooling=command.pooling,
+            suspect_at=len(output) if command.is_suspect else -1,
+        )
+
+    def _problem(
+        self, command: Submit, prompt: Tokens, output: Tokens, in_use: Container[RequestId]
+    ) -> ChangeSomething | None:
+        if command.request_id in in_use:
+            return ChangeSomething("request_id", command.request_id, "is in use", "choose another")
+        try:
+            rules = self.rules(command.model)
+        except ChangeSomething as problem:
+            return problem
+        if command.pooling:
+            return pooling_problem(prompt, rules.limits, has_images=bool(command.images))
+        asked = command.sampling.max_tokens or 1
+        return (
+            sampling_problem(command.sampling, rules.limits, bool(command.images))
+            or request_problem(prompt, command.images, asked, rules.limits, rules.layout)
+            or output_problem(output, rules.limits)
+        )
+
+
+def _refusal(command: Submit, problem: ChangeSomething) -> Finished:
+    return Finished(
+        command.request_id,
+        command.attempt,
+        "refused",
+        len(command.prompt) // 4,
+        message=str(problem),
+        field=problem.field,
+    )
+
+
+def _with_seed(command: Submit) -> SamplingParams:
+    """The sampling with a seed; where none is given, one made of the request id, for replays."""
+    if command.sampling.seed is not None or command.sampling.temperature == 0:
+        return command.sampling
+    digest = hashlib.blake2b(command.request_id.encode(), digest_size=7).digest()
+    return replace(command.sampling, seed=int.from_bytes(digest, "little"))

@@ -1,0 +1,162 @@
+"""Counters and gauges of an engine core: its heartbeat and its statistics."""
+
+from collections.abc import Mapping
+
+from kvell.engine.core.miss_watch import MissWatch
+from kvell.engine.planning.scheduler import Scheduler
+from kvell.engine.protocol.messages import Heartbeat
+from kvell.engine.protocol.statistics import GroupStats, Stats
+from kvell.engine.requests.counting import DraftTokens, StepSizes
+from kvell.engine.requests.plan import StepPlan
+from kvell.engine.requests.request import Request
+from kvell.memory import Layout, MemoryCore, PoolTotals
+from kvell.vocabulary import FinishReason, RequestId, StepNumber
+
+
+class Figures:
+    """Counts what an engine core does, and looks at what it has.
+
+    :param misses: over the same memory core; None if nobody asks why prefixes missed.
+    :ivar output_tokens: tokens that requests got so far.
+    """
+
+    def __init__(
+        self, incarnation: int, memory: MemoryCore, scheduler: Scheduler, misses: MissWatch | None
+    ) -> None:
+        self._incarnation, self._memory = incarnation, memory
+        self._scheduler, self._misses = scheduler, misses
+        self.output_tokens = 0
+        self.draft_tokens = DraftTokens()
+        self._step_sizes = StepSizes()
+        self._prompt_tokens = self._hit_tokens = self._preemptions = 0
+        self._finished = dict.fromkeys(("stop", "length", "cancelled", "refused"), 0)
+
+    def count_plan(self, plan: StepPlan, requests: Mapping[RequestId, Request]) -> None:
+        """Count a planned step, and the prompts of requests that run for the first time.
+
+        :param requests: those that are here, by their ids.
+        """
+        self._preemptions += len(plan.preempted)
+        self._step_sizes.add(plan.num_tokens)
+        for request_id in plan.admitted:
+            request = requests[request_id]
+            if request.preemptions or request.output:
+                continue
+            self._prompt_tokens += len(request.prompt)
+            self._hit_tokens += request.cached_tokens or 0
+            if self._misses is not None and self._scheduler.looks_up(request):
+                self._misses.admitted(request, plan.step, self._scheduler.running)
+
+    def count_end(self, reason: FinishReason) -> None:
+        """Count a request that has ended."""
+        self._finished[reason] = self._finished.get(reason, 0) + 1
+
+    @property
+    def num_decoding(self) -> int:
+        """Running requests whose whole prompt is computed."""
+        return sum(1 for request in self._scheduler.running if request.is_decoding)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that hold no pages: queued or parked."""
+        parking = self._scheduler.parking
+        return len(self._scheduler.waiting) + (len(parking.parked) if parking else 0)
+
+    def heartbeat(self, step: StepNumber) -> Heartbeat:
+        """Contents of a heartbeat; they cost as much as counting the pool."""
+        totals, layout = self._memory.totals(), self._memory.layout
+        return Heartbeat(
+            incarnation=self._incarnation,
+            step=step,
+            running=len(self._scheduler.running),
+            waiting=self.num_waiting,
+            large_pages=layout.num_large_pages,
+            empty_large_pages=totals.empty_large,
+            free_bytes=layout.pool_bytes - _used_bytes(totals, layout),
+            pool_bytes=layout.pool_bytes,
+        )
+
+    def stats(self, step: StepNumber) -> Stats:
+        """Gauges now and counters so far."""
+        totals, layout = self._memory.totals(), self._memory.layout
+        scheduler = self._scheduler
+        return Stats(
+            incarnation=self._incarnation,
+            step=step,
+            running=len(scheduler.running),
+            waiting=self.num_waiting,
+            large_pages=layout.num_large_pages,
+            empty_large_pages=totals.empty_large,
+            kv_cache_usage=_used_bytes(totals, layout) / layout.pool_bytes,
+            prompt_tokens=self._prompt_tokens,
+            output_tokens=self.output_tokens,
+            prefix_cache_queries=self._prompt_tokens,
+            prefix_cache_hits=self._hit_tokens,
+            preemptions=self._preemptions,
+            finished=dict(self._finished),
+            rungs=self._rungs(totals),
+            protected_prefixes=scheduler.protected.prefixes,
+            protected_tokens=scheduler.protected.tokens,
+            spec_decode_drafts=self.draft_tokens.drafts,
+            spec_decode_draft_tokens=self.draft_tokens.draft_tokens,
+            spec_decode_accepted_tokens=self.draft_tokens.accepted_tokens,
+            spec_decode_accepted_by_position=self.draft_tokens.accepted_by_position(),
+            step_tokens=self._step_sizes.tokens,
+            steps_by_size=self._step_sizes.by_size(),
+            large_page_bytes=layout.large_page_bytes,
+            groups=_group_stats(totals, layout),
+            memory=scheduler.memory.figures(),
+            buffer=self._buffer(),
+            misses={} if self._misses is None else self._misses.counts,
+        )
+
+    def _rungs(self, totals: PoolTotals) -> dict[str, int]:
+        swapping, parking = self._scheduler.swapping, self._scheduler.parking
+        return {
+            **totals.rungs,
+            **self._scheduler.rungs,
+            **self._scheduler.memory.rungs,
+            **(swapping.counters() if swapping else {}),
+            **({"offload": parking.count} if parking else {}),
+            "refuse": self._finished["refused"],
+        }
+
+    def _buffer(self) -> dict[str, int]:
+        swapping, parking = self._scheduler.swapping, self._scheduler.parking
+        if swapping is None:
+            return {}
+        if parking is None:
+            return swapping.figures()
+        return swapping.figures() | {
+            "parked": len(parking.parked),
+            "parkings": parking.count,
+            "logical_large_pages": parking.sizes.logical_chunks,
+        }
+
+
+def _used_bytes(totals: PoolTotals, layout: Layout) -> int:
+    """Bytes of the small pages that requests use."""
+    return sum(
+        count * group.page_stride_bytes
+        for count, group in zip(totals.used_pages, layout.groups, strict=True)
+    )
+
+
+def _group_stats(totals: PoolTotals, layout: Layout) -> tuple[GroupStats, ...]:
+    """Pages and sizes of each group."""
+    return tuple(
+        GroupStats(
+            group.name,
+            totals.used_pages[index],
+            totals.cached_pages[index],
+            totals.evicted_pages[index],
+            totals.group_hit_tokens[index],
+            totals.unwritten_pages[index],
+            totals.stranded_pages[index],
+            totals.checkpoint_pages[index],
+            group.pages_per_large * layout.num_large_pages,
+            group.page_tokens,
+            group.page_stride_bytes,
+        )
+        for index, group in enumerate(layout.groups)
+    )

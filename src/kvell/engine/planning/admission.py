@@ -1,0 +1,257 @@
+"""Who is let in: waiting requests in turn, parked ones, and those that came with pages; pure."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from kvell.engine.cpu_buffer.parking import ROOM_TOKENS
+from kvell.engine.planning.chunks import Chunks
+from kvell.engine.planning.embedded import embedded_images
+from kvell.engine.planning.plan_draft import PlanDraft
+from kvell.engine.planning.seats import Seats
+from kvell.engine.requests.cache_roots import DROPPING_ROOT
+from kvell.engine.requests.limits import Limits
+from kvell.engine.requests.plan import NewPages
+from kvell.engine.requests.request import NO_HANDLE, Request, RequestState
+from kvell.memory import MemoryCore, alignment_tokens, common_prefix
+
+INITIAL_EXPECTED_OUTPUT = 128
+"""Output tokens expected of a request until one has finished."""
+
+MAX_HELD_BACK = 16
+"""Most requests that wait for a prefix while others are admitted past them."""
+
+
+class Admission:
+    """Lets requests in as far as their whole prompts fit beside what running ones need next.
+
+    :param shares_pool: whether activations share the pool, so a request may fit a step later.
+    """
+
+    def __init__(
+        self,
+        core: MemoryCore,
+        limits: Limits,
+        seats: Seats,
+        chunks: Chunks,
+        *,
+        shares_pool: bool,
+    ) -> None:
+        self._core, self._limits, self._shares_pool = core, limits, shares_pool
+        self._seats, self._chunks = seats, chunks
+        self._alignment_tokens = {
+            model: alignment_tokens([g for g in core.layout.groups if g.model == model])
+            for model in {group.model for group in core.layout.groups}
+        }
+        self._outputs: dict[str, tuple[int, int]] = {}
+        """By model, how many requests have finished, and with how many tokens of output."""
+        self._turned_away: Request | None = None
+        self._made_way_in_vain: Request | None = None
+
+    def admit(self, draft: PlanDraft) -> None:
+        """Admit waiting requests in turn, past those that wait for a prefix."""
+        held_back: list[Request] = []
+        while len(held_back) < MAX_HELD_BACK and self._may_admit(draft):
+            request = self._seats.waiting.first()
+            assert request is not None
+            self._seats.waiting.take(request)
+            if self._waits_for_prefix(request):
+                held_back.append(request)
+            elif not self._admit_next(request, draft):
+                self._seats.waiting.put_back([request])
+                break
+        self._seats.waiting.put_back(held_back)
+
+    def _may_admit(self, draft: PlanDraft) -> bool:
+        if not self._seats.waiting or self._chunks.prompt_budget(draft) <= 0:
+            return False
+        if self._seats.parking is None:
+            return self._has_seats(draft)
+        return not self._seats.parking.comes_first and not self._seats.runs_alone()
+
+    def _has_seats(self, draft: PlanDraft) -> bool:
+        free_seats = self._limits.max_num_seqs - len(self._seats.wanting())
+        return draft.budget > 0 and free_seats > 0 and not self._seats.runs_alone()
+
+    def unpark(self, draft: PlanDraft) -> None:
+        """Readmit parked decodes before any prompt, each with its fetch, in order of arrival."""
+        parking = self._seats.parking
+        while parking is not None and parking.parked and self._has_seats(draft):
+            request = parking.parked[0]
+            if not self._admit_one(request, draft, ROOM_TOKENS if self._seats.running else 0):
+                return
+            parking.leave(request)
+
+    def _admit_next(self, request: Request, draft: PlanDraft) -> bool:
+        if self._has_seats(draft) and self._admit_one(request, draft):
+            return True
+        return self._admit_ahead(request, draft)
+
+    def _admit_ahead(self, request: Request, draft: PlanDraft) -> bool:
+        """Park decodes in the CPU buffer until the request's prompt can go ahead of them."""
+        if self._seats.parking is None or self._seats.is_swapped(request):
+            return False
+        if request is self._made_way_in_vain or self._chunks.prompt_budget(draft, parks=True) <= 0:
+            return False
+        for other in self._seats.parking.give_way(request, self._seats.running, draft.admitted):
+            self._seats.park(other, draft)
+            if self._admit_one(request, draft):
+                return True
+            # Not again until a request ends: else decodes would go out and come back in vain.
+            self._made_way_in_vain = request
+        return False
+
+    def _admit_one(self, request: Request, draft: PlanDraft, room_tokens: int = 0) -> bool:
+        """Admit the request if it fits; return whether it was admitted.
+
+        :param room_tokens: tokens of room for every request, beyond what the next step needs.
+        """
+        if self._seats.running and request is self._turned_away and not self._core.may_fit():
+            return False
+        tokens = request.tokens(0, request.num_tokens)
+        if request.runs_alone:
+            self._chunks.protected.yield_all()
+        handle = self._core.open(
+            tokens,
+            self._root(request),
+            reuse=not request.runs_alone,
+            images=request.images,
+            prompt_tokens=len(request.prompt),
+            model=request.model,
+        )
+        request.handle, request.computed = handle, self._core.hit_tokens(handle)
+        if self._seats.swapping is not None:
+            self._seats.swapping.resume(request)
+        request.settled = request.computed
+        if self._fits(request, draft, room_tokens) and self._start(request, draft):
+            return True
+        self._core.close(handle, renew=False)
+        request.handle = NO_HANDLE
+        request.computed = request.settled = request.repeats = 0
+        asks_again = self._shares_pool or request.runs_alone or self._seats.is_swapped(request)
+        self._turned_away = None if asks_again else request
+        if not self._seats.running and self._chunks.protected.yield_all():
+            return self._admit_one(request, draft)
+        if self._seats.running or request.runs_alone or not self._chunks.memory.is_complete:
+            return False
+        request.runs_alone = True  # the cached pages that it would reuse are in its way
+        return self._admit_one(request, draft)
+
+    def enter_arrived(self, draft: PlanDraft) -> None:
+        """Let requests run whose pages came from another instance, as far as there are seats."""
+        while self._seats.arrived and len(self._seats.running) < self._limits.max_num_seqs:
+            if self._seats.runs_alone():
+                return
+            request = self._seats.arrived.popleft()
+            expected_tokens = request.num_tokens + self._expected_output(request)
+            will_return = request.sampling.will_return
+            self._core.claim(request.handle, expected_tokens, will_return=will_return)
+            beyond = request.tokens(request.computed, request.num_tokens)
+            self._core.append(np.full(len(beyond), request.handle, np.int32), beyond)
+            draft.add_pages(self._core.held_pages(request.handle), [request.handle])
+            request.state = RequestState.RUNNING
+            self._seats.enter(request)
+            draft.admitted.append(request.request_id)
+
+    def has_room_for(self, handle: int, computed: int) -> bool:
+        """Whether a text may come from elsewhere, beside what running requests need next."""
+        others = _ints(request.handle for request in self._seats.running)
+        until = _ints(request.num_tokens + 1 for request in self._seats.running)
+        return self._core.fits(handle, computed + 1, 1, others, until)
+
+    def _start(self, request: Request, draft: PlanDraft) -> bool:
+        expected_tokens = request.num_tokens + self._expected_output(request)
+        will_return = request.sampling.will_return
+        self._core.claim(request.handle, expected_tokens, will_return=will_return)
+        held = self._core.held_pages(request.handle)
+        request.embedded = embedded_images(self._core.layout.groups, held, request.image_rows)
+        if not self._chunks.plan_chunk(request, draft):
+            return False
+        draft.add_pages(held, [request.handle])
+        if self._seats.swapping is not None:
+            draft.fetch(self._seats.swapping.fetch(request, held))
+        request.state = RequestState.RUNNING
+        self._seats.enter(request)
+        draft.admitted.append(request.request_id)
+        if request.cached_tokens is None:
+            request.cached_tokens = request.computed
+            self._chunks.protected.admitted(
+                request,
+                self._expected_output(request),
+                len(self._seats.running) + len(self._seats.waiting),
+            )
+        return True
+
+    def _fits(self, request: Request, draft: PlanDraft, room_tokens: int) -> bool:
+        """Whether the whole remaining prompt fits beside what running requests need next."""
+        others = _ints(r.handle for r in self._seats.running)
+        until = _ints(r.num_tokens + 1 + room_tokens for r in self._seats.running)
+        chunk = min(request.remaining, self._limits.min_chunk_tokens)
+        self._chunks.memory.before_admission(
+            chunk, self._chunks.planned_tokens(draft), len(draft.work)
+        )
+        wanted = request.num_tokens + room_tokens
+        return self._core.fits(request.handle, wanted, chunk, others, until)
+
+    def _waits_for_prefix(self, request: Request) -> bool:
+        """Whether a running request is about to publish more of this prompt than is cached."""
+        if request.prefix_wait_steps >= self._limits.max_prefix_wait_steps:
+            return False
+        if self._seats.is_swapped(request):
+            return False
+        ahead = max(
+            (self._shared_ahead(request, other) for other in self._seats.running), default=0
+        )
+        if not ahead or ahead <= self._peek(request):
+            return False
+        request.prefix_wait_steps += 1
+        self._seats.rungs["wait_for_prefix"] += 1
+        return True
+
+    def _peek(self, request: Request) -> int:
+        return self._core.peek(
+            request.tokens(0, request.num_tokens),
+            self._root(request),
+            images=request.images,
+            prompt_tokens=len(request.prompt),
+            model=request.model,
+        )
+
+    def _shared_ahead(self, request: Request, other: Request) -> int:
+        """Length of the prefix that both share, if ``other`` has not computed it all; else 0."""
+        if other.settled >= len(other.prompt) or other.cache_root != request.cache_root:
+            return 0
+        if other.model != request.model:
+            return 0
+        if self._chunks.drops(request) or self._chunks.drops(other):
+            return 0
+        shared = min(common_prefix(request.prompt, other.prompt), request.num_tokens - 1)
+        shared -= shared % self._alignment_tokens[request.model]
+        return shared if shared > other.settled else 0
+
+    def _root(self, request: Request) -> str:
+        """The cache root of a request's prefix.
+
+        A request that drops tokens hits no prefix, since its last tokens must all be computed to
+        choose what to keep; nothing is ever cached under the root of such requests.
+        """
+        if self._chunks.drops(request):
+            return DROPPING_ROOT
+        return request.cache_root
+
+    def _expected_output(self, request: Request) -> int:
+        count, total = self._outputs.get(request.model, (0, 0))
+        mean = total // count if count else INITIAL_EXPECTED_OUTPUT
+        return max(1, min(request.max_tokens, mean) - len(request.output))
+
+    def note_end(self, request: Request) -> None:
+        """Take in that a request has ended, and how long its answer was."""
+        self._made_way_in_vain = None
+        if request.pooling:
+            return  # it says nothing of how long answers are
+        count, total = self._outputs.get(request.model, (0, 0))
+        self._outputs[request.model] = (count + 1, total + len(request.output))
+
+
+def _ints(values: Iterable[int]) -> NewPages:
+    return np.fromiter(values, np.int32)

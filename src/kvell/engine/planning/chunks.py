@@ -1,0 +1,206 @@
+"""What a step computes of running requests: decodes, prefill chunks, draft tokens; pure.
+
+How much of it fits is asked of the memory core, and of whoever gives activations their memory.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from kvell.engine.planning.plan_draft import PlanDraft
+from kvell.engine.planning.protected import ProtectedPrefixes
+from kvell.engine.planning.seats import Seats
+from kvell.engine.planning.speculation import Speculation
+from kvell.engine.planning.step_memory import RigidMemory, StepMemory
+from kvell.engine.planning.whole_prompts import has_budget, least_end
+from kvell.engine.requests.limits import Limits
+from kvell.engine.requests.plan import NewPages
+from kvell.engine.requests.request import Request, RequestState
+from kvell.memory import GroupKind, MemoryCore
+
+
+class Chunks:
+    """Plans work for the requests that have seats.
+
+    :param memory: how much a step may compute; None if activations have a reserve of their own.
+    :ivar protected: prefixes that are given up before a request is preempted or put off.
+    :ivar must_settle: whether planning goes on only with the results of steps in flight.
+    :raises ValueError: if draft tokens would need activations of a shared pool.
+    """
+
+    def __init__(
+        self, core: MemoryCore, limits: Limits, seats: Seats, memory: StepMemory | None
+    ) -> None:
+        self.memory: StepMemory = memory or RigidMemory(core)
+        self.protected = ProtectedPrefixes(core, limits)
+        self.must_settle = False
+        self._core, self._limits, self._seats = core, limits, seats
+        self._has_states = any(g.kind is GroupKind.STATE for g in core.layout.groups)
+        dropping = (g for g in core.layout.groups if g.kind is GroupKind.DROPPING)
+        self._budget_tokens = min((group.window_tokens for group in dropping), default=None)
+        self._speculation = Speculation(core, limits)
+        if memory is not None and self._speculation.is_on:
+            raise ValueError("draft tokens have no activations of their own in a shared pool yet")
+
+    def plan_decodes(self, draft: PlanDraft) -> None:
+        """Plan the decodes that the budget has tokens for; the youngest give way for memory."""
+        decodes = self._decodes(draft.budget)
+        lengths = [r.num_tokens for r in decodes]
+        while decodes and not self.memory.before_decodes(lengths):
+            if not self.protected.yield_least():
+                self._seats.preempt_youngest(draft)
+                decodes = [r for r in decodes if r.state is RequestState.RUNNING]
+                lengths = [r.num_tokens for r in decodes]
+        done = 0
+        while done < len(decodes):
+            batch = decodes[done:]
+            handles = [r.handle for r in batch]
+            until = [r.num_tokens for r in batch]
+            served, rows = self._core.grow(np.array(handles, np.int32), np.array(until, np.int32))
+            draft.add_pages(rows, handles)
+            draft.add_decodes(batch[:served])
+            done += served
+            if done < len(decodes) and self.memory.give(len(decodes), len(decodes)):
+                continue
+            if done < len(decodes) and self.protected.yield_least():
+                continue
+            if done < len(decodes) and self._seats.in_flight:
+                self.must_settle = True
+                return
+            if done < len(decodes) and self._seats.preempt_youngest(draft) in decodes[done:]:
+                decodes = [r for r in decodes if r.state is RequestState.RUNNING]
+
+    def _decodes(self, budget: int) -> list[Request]:
+        """The decodes that the budget has tokens for, in order of admission."""
+        decodes = []
+        for request in self._seats.wanting():
+            if request.is_decoding:
+                budget -= request.remaining
+                if budget < 0:
+                    break
+                decodes.append(request)
+        return decodes
+
+    def plan_prefills(self, draft: PlanDraft) -> None:
+        """Plan chunks of running requests' prompts, in order of admission."""
+        if len(draft.work) == len(self._seats.running):
+            return  # every running request decodes
+        for request in [r for r in self._seats.wanting() if not r.is_decoding]:
+            if self.prompt_budget(draft) <= 0:
+                return
+            self.plan_chunk(request, draft)
+
+    def prompt_budget(self, draft: PlanDraft, *, parks: bool = False) -> int:
+        """Prompt tokens that the step may still compute.
+
+        :param parks: whether the step parks decodes for them.
+        """
+        most = [draft.budget]
+        enough, crowded = self._limits.enough_prompt_tokens, self._limits.crowded_prompt_tokens
+        if enough is not None and draft.prompt_tokens:
+            most.append(enough - draft.prompt_tokens)
+        if crowded is not None and (parks or self._is_crowded()):
+            most.append(crowded - draft.prompt_tokens)
+        return min(most)
+
+    def _is_crowded(self) -> bool:
+        """Whether decodes are parked for want of pages, not of seats: a step reads a full pool."""
+        has_seats = len(self._seats.running) < self._limits.max_num_seqs
+        return has_seats and self._seats.parking is not None and bool(self._seats.parking.parked)
+
+    def plan_chunk(self, request: Request, draft: PlanDraft) -> bool:
+        """Plan as many of the request's known tokens as budget and memory allow."""
+        budget = draft.budget if request.is_decoding else self.prompt_budget(draft)
+        if request.is_scored:
+            budget = min(budget, self._scored_budget(request, draft))
+        if not has_budget(request, budget, self._limits):
+            return False
+        wanted = request.computed + min(request.remaining, budget)
+        least = least_end(request, wanted, self._limits)
+        until = self._largest(request, wanted, draft)
+        while until < least and self.protected.yield_least():
+            until = self._largest(request, wanted, draft)
+        if until < wanted and self._seats.in_flight:
+            self.must_settle = True
+            return False
+        if until < wanted:
+            self._seats.rungs["shrink_chunk" if until >= least else "defer"] += 1
+        if until < least:
+            return False
+        _, rows = self._core.grow(_ints([request.handle]), _ints([until]))
+        draft.add_pages(rows, [request.handle])
+        if not request.is_decoding:
+            draft.prompt_tokens += until - request.computed
+        draft.add_work(request, until - request.computed)
+        return True
+
+    def _scored_budget(self, request: Request, draft: PlanDraft) -> int:
+        """Prompt tokens that may be scored: each has a row of logits, and so has every seat.
+
+        Its own seat's row is the request's, so it advances in every step.
+        """
+        others = sum(other is not request for other in self._seats.running)
+        return max(0, self._limits.max_num_seqs - max(draft.num_logits, others))
+
+    def plan_draft_tokens(self, draft: PlanDraft) -> None:
+        """Add draft tokens to decodes, with what all other work has left."""
+        if not self._speculation.is_on:
+            return
+        decoding = {
+            request.handle: request for request in self._seats.running if request.is_decoding
+        }
+        most = min(draft.budget, self._limits.max_step_draft_tokens)
+        new_pages = bool(decoding) and most > 0 and self._may_grow_for_draft_tokens(draft)
+        for index, work in enumerate(draft.work):
+            if most > 0 and work.handle in decoding:
+                tokens, rows = self._speculation.draft_tokens(
+                    decoding[work.handle], most, new_pages
+                )
+                draft.add_pages(rows, [work.handle])
+                draft.add_draft_tokens(index, tokens)
+                most -= len(tokens)
+
+    def _may_grow_for_draft_tokens(self, draft: PlanDraft) -> bool:
+        waits = bool(self._seats.waiting) and len(self._seats.running) < self._limits.max_num_seqs
+        return not draft.preempted and not waits and self._speculation.has_room(self._seats.running)
+
+    def planned_tokens(self, draft: PlanDraft) -> int:
+        """Tokens of the step's work so far."""
+        return self._limits.max_num_batched_tokens - draft.budget
+
+    def _largest(self, request: Request, wanted: int, draft: PlanDraft) -> int:
+        """How far memory allows, up to ``wanted``; never inside tokens that one step must compute
+        together."""
+        tokens, rows = self.planned_tokens(draft), len(draft.work)
+        if draft.has_scored:
+            rows = max(rows, draft.num_logits)
+        if request.is_scored:
+            rows += wanted - request.computed
+        until = self.memory.largest(request.handle, request.computed, wanted, tokens, rows)
+        if self._limits.whole_images:
+            cut = [s for s, tokens, _ in request.image_rows if s < until < s + tokens]
+            until = min([until, *cut])
+        observing = len(request.prompt) - self._limits.observing_tokens
+        if self.drops(request) and observing < until < len(request.prompt):
+            until = observing
+        return until
+
+    def drops(self, request: Request) -> bool:
+        """Whether the request will keep only a part of its prompt."""
+        return self._budget_tokens is not None and len(request.prompt) > self._budget_tokens
+
+    def checkpoints(self, draft: PlanDraft) -> NewPages:
+        """Plan state checkpoints, once all else has its pages, and cut the work there."""
+        if not self._has_states:
+            return np.empty((0, 5), np.int32)
+        decoding = {request.handle for request in self._seats.running if request.is_decoding}
+        chunks = [work for work in draft.work if work.handle not in decoding]
+        handles = _ints(work.handle for work in chunks)
+        rows = self._core.checkpoint(handles, _ints(w.start + w.count for w in chunks))
+        rows[:, 0] = handles[rows[:, 0]]
+        draft.cut({(int(handle), int(end)) for handle, _, end, _, _ in rows})
+        return rows
+
+
+def _ints(values: Iterable[int]) -> NewPages:
+    return np.fromiter(values, np.int32)

@@ -1,0 +1,154 @@
+"""Who runs: requests that wait, enter, leave, are preempted or parked, and end; pure."""
+
+from collections import deque
+
+from kvell.engine.cpu_buffer.parking import Parking
+from kvell.engine.cpu_buffer.swapping import Swapping
+from kvell.engine.planning.plan_draft import PlanDraft
+from kvell.engine.requests.limits import Limits
+from kvell.engine.requests.request import NO_HANDLE, Request, RequestState
+from kvell.engine.requests.turns import TurnQueue
+from kvell.memory import MemoryCore
+
+
+class Seats:
+    """The queues of requests over one memory core, and the requests that run.
+
+    :ivar running: requests that hold pages and are in steps; the last one gives way first.
+    :ivar waiting: requests that hold no pages.
+    :ivar arrived: requests that came from other instances, with pages, and have no seat yet.
+    :ivar in_flight: planned steps whose results are pending.
+    :ivar rungs: how often the scheduler found a way when memory was short, by the way's name.
+    """
+
+    def __init__(
+        self,
+        core: MemoryCore,
+        limits: Limits,
+        swapping: Swapping | None = None,
+        parking: Parking | None = None,
+    ) -> None:
+        """:param swapping: the CPU buffer; None if preempted requests lose what they computed.
+        :param parking: over ``swapping``, if prompts may go ahead of decodes."""
+        self.swapping, self.parking = swapping, parking
+        self.waiting: TurnQueue[Request] = TurnQueue()
+        self.arrived: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.in_flight = 0
+        self.rungs = dict.fromkeys(("shrink_chunk", "defer", "wait_for_prefix", "preempt"), 0)
+        self._core, self._limits = core, limits
+        self._released: list[int] = []
+
+    def enqueue(self, request: Request) -> None:
+        """Let a new request wait for its turn."""
+        self.waiting.add(request)
+
+    def wanting(self) -> list[Request]:
+        """Running requests that still have tokens to compute; all if no step is in flight."""
+        return [r for r in self.running if r.wants_work] if self.in_flight else self.running
+
+    @property
+    def num_wanting(self) -> int:
+        """Number of running requests that still have tokens to compute, this step included."""
+        return len(self.wanting())
+
+    def is_swapped(self, request: Request) -> bool:
+        """Whether a request's pages are in the CPU buffer."""
+        return self.swapping is not None and self.swapping.has(request)
+
+    def runs_alone(self) -> bool:
+        """Whether a running request runs alone: nobody may run beside it."""
+        return any(request.runs_alone for request in self.running)
+
+    def enter(self, request: Request) -> None:
+        """Insert the request into ``running``, whose last one gives way first.
+
+        Requests are in order of admission; with parking, in order of arrival.
+        """
+        place = len(self.running)
+        while (
+            self.parking is not None and place and self.running[place - 1].number > request.number
+        ):
+            place -= 1
+        self.running.insert(place, request)
+
+    def lift(self, request: Request) -> None:
+        """Take a running request out of the steps; its pages stay."""
+        self.running.remove(request)
+        request.state = RequestState.MOVING
+
+    def go_on(self, request: Request) -> None:
+        """Let a request that was lifted go on; it waits if its seat is taken."""
+        if len(self.running) < self._limits.max_num_seqs:
+            request.state = RequestState.RUNNING
+            self.enter(request)
+            return
+        self._close(request, returns=True)
+        request.state = RequestState.WAITING
+        request.computed = request.settled = request.repeats = 0
+        self.waiting.put_back([request])
+
+    def finish(self, request: Request) -> None:
+        """End the request, whatever its state, and give its pages back."""
+        if request.state is RequestState.RUNNING:
+            self.running.remove(request)
+            if self.swapping is not None and not request.is_spoiled:
+                self.swapping.ended(request)
+            self._close(request)
+        elif request in self.waiting:
+            self.waiting.discard(request.request_id)
+        elif request.state is RequestState.MOVING or request in self.arrived:
+            if request in self.arrived:
+                self.arrived.remove(request)
+            self._close(request)
+        if self.swapping is not None:
+            self.swapping.forget(request)
+        if self.parking is not None:
+            self.parking.leave(request)
+        request.state = RequestState.FINISHED
+
+    def preempt_youngest(self, draft: PlanDraft) -> Request:
+        """Preempt the youngest request: its pages are freed, maybe copied to the CPU buffer."""
+        victim = self.running.pop()
+        size_bytes = 0
+        if self.swapping is not None:
+            size_bytes = self.swapping.size_bytes(victim)
+            draft.offload(self.swapping.save(victim))
+        victim.runs_alone |= not self.running
+        self._give_up(victim, draft)
+        victim.preemptions += 1
+        if self.parking is not None and self.is_swapped(victim):
+            self.parking.park(victim, size_bytes, gave_way=False)
+            draft.parked.append(victim.request_id)
+        else:
+            self.waiting.put_back([victim])
+        draft.preempted.append(victim.request_id)
+        self.rungs["preempt"] += 1
+        return victim
+
+    def _give_up(self, request: Request, draft: PlanDraft) -> None:
+        """Take a request off the step and close its pages; it is waiting again."""
+        draft.forget(request)
+        self._close(request, returns=True)
+        request.state = RequestState.WAITING
+        request.computed = request.settled = request.repeats = 0
+
+    def park(self, request: Request, draft: PlanDraft) -> None:
+        """Park a running request in the CPU buffer, for a prompt that goes ahead of it."""
+        assert self.parking is not None and self.swapping is not None
+        size_bytes = self.swapping.size_bytes(request)
+        self.running.remove(request)
+        draft.offload(self.swapping.save(request, asks=False))
+        self._give_up(request, draft)
+        self.parking.park(request, size_bytes)
+        draft.parked.append(request.request_id)
+
+    def take_released(self) -> tuple[int, ...]:
+        """Handles that were closed since the last call, in order."""
+        released, self._released = tuple(self._released), []
+        return released
+
+    def _close(self, request: Request, *, returns: bool = False) -> None:
+        self._core.close(request.handle, renew=not request.is_spoiled, returns=returns)
+        self._released.append(request.handle)
+        request.handle = NO_HANDLE

@@ -1,0 +1,1 @@
+"""Copies of pages that a plan asks for: in which order, before the pass or under it."""

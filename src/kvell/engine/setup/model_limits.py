@@ -1,0 +1,146 @@
+"""Lengths of requests that each model of an engine can serve, as its pool allows."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kvell.engine.planning.whole_prompts import check_whole_prompts
+from kvell.engine.requests.limits import Limits
+from kvell.engine.requests.model_rules import ModelRules
+from kvell.engine.setup.options import EngineOptions
+from kvell.engine.setup.several_models import ServedModel
+from kvell.engine.setup.sizes import PoolFlag, Sizes, flag_of
+from kvell.errors import ChangeSomething
+from kvell.memory import (
+    LayerSpec,
+    Layout,
+    Manager,
+    as_draft,
+    longest_request,
+    plan_layout,
+    pool_bytes_for,
+)
+from kvell.models.paged_model import PagedModel
+from kvell.vocabulary import KIB
+
+MIN_MODEL_LEN = 2
+"""A prompt of one token and one token of output."""
+
+
+def rules_of(
+    sizes: Sizes,
+    served: Sequence[ServedModel],
+    options: EngineOptions,
+    draft: PagedModel | None,
+    layers: Sequence[LayerSpec],
+) -> list[ModelRules]:
+    """The rules of each model; a given ``max_model_len`` is the first's, and a cap for others."""
+    found, layout = [], sizes.promised
+    flag = flag_of(sizes, options)
+    for index, (name, model, eos) in enumerate((s.name, s.model, s.eos_token_ids) for s in served):
+        own, given = model.description.max_model_len, options.max_model_len
+        wish = min(own, given) if index and given is not None else given
+        wished = replace(options, max_model_len=wish)
+        limits = make_limits(layout, model, wished, draft, name, layers, flag)
+        found.append(ModelRules(name, limits, eos, layout.seen_by(name) if name else layout))
+    return found
+
+
+def make_limits(
+    layout: Layout,
+    model: PagedModel,
+    options: EngineOptions,
+    draft: PagedModel | None = None,
+    name: str = "",
+    layers: Sequence[LayerSpec] | None = None,
+    flag: PoolFlag | None = None,
+) -> Limits:
+    """The constants of a run; ``max_model_len`` follows from the pool unless it is given.
+
+    :param name: which of the pool's models it is, if there are several.
+    :param layers: all layers in the pool; the model's own and its draft's if not given.
+    :param flag: what to change if the pool is too small; ``--kv-memory`` if not given.
+    :raises ChangeSomething: if a given ``max_model_len`` is not possible.
+    """
+    own = _own_length(model, draft, options)
+    wanted = options.max_model_len or own
+    chunk_tokens, most = Limits().min_chunk_tokens, options.max_num_batched_tokens
+    if not options.enable_chunked_prefill:
+        check_whole_prompts(most, options.max_model_len or 0)
+        wanted, chunk_tokens = min(wanted, most), most
+    limits = Limits(
+        max_num_batched_tokens=options.max_num_batched_tokens,
+        max_num_seqs=options.max_num_seqs,
+        max_model_len=wanted,
+        vocab_size=model.description.vocab_size,
+        common_pool=options.common_pool,
+        num_speculative_tokens=options.num_speculative_tokens,
+        has_drafter=draft is not None,
+        prompt_lookup_max=options.prompt_lookup_max,
+        prompt_lookup_min=options.prompt_lookup_min,
+        min_chunk_tokens=chunk_tokens,
+        enable_chunked_prefill=options.enable_chunked_prefill,
+    )
+    seen = layout.seen_by(name) if name else layout
+    fits = longest_request(seen, wanted, limits.min_chunk_tokens)
+    if fits < (wanted if options.max_model_len else MIN_MODEL_LEN):
+        layers = _layers_of(model, draft) if layers is None else layers
+        enough_bytes = _enough_bytes(seen, layers, options.manager, limits, name)
+        flag = flag or PoolFlag("--kv-memory", layout.pool_bytes)
+        raise _too_small(flag, enough_bytes, wanted, fits, name)
+    return Limits(**{**vars(limits), "max_model_len": fits})
+
+
+def _own_length(model: PagedModel, draft: PagedModel | None, options: EngineOptions) -> int:
+    """The most tokens of a request that a model, and its draft model, can serve.
+
+    :raises ChangeSomething: if more are asked for.
+    """
+    own = min(one.description.max_model_len for one in (model, draft) if one is not None)
+    if options.max_model_len is not None and options.max_model_len > own:
+        raise ChangeSomething(
+            "--max-model-len",
+            options.max_model_len,
+            f"is above the own limit of the model, or of its draft model: {own} tokens"
+            if draft
+            else f"is above the model's own limit of {own} tokens",
+            f"use at most {own}",
+        )
+    return own
+
+
+def _layers_of(model: PagedModel, draft: PagedModel | None) -> Sequence[LayerSpec]:
+    drafts = as_draft(draft.description.layers) if draft else ()
+    return (*model.description.layers, *drafts)
+
+
+def _too_small(
+    flag: PoolFlag, enough_bytes: int, wanted: int, fits: int, name: str
+) -> ChangeSomething:
+    """What to say of a pool that fits no request of ``wanted`` tokens, but of ``fits``."""
+    need_kib = -(-(enough_bytes + flag.beside_bytes) // KIB)
+    return ChangeSomething(
+        flag.name,
+        f"{flag.value_bytes // KIB}KiB",
+        f"is too small for one request of --max-model-len={wanted}" + f" to {name}" * bool(name),
+        f"use {flag.name} {need_kib}KiB"
+        + (f" or --max-model-len {fits}" if fits >= MIN_MODEL_LEN else ""),
+    )
+
+
+def _enough_bytes(
+    layout: Layout, layers: Sequence[LayerSpec], manager: Manager, limits: Limits, name: str
+) -> int:
+    """Bytes of a pool that fits one request of ``max_model_len``.
+
+    A larger pool may have larger pages, so the layout is planned again until it fits.
+    """
+    wanted = limits.max_model_len
+    chunk = min(wanted, limits.min_chunk_tokens)
+    enough_bytes = pool_bytes_for(layout, wanted, chunk)
+    while True:
+        layout = plan_layout(layers, enough_bytes, manager=manager)
+        layout = layout.seen_by(name) if name else layout
+        need_bytes = pool_bytes_for(layout, wanted, chunk)
+        if need_bytes <= layout.pool_bytes:
+            return enough_bytes
+        enough_bytes = max(need_bytes, enough_bytes + layout.large_page_bytes)

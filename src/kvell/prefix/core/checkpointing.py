@@ -1,0 +1,36 @@
+"""Pages for states on the way of a prompt (as ``csrc/memory/checkpoints``)."""
+
+from kvell.prefix.eviction.checkpoints import cuts, is_worth_displacing, waypoint_tokens
+from kvell.prefix.eviction.evictor import COARSE
+from kvell.prefix.index.hits import alignment_tokens
+from kvell.prefix.placement.holders import Checkpoint, Holder
+from kvell.prefix.placement.store import Store
+
+
+def keep_states(store: Store, holder: Holder, group: int, until: int) -> list[tuple[int, ...]]:
+    """Reserve pages for the states worth keeping, the most valuable first.
+
+    :returns: group, tokens before the state, part of the state, page.
+    """
+    own = [store.groups[index] for index in holder.own]
+    alignment = alignment_tokens(own)
+    positions = cuts(
+        holder.computed,
+        until,
+        holder.facts.prompt_tokens,
+        holder.matched_tokens,
+        alignment,
+        waypoint_tokens(own, alignment, holder.facts.prompt_tokens),
+    )
+    rows: list[tuple[int, ...]] = []
+    spec = store.groups[group]
+    ranked = [(store.usefulness.rank(sort), cut, sort) for cut, sort in positions]
+    for asked, cut, sort in sorted(ranked, reverse=True):
+        worth = is_worth_displacing(spec, own, cut - holder.hit_tokens)
+        rank = asked if worth else min(asked, COARSE)
+        limit = store.rule.limit(rank, store.step)
+        pages = store.placer.keep(group, spec.slices, rank, limit)
+        if pages is not None:
+            holder.checkpoints.append(Checkpoint(group, cut, sort, rank, tuple(pages)))
+            rows.extend((group, cut, part, page) for part, page in enumerate(pages))
+    return rows

@@ -1,0 +1,96 @@
+"""Pages for the tokens of a step, for all who ask at once (as ``csrc/memory/growth``)."""
+
+from collections.abc import Sequence
+
+from kvell.pages.demand import feasible
+from kvell.prefix.groups.needs import demand_pages, end_position, peak_pages
+from kvell.prefix.placement.holders import Holder
+from kvell.prefix.placement.store import Store
+
+Rows = list[tuple[int, ...]]
+
+
+class Growth:
+    """Finds out what holders miss, and places it.
+
+    :ivar copies: copy-on-write copies since they were last taken: handle, group, source, target.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.copies: Rows = []
+
+    def grow(self, asked: Sequence[tuple[Holder, int]]) -> tuple[int, Rows]:
+        """Give holders pages for so many tokens, as many of the first ones as all get theirs.
+
+        :returns: how many were served, and their new pages: index, group, position, page.
+        """
+        rows: Rows = []
+        wants = [self._missing(holder, until) for holder, until in asked]
+        served = self._longest_feasible(wants)
+        left = [sum(want[g] for want in wants[:served]) for g in range(len(self._store.groups))]
+        for index in range(served):
+            if any(wants[index]):
+                rows.extend(self._place(index, asked[index][0], wants[index], left))
+        return served, rows
+
+    def largest(self, holder: Holder, until: int) -> int:
+        """The most tokens up to ``until`` that there are pages for."""
+        low, high = holder.computed, until
+        while low < high:
+            middle = (low + high + 1) // 2
+            if feasible(self._missing(holder, middle), self._store.pool.supply):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def fits(
+        self, holder: Holder, until: int, chunk_tokens: int, others: Sequence[tuple[Holder, int]]
+    ) -> bool:
+        """Whether a holder's tokens fit in chunks, beside those of others one by one."""
+        need = self._peak(holder, until, chunk_tokens)
+        for other, length in others:
+            more = self._peak(other, length, 1)
+            need = [a + b for a, b in zip(need, more, strict=True)]
+        return feasible(need, self._store.pool.supply)
+
+    def _missing(self, holder: Holder, until: int) -> list[int]:
+        need = [0] * len(self._store.groups)
+        for index, held in holder.own_groups():
+            end = end_position(self._store.groups[index], holder.facts, until, holder.computed)
+            need[index] = max(0, end - held.end)
+        return need
+
+    def _peak(self, holder: Holder, until: int, chunk_tokens: int) -> list[int]:
+        """Pages the holder will need beyond those it holds, at its worst step up to ``until``."""
+        need = [0] * len(self._store.groups)
+        for index, held in holder.own_groups():
+            peak = peak_pages(
+                self._store.groups[index], holder.facts, until, chunk_tokens, holder.computed
+            )
+            need[index] = max(0, peak - len(held.pages))
+        return need
+
+    def _longest_feasible(self, wants: Sequence[Sequence[int]]) -> int:
+        total = [0] * len(self._store.groups)
+        for served, want in enumerate(wants):
+            total = [a + b for a, b in zip(total, want, strict=True)]
+            if any(want) and not feasible(total, self._store.pool.supply):
+                return served
+        return len(wants)
+
+    def _place(self, index: int, holder: Holder, need: list[int], left: list[int]) -> Rows:
+        demand = [
+            demand_pages(group, holder.facts, holder.expected_tokens, held.end, n)
+            for group, held, n in zip(self._store.groups, holder.groups, need, strict=True)
+        ]
+        rows: Rows = []
+        for group, pages in enumerate(self._store.placer.place(holder.handle, need, demand, left)):
+            held = holder.groups[group]
+            for position, page in enumerate(pages, start=held.end):
+                rows.append((index, group, position, page))
+                if position in held.sources:
+                    self.copies.append((holder.handle, group, held.sources[position][1], page))
+            held.pages.extend(pages)
+        return rows
