@@ -47,7 +47,10 @@ class Agent:
         self.fingerprint = layout_fingerprint(core.layout.groups, content)
         self.now: Tick = 0
         self.holds = Holds(core)
-        self.sending = Sending(instance, incarnation, self.fingerprint, len(core.layout.groups))
+        most_pages = [
+            one.pages_per_large * core.layout.num_large_pages for one in core.layout.groups
+        ]
+        self.sending = Sending(instance, incarnation, self.fingerprint, most_pages)
         self.receiving = Receiving(self.fingerprint, self.holds, most_transfers)
         self.copies = Copies(instance, incarnation, self.holds, self.sending)
         self.asking = Asking(incarnation, self.fingerprint, self.copies)

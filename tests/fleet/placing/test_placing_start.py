@@ -262,6 +262,14 @@ MOMENTS = {"Ray": "gcs_server", "the manager": MANAGER_WORDS, "an instance": INS
 """What a start has just come to, and the process that shows it."""
 
 
+@pytest.fixture(autouse=True)
+def hears_interrupts() -> Iterator[None]:
+    """Children inherit it if SIGINT is ignored here, as in a background job of a shell."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(
     ("moment", "number"),
     [(one, signal.SIGTERM) for one in MOMENTS] + [("the manager", signal.SIGINT)],

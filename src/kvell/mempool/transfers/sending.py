@@ -57,12 +57,14 @@ class _Sent:
 class Sending:
     """Transfers of one incarnation of an instance to others.
 
-    :param num_groups: of the layout, which ``fingerprint`` stands for.
+    :param most_pages: that each group of the layout has at most, which ``fingerprint`` stands for.
     """
 
-    def __init__(self, instance: str, incarnation: int, fingerprint: str, num_groups: int) -> None:
+    def __init__(
+        self, instance: str, incarnation: int, fingerprint: str, most_pages: Sequence[int]
+    ) -> None:
         self._instance, self._incarnation = instance, incarnation
-        self._fingerprint, self._num_groups = fingerprint, num_groups
+        self._fingerprint, self._pages = fingerprint, tuple(most_pages)
         self._sent: dict[Transfer, _Sent] = {}
         self._number = 0
         self._now: Tick = 0
@@ -158,7 +160,7 @@ class Sending:
             return [Send(sender, Abandon(message.transfer, "it is over"))]
         if sent.missing is not None:  # said again: an offer may have got lost
             return [] if sent.unanswered is None else [Send(sender, sent.unanswered.message)]
-        missing = _checked(message.missing, self._num_groups, sent.computed)
+        missing = _checked(message.missing, self._pages)
         if missing is None:
             return self._over(message.transfer, "there are no such pages")
         sent.unanswered = None
@@ -236,15 +238,15 @@ def _grant(transfer: Transfer, sent: _Sent, pages: bytes) -> Grant:
     return Grant(transfer, sent.target, pairs.astype("<i4").tobytes())
 
 
-def _checked(missing: bytes, num_groups: int, computed: int) -> list[list[int]] | None:
+def _checked(missing: bytes, most_pages: Sequence[int]) -> list[list[int]] | None:
     """(group, position) of pages as a receiver tells them; None if there are no such pages.
 
-    No group has more positions of a text than the text has tokens.
+    :param most_pages: of each group.
     """
-    if len(missing) % 8 or len(missing) // 8 > num_groups * (computed + 1):
+    if len(missing) % 8 or len(missing) // 8 > sum(most_pages):
         return None
     pairs = np.frombuffer(missing, "<i4").reshape(-1, 2)
-    if len(pairs) and (pairs.min() < 0 or pairs[:, 0].max() >= num_groups):
+    if len(pairs) and (pairs.min() < 0 or pairs[:, 0].max() >= len(most_pages)):
         return None
     return pairs.tolist()
 
