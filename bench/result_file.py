@@ -42,8 +42,16 @@ def write(
     """
     told = figures if isinstance(figures, Mapping) else {"figures": figures}
     path.parent.mkdir(parents=True, exist_ok=True)
-    text = json.dumps({"run": run(processor), **told}, indent=1, ensure_ascii=False)
-    path.write_text(text + "\n", encoding="utf-8")
+    path.write_text(compact({"run": run(processor), **told}), encoding="utf-8")
+
+
+def compact(told: Mapping[str, Any]) -> str:
+    """JSON with one line for each field of the outermost object."""
+    fields = (
+        f"{json.dumps(name)}:{json.dumps(value, separators=(',', ':'), ensure_ascii=False)}"
+        for name, value in told.items()
+    )
+    return "{" + ",\n".join(fields) + "}\n"
 
 
 def run(processor: str | None = None) -> dict[str, str | None]:

@@ -179,7 +179,7 @@ def require_fresh(
 ) -> None:
     """Make sure that a calibration is of this model, machine and code.
 
-    :param machine: None accepts any: whoever replays asks how another machine would do.
+    :param machine: None accepts any: a replay asks how another machine would do.
     :param software: None accepts any.
     :raises ChangeSomething: naming everything that differs.
     """

@@ -11,7 +11,7 @@ from kvell.vocabulary import RequestId
 
 
 class Fleet(Protocol):
-    """The instances of a front by id, whoever starts and ends them."""
+    """The instances of a front by id."""
 
     outlives_front: bool
     """Whether the instances go on when the front ends."""

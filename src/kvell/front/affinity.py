@@ -1,7 +1,8 @@
 """Where the front's thread runs: not on the processor of the thread that plans and computes.
 
-Each token wakes the front, and the system likes to put it beside whoever woke it: the instance's
-own thread, which then waits until the front is done, while another processor has nothing to do.
+Each token wakes the front, and the system likes to put it beside the process that woke it: the
+instance's own thread, which then waits until the front is done, while another processor has nothing
+to do.
 """
 
 import contextlib

@@ -227,7 +227,7 @@ class Front:
 
         Closing the generator early cancels the request.
 
-        :param deadline_seconds: from now until whoever asked gives it up, which the router is told;
+        :param deadline_seconds: from now until the caller gives it up, which the router is told;
             None: never.
         :param details: what else is said of it.
         :raises TryLater: when the waiting line is full.

@@ -45,7 +45,7 @@ class InstanceLoad:
 
     @property
     def role(self) -> str:
-        """What it does now; its first is in its name."""
+        """Current role.  The initial role is part of the id."""
         return self._role
 
     @role.setter

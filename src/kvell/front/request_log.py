@@ -165,7 +165,7 @@ class LogEntry:
 
     @property
     def shown_id(self) -> str:
-        """Its id as whoever asked named it."""
+        """Id of the request as the caller named it."""
         return self.request_id.removeprefix(self.prefix)
 
     @property

@@ -1,4 +1,4 @@
-"""Names of requests: as whoever asks gives them, and as instances know them.
+"""Names of requests: as callers give them, and as instances know them.
 
 Several fronts may have the same instances, and their clients choose names freely.  So instances
 know a request as ``front-3f9a12cc:name``, and what people see is without the front.

@@ -69,7 +69,7 @@ class Agent:
     def _followed(self, actions: Sequence[Action]) -> list[Action]:
         """The actions with what follows from them for copies and asks.
 
-        Pages of a copy that is over are let go here: whoever carries the actions out does so
+        Pages of a copy that is over are let go here: the caller carries the actions out
         before anybody else gets pages.
         """
         found: list[Action] = []
@@ -109,7 +109,7 @@ class Agent:
         if isinstance(message, Declined):
             return self.asking.declined(peer, message)
         if isinstance(message, Written):
-            return []  # it is for whoever copies
+            return []  # it is for the mover
         assert isinstance(message, Abandon)
         mine = self.sending.abandoned(peer, message)
         return mine + self.receiving.abandoned(peer, message)

@@ -88,7 +88,7 @@ class PeerConnections:
             self.doorway.open()
 
     def connect(self, endpoint: Endpoint, name: str = "") -> Peer:
-        """Connect to an instance; whoever calls waits.
+        """Connect to an instance; the caller waits.
 
         :param name: it must have; "": any.
         :raises TryLater: when nobody answers there.

@@ -1,6 +1,6 @@
 """The I/O of one instance's part in the pool: sockets, time and copies, on a thread of its own.
 
-What happens is handed to whoever has the agent: a library's agent answers on this thread, an
+What happens is handed to the owner of the agent: a library's agent answers on this thread, an
 engine's between two of its steps.
 """
 
@@ -347,7 +347,7 @@ class Node:
             self._lose(peer)
 
     def _heard(self, peer: str, message: PeerMessage) -> None:
-        """What a pull in stages waits for need not wait for the agent, which may be in a step."""
+        """Hand a message to the agent; ``Written`` goes straight to the mover."""
         if not isinstance(message, Written):
             self.act(self._handle(Heard(peer, message)))
         elif message.transfer.sender == peer:
@@ -357,5 +357,5 @@ class Node:
 def _answer(answer: "Future[Answer]", call: Callable[[], Answer]) -> None:
     try:
         answer.set_result(call())
-    except BaseException as error:  # whoever asked raises it
+    except BaseException as error:  # the caller raises it
         answer.set_exception(error)

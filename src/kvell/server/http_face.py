@@ -75,7 +75,7 @@ def _config(app: FastAPI, drain_seconds: float) -> uvicorn.Config:
         http=BoundedConnection,
         ws="none",
         lifespan="off",
-        log_config=None,  # whoever runs this decides where lines go
+        log_config=None,  # the command line decides where lines go
         log_level="error",  # uvicorn warns of what clients send, as often as they send it
         access_log=False,
         timeout_graceful_shutdown=max(1, round(drain_seconds)),

@@ -122,7 +122,7 @@ class BlockingSocket:
             look()
 
     def hang_up(self) -> None:
-        """End the connection: whoever waits in a call of it does not any more."""
+        """End the connection, and with it the wait of a thread inside a call."""
         with contextlib.suppress(OSError):  # it has ended
             self.socket.shutdown(socket.SHUT_RDWR)
 

@@ -12,8 +12,8 @@ Heard = TypeVar("Heard")
 class MessageLine(asyncio.Protocol, Generic[Heard]):
     """One end of a connection between two processes.
 
-    Messages are handed over in ``data_received``: waking a task for each would cost a turn of the
-    loop with cold caches, and an instance says something with every token.  What is not the
+    Callbacks run in ``data_received``: waking a task per token costs an extra loop turn with cold
+    caches.  What is not the
     protocol ends the connection.
 
     :param decode: reads the body of a frame; raises :class:`ProtocolError`.
@@ -64,7 +64,7 @@ class MessageLine(asyncio.Protocol, Generic[Heard]):
             self._transport.abort()
 
     async def wait_ended(self) -> None:
-        """Wait until the connection has ended, whoever ended it."""
+        """Wait until either side has ended the connection."""
         await self._ended.wait()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

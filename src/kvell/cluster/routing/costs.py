@@ -112,7 +112,7 @@ class ExecCosts:
         return self._prompts_seconds(instance) + decoding + own
 
     def _prompts_seconds(self, instance: InstanceView) -> float:
-        """Prompts that wait; what a step costs by itself, all of its prompts share."""
+        """Seconds to compute the waiting prompts.  Prompts in one step share its fixed cost."""
         tokens = instance.uncached_prompt_tokens
         return (
             -(-tokens // self.chunk_tokens) * self.request_seconds

@@ -21,9 +21,9 @@ ROUTINGS = (
     "prompt-tree",
     "round-robin",
 )
-"""Which instance gets a request: the one with the least outstanding work, with the most free KV
-memory, where the conversation's prefixes are, where most of the prompt is cached, where it is
-computed soonest as what is cached and what waits there have it, or one after the other."""
+"""Ways to choose a request's instance.  least-load: least outstanding work.  most-free-memory: most
+free KV memory.  session: where the conversation's prefixes are.  longest-prefix: most of the prompt
+cached.  prompt-tree: earliest first token.  round-robin: in turn."""
 DEFAULT_ROUTING = "least-load"
 
 COMPUTE_WEIGHT = 3

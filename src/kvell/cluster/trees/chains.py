@@ -39,7 +39,7 @@ class PromptChain:
         :param tokens: int32; of images, the ids that the instances get.
         :param groups: of the instances that are asked.
         :param root: the cache root, as instances make it of salt, adapter and the like.
-        :param memo: of whoever hashes many prompts.
+        :param memo: of a caller that hashes many prompts.
         """
         made = HashMemo() if memo is None else memo  # an empty one is false
         sizes = {one.block_tokens for one in groups if one.required and one.model == model}

@@ -76,8 +76,8 @@ class EngineCore:
         :param misses: over the same core; None if nobody asks why prefixes missed.
         :param agent: over the same core; None if requests neither come from other instances nor go.
         :param pd_caching: which of several instances cache what.
-        :param streams: what pulls cost while a step computes, which whoever runs steps must then
-            tell of (``StepPlan.streams``); None: they wait for its end.
+        :param streams: what pulls cost while a step computes; the runner of steps must then
+            tell of it (``StepPlan.streams``); None: they wait for its end.
         :raises ValueError: if steps cannot be planned ahead as ``limits.depth`` says.
         """
         require_depth(
@@ -176,7 +176,7 @@ class EngineCore:
         return events
 
     def _superseded(self, command: Submit) -> list[Event]:
-        """End an earlier attempt; its own end is no news, since the front has given it up.
+        """Cancel an older attempt without reporting it; the front has already given it up.
 
         Its cancel may have come while it was still on its way here.
         """

@@ -94,7 +94,7 @@ class Handovers:
         self._going: dict[Transfer, _Going] = {}
         self._transfers: dict[RequestId, Transfer] = {}
         self._awaited: dict[RequestId, set[Transfer | int]] = {}
-        """Answers of others that requests are put off for: about room, and to what they asked."""
+        """Replies each deferred request still waits for: ``Prepared`` or a fetch."""
         self._fetching: dict[int, Request] = {}
         self._moving: set[RequestId] = set()
         self._actions: list[Action] = []

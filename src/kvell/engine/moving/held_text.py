@@ -1,4 +1,4 @@
-"""Texts that came from another instance, as whoever watches the prefix index wants them."""
+"""Texts that came from another instance, as watchers of the prefix index want them."""
 
 from dataclasses import dataclass
 from typing import Self

@@ -1,6 +1,6 @@
 """What a step computes of running requests: decodes, prefill chunks, draft tokens; pure.
 
-How much of it fits is asked of the memory core, and of whoever gives activations their memory.
+How much of it fits is asked of the memory core, and of the owner of activation memory.
 """
 
 from collections.abc import Iterable

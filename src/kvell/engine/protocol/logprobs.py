@@ -1,4 +1,4 @@
-"""How likely a token was, as it travels from an instance to whoever asked."""
+"""How likely a token was, as it travels from an instance to the caller."""
 
 from msgspec import Struct
 

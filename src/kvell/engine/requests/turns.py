@@ -33,7 +33,7 @@ FEWEST_KEPT = 64
 class Turn:
     """The party that a request belongs to, and what its turn costs that party.
 
-    :param priority: requests with lower ones come first, whoever asked for them.
+    :param priority: requests with lower ones come first, of any tenant.
     :param group: requests that were asked for together; the groups of a tenant take turns.
     :param cost_tokens: of its prompt and its expected output.
     """
@@ -246,7 +246,7 @@ class TurnQueue(Generic[Item]):
             returned.move_to_end(item.request_id, last=behind_returned)
 
     def offers(self) -> Iterator[Item]:
-        """Requests in the order of their turns; whoever wants one takes it before asking on.
+        """Requests in the order of their turns; a caller that wants one takes it before asking on.
 
         A request that was put back and is not taken now holds up nobody.  Any other request that is
         not taken ends the offers.

@@ -45,7 +45,7 @@ class InstanceLink:
     """From :meth:`start` to :meth:`end`; a :class:`.Handle`.
 
     :param entry: of the roster.
-    :param startup_seconds: whoever answers a dial must say that it is ready within this time.
+    :param startup_seconds: an instance that answers must say within this time that it is ready.
     :param silence_seconds: a connection on which nothing comes for so long is ended.
     :ivar problem: why the instance was not reached; "" if it was.
     """

@@ -255,7 +255,7 @@ class ManagerLink:
             self._line.hang_up()
 
     def _away(self, problem: str) -> None:
-        """Tell it, but once for each problem.  Who never met it is told by the start."""
+        """Log each problem once.  Before the first connection, ``start()`` reports it."""
         if problem != self.problem and self.met is not None and not self._is_leaving:
             logger.warning("the cluster's manager is away: %s; requests go on", problem)
         self.problem = problem

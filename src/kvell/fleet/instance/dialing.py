@@ -44,7 +44,7 @@ async def dial(
     :param told: who this is.
     :returns: a connection that does not block, and who answered.
     :raises OSError: when nobody answers there in time.
-    :raises ProtocolError: when whoever answers does not belong to this cluster.
+    :raises ProtocolError: when the answering process does not belong to this cluster.
     :raises ChangeSomething: when it runs another release, or the address is none.
     """
     loop = asyncio.get_running_loop()

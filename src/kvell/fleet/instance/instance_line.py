@@ -61,7 +61,7 @@ class InstanceLine(MessageLine[Event]):
         self._heard.set()
 
     def broken(self, problem: ProtocolError) -> None:
-        """Hear nothing more; whoever follows is told why, and ends the process too."""
+        """Hear nothing more; the follower is told why, and ends the process too."""
         self._breach = problem
         self._heard.set()
         self._ended.set()

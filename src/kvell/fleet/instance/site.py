@@ -34,7 +34,7 @@ class Site(Protocol):
     async def launch(
         self, instance_id: str, command: Sequence[str], plan: LaunchPlan
     ) -> InstanceProcess:
-        """Start an incarnation and connect to it; whoever calls waits until it is ready.
+        """Start an incarnation and connect to it; the caller waits until it is ready.
 
         :param command: its command line, in which the plan's names and the site's are filled in.
         :raises InstanceStartError: when it cannot be started, or ends before it connects.

@@ -232,7 +232,7 @@ class Supervisor:
     async def _follow(self, process: InstanceProcess) -> InstanceDeath:
         """Pass events on until the instance ends, over one connection after the other.
 
-        The process is gone when this returns, so whoever takes its requests over is alone.
+        The process is gone when this returns, so the next owner of its requests is alone.
         """
         while True:
             death = await self._follow_line(process)

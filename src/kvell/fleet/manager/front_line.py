@@ -23,7 +23,7 @@ class FrontLine(MessageLine[ToManager]):
     :param incarnation: of its connection; a later one of the same name has a higher one.
     :param came: gets this line once it is connected.
     :param hear: gets this line and each message, in order.
-    :param ended: gets this line when the connection has ended, whoever ended it.
+    :param ended: gets this line when either side has ended the connection.
     """
 
     def __init__(

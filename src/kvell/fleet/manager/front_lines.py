@@ -47,7 +47,7 @@ class FrontLines:
         self._leaving.add(line)
 
     def ended(self, line: FrontLine) -> None:
-        """A connection has ended, whoever ended it."""
+        """Note that either side has ended a connection."""
         self._leaving.discard(line)
         if line in self:
             logger.warning("the connection of front %s ended", line.front)

@@ -106,8 +106,7 @@ class Roster(_Message, frozen=True):
 
     :param manager: tells this start of the manager from its other starts.
     :param epoch: of the manager; a front that has seen a higher one follows it no more.
-    :param role_changes: how often roles have changed in this cluster; whoever knows of more knows
-        better who has which.
+    :param role_changes: number of role changes so far; the larger number is the newer roster.
     :param is_starting: whether the first instances are not all ready yet.
     :param failed: why the cluster cannot start; "" if it can.  ``exit_code`` is the status of the
         instance that ended, or None.

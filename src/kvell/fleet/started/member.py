@@ -100,7 +100,7 @@ class MemberCallbacks:
 
 
 class Member:
-    """Listens to its supervisor, which is set by whoever makes both."""
+    """Listens to its supervisor, which is set by the maker of both."""
 
     supervisor: Handle
 

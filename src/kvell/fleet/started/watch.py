@@ -29,7 +29,7 @@ class _Asked:
 
 
 class Watch:
-    """Questions to one instance; whoever asks the same before the answer came shares it.
+    """Questions to one instance; callers that ask the same before the answer came share it.
 
     :param send: sends a command to the instance.
     """

@@ -16,7 +16,7 @@ class KvEventsConfig:
 
     :param endpoint: is bound if it holds ``*`` or ``::`` or is ``ipc://``, else connected to, as
         in vLLM; None binds port 5557 of this machine alone.
-    :param replay_endpoint: is bound; whoever missed batches asks there for them.
+    :param replay_endpoint: is bound; subscribers that missed batches ask there for them.
     :param buffer_steps: latest batches that are kept for replays.
     :param hwm: batches that wait for a slow subscriber before it misses some.
     :param topic: first frame of each message.

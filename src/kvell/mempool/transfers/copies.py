@@ -52,7 +52,7 @@ class Copies:
         """Begin to copy what is cached of a text; None if that is no more than ``beyond`` tokens.
 
         :param tokens: int32; all of them are wanted.
-        :param inserts: whether the receiver caches it, or hands it to whoever waits for it.
+        :param inserts: whether the receiver caches it, or hands it to its waiting user.
         """
         owner = Owner("departure", self._instance, self._incarnation, next(self._numbers))
         hold = self._holds.hold_text(owner, deadline, whole(tokens), root, model=model)

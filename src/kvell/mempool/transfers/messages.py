@@ -37,7 +37,7 @@ class Prepare(Struct, frozen=True, tag=True):
     :param fingerprint: of the sender's layout.
     :param tokens: the text, little-endian int32.
     :param ticks_left: until the sender gives up.
-    :param inserts: whether the receiver caches the text, or hands it to whoever waits for it.
+    :param inserts: whether the receiver caches the text, or hands it to its waiting user.
     :param private: for the receiver's user.
     :param images: where they are in the text: first token, tokens, image tokens, of each in order;
         little-endian int32.
@@ -84,7 +84,7 @@ class Offer(Struct, frozen=True, tag=True):
 class Written(Struct, frozen=True, tag=True):
     """The pass has written the stages up to this one, counted from 0.
 
-    Only whoever copies needs it.  It may get lost, or come late or twice.
+    Only the mover needs it.  It may get lost, or come late or twice.
     """
 
     transfer: Transfer

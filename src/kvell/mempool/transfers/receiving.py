@@ -10,7 +10,7 @@ A text that is offered while it is computed is pulled in stages; that pull ends 
 second offer, which says that all is written.
 
 Pages that are being written are not given to others before the copying has ended.  What was copied
-counts only if the right to read it still stood afterwards, which whoever copies has to say.  What
+counts only if the right to read it still stood afterwards, which the mover has to say.  What
 the sender does not answer is said again, so a hold for a transfer that it has given up ends soon.
 """
 

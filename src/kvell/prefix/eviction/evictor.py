@@ -154,7 +154,7 @@ class Evictor:
         self._pages.extend(defaultdict(list) for _ in range(count))
 
     def watch(self, pool: PagePool) -> None:
-        """Serve this pool; called once, by whoever builds both."""
+        """Serve this pool; called once, by the builder of both."""
         self._pool = pool
 
     def cached(self, group: int, page: int, key: Key) -> None:

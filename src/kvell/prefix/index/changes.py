@@ -1,4 +1,4 @@
-"""What the index has come to name, or names no longer, for whoever asked to know."""
+"""Changes of the index, for its watchers: blocks that it names, or names no longer."""
 
 CHANGE_COLUMNS = 5
 """Columns of an index-changes array: change, group, page, tokens of the prefix that the page ends,

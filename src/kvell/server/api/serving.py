@@ -156,7 +156,7 @@ def heading_of(prefix: str, model: str, body: GenerationRequest) -> Heading:
 
 
 def counter(asked: Asked) -> UsageSoFar | None:
-    """Of what is used so far, for whoever wants to know it with every piece."""
+    """Usage so far, for clients that want it with every piece."""
     if not asked.body.continuous_usage():
         return None
     return UsageSoFar([len(ids) for ids in asked.prompts], asked.body.choices())

@@ -26,7 +26,7 @@ class Refreshed:
 
     async def latest(self) -> bytes:
         """The latest answer; a new one if it is time for it."""
-        async with self._lock:  # whoever waits for the lock finds a new answer then
+        async with self._lock:  # a caller that waited for the lock finds a new answer
             now = self._now_seconds()
             begun = self._begun_seconds
             if begun is None or now - begun >= self._every_seconds:

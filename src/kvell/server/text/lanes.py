@@ -17,7 +17,7 @@ WAITING_BYTES = 32 * MIB
 
 
 class Lane:
-    """One thread, and who waits for it in order; whoever is cancelled leaves the line.
+    """One thread, and who waits for it in order; a cancelled caller leaves the line.
 
     :param bound: that is exceeded when too much waits.
     :param most_bytes: that may wait and be worked on; what comes to an empty lane is always taken.

@@ -204,7 +204,7 @@ def _last_delta(writer: TextWriter, text: str, finished: Finished, prompt_tokens
 
 
 def raise_unless_done(finished: Finished) -> None:
-    """Raise what a request's end means to whoever asked, unless it is an answer's.
+    """Raise what a request's end means to the caller, unless it is an answer's.
 
     :raises TryLater: if there was no room.
     :raises RequestRefused: if the instance refused it for good.

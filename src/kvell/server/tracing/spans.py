@@ -27,7 +27,7 @@ class SpanWriter:
         self._headers = TraceContextTextMapPropagator()
 
     def write(self, record: VisitRecord) -> None:
-        """Make the spans of a record; whoever processes spans has them when it returns."""
+        """Make the spans of a record; the span processor has them when it returns."""
         above = self._headers.extract(record.parent, Context())
         span = self._tracer.start_span(
             span_name(record),

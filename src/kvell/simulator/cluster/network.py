@@ -151,7 +151,7 @@ class Network:
             self._tell(other, lost, self._links.hang_up_seconds)
 
     def send(self, sender: Endpoint, target: str, message: PeerMessage) -> None:
-        """Send a message; whoever cannot reach the other is told so."""
+        """Send a message; a sender that cannot reach the other is told so."""
         other = self._alive.get(target)
         if other is None:
             self._tell(sender, PeerLost(target, 0), self._links.hang_up_seconds)

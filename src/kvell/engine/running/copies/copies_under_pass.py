@@ -41,7 +41,7 @@ class CopyCounts:
 
 
 class Copier:
-    """Makes the copies of plans: before their passes, or under them where that cannot be told.
+    """Carries out a plan's copies: before the pass, or during it where results do not change.
 
     :param models: names, in the order of their passes in a step.
     :param takes_images: whether one of them does.
@@ -170,7 +170,7 @@ class _Under(StepCopies):
         except BaseException:
             self._has_failed = True
             for copied in chain.from_iterable(self._copied.values()):
-                copied.set()  # whoever waits is told
+                copied.set()  # the waiting thread is told
             raise
 
 

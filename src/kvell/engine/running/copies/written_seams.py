@@ -1,4 +1,4 @@
-"""How far a pass has written its pages, told at its seams to whoever pulls them meanwhile."""
+"""Progress of a pass in writing its pages, told at layer seams to instances that pull them."""
 
 from collections.abc import Callable, Sequence
 

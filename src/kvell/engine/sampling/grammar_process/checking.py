@@ -71,7 +71,7 @@ class GrammarChecks:
             return verdict
 
     def tried(self, asked: StructuredOutputs) -> Future[Verdict]:
-        """Try a grammar; whoever asks for the same meanwhile gets the same future.
+        """Try a grammar; callers that ask for the same meanwhile get the same future.
 
         The future raises :class:`.TryLater` if no process could be started, or none got on.
 

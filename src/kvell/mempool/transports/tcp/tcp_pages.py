@@ -64,7 +64,7 @@ class TcpPages:
         channel = self._channel
         if channel is not None:
             channel.hang_up()
-        if self._reading.acquire(blocking=False):  # else whoever reads lets go
+        if self._reading.acquire(blocking=False):  # else the reader lets go
             self._let_go()
             self._reading.release()
 
@@ -114,7 +114,7 @@ class TcpPages:
 
 
 def _why_damaged(following: Reply) -> str:
-    """What the owner says next: others may have written the pages, once the right had gone.
+    """Explain a bad checksum: was the right revoked during the read, or were bytes corrupted.
 
     :raises ProtocolError: when the right stood, so that the bytes were changed on their way.
     """
