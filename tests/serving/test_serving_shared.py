@@ -115,7 +115,7 @@ def shared(engine: NoticingEngine | None = None, **options: Any) -> Iterator[Sha
             yield Shared(door, engine, run)
         finally:
             door.is_over = True
-            door._ring()
+            door._bell.ring()
             run.join(WAIT_SECONDS)
             assert not run.is_alive()
 

@@ -72,7 +72,7 @@ def test_a_front_of_another_release_does_not_try_for_ever() -> None:
         def nothing(*_what: object) -> None:
             return None
 
-        callbacks = MemberCallbacks(*[nothing] * 8)
+        callbacks = MemberCallbacks(*[nothing] * 9)
         limits = FrontLimits(startup_seconds=600.0)
         fleet: FollowedMembers = FollowedCluster(find).members(limits, callbacks, {})
         await fleet.start({})

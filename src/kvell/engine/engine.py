@@ -25,7 +25,6 @@ from kvell.engine.core.lateness import Lateness
 from kvell.engine.core.page_map import PageMap
 from kvell.engine.failed_steps import FailedSteps
 from kvell.engine.failing.failures import StepFailed, StepFailure
-from kvell.engine.protocol.bell import Bell
 from kvell.engine.protocol.introductions import Introduce
 from kvell.engine.protocol.leading import Lead
 from kvell.engine.protocol.messages import (
@@ -62,6 +61,7 @@ from kvell.mempool.entries import Draining, Ticked
 from kvell.mempool.node import TICK_MILLISECONDS
 from kvell.models.images.image_store import ImageStore
 from kvell.vocabulary import FinishReason
+from kvell.wire.bell import Bell
 
 WARMING_SECONDS = 0.5
 """Longest wait of a step that has nothing to compute while the pool is still being committed."""

@@ -55,9 +55,9 @@ class InFlight:
         del self._entries[entry.request_id]
         self.line_of(entry).remove(entry)
 
-    def take_back_all(self, instance_id: str) -> list[LogEntry]:
+    def take_back_all(self, line: InstanceLoad) -> list[LogEntry]:
         """Take everything from an instance that has died, the oldest first; close its line."""
-        lost = self._lines[instance_id].lost()
+        lost = line.lost()
         for entry in lost:
             del self._entries[entry.request_id]
         return lost

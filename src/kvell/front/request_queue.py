@@ -344,8 +344,7 @@ class RequestQueue:
         The next attempt goes on behind the tokens that were emitted.  Returns which instances must
         be told what: a request may have been on its way to another.
         """
-        self.line(instance_id)
-        lost = self._in_flight.take_back_all(instance_id)
+        lost = self._in_flight.take_back_all(self.line(instance_id))
         if self._locality is not None:
             self._locality.lost(instance_id)
         for entry in self._in_flight.going_to(instance_id):

@@ -19,6 +19,7 @@ from collections import deque
 from kvell.mempool.rendezvous import SECRET_BYTES
 from kvell.serving.fronts import Arrival, ConnectedFront
 from kvell.serving.gate import NAME_END
+from kvell.wire.bell import Bell
 from kvell.wire.doorway import Doorway
 from kvell.wire.endpoints import listen_at, tcp_endpoint
 from kvell.wire.frames import ProtocolError
@@ -55,9 +56,7 @@ class FrontDoor:
     def __init__(self, host: str, secret: bytes, instance: str, incarnation: int) -> None:
         check_secret(secret)
         self._arrived: deque[Arrival] = deque()
-        self._bell, self._rings = socket.socketpair()
-        self._bell.setblocking(False)
-        self._rings.setblocking(False)
+        self._bell = Bell()
         self.is_over = False
         listener = listen_at(tcp_endpoint(host, 0))
         told = Greeting(instance, incarnation, "", 0)
@@ -74,16 +73,14 @@ class FrontDoor:
     @property
     def descriptor(self) -> int:
         """Becomes readable when somebody has come in, or all is over."""
-        return self._bell.fileno()
+        return self._bell.descriptor
 
     def left(self, front: ConnectedFront) -> None:
         """See :class:`.Arrivals`; other fronts may come."""
 
     def arrivals(self) -> list[Arrival]:
         """Return the fronts that have come in since the last call."""
-        with contextlib.suppress(BlockingIOError):
-            while self._bell.recv(LEASH_BYTES):
-                pass
+        self._bell.clear()
         found = []
         while self._arrived:
             found.append(self._arrived.popleft())
@@ -97,7 +94,7 @@ class FrontDoor:
                 while os.read(descriptor, LEASH_BYTES):
                     pass  # nothing more is said there
             self.is_over = True
-            self._ring()
+            self._bell.ring()
 
         thread = threading.Thread(target=wait, name="kvell-leash", daemon=True)
         thread.start()
@@ -109,14 +106,9 @@ class FrontDoor:
         for arrival in self.arrivals():
             arrival.sock.close()
         self._bell.close()
-        self._rings.close()
 
     def _enters(self, heard: Greeting, sock: socket.socket) -> None:
         if not heard.instance or NAME_END in heard.instance:
             raise ProtocolError("a front's name must be a word")
         self._arrived.append(Arrival(heard.instance, sock, heard.incarnation))
-        self._ring()
-
-    def _ring(self) -> None:
-        with contextlib.suppress(OSError):  # it rings already, or the door is closed
-            self._rings.send(b"r")
+        self._bell.ring()

@@ -12,7 +12,6 @@ A child with a single front has the same loop: its front has come, and nobody co
 import contextlib
 import selectors
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Protocol, TypedDict
@@ -24,6 +23,7 @@ from kvell.serving.gate import CommandGate, Engine, front_of
 from kvell.serving.heartbeat_schedule import HeartbeatSchedule
 from kvell.serving.heartbeat_sender import HeartbeatSender
 from kvell.vocabulary import RequestId
+from kvell.wire.bell import Bell
 
 OUTGOING_LIMIT_BYTES = 4 << 20
 LONGEST_STEP_SECONDS = 600.0
@@ -92,7 +92,7 @@ def serve_fronts(
     heart = HeartbeatSender(engine.pulse, fronts, clock, schedule)
     with sigterm_as_readable() as terminated, selectors.DefaultSelector() as selector:
         serving = _Serving(gate, fronts, heart, selector, door, clock)
-        selector.register(terminated, selectors.EVENT_READ, "terminated")
+        selector.register(terminated.descriptor, selectors.EVENT_READ, "terminated")
         if door.descriptor is not None:
             selector.register(door.descriptor, selectors.EVENT_READ, "door")
         if gate.wakes is not None:
@@ -123,7 +123,7 @@ class _Serving:
         self._gate, self._fronts, self._heart = gate, fronts, heart
         self._selector, self._door, self._clock = selector, door, clock
 
-    def turn(self, terminated: socket.socket) -> None:
+    def turn(self, terminated: Bell) -> None:
         """Wait for something to do unless there is some; take what came; step."""
         timeout_seconds = 0 if self._may_step() else self._heart.rests()
         for front in self._fronts:
@@ -134,7 +134,7 @@ class _Serving:
             if isinstance(key.data, ConnectedFront):
                 self._serve(key.data, mask)
             elif key.data == "terminated":
-                terminated.recv(64)
+                terminated.clear()
                 self._tell(self._gate.accept(Drain()))
             elif key.data == "woken":
                 self._tell(self._gate.woken())
@@ -185,21 +185,17 @@ class _Serving:
 
 
 @contextlib.contextmanager
-def sigterm_as_readable() -> Iterator[socket.socket]:
-    """Yield a socket that becomes readable on SIGTERM; outside the main thread it never does."""
-    reader, writer = socket.socketpair()
-    writer.setblocking(False)
-
-    def note(_signal: int, _frame: object) -> None:
-        with contextlib.suppress(BlockingIOError):
-            writer.send(b"t")
-
-    with reader, writer:
+def sigterm_as_readable() -> Iterator[Bell]:
+    """Yield a bell that rings on SIGTERM; outside the main thread it never does."""
+    bell = Bell()
+    try:
         if threading.current_thread() is not threading.main_thread():
-            yield reader
+            yield bell
             return
-        previous = signal.signal(signal.SIGTERM, note)
+        previous = signal.signal(signal.SIGTERM, lambda _signal, _frame: bell.ring())
         try:
-            yield reader
+            yield bell
         finally:
             signal.signal(signal.SIGTERM, previous)
+    finally:
+        bell.close()

@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from kvell.clock import Clock, MonotonicClock
+from kvell.wire.bell import Bell
 from kvell.wire.endpoints import Endpoint, endpoint_of, keep
 from kvell.wire.frames import ProtocolError
 from kvell.wire.greeting import GREETING_BYTES, GREETING_SECONDS, Greeting
@@ -68,10 +69,9 @@ class Doorway:
         self.address: Endpoint = endpoint_of(listener)
         self._strangers: dict[socket.socket, _Stranger] = {}
         """The oldest first."""
-        self._wake, self._woken = socket.socketpair()
-        self._woken.setblocking(False)
+        self._bell = Bell()
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._selector.register(self._bell.descriptor, selectors.EVENT_READ)
         listener.setblocking(False)
         self._listens_at = 0.0
         self._is_short, self._is_closing = False, False
@@ -91,13 +91,14 @@ class Doorway:
         if self._is_closing:
             return
         self._is_closing = True
-        self._wake.send(b"w")
+        self._bell.ring()
         if self._thread.ident is not None:
             self._thread.join()
         for stranger in list(self._strangers.values()):
             self._drop(stranger)
-        for one in (self._listener, self._selector, self._wake, self._woken):
-            one.close()
+        self._listener.close()
+        self._selector.close()
+        self._bell.close()
 
     # ------------------------------------------------------------------ the thread's own
 

@@ -96,7 +96,7 @@ class ScriptedInstance:
         """Hang up on all fronts, and listen no more."""
         if self._thread.is_alive():
             self.door.is_over = True
-            self.door._ring()
+            self.door._bell.ring()
             self._thread.join()
             self.door.close()
 

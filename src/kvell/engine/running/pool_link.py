@@ -4,7 +4,6 @@ import contextlib
 import queue
 from collections.abc import Iterator, Mapping, Sequence
 
-from kvell.engine.protocol.bell import Bell
 from kvell.engine.running.moved_images import MovedImages
 from kvell.memory import GroupSpec
 from kvell.mempool.agent import Agent
@@ -16,6 +15,7 @@ from kvell.mempool.rendezvous import Rendezvous
 from kvell.mempool.transfers.actions import Action, Grant, Revoke, Send
 from kvell.mempool.transfers.messages import Offer, Transfer, Written
 from kvell.mempool.transports.page_copies import Bytes
+from kvell.wire.bell import Bell
 
 
 class PoolLink:

@@ -1,4 +1,4 @@
-"""Wakes a serving loop from another thread."""
+"""Wakes a thread that waits in a selector, from another thread or a signal handler."""
 
 import contextlib
 import socket
@@ -19,7 +19,7 @@ class Bell:
         self.close = weakref.finalize(self, _close, self._reader, self._writer)
 
     def ring(self) -> None:
-        """Make the descriptor readable; from any thread."""
+        """Make the descriptor readable; from any thread, or a signal handler."""
         with contextlib.suppress(OSError):  # it rings already, or it is closed
             self._writer.send(b"w")
 
