@@ -416,6 +416,9 @@ void Core::advance(Ints handles, Ints computed) {
 
 // A caller's slip must not reach the tables.
 void Core::check_advance(const Holder& h, int64_t computed) {
+  if (computed < h.facts.away_tokens)
+    throw std::invalid_argument("fewer tokens computed than those of handle " +
+                                std::to_string(h.handle) + " that lie elsewhere");
   needs_.resize(store_.groups.size());
   if ((computed > h.computed || h.receiving) && growth_.missing(h, computed, needs_.data()))
     throw std::invalid_argument("tokens computed beyond the pages held by handle " +

@@ -80,6 +80,8 @@ class Core {
   void checkpoint(Ints handles, Ints until, StateRows& rows);
   // Rows: handle, group, position, page that it is in now.
   void compact(int64_t most_large, PageRows& rows);
+  // So many of its first tokens lie elsewhere from now on, in full attention groups.
+  void send_away(int32_t handle, int64_t away_tokens);
   Withholder& withholder() { return withholder_; }
   void append(Ints handles, Ints tokens);
   void advance(Ints handles, Ints computed);

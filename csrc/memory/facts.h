@@ -1,5 +1,5 @@
-// What the core knows of a request beside its tokens: where the prompt ends, and its
-// images (prefix/groups/facts.py).
+// What the core knows of a request beside its tokens: where the prompt ends, its images, and what
+// is away (prefix/groups/facts.py).
 #pragma once
 #include <algorithm>
 #include <cstdint>
@@ -29,6 +29,8 @@ struct Image {  // `tokens` of the text from `start` on stand for `image_tokens`
 struct Facts {
   int64_t prompt_tokens = 0;
   std::vector<Image> images;
+  // The first ones, whose pages in full attention groups another instance has.
+  int64_t away_tokens = 0;
 
   // Does a prefix of so many tokens end inside an image?
   bool cuts_image(int64_t length) const {
@@ -40,7 +42,7 @@ struct Facts {
 
 // `images`: rows of three numbers, one after the other.
 inline Facts facts_of(int64_t num_tokens, std::optional<int64_t> prompt_tokens, Ints images) {
-  Facts facts{prompt_tokens.value_or(num_tokens), {}};
+  Facts facts{prompt_tokens.value_or(num_tokens), {}, 0};
   int64_t before = 0;
   for (int64_t i = 0; i + 2 < images.size; i += 3) {
     const Image image{images[i], images[i + 1], images[i + 2]};

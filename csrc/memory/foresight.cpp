@@ -29,6 +29,9 @@ void foresee(const Groups& groups, Holder& h) {
     const Room room = room_of(group, h.facts, held.end(), h.computed);
     h.room.from = std::max(h.room.from, room.from);
     h.room.to = std::min(h.room.to, room.to);
+    // What came home has to be asked for, whatever else is computed, and then named.
+    if (returning_pages(group, h.facts, held.first)) h.room.to = -1;
+    always |= held.returned_to > 0;
     if (group.is_window()) h.next_event = std::min(h.next_event, group.behind_at(held.first));
     always |= group.kind == Kind::kVision && !held.slots.empty();
   }

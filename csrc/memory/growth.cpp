@@ -11,7 +11,8 @@ bool Growth::missing(const Holder& h, int64_t until, int64_t* need) const {
   std::fill(need, need + store_.groups.size(), 0);
   for (const int32_t g : h.model->own) {
     const int64_t end = end_position(store_.groups[g], h.facts, until, h.computed);
-    need[g] = std::max<int64_t>(0, end - h.groups[g].end());
+    need[g] = std::max<int64_t>(0, end - h.groups[g].end()) +
+              returning_pages(store_.groups[g], h.facts, h.groups[g].first);
     any |= need[g] > 0;
   }
   return any;
@@ -58,13 +59,19 @@ void Growth::place(const Want& want, const int64_t* need, PageRows& rows, CopyRo
     if (!need[g]) continue;
     GroupPages& held = h.groups[g];
     const int64_t begin = held.end();
+    const int64_t before = returning_pages(store_.groups[g], h.facts, held.first);
     const int64_t demand =
-        demand_pages(store_.groups[g], h.facts, h.expected_tokens, begin, need[g]);
+        demand_pages(store_.groups[g], h.facts, h.expected_tokens, begin - before, need[g]);
     const size_t known = held.slots.size();
     store_.placer.place(h.handle, g, need[g], demand, left_, held.slots.tail());
-    for (size_t i = known; i < held.slots.size(); ++i)
-      rows.push_back({int32_t(want.index), g, int32_t(held.first + int64_t(i)),
-                      store_.pool.page_of(g, held.slots[i])});
+    if (before) held.bring_home(known, before);
+    const auto tell = [&](int64_t from, int64_t end) {
+      for (int64_t p = from; p < end; ++p)
+        rows.push_back({int32_t(want.index), g, int32_t(p),
+                        store_.pool.page_of(g, held.slots[size_t(p - held.first)])});
+    };
+    tell(held.first, held.first + before);
+    tell(begin, held.end());
     if (!h.sources.empty()) note_copies(h, g, begin, copies);
   }
   foresee(store_.groups, h);

@@ -1,5 +1,6 @@
 // Who references pages: running requests and leases (prefix/placement/holders.py).
 #pragma once
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,6 +34,11 @@ class Slots {
     front_ = 0;
   }
   void keep_front(size_t count) { all_.resize(front_ + count); }
+  // So many from `at` on are the first ones from now on.
+  void bring_to_front(size_t at, size_t count) {
+    const auto first = all_.begin() + int64_t(front_), from = first + int64_t(at);
+    std::rotate(first, from, from + int64_t(count));
+  }
 
  private:
   std::vector<int32_t> all_;
@@ -43,11 +49,20 @@ struct GroupPages {  // a holder's pages in one group: positions first … end-1
   int64_t first = 0;
   int64_t published = 0;  // positions before it are in the index, or not to be
   Slots slots;
+  // Pages before it came home from another instance since the last advance, and have no name yet.
+  int64_t returned_to = 0;
   // Of those before `scanned_to` no more than `scattered` could be gathered, as long as the pool
   // says `thinned` (compaction.h).
   int64_t scanned_to = 0, scattered = 0, thinned = -1;
 
   int64_t end() const { return first + int64_t(slots.size()); }
+  // Of the slots from `known` on, which are new, so many come before all others.
+  void bring_home(size_t known, int64_t count) {
+    slots.bring_to_front(known, size_t(count));
+    returned_to = std::max(returned_to, first);
+    first -= count;
+    thinned = -1;  // nobody has looked through them
+  }
 };
 
 struct Source {  // a cached page that the holder's new page at a position is copied from

@@ -19,6 +19,7 @@ void add_to(Model& model, int32_t index, const Rules& group) {
         std::max(model.renew_steps, group.window_tokens / group.page_tokens / kRenewPages);
   model.has_cross |= group.kind == Kind::kCross;
   model.has_embeddings |= group.kind == Kind::kVision;
+  model.has_dropping |= group.kind == Kind::kDropping;
   model.counts_images |= group.counts_images;
   if (!group.counts_tokens()) return;
   const int64_t size = group.page_tokens;
@@ -26,6 +27,8 @@ void add_to(Model& model, int32_t index, const Rules& group) {
     model.page_sizes.push_back(group.page_tokens);
   model.alignment = std::lcm(model.alignment, size);
   if (group.required_for_hit) model.hit_alignment = std::lcm(model.hit_alignment, size);
+  if (group.kind == Kind::kFull)
+    model.full_alignment = std::lcm(std::max<int64_t>(model.full_alignment, 1), size);
 }
 
 }  // namespace

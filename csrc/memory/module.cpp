@@ -277,6 +277,9 @@ NB_MODULE(_core, m) {
            "handles"_a, "computed"_a)
       .def("close", &Bound::close, "handle"_a, nb::kw_only(), "renew"_a = true,
            "returns"_a = false)
+      .def("send_away",
+           [](Bound& b, int32_t h, int64_t away) { b.core().send_away(h, away); }, "handle"_a,
+           "away_tokens"_a)
       .def("reclaim_order", [](Bound& b) { return array_of(b.core().withholder().reclaim_order()); })
       .def("withhold",
            [](Bound& b, nb::handle larges) {

@@ -82,6 +82,7 @@ int64_t end_position(const Rules& group, const Facts& facts, int64_t tokens, int
 
 int64_t kept_from(const Rules& group, const Facts& facts, int64_t computed) {
   if (group.is_window()) return group.kept_start(computed) / group.page_tokens;
+  if (group.kind == Kind::kFull) return facts.away_tokens / group.page_tokens;
   return group.kind == Kind::kVision ? consumed_pages(group, facts, computed) : 0;
 }
 

@@ -18,8 +18,13 @@ inline int64_t dropped_tokens(const Rules& group, const Facts& facts) {
 
 // Position after the last one needed to compute `computed … tokens-1`.
 int64_t end_position(const Rules& group, const Facts& facts, int64_t tokens, int64_t computed);
-// First position that stays in use once so many tokens are computed.
+// First position that stays in use here once so many tokens are computed.
 int64_t kept_from(const Rules& group, const Facts& facts, int64_t computed);
+// Pages before the first one held that no longer lie elsewhere: they are missing.
+inline int64_t returning_pages(const Rules& group, const Facts& facts, int64_t held_first) {
+  if (group.kind != Kind::kFull || !held_first) return 0;
+  return held_first - facts.away_tokens / group.page_tokens;
+}
 // Position after the last one kept when a prompt has just been dropped to its budget.
 int64_t kept_to(const Rules& group, const Facts& facts, int64_t computed);
 // First position that a request which resumes at so many tokens needs.

@@ -161,8 +161,10 @@ int64_t Publisher::published_at(const Holder& h, int64_t computed) const {
 void Publisher::publish(Holder& h) {
   if (!h.publishes) return;
   const int64_t whole = whole_at(h, h.computed);
-  if (whole <= h.published) return;
-  extend(h, whole);
+  const bool is_longer = whole > h.published;
+  if (is_longer) extend(h, whole);
+  publish_returned(h);
+  if (!is_longer) return;
   for (const int32_t g : h.model->own) {
     if (store_.groups[g].kind == Kind::kCross)
       publish_images(h, g);
@@ -184,21 +186,28 @@ void Publisher::extend(Holder& h, int64_t length) {
 }
 
 void Publisher::publish_pages(Holder& h, int32_t g) {
-  const int64_t size = store_.groups[g].page_tokens, count = h.computed / size;
+  const int64_t count = h.computed / store_.groups[g].page_tokens;
   GroupPages& held = h.groups[g];
-  for (int64_t p = std::max(held.first, held.published); p < count;) {
+  name_pages(h, g, std::max(held.first, held.published), count);
+  held.published = std::max(held.published, count);
+}
+
+// Whole pages of tokens from a position to another.
+void Publisher::name_pages(const Holder& h, int32_t g, int64_t begin, int64_t end) {
+  const int64_t size = store_.groups[g].page_tokens;
+  const GroupPages& held = h.groups[g];
+  for (int64_t p = begin; p < end;) {
     // Those that end in one node.
     const int64_t from = p;
     const int32_t node = store_.tree.at(h.node, (p + 1) * size);
-    const int64_t stop = std::min(count, store_.tree.node(node).end() / size);
+    const int64_t stop = std::min(end, store_.tree.node(node).end() / size);
     p = std::max(stop, from + 1);
-    store_.tree.put_run(node, g, from, &held.slots[from - held.first], p - from, [&](int64_t at) {
+    store_.tree.put_run(node, g, from, held.slots.begin() + (from - held.first), p - from, [&](int64_t at) {
       const int32_t slot = held.slots[at - held.first];
       store_.pool.index(slot, store_.rule.key(kSpare, 0, (at + 1) * size));
       store_.changes.named(h.handle, g, slot, (at + 1) * size);
     });
   }
-  held.published = std::max(held.published, count);
 }
 
 void Publisher::publish_images(Holder& h, int32_t g) {

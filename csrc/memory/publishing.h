@@ -15,6 +15,8 @@ class Publisher {
   bool cannot_receive(const Holder& holder, int64_t computed) const;
   // What is computed of so many tokens comes from elsewhere, before the next advance.
   void receive(Holder& holder, int64_t computed);
+  // So many of its first tokens lie elsewhere from now on, in full attention groups.
+  void send_away(Holder& holder, int64_t away_tokens);
   // The holder uses nothing any more; `renew` keeps what ends with it.
   void give_back(Holder& holder, bool renew, bool returns);
   // The holder is a request from now on.
@@ -32,6 +34,8 @@ class Publisher {
   void publish(Holder& holder);
   void extend(Holder& holder, int64_t length);
   void publish_pages(Holder& holder, int32_t group);
+  void publish_returned(Holder& holder);
+  void name_pages(const Holder& holder, int32_t group, int64_t begin, int64_t end);
   void publish_images(Holder& holder, int32_t group);
   void publish_embeddings(Holder& holder);
   void publish_states(Holder& holder);

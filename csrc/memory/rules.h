@@ -81,11 +81,13 @@ struct Model {
   std::vector<int32_t> page_sizes;  // of token groups, each once
   int64_t alignment = 1;            // tokens after which pages of all token groups end
   int64_t hit_alignment = 1;        // … of those that a hit requires
+  int64_t full_alignment = 0;       // … of full attention; 0: it has none
   int64_t waypoint_tokens = 0;  // from the prompt's end to the last waypoint; 0: none
   bool waypoints_overlap = false;  // they take more than a fourth of the tokens between them
   int64_t waypoint_from = 0;    // prompts shorter than that have none
   int64_t renew_steps = 16;     // between renewals of what one resumes from
-  bool has_states = false, has_windows = false, has_cross = false, has_embeddings = false, counts_images = false;
+  bool has_states = false, has_windows = false, has_cross = false, has_embeddings = false, has_dropping = false,
+       counts_images = false;
 };
 
 // How a pool is shared out (Layout in pages/layout.py).

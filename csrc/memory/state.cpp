@@ -84,7 +84,8 @@ nb::tuple holder_of(const Pool& pool, const Holder& holder) {
   }
   return nb::make_tuple(holder.handle, holder.computed, holder.published,
                         holder.lease_until.has_value(), nb::tuple(groups),
-                        others_of(pool, holder), holder.receiving, holder.is_reservation);
+                        others_of(pool, holder), holder.receiving, holder.is_reservation,
+                        holder.facts.away_tokens);
 }
 
 template <class Numbers>

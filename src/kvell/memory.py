@@ -59,7 +59,15 @@ from kvell.prefix.groups.policies import GroupPolicy, policy_of
 from kvell.prefix.index.changes import DROPPED, MOVED, NAMED
 from kvell.prefix.index.hits import alignment_tokens
 from kvell.prefix.index.radix import Tokens, common_prefix
-from kvell.prefix.interface import HoldingCore, Ints, MemoryCore, VisibleCore, WithholdingCore
+from kvell.prefix.interface import (
+    HoldingCore,
+    Ints,
+    LendingCore,
+    MemoryCore,
+    SharedCore,
+    VisibleCore,
+    WithholdingCore,
+)
 
 __all__ = [
     "DROPPED",
@@ -83,10 +91,12 @@ __all__ = [
     "Ints",
     "LayerSpec",
     "Layout",
+    "LendingCore",
     "Manager",
     "MemoryCore",
     "PoolSnapshot",
     "PoolTotals",
+    "SharedCore",
     "SlotTable",
     "Tokens",
     "VisibleCore",

@@ -132,7 +132,11 @@ def pages_needed(group: GroupSpec, facts: Facts, held: Held, computed: int, unti
     if until <= 0:
         return 0
     positions = _positions(group, facts, held, computed, until)
-    return sum(1 for position in positions if position >= held.end)
+    missing = [position for position in positions if position >= held.end]
+    if group.kind is GroupKind.FULL:
+        away = [t // group.page_tokens for t in range(facts.away_tokens)]
+        missing += set(range(held.first)) - set(away)
+    return len(missing)
 
 
 def _positions(group: GroupSpec, facts: Facts, held: Held, computed: int, until: int) -> set[int]:

@@ -115,6 +115,8 @@ class Turn:
         if self.group.kind in (GroupKind.SLIDING, GroupKind.CHUNKED):
             reach = (t for t in range(computed) if reads(self.group, computed, t))
             first = next(reach, computed)
+        if self.group.kind is GroupKind.FULL:
+            first = self.request.facts.away_tokens  # another instance reads those
         if not self.group.required_for_hit:
             self._refill(before)
         self.read(first, before[first:])

@@ -4,14 +4,16 @@ After each call the audit runs; hits and refusals are compared with :mod:`obviou
 what a request would read with what was written there (:mod:`contents`).
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from kvell.memory import Implementation, create_core
 from kvell.pages.audit import audit
-from kvell.pages.layout import GroupSpec, Layout
+from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.pages.snapshot import IndexEntry, PoolSnapshot
 from kvell.prefix.groups.facts import facts_of
 from tests.prefix.contents import PARTS, Contents, Prefixes
@@ -108,10 +110,31 @@ class Rehearsal:
         given = [(g, page) for _, g, _, page in rows.tolist()]
         assert len(set(given)) == len(given)
         assert len(given) == sum(map(sum, needs[:served]))
-        for group, page in given:
+        for index, group, position, page in rows.tolist():
             self.contents.given(group, page)
+            if position < self._held(requests[index])[group].first:
+                self._come_home(requests[index], group, position, page)
         self.check()
         return served
+
+    def _come_home(self, request: Request, group: int, position: int, page: int) -> None:
+        """A page whose tokens lay elsewhere is filled."""
+        start = position * self.core.layout.groups[group].page_tokens
+        assert start >= request.facts.away_tokens
+        values = request.chain[start : start + self.core.layout.groups[group].page_tokens]
+        self.contents.write(group, {position: page}, start, values)
+
+    def send_away(self, request: Request, whole: int) -> None:
+        """So many pages, or what there is; not while that is refused."""
+        full = [g.page_tokens for _, g in request.own if g.kind is GroupKind.FULL]
+        refused = any(g.kind is GroupKind.DROPPING or g.counts_images for _, g in request.own)
+        if refused or not full or len(self.core.sources(request.handle)):
+            return
+        unit = math.lcm(*full)
+        away = unit * min(whole, request.computed // unit)
+        self.core.send_away(request.handle, away)
+        request.facts = replace(request.facts, away_tokens=away)
+        self.check()
 
     def compute(
         self, requests: Sequence[Request], until: Sequence[int], most_large: int = 0

@@ -142,7 +142,8 @@ PAGES = (
                 "A core and its calls",
                 (
                     *_memory(
-                        "create_core register MemoryCore WithholdingCore HoldingCore VisibleCore"
+                        "create_core register MemoryCore WithholdingCore HoldingCore LendingCore"
+                        " VisibleCore"
                     ),
                     *_memory("Implementation Eviction EVICTIONS common_prefix"),
                 ),

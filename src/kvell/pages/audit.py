@@ -118,6 +118,8 @@ def _tables(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
                 yield f"holder {holder.handle}: part of a state in group {index}"
             if not _is_plain(group) or not pages:
                 continue
+            if group.kind is GroupKind.FULL and first * size < holder.away_tokens:
+                yield f"holder {holder.handle}: has pages of group {index} that lie elsewhere"
             if holder.is_receiving:
                 continue
             if group.required_for_hit and (first + len(pages)) * size < _must_hold(

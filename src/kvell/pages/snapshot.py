@@ -17,6 +17,7 @@ class HolderSnapshot:
     :param others: (group, page) that it uses beside them: to copy from, to write states to.
     :param is_receiving: whether what is computed may have no pages yet.
     :param is_reservation: whether its pages belong to no text yet.
+    :param away_tokens: its first tokens, whose pages in full attention groups lie elsewhere.
     """
 
     handle: int
@@ -27,6 +28,7 @@ class HolderSnapshot:
     others: tuple[tuple[int, int], ...] = ()
     is_receiving: bool = False
     is_reservation: bool = False
+    away_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -345,7 +345,29 @@ class WithholdingCore(MemoryCore, Protocol):
         ...
 
 
-class VisibleCore(WithholdingCore, HoldingCore, Protocol):
+class LendingCore(MemoryCore, Protocol):
+    """A memory core whose requests may have their first tokens on another instance."""
+
+    def send_away(self, handle: int, away_tokens: int) -> None:
+        """Let a request's first ``away_tokens`` tokens lie elsewhere in full attention groups.
+
+        More than before: their pages here lose their user and go first; others may hit them still.
+        Fewer: the next :meth:`MemoryCore.grow` also gives empty pages for those that come home, the
+        caller fills them, and the next :meth:`MemoryCore.advance` names them where the index has a
+        hole.  Source: Infinite-LLM §4.2.
+
+        :raises ValueError: if the tokens are negative, more than computed or end inside a page; if
+            the holder is a lease or reservation or has :meth:`MemoryCore.sources`; if its model has
+            no full attention, drops tokens or counts images in pages of the text.
+        """
+        ...
+
+
+class SharedCore(HoldingCore, LendingCore, Protocol):
+    """A memory core of one instance among several: texts come and go, and pages lie elsewhere."""
+
+
+class VisibleCore(WithholdingCore, SharedCore, Protocol):
     """A memory core that shows parts of its state cheaply, for people who watch it."""
 
     def large_pages(self) -> LongInts:

@@ -1,9 +1,11 @@
 """The compiled core beside the Python one: every answer and every state is the same."""
 
 import itertools
+import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -205,8 +207,18 @@ def cannot_receive(own: Sequence[GroupSpec], facts: Facts, computed: int) -> boo
     return is_mixed or drops or facts.cuts_image(computed)
 
 
+def unit_away(own: Sequence[GroupSpec]) -> int:
+    """Tokens of which a multiple may lie elsewhere; 0 if none may."""
+    full = [spec.page_tokens for spec in own if spec.kind is GroupKind.FULL]
+    if any(spec.kind is GroupKind.DROPPING or spec.counts_images for spec in own):
+        return 0
+    return math.lcm(*full) if full else 0
+
+
 class LockStep(RuleBasedStateMachine):
     """Tiny pools and two letters: evictions, refusals and split edges all the time."""
+
+    reached: ClassVar[Counter[str]] = Counter()
 
     @initialize(
         groups=mixes,
@@ -230,6 +242,8 @@ class LockStep(RuleBasedStateMachine):
         self.leases: dict[int, tuple[int, int]] = {}
         self.past: list[tuple[list[int], str, dict[str, Any]]] = []
         self.turned_away: tuple[list[int], str, dict[str, Any], int] | None = None
+        self.own: dict[int, list[GroupSpec]] = {}
+        self.away: dict[int, int] = {}
 
     def pair(self, layout: Layout) -> Pair:
         return Pair(layout)
@@ -306,6 +320,8 @@ class LockStep(RuleBasedStateMachine):
         handle = self.both("open", ints(*tokens), root, until, reuse=reuse, **options)
         assert self.both("hit_tokens", handle) == (hit if reuse else 0)
         self.past.append((tokens, root, options))
+        self.note_opened(handle, options["model"])
+        self.reached["hit beside away"] += any(self.away.values()) and hit > 0
         if until is not None:
             self.leases[handle] = until, len(tokens)
             return
@@ -319,6 +335,10 @@ class LockStep(RuleBasedStateMachine):
             self.compute([handle], [reached], keep=True)
         if fill > 1:
             self.forget(handle, renew=True)
+
+    def note_opened(self, handle: int, model: str) -> None:
+        self.own[handle] = [g for g in self.both.layout.groups if g.model == model]
+        self.away.pop(handle, None)
 
     @precondition(lambda self: self.past)
     @rule(
@@ -346,8 +366,8 @@ class LockStep(RuleBasedStateMachine):
         hit = self.both("hit_tokens", handle)
         computed = min(len(tokens) - 1, hit + part * len(tokens) // 9)
         facts = facts_of(len(tokens), options["prompt_tokens"], options["images"])
-        own = [g for g in self.both.layout.groups if g.model == options["model"]]
-        if cannot_receive(own, facts, computed):
+        self.note_opened(handle, options["model"])
+        if cannot_receive(self.own[handle], facts, computed):
             self.both.refused(ValueError, "cannot receive", "receive", handle, computed)
             self.both("close", handle, renew=False)
             return
@@ -369,15 +389,52 @@ class LockStep(RuleBasedStateMachine):
                 self.forget(handle, renew=True)
 
     def compute(self, handles: list[int], until: list[int], keep: bool) -> None:
-        served, _ = self.both("grow", ints(*handles), ints(*until))
+        state = self.both.check()
+        served, rows = self.both("grow", ints(*handles), ints(*until))
         if keep:
             self.both("checkpoint", ints(*handles[:served]), ints(*until[:served]))
         self.both("advance", ints(*handles[:served]), ints(*until[:served]))
         self.computed.update(zip(handles[:served], until, strict=False))
+        self.note_home(state, handles, rows.tolist())
+
+    def note_home(self, before: PoolSnapshot, handles: list[int], rows: list[list[int]]) -> None:
+        """Pages that came home are named unless somebody else's are at their places."""
+        firsts = {h.handle: [first for first, _ in h.groups] for h in before.holders}
+        home = {(g, page) for i, g, at, page in rows if at < firsts[handles[i]][g]}
+        if home:
+            named = {(entry.group, entry.page) for entry in self.both.check().index}
+            self.reached["home and named"] += bool(home & named)
+            self.reached["home beside another's"] += bool(home - named)
+
+    @precondition(lambda self: self.known)
+    @rule(
+        chosen=st.integers(0, 63),
+        whole=st.integers(0, 12),
+        extra=st.sampled_from([0] * 15 + [-1, 1]),
+        ahead=st.sampled_from([None, 0, 1, 9]),
+    )
+    def send_away(self, chosen: int, whole: int, extra: int, ahead: int | None) -> None:
+        """More or fewer of somebody's first tokens lie elsewhere; maybe a step follows."""
+        handle = self.one(chosen)
+        unit, computed = unit_away(self.own[handle]), self.computed[handle]
+        away = unit * (whole % (computed // unit + 1)) + extra if unit else extra
+        keeps = len(self.both("sources", handle)) > 0
+        if not unit or keeps or not 0 <= away <= computed or away % unit:
+            self.both.refused(ValueError, "cannot lie elsewhere", "send_away", handle, away)
+            self.reached["refused"] += 1
+            return
+        before = self.away.get(handle, 0)
+        self.both("send_away", handle, away)
+        self.away[handle] = away
+        self.reached["more"] += away > before
+        self.reached["fewer"] += away < before
+        if ahead is not None:
+            self.compute([handle], [min(self.known[handle], computed + ahead)], keep=True)
 
     def forget(self, handle: int, renew: bool, returns: bool = False) -> None:
         self.both("close", handle, renew=renew, returns=returns)
         del self.known[handle], self.computed[handle]
+        self.away.pop(handle, None)
 
     @precondition(lambda self: self.leases)
     @rule(extra=st.integers(0, 30))

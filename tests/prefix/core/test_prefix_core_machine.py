@@ -167,6 +167,11 @@ class CoreMachine(RuleBasedStateMachine):
         self.rehearsal.compute(ready[:served], until[:served], gather)
 
     @precondition(lambda self: self.is_busy)
+    @rule(index=st.integers(0, 99), whole=st.integers(0, 9))
+    def send_away(self, index: int, whole: int) -> None:
+        self.rehearsal.send_away(self.pick(index), whole)
+
+    @precondition(lambda self: self.is_busy)
     @rule(index=st.integers(0, 99), renew=st.booleans())
     def close(self, index: int, renew: bool) -> None:
         request = self.pick(index)

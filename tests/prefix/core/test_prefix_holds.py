@@ -70,6 +70,7 @@ class Holds(LockStep):
         name = self.models[model % len(self.models)]
         until = self.step + lease
         handle = self.both("open", ints(*tokens), root, until, images=images, model=name)
+        self.note_opened(handle, name)
         self.both("sources", handle)
         hit = self.both("hit_tokens", handle)
         computed = hit + part * (len(tokens) - hit) // 9

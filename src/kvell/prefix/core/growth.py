@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvell.pages.demand import feasible
-from kvell.prefix.groups.needs import demand_pages, end_position, peak_pages
+from kvell.prefix.groups.needs import demand_pages, end_position, peak_pages, returning_pages
 from kvell.prefix.placement.holders import Holder
 from kvell.prefix.placement.store import Store
 
@@ -59,8 +59,12 @@ class Growth:
         need = [0] * len(self._store.groups)
         for index, held in holder.own_groups():
             end = end_position(self._store.groups[index], holder.facts, until, holder.computed)
-            need[index] = max(0, end - held.end)
+            need[index] = max(0, end - held.end) + self._returning(holder, index)
         return need
+
+    def _returning(self, holder: Holder, index: int) -> int:
+        """Pages that the holder misses before those it has: some of what was away came home."""
+        return returning_pages(self._store.groups[index], holder.facts, holder.groups[index].first)
 
     def _peak(self, holder: Holder, until: int, chunk_tokens: int) -> list[int]:
         """Pages the holder will need beyond those it holds, at its worst step up to ``until``."""
@@ -81,16 +85,18 @@ class Growth:
         return len(wants)
 
     def _place(self, index: int, holder: Holder, need: list[int], left: list[int]) -> Rows:
+        before = [self._returning(holder, g) for g in range(len(need))]
         demand = [
-            demand_pages(group, holder.facts, holder.expected_tokens, held.end, n)
-            for group, held, n in zip(self._store.groups, holder.groups, need, strict=True)
+            demand_pages(group, holder.facts, holder.expected_tokens, held.end - some, n)
+            for group, held, some, n in zip(
+                self._store.groups, holder.groups, before, need, strict=True
+            )
         ]
         rows: Rows = []
         for group, pages in enumerate(self._store.placer.place(holder.handle, need, demand, left)):
             held = holder.groups[group]
-            for position, page in enumerate(pages, start=held.end):
+            for position, page in zip(held.add(pages, before[group]), pages, strict=True):
                 rows.append((index, group, position, page))
                 if position in held.sources:
                     self.copies.append((holder.handle, group, held.sources[position][1], page))
-            held.pages.extend(pages)
         return rows

@@ -128,6 +128,7 @@ def _of_holder(holder: Holder) -> HolderSnapshot:
         tuple(_other_pages(holder)),
         holder.is_receiving,
         holder.is_reservation,
+        holder.facts.away_tokens,
     )
 
 

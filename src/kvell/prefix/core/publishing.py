@@ -152,12 +152,19 @@ class Publisher:
         whole = [computed // size * size for size in sizes]
         if any(group.kind is GroupKind.CROSS for group in groups):
             whole.extend(image.end for image in holder.facts.images if image.end <= computed)
-        if self.publishes(holder) and max(whole, default=0) > holder.published:
+        if not self.publishes(holder):
+            return
+        is_longer = max(whole, default=0) > holder.published
+        if is_longer:
             self._extend(holder, max(whole))
-            for index, held in holder.own_groups():
+        for index, held in holder.own_groups():
+            self._publish_returned(holder, index, held)
+            if is_longer:
                 self._publish_whole(holder, index, held)
-            if self._store.step - holder.renewed_step >= self._resuming.renew_steps(holder):
-                self._renew(holder, self._resuming.points(holder), self._store.step)
+        if is_longer and self._store.step - holder.renewed_step >= self._resuming.renew_steps(
+            holder
+        ):
+            self._renew(holder, self._resuming.points(holder), self._store.step)
 
     def _extend(self, holder: Holder, length: int) -> None:
         """The tree knows the holder's tokens up to ``length``."""
@@ -192,6 +199,13 @@ class Publisher:
             if tree.put(node, index, (len(content), at - positions.start), page):
                 self._store.pool.index(index, page, key)
                 self._store.changes.named(holder.handle, index, page, len(content))
+
+    def _publish_returned(self, holder: Holder, index: int, held: GroupPages) -> None:
+        """Name pages that came home where the index has a hole; others' pages stay named."""
+        size = self._store.groups[index].page_tokens
+        for position in range(held.first, min(held.returned_to, held.published)):
+            self._name(holder, index, ((position + 1) * size, 0), held.pages[position - held.first])
+        held.returned_to = 0
 
     def _publish_whole(self, holder: Holder, index: int, held: GroupPages) -> None:
         group = self._store.groups[index]

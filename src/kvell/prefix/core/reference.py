@@ -11,6 +11,7 @@ from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.pages.snapshot import PoolSnapshot, PoolTotals
 from kvell.prefix.core.checkpointing import keep_states
 from kvell.prefix.core.growth import Growth
+from kvell.prefix.core.lending import send_away
 from kvell.prefix.core.looking import (
     Counters,
     empty_large_of,
@@ -301,6 +302,10 @@ class ReferenceCore:
             self._next_handle -= 1
 
     # ------------------------------------------------- memory that others have
+
+    def send_away(self, handle: int, away_tokens: int) -> None:
+        """See :class:`LendingCore`."""
+        send_away(self._store, self._publisher, self._holders[handle], away_tokens)
 
     def reclaim_order(self) -> LongInts:
         """See :class:`WithholdingCore`."""

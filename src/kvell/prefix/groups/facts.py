@@ -1,4 +1,4 @@
-"""What the core knows of a request besides its tokens: where the prompt ends, and its images."""
+"""What the core knows of a request besides its tokens: its prompt's end, images, what is away."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -44,14 +44,16 @@ class ImageSpan:
 
 @dataclass(frozen=True)
 class Facts:
-    """A request's prompt length and its images.
+    """A request's prompt length, its images, and how much of it lies elsewhere.
 
     :param prompt_tokens: where the prompt ends and generated tokens begin.
     :param images: in the order of the text, without overlap.
+    :param away_tokens: the first tokens, whose pages in full attention groups another instance has.
     """
 
     prompt_tokens: int
     images: tuple[ImageSpan, ...] = ()
+    away_tokens: int = 0
 
     def begun(self, tokens: int) -> Iterable[ImageSpan]:
         """Images with at least one token among the first ``tokens`` tokens of the text."""

@@ -47,12 +47,21 @@ def end_position(group: GroupSpec, facts: Facts, tokens: int, computed: int = 0)
 
 
 def kept_from(group: GroupSpec, policy: GroupPolicy, facts: Facts, computed: int) -> int:
-    """Return the first position that stays in use once ``computed`` tokens are computed."""
+    """Return the first position that stays in use here once ``computed`` tokens are computed."""
+    if group.kind is GroupKind.FULL:
+        return facts.away_tokens // group.page_tokens
     if group.kind in WINDOWS:
         return policy.kept_start(computed) // group.page_tokens
     if group.kind is GroupKind.VISION:
         return _consumed_pages(group, facts, computed)
     return 0
+
+
+def returning_pages(group: GroupSpec, facts: Facts, held_first: int) -> int:
+    """Return how many pages before the first one held no longer lie elsewhere: they are missing."""
+    if group.kind is not GroupKind.FULL or not held_first:
+        return 0
+    return held_first - facts.away_tokens // group.page_tokens
 
 
 def kept_to(group: GroupSpec, facts: Facts, computed: int) -> int:

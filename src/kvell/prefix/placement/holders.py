@@ -23,6 +23,8 @@ class GroupPages:
     """A holder's pages in one group: positions ``first … first+len(pages)-1``.
 
     :ivar published: positions before this one are in the index, or not to be.
+    :ivar returned_to: pages at positions before this one came home from another instance since the
+        last :meth:`MemoryCore.advance`: the index does not know them.
     :ivar sources: cached pages that new pages of the holder are copied from, by position,
         each with its place in the index; held until the copies are made.
     """
@@ -30,12 +32,22 @@ class GroupPages:
     first: int
     pages: list[int]
     published: int = 0
+    returned_to: int = 0
     sources: dict[int, tuple[Place, int]] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
         """Page position after the last one held."""
         return self.first + len(self.pages)
+
+    def add(self, pages: list[int], before: int) -> list[int]:
+        """Hold new pages, ``before`` of them in front of the others; returns their positions."""
+        first, end = self.first, self.end
+        if before:
+            self.returned_to = max(self.returned_to, first)
+            self.first -= before
+        self.pages = [*pages[:before], *self.pages, *pages[before:]]
+        return [*range(first - before, first), *range(end, end + len(pages) - before)]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,46 @@
+"""Requests whose first tokens lie on another instance (as ``csrc/memory/lending``)."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from kvell.pages.layout import GroupKind, GroupSpec
+from kvell.prefix.core.publishing import Publisher
+from kvell.prefix.groups.needs import kept_from
+from kvell.prefix.placement.holders import Holder
+from kvell.prefix.placement.store import Store
+
+
+def send_away(store: Store, publisher: Publisher, holder: Holder, away_tokens: int) -> None:
+    """Let so many first tokens lie elsewhere; see :class:`LendingCore`."""
+    reason = _why_not([store.groups[index] for index in holder.own], holder, away_tokens)
+    if reason:
+        raise ValueError(f"tokens of handle {holder.handle} cannot lie elsewhere: {reason}")
+    holder.facts = replace(holder.facts, away_tokens=away_tokens)
+    publisher.leave_behind(holder)
+    for index, held in holder.own_groups():
+        group = store.groups[index]
+        # A drafter may have had fewer pages than that.
+        if group.kind is GroupKind.FULL and not held.pages:
+            start = kept_from(group, store.policies[index], holder.facts, holder.computed)
+            held.first = max(held.first, start)
+
+
+def _why_not(groups: Sequence[GroupSpec], holder: Holder, away_tokens: int) -> str:
+    """What is wrong with so many tokens elsewhere; nothing if they may be there."""
+    full = [group.page_tokens for group in groups if group.kind is GroupKind.FULL]
+    if any(group.kind is GroupKind.DROPPING for group in groups):
+        return "its model drops tokens"
+    if any(group.counts_images for group in groups):
+        return "its model counts images in pages of the text"
+    if not full:
+        return "its model has no full attention"
+    if holder.is_reservation or holder.lease_until is not None:
+        return "it is a lease or a reservation"
+    if any(held.sources for held in holder.groups):
+        return "copies to its pages are still to be made"
+    if not 0 <= away_tokens <= holder.computed:
+        return f"{away_tokens} of {holder.computed} computed tokens"
+    if away_tokens % math.lcm(*full):
+        return f"{away_tokens} tokens end inside a page"
+    return ""
