@@ -78,6 +78,20 @@ nb::tuple map_chunks(uintptr_t address, int descriptor, int64_t chunk_bytes, uin
   return nb::make_tuple(done, error);
 }
 
+// Puts the whole of another process's file behind an address, to be read only; errno.
+int map_readable(uintptr_t address, int descriptor, int64_t size_bytes) {
+  void* where = reinterpret_cast<void*>(address);
+  const int flags = MAP_SHARED | MAP_FIXED;
+  return mmap(where, size_t(size_bytes), PROT_READ, flags, descriptor, 0) == MAP_FAILED ? errno : 0;
+}
+
+// Leaves a range of addresses bare; errno.
+int unmap_range(uintptr_t address, int64_t size_bytes) {
+  void* where = reinterpret_cast<void*>(address);
+  return mmap(where, size_t(size_bytes), PROT_NONE, kBare | MAP_FIXED, -1, 0) == MAP_FAILED ? errno
+                                                                                           : 0;
+}
+
 nb::tuple unmap_chunks(uintptr_t address, int64_t chunk_bytes, uintptr_t positions,
                        int64_t count) {
   const int32_t* which = ints(positions);
@@ -133,6 +147,8 @@ NB_MODULE(_host, m) {
   m.def("release", &release, "address"_a, "size_bytes"_a);
   m.def("map_chunks", &map_chunks, "address"_a, "descriptor"_a, "chunk_bytes"_a, "positions"_a,
         "chunks"_a, "count"_a, "populate"_a);
+  m.def("map_readable", &map_readable, "address"_a, "descriptor"_a, "size_bytes"_a);
+  m.def("unmap_range", &unmap_range, "address"_a, "size_bytes"_a);
   m.def("unmap_chunks", &unmap_chunks, "address"_a, "chunk_bytes"_a, "positions"_a, "count"_a);
   m.def("commit_chunks", &commit_chunks, "address"_a, "chunk_bytes"_a, "positions"_a, "count"_a);
 }

@@ -25,3 +25,7 @@ NOT_NUMBERS = -2
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
+
+SECTION_TOKENS = 512
+"""Tokens, counted from the first of a text, over which attention reduces before it folds sections
+in their order: what one loan of KV memory covers."""

@@ -6,13 +6,21 @@ own prefix; a page that was evicted, shared or overwritten wrongly cannot pass.
 """
 
 from dataclasses import replace
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
 from kvell.engine.planning.proposals import verified
-from kvell.engine.requests.plan import PENDING, TO_DRAFT, StepPlan, StepResult, TokenWork
+from kvell.engine.requests.plan import (
+    PENDING,
+    TO_DRAFT,
+    BorrowedPages,
+    StepPlan,
+    StepResult,
+    TokenWork,
+)
 from kvell.engine.running.batching import GroupArrays, PageTables
 from kvell.engine.running.drawn import DrawnBefore
 from kvell.pages.layout import GroupSpec, Layout
@@ -59,8 +67,23 @@ def expected_vector(prompt: list[int]) -> bytes:
     return digest.to_bytes(8, "little")
 
 
+class Beyond(Protocol):
+    """Pages behind the own pool's, which are other models'."""
+
+    def page(self, group: int, page: int) -> Page:
+        """What such a page holds now."""
+        ...
+
+    def stands(self, pages: BorrowedPages) -> bool:
+        """Whether pages that a plan borrows may be read."""
+        ...
+
+
 class VirtualModel:
-    """Carries out plans over pages that hold digests instead of keys and values."""
+    """Carries out plans over pages that hold digests instead of keys and values.
+
+    :ivar beyond: pages of others, which plans may borrow.
+    """
 
     def __init__(self, layout: Layout, slots: SlotTable | None = None, words: int = VOCAB) -> None:
         self.layout = layout
@@ -75,6 +98,9 @@ class VirtualModel:
         self._drafted: list[TokenWork] = []
         self._before = DrawnBefore()
         self.tokens_computed = 0
+        self.beyond: Beyond | None = None
+        self.borrowed_reads = 0
+        self._missed: set[int] = set()
 
     def run(self, plan: StepPlan) -> StepResult:
         self._tables.update(plan)
@@ -83,8 +109,9 @@ class VirtualModel:
         for group, held, page in plan.fetches.tolist():
             self.memory[group][page] = self._buffer[group, held]
         for copy in plan.copies:
-            memory = self.memory[copy.group]
-            memory[copy.target] = memory[copy.source]
+            self.memory[copy.group][copy.target] = self._page(copy.group, copy.source)
+        stands = None if self.beyond is None else self.beyond.stands
+        self._missed = {one.handle for one in plan.borrowed if stands is None or not stands(one)}
         for handle in plan.released:
             self._digests.pop(handle, None)
         arrays = [self._tables.arrays(g, plan.work) for g in range(len(self.layout.groups))]
@@ -97,7 +124,9 @@ class VirtualModel:
             result = structs.replace(result, pooled=self._vectors(plan))
         self._forget_wrong_draft_tokens(plan, result)
         self._before.note(plan, result)
-        return result
+        for handle in self._missed:
+            del self._digests[handle]
+        return structs.replace(result, missed=tuple(sorted(self._missed)))
 
     def _vectors(self, plan: StepPlan) -> dict[int, bytes]:
         pooling = (work.handle for work in plan.work if work.pools)
@@ -137,27 +166,38 @@ class VirtualModel:
             return [0]
         unknown = [-1] * (work.start + 1)
         for group, array in enumerate(arrays):
-            for position, digest in self._read(group, index, work.start, array).items():
+            for position, digest in self._read(group, index, work, array).items():
                 assert unknown[position + 1] in (-1, digest), "groups resume different prefixes"
                 unknown[position + 1] = digest
         return unknown
 
-    def _read(self, group: int, index: int, end: int, array: GroupArrays) -> dict[int, int]:
+    def _read(self, group: int, index: int, work: TokenWork, array: GroupArrays) -> dict[int, int]:
+        end = work.start
         spec = self.layout.groups[group]
         first = int(array.first_positions[index])
         start = int(array.table_starts[index])
-        entries = {}
+        entries: dict[int, int] = {}
+        if work.handle in self._missed:
+            return entries  # whatever lies there, it does not count
         for position in range(readable_from(spec, end), end):
             page = int(array.page_ids[start + position // spec.page_tokens - first])
             assert page >= 0, "a page that is needed was never allocated"
-            entries[position] = int(self.memory[group][page, position % spec.page_tokens])
+            entries[position] = int(self._page(group, page)[position % spec.page_tokens])
         return entries
+
+    def _page(self, group: int, page: int) -> Page:
+        if page < len(self.memory[group]):
+            own: Page = self.memory[group][page]
+            return own
+        assert self.beyond is not None, "nothing lies behind the pool"
+        self.borrowed_reads += 1
+        return self.beyond.page(group, page)
 
     def _check_reads(
         self, group: int, index: int, work: TokenWork, array: GroupArrays, digests: list[int]
     ) -> None:
         assert int(array.context_lens[index]) == work.start + work.count
-        for position, digest in self._read(group, index, work.start, array).items():
+        for position, digest in self._read(group, index, work, array).items():
             assert digest == digests[position + 1], f"group {group} lost token {position}"
 
 

@@ -10,6 +10,7 @@ from kvell.engine.protocol.messages import (
     Heartbeat,
     Migrate,
     MigrationRefused,
+    MoveKvCache,
     Tokens,
 )
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -266,3 +267,29 @@ def test_a_request_that_reached_an_instance_that_drains_goes_on_from_there() -> 
     assert told == [(target, Migrate(request.request_id, 0, other))]
     queue.finished(Finished(request.request_id, 0, "moved"), 2.0)
     assert request.attempt == 0 and list(queue.line(other).in_flight) == [request.request_id]
+
+
+def test_the_only_request_of_an_instance_without_memory_lies_elsewhere_in_part() -> None:
+    """The front that decides by itself tells the instance that has it, once in a second."""
+    queue, request = RequestQueue(8, steers=True), entry()
+    for number, name in enumerate(("mixed-0", "mixed-1")):
+        queue.line(name).open(4, 100 + number, free_bytes=9000, token_bytes=1, section_bytes=512)
+    instance, _ = submitted(queue, request)
+    queue.tokens(Tokens(request.request_id, 0, 0, tuple(range(2000))), 1.0)
+    other = {"mixed-0": "mixed-1", "mixed-1": "mixed-0"}[instance]
+    assert queue.heard(other, Heartbeat(1, 1, 0, 0, 9, 9, 9000, 9000), 1.0) == []
+    told = queue.heard(instance, Heartbeat(1, 1, 1, 0, 9, 9, 100, 9000), 2.0)
+    assert told == [(instance, MoveKvCache(request.request_id, 0, 2, other))]
+    assert queue.heard(instance, Heartbeat(1, 1, 1, 0, 9, 9, 100, 9000), 2.5) == []
+    assert not queue.line(other).coming and not request.goes_to, "it stays where it is"
+
+
+def test_what_is_lent_is_a_running_request_and_lies_at_another_instance() -> None:
+    queue, request = opened("mixed-0", "mixed-1"), entry()
+    assert queue.move("a", "mixed-1", 2) == []
+    at, _ = submitted(queue, request)
+    assert queue.move("a", at, 2) == [] and queue.move("a", "mixed-9", 2) == []
+    other = {"mixed-0": "mixed-1", "mixed-1": "mixed-0"}[at]
+    assert queue.move("a", other, 2) == [(at, MoveKvCache(request.request_id, 0, 2, other))]
+    queue.move("a", other)
+    assert queue.move("a", other, 2) == [], "it goes there as a whole"

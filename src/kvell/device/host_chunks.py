@@ -40,21 +40,25 @@ class HostChunks:
     chunk_bytes = CHUNK_BYTES
     _open = False
 
-    def __init__(self, num_chunks: int, flag: str = "--memory") -> None:
+    def __init__(self, num_chunks: int, flag: str = "--memory", beyond_bytes: int = 0) -> None:
         """Reserve addresses for so many chunks; none has memory yet, and a first touch gives it
         small pages.
 
         :param flag: that says how many.
+        :param beyond_bytes: addresses right behind home, for what others own: see
+            :class:`kvell.device.neighbours.Neighbours`.
         :raises ChangeSomething: if the system refuses so many.
         """
         self.num_chunks = num_chunks
+        self.beyond_bytes = beyond_bytes
         self.num_huge = 0
-        self._ranges: list[AddressRange] = []
+        self._reserved: list[tuple[int, int]] = []
         self.descriptor = os.memfd_create("kvell-chunks", os.MFD_CLOEXEC)
         self._open = True
         try:
             os.ftruncate(self.descriptor, num_chunks * CHUNK_BYTES)
-            self.home = self.reserve(num_chunks)
+            address = self._reserve(num_chunks * CHUNK_BYTES + beyond_bytes)
+            self.home = AddressRange(address, num_chunks, CHUNK_BYTES)
             self._map(self.home, _all(num_chunks), _all(num_chunks), populate=False)
         except (OSError, OverflowError, TryLater) as error:
             self.close()
@@ -80,11 +84,7 @@ class HostChunks:
     def reserve(self, num_positions: int) -> AddressRange:
         """See :class:`ChunkDevice`."""
         self._require_open()
-        address, error = _system.reserve(num_positions * CHUNK_BYTES, CHUNK_BYTES)
-        if error:
-            raise TryLater(f"device: no addresses left ({os.strerror(error)})")
-        self._ranges.append(AddressRange(address, num_positions, CHUNK_BYTES))
-        return self._ranges[-1]
+        return AddressRange(self._reserve(num_positions * CHUNK_BYTES), num_positions, CHUNK_BYTES)
 
     def map(
         self, area: AddressRange, positions: Ints, chunks: Ints, *, populate: bool = False
@@ -112,21 +112,61 @@ class HostChunks:
         No view may be used once the device is closed; a view keeps a device that nobody closes.
         """
         self._require_open()
-        raw = (ctypes.c_uint8 * area.size_bytes).from_address(area.address)
-        raw.device = self  # type: ignore[attr-defined]
-        return memoryview(raw).cast("B")
+        return self._view(area.address, area.size_bytes)
+
+    def view_beyond(self) -> memoryview:
+        """Home and the addresses behind it as bytes; what others own is to be read only, and
+        touching what is not mapped ends the process."""
+        self._require_open()
+        return self._view(self.home.address, self.home.size_bytes + self.beyond_bytes)
+
+    def map_beyond(self, at_bytes: int, descriptor: int, size_bytes: int) -> None:
+        """Map another file read-only behind home, ``at_bytes`` from its beginning.
+
+        :raises ValueError: if that is not behind home.
+        :raises TryLater: if the system refuses; nothing has changed.
+        """
+        error = _system.map_readable(self._beyond(at_bytes, size_bytes), descriptor, size_bytes)
+        if error:
+            raise TryLater(f"device: cannot map a neighbour's memory ({os.strerror(error)})")
+
+    def unmap_beyond(self, at_bytes: int, size_bytes: int) -> bool:
+        """Leave addresses behind home bare; False if the system refused.
+
+        They stay reserved: the system puts nothing else there.
+        """
+        return not _system.unmap_range(self._beyond(at_bytes, size_bytes), size_bytes)
 
     def close(self) -> None:
         """See :class:`ChunkDevice`."""
         if not self._open:
             return
         self._open = False
-        for area in self._ranges:
-            _system.release(area.address, area.size_bytes)
+        for address, size_bytes in self._reserved:
+            _system.release(address, size_bytes)
         os.close(self.descriptor)
 
     def __del__(self) -> None:
         self.close()
+
+    def _beyond(self, at_bytes: int, size_bytes: int) -> int:
+        self._require_open()
+        end_bytes = self.home.size_bytes + self.beyond_bytes
+        if not self.home.size_bytes <= at_bytes <= at_bytes + size_bytes <= end_bytes:
+            raise ValueError(f"{size_bytes} bytes at {at_bytes} do not lie behind home")
+        return self.home.address + at_bytes
+
+    def _reserve(self, size_bytes: int) -> int:
+        address, error = _system.reserve(size_bytes, CHUNK_BYTES)
+        if error:
+            raise TryLater(f"device: no addresses left ({os.strerror(error)})")
+        self._reserved.append((address, size_bytes))
+        return int(address)
+
+    def _view(self, address: int, size_bytes: int) -> memoryview:
+        raw = (ctypes.c_uint8 * size_bytes).from_address(address)
+        raw.device = self  # type: ignore[attr-defined]
+        return memoryview(raw).cast("B")
 
     def _map(self, area: AddressRange, positions: Ints, chunks: Ints, *, populate: bool) -> None:
         done, error = _system.map_chunks(

@@ -71,6 +71,21 @@ def map_chunks(
     return done, 0
 
 
+def map_readable(address: int, descriptor: int, size_bytes: int) -> int:
+    """Put the whole of another process's file behind an address, to be read only."""
+    flags = mmap.MAP_SHARED | _FIXED
+    if _LIBC.mmap(address, size_bytes, mmap.PROT_READ, flags, descriptor, 0) == _FAILED:
+        return ctypes.get_errno()
+    return 0
+
+
+def unmap_range(address: int, size_bytes: int) -> int:
+    """Leave a range of addresses bare."""
+    if _LIBC.mmap(address, size_bytes, 0, _BARE | _FIXED, -1, 0) == _FAILED:
+        return ctypes.get_errno()
+    return 0
+
+
 def unmap_chunks(address: int, chunk_bytes: int, positions: int, count: int) -> tuple[int, int]:
     """Leave positions bare, run by run."""
     which = _ints(positions, count)

@@ -134,6 +134,7 @@ def build_engine(
     link = _make_link(parts, agent)
     if link is not None:
         runner.tells_written = link.written
+        runner.stands = link.stands
     core = _make_core(parts, agent, incarnation)
     return Engine(
         core,
@@ -234,7 +235,7 @@ def _make_agent(parts: _Parts, incarnation: int) -> tuple[Agent | None, str]:
 
 def _attach_models(parts: _Parts) -> None:
     """Let every model compute over its groups of the pool."""
-    layout, pool = parts.sizes.layout, parts.memory.pool
+    layout, pool = parts.sizes.layout, parts.memory.read
     for one in parts.served:
         one.model.attach(layout.seen_by(one.name), pool)
     if parts.draft is not None:
@@ -247,7 +248,7 @@ def _make_runner(parts: _Parts, controls: dict[str, Controls]) -> ModelRunner:
         first.model,
         parts.sizes.layout,
         SlotTable(parts.sizes.layout.num_large_pages),
-        parts.memory.pool,
+        parts.memory.read,
         parts.draft,
         first.name,
         {one.name: one.model for one in beside},
@@ -282,7 +283,7 @@ def _make_link(parts: _Parts, agent: Agent | None) -> PoolLink | None:
     if place is None or agent is None or descriptor is None:
         return None
     groups, pool = parts.sizes.layout.groups, parts.memory.pool.numpy()
-    return PoolLink(place, agent, groups, pool, descriptor)
+    return PoolLink(place, agent, groups, pool, descriptor, parts.memory.neighbours)
 
 
 def _make_contract(parts: _Parts, floor_bytes: int) -> MemoryContract:

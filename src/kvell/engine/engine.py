@@ -20,7 +20,7 @@ from kvell.elastic.arena import ActivationArena, ActivationNeed, RememberedNeed
 from kvell.elastic.logical_buffer import WINDOW_ITERATIONS
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.index_watch import indexed_groups
-from kvell.engine.core.journal import Journal, JournaledCore
+from kvell.engine.core.journal import Journal, JournaledCore, RequestCommand
 from kvell.engine.core.lateness import Lateness
 from kvell.engine.core.page_map import PageMap
 from kvell.engine.failed_steps import FailedSteps
@@ -38,7 +38,6 @@ from kvell.engine.protocol.messages import (
     Finished,
     Heartbeat,
     KeepAlive,
-    Migrate,
     Ready,
     Submit,
 )
@@ -151,6 +150,7 @@ class Engine:
             indexed_groups(self.core.memory.layout.groups),
             "" if self._link is None else self._link.listens,
             self._staying,
+            0 if self._link is None else self._link.section_bytes,
         )
 
     def pulse(self) -> Heartbeat:
@@ -179,7 +179,7 @@ class Engine:
             return []
         if isinstance(command, Drain):  # the gate in front of the engine refuses requests
             return self._drains()
-        told: Submit | Cancel | Migrate = command
+        told: RequestCommand = command
         if isinstance(command, Submit) and command.tensors:
             try:
                 told = self._sent_images.take(command)
@@ -189,7 +189,7 @@ class Engine:
         self._sent_images.told(events)
         return events
 
-    def _handled(self, command: Submit | Cancel | Migrate) -> list[Event]:
+    def _handled(self, command: RequestCommand) -> list[Event]:
         if isinstance(command, Submit) and not self._knows_images(command):
             return [_without_images(command)]
         if isinstance(command, Submit):
@@ -203,14 +203,14 @@ class Engine:
             return self._times.told([_ended(waiting, "cancelled")])
         return self._entered(command)
 
-    def _entered(self, command: Submit | Cancel | Migrate) -> list[Event]:
+    def _entered(self, command: RequestCommand) -> list[Event]:
         """Hand a command to the core; whatever it needs is there."""
         events: list[Event] = []
         if not isinstance(command, Cancel):
             events += self._ticked()  # deadlines count from now
         events += self._told.tell(command)
         self._do_actions()
-        if self._objectives is not None and not isinstance(command, Migrate):
+        if self._objectives is not None and isinstance(command, Submit | Cancel):
             self._objectives.heard(command, events)
         return self._times.told(events)
 

@@ -6,14 +6,22 @@ input makes possible stand at its end.
 
 from collections.abc import Iterable, Sequence
 
-from kvell.engine.protocol.messages import Cancel, Event, Finished, Migrate, Submit, Tokens
+from kvell.engine.protocol.messages import (
+    Cancel,
+    Event,
+    Finished,
+    Migrate,
+    MoveKvCache,
+    Submit,
+    Tokens,
+)
 from kvell.engine.protocol.notices import IndexedGroup, WatchIndex
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.front.request_log import LogEntry
 from kvell.front.request_queue import RequestQueue
 from kvell.vocabulary import FinishReason, RequestId
 
-Command = Submit | Cancel | Migrate | WatchIndex
+Command = Submit | Cancel | Migrate | MoveKvCache | WatchIndex
 Commands = list[tuple[str, Command]]
 """Commands, each with its instance."""
 
@@ -56,6 +64,7 @@ class Dispatch:
         free_bytes: int,
         token_bytes: int,
         joins_others: bool,
+        section_bytes: int = 0,
         indexed: Sequence[IndexedGroup] = (),
         watches: WatchIndex | None = None,
     ) -> Commands:
@@ -70,6 +79,7 @@ class Dispatch:
             free_bytes=free_bytes,
             token_bytes=token_bytes,
             joins_others=joins_others,
+            section_bytes=section_bytes,
             indexed=indexed,
         )
         if watches is not None:

@@ -313,13 +313,11 @@ class Front:
         self._ready = self._ready or ready
         others = any(one.is_serving for one in self._members if one.instance_id != instance_id)
         told = self._dispatch.ready(
-            instance_id,
-            ready.credits,
-            ready.incarnation,
-            self.now_seconds(),
+            *(instance_id, ready.credits, ready.incarnation, self.now_seconds()),
             free_bytes=ready.kv_pool_bytes,
             token_bytes=ready.token_bytes,
             joins_others=others and self._started,
+            section_bytes=ready.section_bytes,
             indexed=ready.indexed,
             watches=None if self._index_observer is None else WatchIndex(),
         )
@@ -359,8 +357,8 @@ class Front:
     def _instance_role(self, instance_id: str, role: str) -> None:
         self._tell(self._request_queue.set_roles([(instance_id, role)]))
 
-    def _move_ordered(self, request_id: str, target: str) -> None:
-        self._tell(self._request_queue.move(request_id, target))
+    def _move_ordered(self, request_id: str, target: str, num_blocks: int) -> None:
+        self._tell(self._request_queue.move(request_id, target, num_blocks))
 
     def _index_lost(self, instance_id: str) -> None:
         if self._index_observer is not None:

@@ -37,7 +37,7 @@ class InstanceLoad:
         self._credits = 0
         self._ramp: Ramp | None = None
         self._free_bytes = 0
-        self._token_bytes = 0
+        self._token_bytes = self._section_bytes = 0
         self._pool_bytes = self._waiting = 0
         self._others_prompt_tokens = self._others_requests = 0
         self.coming: set[RequestId] = set()
@@ -81,6 +81,7 @@ class InstanceLoad:
         free_bytes: int = 0,
         token_bytes: int = 0,
         joins_others: bool = False,
+        section_bytes: int = 0,
     ) -> None:
         """Take requests for a new incarnation.
 
@@ -88,9 +89,11 @@ class InstanceLoad:
         :param token_bytes: of KV memory that a token takes, at most.
         :param joins_others: whether other instances serve already; then it gets its first
             requests slowly (:class:`.Ramp`).
+        :param section_bytes: of KV memory that a section takes which others may lend; 0: none.
         """
         self._credits, self.incarnation = credits, incarnation
         self._free_bytes, self._token_bytes = free_bytes, token_bytes
+        self._section_bytes = section_bytes
         self._others_prompt_tokens = self._others_requests = 0
         self._view = None
         self._ramp = Ramp(credits) if joins_others else None
@@ -131,7 +134,7 @@ class InstanceLoad:
     def movable(self) -> list[MovableView]:
         """Requests that decode, as far as is known, and stay; the oldest first."""
         return [
-            MovableView(one.request_id, self.size_bytes(one))
+            MovableView(one.request_id, self.size_bytes(one), self._section_bytes)
             for one in self.in_flight.values()
             if not (one.goes_to or one.is_dropped or one.pending_prompt_tokens)
         ]

@@ -25,6 +25,7 @@ from kvell.engine.protocol.messages import (
     Heartbeat,
     Migrate,
     MigrationRefused,
+    MoveKvCache,
     Submit,
     Tokens,
 )
@@ -109,6 +110,7 @@ class RequestQueue:
         free_bytes: int,
         token_bytes: int,
         joins_others: bool,
+        section_bytes: int = 0,
         indexed: Sequence[IndexedGroup] = (),
     ) -> list[tuple[str, WatchIndex]]:
         """Let an incarnation of an instance have requests; see :meth:`.Line.open`.
@@ -123,6 +125,7 @@ class RequestQueue:
             free_bytes=free_bytes,
             token_bytes=token_bytes,
             joins_others=joins_others,
+            section_bytes=section_bytes,
         )
         if self._locality is None:
             return []
@@ -195,7 +198,7 @@ class RequestQueue:
 
     def heard(
         self, instance_id: str, event: Event, now: float
-    ) -> list[tuple[str, Cancel | Migrate | WatchIndex]]:
+    ) -> list[tuple[str, Cancel | Migrate | MoveKvCache | WatchIndex]]:
         """Take in what an instance says; returns which instances must be told what."""
         if isinstance(event, Tokens):
             self.tokens(event, now)
@@ -309,7 +312,7 @@ class RequestQueue:
         if entry is not None and entry.attempt == event.attempt:
             self._routes.set_target(entry, "")
 
-    def _steer(self, now: float) -> list[tuple[str, Migrate]]:
+    def _steer(self, now: float) -> list[tuple[str, Migrate | MoveKvCache]]:
         """Decide on roles and moves, once a second; returns what instances are told."""
         steering = self._steering
         # A heartbeat costs the same, however many instances there are.
@@ -318,13 +321,25 @@ class RequestQueue:
             return []
         views = [one.steered() for one in self.lines.values() if one.is_open]
         orders = steering.decide(views, lambda one: self.lines[one].movable(), now)
-        moved = (self.move(one.request_id, one.target) for one in orders.moves)
+        moved = (self.move(one.request_id, one.target, one.num_blocks) for one in orders.moves)
         return [*self.set_roles(orders.roles), *itertools.chain.from_iterable(moved)]
 
-    def move(self, request_id: str, target: str) -> list[tuple[str, Migrate]]:
-        """Carry out a move; nothing if the request or the instance has ended meanwhile."""
+    def move(
+        self, request_id: str, target: str, num_blocks: int = 0
+    ) -> list[tuple[str, Migrate | MoveKvCache]]:
+        """Carry out a move; nothing if the request or the instance has ended meanwhile.
+
+        :param num_blocks: 0: all of the request goes; else so many of its sections are lent.
+        """
+        name = RequestId(request_id)
+        entry = self._in_flight.get(name)
+        if num_blocks:
+            stays = entry is not None and not entry.goes_to and entry.line != target
+            if entry is None or not stays or target not in self.lines:
+                return []
+            return [(entry.line, MoveKvCache(name, entry.attempt, num_blocks, target))]
         try:
-            return self.migrate(RequestId(request_id), target)
+            return [*self.migrate(name, target)]
         except ChangeSomething:
             return []
 

@@ -5,11 +5,21 @@ The scheduler's process, the library and the simulator run the same agent.
 
 from collections.abc import Sequence
 
-from kvell.memory import HoldingCore
-from kvell.mempool.entries import Draining, Heard, PeerEntry, PeerLost, PullEnded
+from kvell.memory import SharedCore
+from kvell.mempool.entries import (
+    NOT_IN_PLACE,
+    Draining,
+    Heard,
+    PeerEntry,
+    PeerLost,
+    PeerMapped,
+    PullEnded,
+)
 from kvell.mempool.holds import Holds
+from kvell.mempool.loans.ledger import Ledger, most_lendable
+from kvell.mempool.loans.messages import LoanMessage
 from kvell.mempool.owners import Tick
-from kvell.mempool.transfers.actions import Action, Arrived, Ended
+from kvell.mempool.transfers.actions import Action, Arrived, Ended, Send
 from kvell.mempool.transfers.asking import Asking
 from kvell.mempool.transfers.copies import Copies
 from kvell.mempool.transfers.fingerprint import layout_fingerprint
@@ -24,41 +34,56 @@ from kvell.mempool.transfers.messages import (
     Pulled,
     Written,
 )
+from kvell.mempool.transfers.numbers import RightNumbers
 from kvell.mempool.transfers.receiving import Receiving
 from kvell.mempool.transfers.sending import Sending
 
 
 class Agent:
-    """Holds, and both sides of transfers, over one memory core.
+    """Holds, and both sides of transfers and of loans, over one memory core.
 
     :param content: what decides the bytes of a page beside the layout (weights, element types).
     :param most_transfers: that come at once; further ones are refused.
+    :param most_lent: pages of each group that are lent at most; None: 7/8 of those with full
+        attention.
     """
 
     def __init__(
         self,
-        core: HoldingCore,
+        core: SharedCore,
         instance: str,
         incarnation: int,
         content: str,
         most_transfers: int = 256,
+        most_lent: Sequence[int] | None = None,
     ) -> None:
         self.core, self.instance, self.incarnation = core, instance, incarnation
         self.fingerprint = layout_fingerprint(core.layout.groups, content)
         self.now: Tick = 0
+        self.neighbours: dict[tuple[str, int], int] = {}
+        """By instance and incarnation: the large page at which its pool continues this one's."""
+        self.out_of_reach: set[str] = set()
+        """Instances whose pages can only be copied."""
         self.holds = Holds(core)
         most_pages = [
             one.pages_per_large * core.layout.num_large_pages for one in core.layout.groups
         ]
-        self.sending = Sending(instance, incarnation, self.fingerprint, most_pages)
+        numbers = RightNumbers()
+        self.sending = Sending(instance, incarnation, self.fingerprint, most_pages, numbers)
         self.receiving = Receiving(self.fingerprint, self.holds, most_transfers)
         self.copies = Copies(instance, incarnation, self.holds, self.sending)
         self.asking = Asking(incarnation, self.fingerprint, self.copies)
+        if most_lent is None:
+            most_lent = most_lendable(core.layout.groups, core.layout.num_large_pages)
+        self.loans = Ledger(
+            instance, incarnation, self.fingerprint, core, self.holds, numbers, most_lent
+        )
+        self.loans.lending.is_other_pull = self.receiving.__contains__
 
     @property
     def next_deadline(self) -> Tick | None:
         """When :class:`.Ticked` has something to do; None while nothing is held or under way."""
-        parts = (self.holds, self.sending, self.receiving, self.asking)
+        parts = (self.holds, self.sending, self.receiving, self.asking, self.loans)
         found = [part.next_deadline for part in parts]
         return min((deadline for deadline in found if deadline is not None), default=None)
 
@@ -86,17 +111,28 @@ class Agent:
         if isinstance(entry, Heard):
             return self._heard(entry.peer, entry.message)
         if isinstance(entry, PullEnded):
-            return self.receiving.pulled(entry.transfer, entry.problem)
+            part = self.loans.lending if entry.transfer in self.loans.lending else self.receiving
+            return part.pulled(entry.transfer, entry.problem)
         if isinstance(entry, PeerLost):
             return self._instance_died(entry.peer, entry.incarnation)
         if isinstance(entry, Draining):
             self.receiving.is_closed = True
+            return self.loans.drain(self.now)
+        if isinstance(entry, PeerMapped):
+            if entry.first_large == NOT_IN_PLACE:
+                self.out_of_reach.add(entry.peer)
+            else:
+                self.neighbours[entry.peer, entry.incarnation] = entry.first_large
             return []
         return self._tick(entry.now)
 
     def _heard(self, peer: str, message: PeerMessage) -> list[Action]:
         """A message of another instance."""
+        if isinstance(message, LoanMessage):
+            return self.loans.heard(peer, message, self.now)
         if isinstance(message, Prepare):
+            if message.transfer in self.loans.lending:
+                return [Send(peer, Abandon(message.transfer, "it fills a loan"))]
             return self.receiving.prepare(peer, message, self.now)
         if isinstance(message, Prepared):
             return self.sending.prepared(peer, message)
@@ -115,22 +151,26 @@ class Agent:
         return mine + self.receiving.abandoned(peer, message)
 
     def _tick(self, now: Tick) -> list[Action]:
-        """Time has passed: transfers that took too long, and then holds that are over."""
+        """Time has passed: transfers and loans that took too long, and then holds that are over."""
         self.now = now
         actions = self.sending.tick(now) + self.receiving.tick(now) + self.asking.tick(now)
+        actions += self.loans.tick(now)
         self.holds.expire(now)
         return actions
 
     def _instance_died(self, instance: str, incarnation: int) -> list[Action]:
-        """Another instance is no more: its transfers end, and what it held here is given back.
+        """Another instance is no more: its transfers and loans end, and what it held is given back.
 
         What it was sending is given back once nobody writes into it.
         """
+        self.neighbours.pop((instance, incarnation), None)
+        self.out_of_reach.discard(instance)
         actions = self.sending.instance_died(instance) + self.receiving.instance_died(instance)
         actions += self.asking.instance_died(instance)
+        actions += self.loans.instance_died(instance, incarnation)
         coming = self.receiving.owners()
         for owner in [hold.owner for hold in self.holds]:
             is_its = owner.instance == instance and owner.incarnation <= incarnation
-            if is_its and owner not in coming:
+            if is_its and owner not in coming and owner.kind != "loan":
                 self.holds.release(owner)
         return actions

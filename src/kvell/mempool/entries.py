@@ -27,6 +27,18 @@ class PeerLost(NamedTuple):
     incarnation: int
 
 
+NOT_IN_PLACE = -1
+
+
+class PeerMapped(NamedTuple):
+    """An incarnation of another instance is met, whose pool continues one's own from this large
+    page on; ``NOT_IN_PLACE``: its pages can only be copied."""
+
+    peer: str
+    incarnation: int
+    first_large: int
+
+
 class Ticked(NamedTuple):
     """Time has passed; ``now`` is in milliseconds of the instance's clock."""
 
@@ -34,7 +46,7 @@ class Ticked(NamedTuple):
 
 
 class Draining(NamedTuple):
-    """The instance is taken out of service: no further text comes in."""
+    """The instance is taken out of service: no further text comes in, and no memory is lent."""
 
 
-PeerEntry = Heard | PullEnded | PeerLost | Ticked | Draining
+PeerEntry = Heard | PullEnded | PeerLost | PeerMapped | Ticked | Draining

@@ -17,10 +17,19 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvell.clock import Clock, MonotonicClock
+from kvell.device.neighbours import Neighbours
 from kvell.errors import ChangeSomething, TryLater
 from kvell.memory import GroupSpec
 from kvell.mempool.connections import PeerConnections, listening
-from kvell.mempool.entries import Heard, PeerEntry, PeerLost, PullEnded, Ticked
+from kvell.mempool.entries import (
+    NOT_IN_PLACE,
+    Heard,
+    PeerEntry,
+    PeerLost,
+    PeerMapped,
+    PullEnded,
+    Ticked,
+)
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import (
     Action,
@@ -36,6 +45,7 @@ from kvell.mempool.transfers.actions import (
     StopPull,
 )
 from kvell.mempool.transfers.messages import PeerMessage, Transfer, Written
+from kvell.mempool.transports.mapped import MappedPages
 from kvell.mempool.transports.mover import Mover
 from kvell.mempool.transports.page_copies import Bytes, pieces_of
 from kvell.mempool.transports.peer import Peer, PeerGone
@@ -61,6 +71,8 @@ class Node:
     :param finds: where an instance listens that is not connected yet, by its name; None: nobody
         knows.
     :param secret: which all instances of the cluster know.
+    :param neighbours: places behind the own pool for those of peers on this host; None: nobody
+        reads them there.
     :param tells: is told of texts that came and of ends of transfers, on the node's thread and in
         order with what is done.
     """
@@ -80,9 +92,10 @@ class Node:
         secret: bytes = b"",
         tells: Callable[[News], None] = lambda _: None,
         clock: Clock | None = None,
+        neighbours: Neighbours | None = None,
     ) -> None:
         listener = listening(address, secret)
-        self.instance, self._handle = instance, handle
+        self.instance, self._handle, self._fingerprint = instance, handle, fingerprint
         self._deadline: Tick | None = None
         self._clock, self._tells = clock or MonotonicClock(), tells
         self.rights, self._groups = Rights(), groups
@@ -97,6 +110,8 @@ class Node:
             lambda peer: self.ask(lambda: self._enter(peer)),
         )
         self.mover = Mover(groups, memory, self._pull_ended)
+        self._neighbours = neighbours
+        self._in_place: dict[tuple[str, int], MappedPages] = {}
         self._peers: dict[str, Peer] = {}
         self._beside: dict[str, list[Peer]] = {}
         self._asked: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
@@ -216,8 +231,32 @@ class Node:
             self._beside.setdefault(name, []).append(peer)
         else:
             self._peers[name] = peer
+            self._put_behind(peer)
         self._selector.register(peer.socket, selectors.EVENT_READ, peer)
         self.act(self._reaching.pop(name, ()))
+
+    def _put_behind(self, peer: Peer) -> None:
+        """Let attention read a peer's pool in place, if both are on one host and alike."""
+        told, source = peer.told, peer.source
+        if self._neighbours is None or told.fingerprint != self._fingerprint:
+            return
+        first = NOT_IN_PLACE
+        if isinstance(source, MappedPages):
+            first = source.put_behind(self._neighbours)
+            self._in_place[told.instance, told.incarnation] = source
+        self.act(self._handle(PeerMapped(told.instance, told.incarnation, first)))
+
+    def stands(self, instance: str, incarnation: int, number: int) -> bool:
+        """Whether what an instance lent under this number may still be read; from any thread."""
+        source = self._in_place.get((instance, incarnation))
+        return source is not None and source.stands(number)
+
+    def take_away(self, instance: str, incarnation: int) -> None:
+        """Forget the pool of an instance that is gone, which no step reads any more; from any
+        thread."""
+        source = self._in_place.pop((instance, incarnation), None)
+        if source is not None:
+            source.take_away()
 
     def _lose(self, peer: Peer) -> None:
         """An instance is gone: what it sent and was sent ends."""

@@ -5,9 +5,9 @@ from typing import Literal, NamedTuple
 Tick = int
 """Time in milliseconds on an instance's own clock; only differences mean anything."""
 
-HoldKind = Literal["match", "alloc", "arrival", "departure"]
+HoldKind = Literal["match", "alloc", "arrival", "departure", "loan"]
 """Why pages are held: a prefix that was matched, memory that was asked for, a text that comes or
-goes."""
+goes, memory that is lent."""
 
 
 class Owner(NamedTuple):

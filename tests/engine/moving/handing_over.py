@@ -8,13 +8,22 @@ import numpy as np
 
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.journal import Journal, JournaledCore, replay
-from kvell.engine.protocol.messages import Cancel, Event, Finished, Migrate, Submit, Tokens
+from kvell.engine.moving.handovers import Handovers
+from kvell.engine.protocol.messages import (
+    Cancel,
+    Event,
+    Finished,
+    Migrate,
+    MoveKvCache,
+    Submit,
+    Tokens,
+)
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
-from kvell.engine.requests.plan import StepPlan
+from kvell.engine.requests.plan import BorrowedPages, StepPlan
 from kvell.memory import Layout, audit, create_core
 from kvell.mempool.agent import Agent
-from kvell.mempool.entries import Heard, PeerLost, PullEnded, Ticked
+from kvell.mempool.entries import Heard, PeerLost, PeerMapped, PullEnded, Ticked
 from kvell.mempool.rendezvous import PdCaching
 from kvell.mempool.transfers.actions import (
     Action,
@@ -29,7 +38,10 @@ from kvell.mempool.transfers.messages import PeerMessage, Transfer
 from kvell.mempool.transfers.methods import StreamCosts
 from kvell.vocabulary import RequestId
 from tests.engine.conftest import EOS
-from tests.engine.virtual_model import VirtualModel, expected_output
+from tests.engine.virtual_model import Page, VirtualModel, expected_output
+
+SECTION_TOKENS = 8
+"""Tokens that are lent at once; real sections have 512."""
 
 
 @dataclass
@@ -66,20 +78,52 @@ class Instance:
         core = create_core(self._layout, "compiled" if self.incarnation % 2 else "python")
         agent = Agent(core, self.name, self.incarnation, "virtual")
         eos, pd_caching = frozenset({EOS}), self._pd_caching
-        return EngineCore(
+        made = EngineCore(
             core, self._limits, eos, agent=agent, pd_caching=pd_caching, streams=self._streams
         )
+        assert made.handovers is not None
+        made.handovers.borrowed.section_tokens = SECTION_TOKENS
+        return made
 
     @property
     def core(self) -> EngineCore:
         return self.engine.core
 
+    @property
+    def handovers(self) -> Handovers:
+        assert self.core.handovers is not None
+        return self.core.handovers
+
     def audit(self) -> None:
         assert audit(self._layout, self.core.memory.snapshot()) == []
+        assert self.handovers.borrowed.audit() == []
+        assert self.handovers.agent.loans.audit() == []
 
     def check_journal(self) -> None:
         """The same inputs make the same plans."""
         assert replay(self.journal.entries, self.fresh()) == self.plans
+
+
+class Beyond:
+    """Behind an instance's pool lie those of all others, each where its incarnation says."""
+
+    def __init__(self, layout: Layout, cluster: "Cluster") -> None:
+        self._layout, self._cluster = layout, cluster
+
+    def first_large(self, incarnation: int) -> int:
+        return self._layout.num_large_pages * incarnation
+
+    def page(self, group: int, page: int) -> Page:
+        pages = self._layout.num_large_pages * self._layout.groups[group].pages_per_large
+        incarnation, own = divmod(page, pages)
+        found: Page = self._cluster.ever[incarnation].model.memory[group][own]
+        return found
+
+    def stands(self, pages: BorrowedPages) -> bool:
+        at = self._cluster.instances.get(pages.instance)
+        if at is None or at.incarnation != pages.incarnation:
+            return False
+        return any(one.number == pages.right for one in at.granted)
 
 
 @dataclass
@@ -107,6 +151,7 @@ class Cluster:
     pd_caching: PdCaching = 2
     now: int = 0
     instances: dict[str, Instance] = field(default_factory=dict)
+    ever: dict[int, Instance] = field(default_factory=dict)
     messages: list[tuple[str, int, str, PeerMessage]] = field(default_factory=list)
     entries: dict[str, Entry] = field(default_factory=dict)
     incarnations: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
@@ -122,8 +167,15 @@ class Cluster:
         instance = Instance(
             name, incarnation, self.layout, self.limits, self.pd_caching, self.streams
         )
-        self.instances[name] = instance
+        self.instances[name] = self.ever[incarnation] = instance
+        beyond = instance.model.beyond = Beyond(self.layout, self)
         self.hear(instance, instance.engine.heard(Ticked(self.now)))
+        for other in self.instances.values():
+            for one, met in ((instance, other), (other, instance)):
+                if one is not met:
+                    first = beyond.first_large(met.incarnation)
+                    entry = PeerMapped(met.name, met.incarnation, first)
+                    self.hear(one, one.engine.heard(entry))
 
     # ------------------------------------------------------------------ the front
 
@@ -153,6 +205,15 @@ class Cluster:
         entry.goes_to = goes_to
         instance = self.instances[entry.at]
         command = Migrate(RequestId(name), entry.attempt, goes_to)
+        self.hear(instance, instance.engine.tell(command))
+
+    def lend(self, name: str, num_blocks: int, dst: str) -> None:
+        """Let sections of a request lie at another instance."""
+        entry = self.entries[name]
+        if entry.end or entry.at == dst:
+            return
+        instance = self.instances[entry.at]
+        command = MoveKvCache(RequestId(name), entry.attempt, num_blocks, dst)
         self.hear(instance, instance.engine.tell(command))
 
     def cancel(self, name: str) -> None:
@@ -301,4 +362,6 @@ class Cluster:
             assert not instance.granted and not instance.copying
             assert not any(instance.core.memory.snapshot().used)
             assert not instance.core.has_work
+            loans = instance.handovers.agent.loans
+            assert not len(loans.borrowing) and not len(loans.lending)
             instance.check_journal()

@@ -111,6 +111,11 @@ class HandingOver(RuleBasedStateMachine):
     def migrate(self, pick: int, to: str) -> None:
         self.cluster.migrate(f"r{pick % self.count}", to)
 
+    @precondition(lambda self: self.count)
+    @rule(pick=st.integers(0, 99), num_blocks=st.integers(1, 3), to=st.sampled_from(NAMES))
+    def lend(self, pick: int, num_blocks: int, to: str) -> None:
+        self.cluster.lend(f"r{pick % self.count}", num_blocks, to)
+
     @rule(name=st.sampled_from(NAMES), times=st.integers(1, 4))
     def step(self, name: str, times: int) -> None:
         for _ in range(times):

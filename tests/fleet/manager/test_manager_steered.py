@@ -121,3 +121,15 @@ def test_of_four_fronts_one_is_told_to_move_a_request(
                 await front.__aexit__()
 
     run(scenario())
+
+
+def test_the_only_request_of_an_instance_goes_in_part() -> None:
+    """Its front is told how many of its sections lie elsewhere from then on."""
+    one = FleetSteering(Steering(None, SETTLING_LOOKS))
+    only = Pressed(0, (Movable("front-b:0", 890, 100),))
+    one.heard("front-b", FrontBeat(pressed={"mixed-0": only}))
+    beats = {"mixed-0": heartbeat(100), "mixed-1": heartbeat(900)}
+    orders = decided(one, 1.0, beats)
+    assert orders.moves == (Move("front-b:0", "mixed-0", "mixed-1", 4),)
+    assert one.messages(orders) == [("front-b", MoveRequest(7, "front-b:0", "mixed-1", 4))]
+    assert not decided(one, 2.0, beats).moves, "it shows in what is free by the third look"

@@ -18,8 +18,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.mempool.rendezvous import PageTransport
+from kvell.mempool.transfers.numbers import SLOTS
 from kvell.mempool.transports.page_copies import Piece
-from kvell.mempool.transports.rights import SLOTS, Extent, Rights, RightsOfPeer
+from kvell.mempool.transports.rights import Extent, Rights, RightsOfPeer
 from kvell.mempool.transports.tcp.reading import ReadEnded, ReadPages, Reply, packed
 from kvell.wire.blocking import BlockingSocket, within
 from kvell.wire.descriptors import exchange_descriptors

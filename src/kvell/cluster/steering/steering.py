@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvell.cluster.steering.relief import MemoryView, MovableView, relief
+from kvell.cluster.steering.relief import MemoryView, MovableView, loan, relief
 from kvell.cluster.steering.roles import Role, RoleChanger, RoleView
 
 LOOK_SECONDS = 1.0
@@ -42,11 +42,16 @@ class Steered:
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A request should go on at another instance."""
+    """A request should go on at another instance, or a part of its pages should lie there.
+
+    :param num_blocks: 0: all of it goes; else so many of its sections are lent by the target, which
+        is the paper's ``move_kvcache`` (Infinite-LLM §6.2).
+    """
 
     request_id: str
     source: str
     target: str
+    num_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +132,9 @@ class Steering:
             target = targets[-1]
             if source.instance_id in moving or target.free_bytes <= source.free_bytes:
                 continue
-            found = relief(source, [target], movable(source.instance_id))
-            if found is not None:
-                moves.append(Move(found[0], source.instance_id, target.instance_id))
+            move = _move(source, target, movable(source.instance_id))
+            if move is not None:
+                moves.append(move)
                 moving |= {source.instance_id, target.instance_id}
         settled = self._look + 1 + self._settling_looks
         self._settles_at |= dict.fromkeys(moving, settled)
@@ -137,3 +142,13 @@ class Steering:
 
     def _may_take(self, one: MemoryView) -> bool:
         return not one.waiting and not one.coming and one.instance_id not in self._settles_at
+
+
+def _move(source: MemoryView, target: MemoryView, movable: Sequence[MovableView]) -> Move | None:
+    """A request that leaves; where none has room elsewhere as a whole, a part of the longest."""
+    names = source.instance_id, target.instance_id
+    whole = relief(source, [target], movable)
+    if whole is not None:
+        return Move(whole[0], *names)
+    part = loan(source, target, movable)
+    return None if part is None else Move(part[0], *names, part[1])

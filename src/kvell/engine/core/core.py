@@ -32,6 +32,7 @@ from kvell.engine.protocol.messages import (
     Heartbeat,
     Migrate,
     MigrationRefused,
+    MoveKvCache,
     Submit,
 )
 from kvell.engine.protocol.pages import Miss
@@ -95,7 +96,7 @@ class EngineCore:
         self._index_watch: IndexWatch | None = None
         self.handovers: Handovers | None = None
         if agent is not None:
-            self.handovers = Handovers(core, self._scheduler, agent, pd_caching, streams)
+            self.handovers = Handovers(self._scheduler, agent, pd_caching, streams)
         self._entrance = Entrance(rules, is_cached=agent is None or pd_caching > 0)
         self._figures = Figures(incarnation, core, self._scheduler, misses)
         self._yields = Yields(core, rules, self._figures)
@@ -135,6 +136,15 @@ class EngineCore:
         self.handovers.begin_migration(request, command.goes_to)
         self._is_idle = False
         return self.handovers.take_staying()
+
+    def move_kvcache(self, command: MoveKvCache) -> list[Event]:
+        """Let sections of a request's pages go to a creditor (Infinite-LLM §6.2)."""
+        request = self._requests.get(command.request_id)
+        if request is None or request.attempt != command.attempt or self.handovers is None:
+            return []
+        self._is_idle = False
+        self.handovers.move_kvcache(request, command.num_blocks, command.dst)
+        return []
 
     def heard(self, entry: PeerEntry) -> list[Event]:
         """Take in what other instances, copies and time bring; then :meth:`take_actions`.
@@ -250,7 +260,10 @@ class EngineCore:
         if len(self._in_flight) > self.limits.depth:
             raise RuntimeError(f"the result of step {self._in_flight.oldest.plan.step} is owed")
         self.step = StepNumber(self.step + 1)
+        away = None if self.handovers is None else self.handovers.borrowed.before_plan()
         plan = self._scheduler.plan(self.step, len(self._in_flight))
+        if away is not None and self.handovers is not None:
+            plan = self.handovers.plan_borrows(plan, away)
         self._figures.count_plan(plan, self._requests)
         self.max_running = max(self.max_running, self._scheduler.num_wanting)
         self.last_decoding = self.num_decoding()
@@ -274,6 +287,8 @@ class EngineCore:
         tokens = yields_of(step.plan, result)
         self._in_flight.pop(result.step)
         events = self._yields.take(step, result, tokens)
+        if result.missed and self.handovers is not None:
+            self.handovers.missed(result.missed)
         for request in step.requests:
             if request.finish_reason is not None:
                 events += self._end(request)
@@ -397,4 +412,7 @@ class EngineCore:
 
     def stats(self) -> Stats:
         """Gauges now and counters so far."""
-        return self._figures.stats(self.step)
+        stats = self._figures.stats(self.step)
+        if self.handovers is None:
+            return stats
+        return replace(stats, sections=self.handovers.sections())

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.lateness import Lateness
 from kvell.engine.failing.failures import StepFailure
-from kvell.engine.protocol.messages import Cancel, Event, Migrate, Submit
+from kvell.engine.protocol.messages import Cancel, Event, Migrate, MoveKvCache, Submit
 from kvell.engine.requests.plan import StepPlan, StepResult
-from kvell.mempool.entries import Draining, Heard, PeerEntry, PeerLost, PullEnded, Ticked
+from kvell.mempool.entries import PeerEntry
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,8 @@ class Warmed:
 
 
 Outcome = StepResult | StepFailure
-Entry = Submit | Cancel | Migrate | PlanAsked | Outcome | Warmed | Lateness | PeerEntry
+RequestCommand = Submit | Cancel | Migrate | MoveKvCache
+Entry = RequestCommand | PlanAsked | Outcome | Warmed | Lateness | PeerEntry
 
 
 @dataclass
@@ -50,12 +51,10 @@ class JournaledCore:
         self.core = core
         self.journal = journal
 
-    def tell(self, entry: Submit | Cancel | Migrate) -> list[Event]:
+    def tell(self, entry: RequestCommand) -> list[Event]:
         """Hand a command to the core."""
         self._note(entry)
-        if isinstance(entry, Submit):
-            return self.core.submit(entry)
-        return self.core.cancel(entry) if isinstance(entry, Cancel) else self.core.migrate(entry)
+        return _given(entry, self.core)
 
     def heard(self, entry: PeerEntry) -> list[Event]:
         """Tell the core what other instances, copies and time bring."""
@@ -89,18 +88,23 @@ class JournaledCore:
             self.journal.entries.append(entry)
 
 
+def _given(command: RequestCommand, core: EngineCore) -> list[Event]:
+    """What the core answers to a command about one request."""
+    if isinstance(command, Submit):
+        return core.submit(command)
+    if isinstance(command, Cancel):
+        return core.cancel(command)
+    return core.migrate(command) if isinstance(command, Migrate) else core.move_kvcache(command)
+
+
 def replay(
     entries: Iterable[Entry], core: EngineCore, each: Callable[[EngineCore], None] | None = None
 ) -> list[StepPlan]:
     """Feed a journal to a fresh core; returns its plans. ``each`` is called after every entry."""
     plans: list[StepPlan] = []
     for entry in entries:
-        if isinstance(entry, Submit):
-            core.submit(entry)
-        elif isinstance(entry, Cancel):
-            core.cancel(entry)
-        elif isinstance(entry, Migrate):
-            core.migrate(entry)
+        if isinstance(entry, RequestCommand):
+            _given(entry, core)
         elif isinstance(entry, StepResult):
             core.commit(entry)
         elif isinstance(entry, StepFailure):
@@ -109,7 +113,7 @@ def replay(
             core.warm(entry.chunks)
         elif isinstance(entry, Lateness):
             core.note(entry)
-        elif isinstance(entry, Heard | PullEnded | PeerLost | Ticked | Draining):
+        elif isinstance(entry, PeerEntry):
             core.heard(entry)
         else:
             plans.append(core.plan())

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 
 import numpy as np
@@ -91,11 +91,26 @@ class Yields:
 
         :param tokens: of each work (:func:`yields_of`).
         """
+        if result.missed:
+            step = self._without_missed(step, result.missed, tokens)
         events = _take_scores(step, result) if result.scored else []
         if result.pooled:
             _take_vectors(step, result)
         taken = self._take_tokens(step, tokens)
         return events + (_with_logprobs(taken, step, result) if result.logprobs else taken)
+
+    def _without_missed(
+        self, step: StepInFlight, missed: Sequence[int], tokens: list[tuple[int, ...]]
+    ) -> StepInFlight:
+        """The step without work that does not count: its requests are where they were before."""
+        counts = [work.handle not in missed for work in step.plan.work]
+        for work, request in zip(step.plan.work, step.requests, strict=True):
+            if work.handle in missed:
+                request.settle(request.settled, work.samples)
+                request.computed = request.settled
+        tokens[:] = compress(tokens, counts)
+        plan = replace(step.plan, work=tuple(compress(step.plan.work, counts)))
+        return StepInFlight(plan, list(compress(step.requests, counts)))
 
     def _take_tokens(self, step: StepInFlight, tokens: list[tuple[int, ...]]) -> list[Event]:
         """Append each work's tokens to its request; advance and publish what is computed.

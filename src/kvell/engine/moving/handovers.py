@@ -18,6 +18,7 @@ messages come in, and actions go out (:mod:`kvell.mempool.transfers.actions`).
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from kvell.engine.moving.borrowed import Borrowed
 from kvell.engine.moving.caching import handed_over_root
 from kvell.engine.moving.encoding import (
     ArrivedRequest,
@@ -31,11 +32,12 @@ from kvell.engine.moving.held_text import HeldText
 from kvell.engine.moving.migrations import Migrations
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.protocol.messages import Cancel, Event, MigrationRefused, Submit
-from kvell.engine.requests.plan import StepPlan
+from kvell.engine.requests.plan import NewPages, StepPlan
 from kvell.engine.requests.request import Request
-from kvell.memory import GroupKind, GroupSpec, MemoryCore
+from kvell.memory import GroupKind, GroupSpec
 from kvell.mempool.agent import Agent
 from kvell.mempool.entries import PeerEntry
+from kvell.mempool.loans.actions import LoanNews
 from kvell.mempool.owners import Tick
 from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
 from kvell.mempool.transfers.actions import Action, Arrived, Ended, Fetched, RoomGranted
@@ -51,6 +53,8 @@ HANDOVER_TICKS: Tick = 600_000
 """How long a request may take from its announcement until it is pulled: prompts wait in line."""
 FETCH_TICKS: Tick = 2_000
 """How long a request waits for what another instance has of its prompt."""
+RECALL_TICKS: Tick = 2_000
+"""How long a debtor may keep what it borrowed once the creditor needs it."""
 RETURN_TICKS: Tick = 60_000
 """How long it may take until an instance has the text of a request that has ended."""
 
@@ -80,16 +84,16 @@ class Handovers:
 
     def __init__(
         self,
-        core: MemoryCore,
         scheduler: Scheduler,
         agent: Agent,
         pd_caching: PdCaching = DEFAULT_PD_CACHING,
         streams: StreamCosts | None = None,
     ) -> None:
-        self._core, self._scheduler, self._agent = core, scheduler, agent
+        self._core, self._scheduler, self.agent = agent.core, scheduler, agent
         self._streams = streams
         self.pd_caching: PdCaching = pd_caching
         self._migrations = Migrations(agent)
+        self.borrowed = Borrowed(scheduler, agent)
         self._commands: dict[RequestId, Submit] = {}
         self._going: dict[Transfer, _Going] = {}
         self._transfers: dict[RequestId, Transfer] = {}
@@ -103,7 +107,7 @@ class Handovers:
 
     def watch_insertions(self, computes: Callable[[int, HeldText], None]) -> None:
         """Say whose handle it is when a text from another instance is cached."""
-        self._agent.holds.watch = lambda hold: computes(hold.handle, HeldText.of(hold))
+        self.agent.holds.watch = lambda hold: computes(hold.handle, HeldText.of(hold))
 
     @property
     def num_idle(self) -> int:
@@ -113,12 +117,12 @@ class Handovers:
     @property
     def holds_pages(self) -> bool:
         """Whether pages are held that are no running request's, and will be given back."""
-        return bool(len(self._agent.holds) or self._moving)
+        return bool(len(self.agent.holds) or self._moving)
 
     @property
     def next_deadline(self) -> Tick | None:
         """When :class:`Ticked` has something to do."""
-        return self._agent.next_deadline
+        return self.agent.next_deadline
 
     def take_actions(self) -> list[Action]:
         """What is to be done, in order, before the next step is planned."""
@@ -137,9 +141,9 @@ class Handovers:
         self._commands[request.request_id] = command
         awaited: set[Transfer | int] = set()
         if command.goes_to:
-            unique = f"{self._agent.instance}/{self._agent.incarnation}/{request.number}"
+            unique = f"{self.agent.instance}/{self.agent.incarnation}/{request.number}"
             root = handed_over_root(request.cache_root, self.pd_caching, unique)
-            returns_to = self._agent.instance if self.pd_caching == 3 else ""
+            returns_to = self.agent.instance if self.pd_caching == 3 else ""
             going = _Going(request, request.num_tokens, root, returns_to)
             awaited.add(self._announce(command.goes_to, going))
         if command.pulls_from:
@@ -152,21 +156,29 @@ class Handovers:
         """Let a request go on elsewhere, in the middle of its answer, unless it moves anyway."""
         if request.request_id in self._transfers:
             return
-        if request.request_id not in self._commands:
+        if request.request_id not in self._commands or self.borrowed.has(request):
             self._stays.append(request)  # it cannot move
             return
         self._migrations.ask(request, target)
         self._actions += self._left()
 
+    def move_kvcache(self, request: Request, num_blocks: int, dst: str) -> str:
+        """Let sections of a request go to a creditor; returns why none does, or ""."""
+        if request.request_id in self._transfers:
+            return "it is to move to another instance"
+        problem = self.borrowed.move_kvcache(request, num_blocks, dst)
+        self._sorted(self.borrowed.advance())
+        return problem
+
     def _announce(self, target: str, going: _Going) -> Transfer:
         """Ask another instance for room."""
         request = going.request
-        transfer, actions = self._agent.sending.begin(
+        transfer, actions = self.agent.sending.begin(
             target,
             request.tokens(0, going.length),
             going.length,
-            self._agent.now,
-            self._agent.now + HANDOVER_TICKS,
+            self.agent.now,
+            self.agent.now + HANDOVER_TICKS,
             root=going.root,
             model=request.model,
             inserts=False,
@@ -181,8 +193,8 @@ class Handovers:
     def _fetch(self, request: Request, source: str) -> int:
         """Ask another instance for what it has of the prompt, beyond what is here."""
         tokens = request.tokens(0, request.num_tokens)
-        now = self._agent.now
-        number, actions = self._agent.asking.ask(
+        now = self.agent.now
+        number, actions = self.agent.asking.ask(
             source,
             tokens,
             now,
@@ -199,8 +211,8 @@ class Handovers:
         """A request has ended well: the instance that computed its prompt gets its text."""
         if not request.returns_to or request.finish_reason not in ("stop", "length"):
             return
-        now = self._agent.now
-        _, actions = self._agent.copies.begin(
+        now = self.agent.now
+        _, actions = self.agent.copies.begin(
             request.returns_to,
             request.tokens(0, request.settled),
             now,
@@ -213,8 +225,7 @@ class Handovers:
 
     def heard(self, entry: PeerEntry) -> tuple[list[Request], list[ArrivedRequest]]:
         """Take in what happened; returns requests that have moved, and those that came."""
-        actions = self._agent.handle(entry)
-        return self._sorted(actions)
+        return self._sorted(self.agent.handle(entry))
 
     def planned(self, plan: StepPlan, requests: Sequence[Request]) -> tuple[int, ...]:
         """Offer pages of requests whose announced text the plan computes to its end, if that pays.
@@ -232,14 +243,14 @@ class Handovers:
             if transfer is None or work.start + work.known != self._going[transfer].length:
                 continue
             stages = len(stages_of(self._core.layout.groups, request.model))
-            missing = self._agent.sending.missing(transfer)
+            missing = self.agent.sending.missing(transfer)
             groups = [self._core.layout.groups[group] for group, _ in missing]
             size_bytes = sum(group.page_stride_bytes for group in groups)
             what = Streamed(size_bytes, len(missing), stages, plan.num_tokens)
             if not work.samples or not pays_by_layer(what, self._streams):
                 continue
             places = places_of(self._core, request)
-            actions = self._agent.sending.early(transfer, places, stages)
+            actions = self.agent.sending.early(transfer, places, stages)
             numbers += [transfer.number] if actions else []
             self._actions += actions
         return tuple(numbers)
@@ -249,9 +260,9 @@ class Handovers:
 
         To be called between steps.
         """
+        actions = self.borrowed.advance() if len(self.borrowed) else []
         if not self._transfers and not len(self._migrations):
-            return [], []
-        actions: list[Action] = []
+            return self._sorted(actions) if actions else ([], [])
         for request in requests:
             transfer = self._transfers.get(request.request_id)
             if transfer is None or request.finish_reason or request.request_id in self._moving:
@@ -276,15 +287,34 @@ class Handovers:
         self._moving.add(request.request_id)
         going = self._going[transfer]
         told = encode_handover(request, going.root, going.returns_to)
-        return self._agent.sending.ready(transfer, places_of(self._core, request), told)
+        return self.agent.sending.ready(transfer, places_of(self._core, request), told)
+
+    def sections(self) -> dict[str, int]:
+        """Return sections ``lent`` now, and :meth:`.Borrowed.counts`."""
+        return {"lent": len(self.agent.loans.lending), **self.borrowed.counts()}
+
+    def plan_borrows(self, plan: StepPlan, rows: NewPages) -> StepPlan:
+        """Return the plan with what it reads elsewhere; memory that is lent and wanted is recalled.
+
+        :param rows: of :meth:`.Borrowed.before_plan`.
+        """
+        if len(self.agent.loans.lending) and self._scheduler.lacks_memory(plan):
+            one = [int(group.kind is GroupKind.FULL) for group in self._core.layout.groups]
+            self._sorted(self.agent.loans.lending.recall(one, self.agent.now, RECALL_TICKS))
+        return self.borrowed.planned(plan, rows)
+
+    def missed(self, handles: Sequence[int]) -> None:
+        """Let requests compute anew what they read elsewhere too late."""
+        self._actions += self.borrowed.missed(handles)
 
     def cancelled(self, command: Cancel) -> None:
         """Let a request that is on its way here not begin."""
-        receiving = self._agent.receiving
+        receiving = self.agent.receiving
         self._actions += receiving.refuse(lambda announced: is_cancelled(announced, command))
 
     def ended(self, request: Request) -> None:
         """A request ends here, however: nobody may read its pages any more."""
+        self._actions += self.borrowed.ended(request)
         self._commands.pop(request.request_id, None)
         self._migrations.forget(request)
         self._awaited.pop(request.request_id, None)
@@ -294,7 +324,7 @@ class Handovers:
         del self._going[transfer]
         self._moving.discard(request.request_id)
         # Its own end is no news.
-        actions = self._agent.sending.cancel(transfer, "the request has ended")
+        actions = self.agent.sending.cancel(transfer, "the request has ended")
         self._actions += [action for action in actions if not isinstance(action, Ended)]
 
     def _sorted(self, actions: Sequence[Action]) -> tuple[list[Request], list[ArrivedRequest]]:
@@ -309,6 +339,8 @@ class Handovers:
                 moved += self._ended(action)
             elif isinstance(action, Fetched):
                 self._answered(self._fetching.pop(action.number), action.number)
+            elif isinstance(action, LoanNews):
+                self._actions += self.borrowed.take_in(action)
             elif isinstance(action, Arrived):
                 if not action.is_inserted:
                     came.append(self._come(action))
@@ -347,7 +379,7 @@ class Handovers:
         return []
 
     def _come(self, action: Arrived) -> ArrivedRequest:
-        handle = self._agent.holds.claim(owner_of(action.transfer))
+        handle = self.agent.holds.claim(owner_of(action.transfer))
         return decode_arrival(action.announced, action.private, action.computed, handle)
 
 

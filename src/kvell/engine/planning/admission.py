@@ -26,6 +26,7 @@ class Admission:
     """Lets requests in as far as their whole prompts fit beside what running ones need next.
 
     :param shares_pool: whether activations share the pool, so a request may fit a step later.
+    :ivar lacks_memory: whether a request was turned away for want of memory in the latest step.
     """
 
     def __init__(
@@ -45,11 +46,13 @@ class Admission:
         }
         self._outputs: dict[str, tuple[int, int]] = {}
         """By model, how many requests have finished, and with how many tokens of output."""
+        self.lacks_memory = False
         self._turned_away: Request | None = None
         self._made_way_in_vain: Request | None = None
 
     def admit(self, draft: PlanDraft) -> None:
         """Admit waiting requests in turn, past those that wait for a prefix."""
+        self.lacks_memory = False
         held_back: list[Request] = []
         while len(held_back) < MAX_HELD_BACK and self._may_admit(draft):
             request = self._seats.waiting.first()
@@ -106,6 +109,7 @@ class Admission:
 
         :param room_tokens: tokens of room for every request, beyond what the next step needs.
         """
+        self.lacks_memory = True  # unless it is admitted
         if self._seats.running and request is self._turned_away and not self._core.may_fit():
             return False
         tokens = request.tokens(0, request.num_tokens)
@@ -172,6 +176,7 @@ class Admission:
             draft.fetch(self._seats.swapping.fetch(request, held))
         request.state = RequestState.RUNNING
         self._seats.enter(request)
+        self.lacks_memory = False
         draft.admitted.append(request.request_id)
         if request.cached_tokens is None:
             request.cached_tokens = request.computed

@@ -118,6 +118,10 @@ class Scheduler:
         """Let a request that was lifted go on; it waits if its seat is taken."""
         self._seats.go_on(request)
 
+    def start_again(self, request: Request) -> None:
+        """Let a running request whose pages are lost compute all of its tokens anew."""
+        self._seats.start_again(request)
+
     def finish(self, request: Request) -> None:
         """End the request, whatever its state, and give its pages back."""
         self._seats.finish(request)
@@ -193,6 +197,10 @@ class Scheduler:
         return bool(self._seats.waiting) or any(
             request.wants_work for request in self._seats.running
         )
+
+    def lacks_memory(self, plan: StepPlan) -> bool:
+        """Whether requests gave way, or were not let in, for want of memory in the latest plan."""
+        return bool(plan.preempted) or self._admission.lacks_memory
 
     @property
     def num_wanting(self) -> int:

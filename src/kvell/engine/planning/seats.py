@@ -143,6 +143,15 @@ class Seats:
         self.parking.park(request, size_bytes)
         draft.parked.append(request.request_id)
 
+    def start_again(self, request: Request) -> None:
+        """Let a running request compute all of its tokens anew, when its turn comes."""
+        self.running.remove(request)
+        self._close(request, returns=True)
+        request.state = RequestState.WAITING
+        request.computed = request.settled = request.repeats = 0
+        request.preemptions += 1
+        self.waiting.put_back([request])
+
     def take_released(self) -> tuple[int, ...]:
         """Handles that were closed since the last call, in order."""
         released, self._released = tuple(self._released), []

@@ -40,6 +40,7 @@ _COMMANDS = _by_name(
         protocol.Submit,
         protocol.Cancel,
         protocol.Migrate,
+        protocol.MoveKvCache,
         Introduce,
         Lead,
         protocol.AskStats,

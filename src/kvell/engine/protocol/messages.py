@@ -46,7 +46,7 @@ from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import Bound, ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
 
-SCHEMA_VERSION = 16
+SCHEMA_VERSION = 17
 StepBlame = Literal["", "suspect", "blameless"]
 
 HEARTBEAT_SECONDS = 0.5
@@ -156,6 +156,23 @@ class Migrate:
 
 
 @dataclass(frozen=True)
+class MoveKvCache:
+    """Let the next sections of a running request lie in another instance's memory.
+
+    The paper's ``move_kvcache(req_id, num_blocks, dst_inst)`` (Infinite-LLM §6.2, Listing 1).  The
+    creditor may refuse each of them (``try_move_kvcache``); then they stay.
+
+    :param num_blocks: sections of ``SECTION_TOKENS`` tokens, behind those that are away already.
+    :param dst: the creditor.
+    """
+
+    request_id: RequestId
+    attempt: int
+    num_blocks: int
+    dst: str
+
+
+@dataclass(frozen=True)
 class AskStats:
     """Send :class:`Stats` once.
 
@@ -193,6 +210,8 @@ class Ready:
     :param indexed: what the blocks of each layer group are that :class:`.IndexNotice` tells of.
     :param pool_address: where other instances reach its pool, on several hosts; "" on one.
     :param staying: the setting that keeps its requests from moving to others; "" if they can.
+    :param section_bytes: KV memory of a section that another instance of its host may lend it; 0:
+        it borrows nothing.
     """
 
     schema_version: int
@@ -207,6 +226,7 @@ class Ready:
     indexed: tuple[IndexedGroup, ...] = ()
     pool_address: str = ""
     staying: str = ""
+    section_bytes: int = 0
 
 
 class Tokens(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
@@ -304,6 +324,7 @@ Command = (
     Submit
     | Cancel
     | Migrate
+    | MoveKvCache
     | Introduce
     | Lead
     | AskStats

@@ -69,6 +69,8 @@ class Stats:
         without one.
     :param problems: contradictions that the audit found; None if it was not asked for.
     :param misses: prompts whose prefix was not found as far as it was asked for, by reason.
+    :param sections: of 512 tokens: ``lent`` and ``borrowed`` now, ``returned`` from creditors and
+        ``lost`` there so far; empty for an instance that has no part in a pool of several.
     """
 
     incarnation: int
@@ -99,3 +101,4 @@ class Stats:
     buffer: dict[str, int] = field(default_factory=dict)
     problems: tuple[str, ...] | None = None
     misses: dict[str, int] = field(default_factory=dict)
+    sections: dict[str, int] = field(default_factory=dict)

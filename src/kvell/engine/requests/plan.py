@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import accumulate
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -111,6 +111,20 @@ class PageCopy:
     target: int
 
 
+class BorrowedPages(NamedTuple):
+    """Pages of another instance that a step reads for a request.
+
+    :param handle: of the request.
+    :param instance: the creditor, and its ``incarnation``.
+    :param right: the number under which the creditor lets this instance read them.
+    """
+
+    handle: int
+    instance: str
+    incarnation: int
+    right: int
+
+
 @dataclass(frozen=True)
 class StepSlot:
     """A step's activations where they share a pool with KV: chunks of the activation range.
@@ -133,8 +147,9 @@ class StepPlan:
     :param offloads: int32 [m, 3], pages copied to the CPU buffer before anything else is done:
         (group, page, page of the buffer).
     :param fetches: int32 [m, 3], pages copied back from it: (group, page of the buffer, page).
-    :param copies: pages copied before they are written (copy-on-write).
-    :param new_pages: int32 [m, 4]: (handle, group, page position, logical page).
+    :param copies: pages copied before they are written (copy-on-write), or that come home.
+    :param new_pages: int32 [m, 4]: (handle, group, page position, logical page); numbers behind the
+        pool's own are pages of other instances (:mod:`kvell.device.neighbours`).
     :param work: decodes first, then prefill chunks in order of admission.
     :param checkpoints: int32 [m, 5], state pages written at cuts: (handle, group, tokens the
         state stands for, slice of the state, page).
@@ -145,6 +160,8 @@ class StepPlan:
     :param pools: whether any of ``work`` may have a vector to give.
     :param streams: numbers of the transfers whose pages are pulled while ``work`` is computed: who
         pulls them is told how far it is.
+    :param borrowed: pages of other instances that the step reads.  Rows whose right is gone when
+        the step has read them are missed (:attr:`StepResult.missed`).
     """
 
     step: StepNumber
@@ -161,6 +178,7 @@ class StepPlan:
     slot: StepSlot | None = None
     pools: bool = False
     streams: tuple[int, ...] = ()
+    borrowed: tuple[BorrowedPages, ...] = ()
 
     @cached_property
     def num_tokens(self) -> int:
@@ -193,6 +211,8 @@ class StepResult(Struct, frozen=True, gc=False):
     :param logprobs: of the token drawn for a handle, for requests that asked.
     :param scored: how likely the prompt's tokens behind those computed were, by handle; empty
         where logits are no numbers.
+    :param missed: handles whose tokens do not count, since pages that they borrowed may have been
+        read too late.
     :param pooled: vectors of prompts by handle, float32 as little-endian bytes; empty likewise.
     """
 
@@ -202,6 +222,7 @@ class StepResult(Struct, frozen=True, gc=False):
     logprobs: Mapping[int, TokenLogprobs] = NONE_ASKED
     scored: Mapping[int, tuple[TokenLogprobs, ...]] = NONE_ASKED
     pooled: Mapping[int, bytes] = NONE_ASKED
+    missed: tuple[int, ...] = ()
 
     def by_work(self) -> list[tuple[int, ...]]:
         """The tokens of each sampling work.

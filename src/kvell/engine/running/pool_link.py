@@ -4,10 +4,12 @@ import contextlib
 import queue
 from collections.abc import Iterator, Mapping, Sequence
 
+from kvell.device.neighbours import Neighbours
+from kvell.engine.requests.plan import BorrowedPages
 from kvell.engine.running.moved_images import MovedImages
-from kvell.memory import GroupSpec
+from kvell.memory import GroupKind, GroupSpec
 from kvell.mempool.agent import Agent
-from kvell.mempool.entries import Heard, PeerEntry
+from kvell.mempool.entries import Heard, PeerEntry, PeerLost
 from kvell.mempool.network_rendezvous import NetworkRendezvous
 from kvell.mempool.node import Node
 from kvell.mempool.owners import Tick
@@ -15,6 +17,7 @@ from kvell.mempool.rendezvous import Rendezvous
 from kvell.mempool.transfers.actions import Action, Grant, Revoke, Send
 from kvell.mempool.transfers.messages import Offer, Transfer, Written
 from kvell.mempool.transports.page_copies import Bytes
+from kvell.vocabulary import SECTION_TOKENS
 from kvell.wire.bell import Bell
 
 
@@ -22,6 +25,7 @@ class PoolLink:
     """Runs a :class:`.Node` whose agent is the engine core's.
 
     :param memory: the pool, uint8 [pool_bytes], and ``descriptor`` the memfd that it is.
+    :param neighbours: places behind it for pools of instances on this host.
     """
 
     def __init__(
@@ -31,6 +35,7 @@ class PoolLink:
         groups: Sequence[GroupSpec],
         memory: Bytes,
         descriptor: int,
+        neighbours: Neighbours | None = None,
     ) -> None:
         self.agent = agent
         self.images: MovedImages | None = None
@@ -50,8 +55,12 @@ class PoolLink:
             address=place.address(),
             finds=place.address_of,
             secret=place.secret(),
+            neighbours=neighbours,
         )
         self._place = place
+        lends = neighbours is not None and not isinstance(place.address(), str)
+        self.section_bytes = section_bytes(groups) if lends else 0
+        """Memory of a section that another instance of this host may lend; 0: none can."""
         place.publish(self._node.address)
         self._node.start()
 
@@ -75,6 +84,8 @@ class PoolLink:
         with contextlib.suppress(queue.Empty):
             while True:
                 entry = self._entries.get_nowait()
+                if isinstance(entry, PeerLost):  # between two steps: none reads its pool
+                    self._node.take_away(entry.peer, entry.incarnation)
                 told = entry if self.images is None else self.images.incoming(entry)
                 if isinstance(told, Send):
                     self._node.post([told])
@@ -115,6 +126,10 @@ class PoolLink:
         streaming = [self._streaming[number] for number in numbers if number in self._streaming]
         self._node.post([Send(to, Written(transfer, stage)) for to, transfer in streaming])
 
+    def stands(self, pages: BorrowedPages) -> bool:
+        """Whether the creditor lets this instance read pages still; from any thread."""
+        return self._node.stands(pages.instance, pages.incarnation, pages.right)
+
     def close(self) -> None:
         """Hang up."""
         self._node.close()
@@ -135,3 +150,9 @@ class PoolLink:
         self._entries.put(entry)
         self.bell.ring()
         return []
+
+
+def section_bytes(groups: Sequence[GroupSpec]) -> int:
+    """Return the bytes of a section in the groups whose pages may lie elsewhere."""
+    full = (group for group in groups if group.kind is GroupKind.FULL and not group.is_draft)
+    return SECTION_TOKENS * sum(group.token_bytes for group in full)

@@ -12,7 +12,7 @@ from msgspec import structs
 from kvell.engine.failing.failures import StepFailed
 from kvell.engine.planning.proposals import verified
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.requests.plan import StepPlan, StepResult, TokenWork
+from kvell.engine.requests.plan import BorrowedPages, StepPlan, StepResult, TokenWork
 from kvell.engine.running.batching import PageTables
 from kvell.engine.running.copies.copies_under_pass import Copier, StepCopies
 from kvell.engine.running.copies.page_mover import PageMover
@@ -83,6 +83,7 @@ class ModelRunner:
     :ivar copier: copies pages to the buffer and back, under the passes where it can.
     :ivar tells_written: told how far a pass is whose pages are pulled meanwhile; None: nobody asks.
         Of several models in a step none is told of.
+    :ivar stands: whether pages that a plan borrows may still be read; None: no plan borrows any.
     """
 
     def __init__(
@@ -118,6 +119,7 @@ class ModelRunner:
         self._controls = {served: controls.get(served) or Controls() for served in self._models}
         self._before = DrawnBefore()
         self.tells_written: TellWritten | None = None
+        self.stands: Callable[[BorrowedPages], bool] | None = None
         self._stages = () if beside else stages_of(layout.groups, name)
         self._drafter: Drafter | None = None
         if draft is not None:
@@ -175,8 +177,19 @@ class ModelRunner:
         tokens = {name: one.tokens for name, one in drawn.items()}
         in_order = next(iter(tokens.values())) if len(tokens) == 1 else _in_turn(plan, tokens)
         result = _told(verified(plan, in_order), drawn)
+        if plan.borrowed:
+            result = structs.replace(result, missed=self._missed(plan))
         self._before.note(plan, result)
         return result
+
+    def _missed(self, plan: StepPlan) -> tuple[int, ...]:
+        """Requests for which pages were read that their owner may have given to others meanwhile.
+
+        All is read by now: rights that still stand stood while it was.
+        """
+        stands = self.stands
+        gone = {one.handle for one in plan.borrowed if stands is None or not stands(one)}
+        return tuple(sorted(gone))
 
     def _parts(self, plan: StepPlan, begun: Callable[[], None] | None = None) -> dict[str, _Part]:
         """The parts by model, for models that have work."""

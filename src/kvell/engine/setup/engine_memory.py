@@ -1,7 +1,7 @@
 """Builds an engine's memory: the KV region, activations, and the CPU buffer."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -9,6 +9,7 @@ from kvell.cost.swap_rule import rule_of_weights
 from kvell.device.chunks import ChunkDevice
 from kvell.device.host import HostPool
 from kvell.device.host_chunks import HostChunks
+from kvell.device.neighbours import Neighbours
 from kvell.elastic.logical_buffer import CpuBuffer as LogicalBuffer
 from kvell.elastic.page_buffer import PageBuffer
 from kvell.engine.cpu_buffer.buffered_prefixes import BufferedPrefixes
@@ -22,11 +23,14 @@ from kvell.engine.setup.sharing import share_pool
 from kvell.engine.setup.sizes import Sizes
 from kvell.engine.setup.warmer import Warmer
 from kvell.errors import ChangeSomething
-from kvell.memory import MemoryCore, WithholdingCore
+from kvell.memory import Layout, MemoryCore, WithholdingCore
 from kvell.models.forward.kv_memory import host_pool, pool_tensor
 from kvell.models.fused.decoder import FusedDecoder
 from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import MIB
+
+MOST_NEIGHBOURS = 64
+"""Instances of one host whose pools an engine can read in place."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,9 @@ class Memory:
     :param pool: uint8 [bytes], the KV region.
     :param chunks: the pool's chunks, if only a first touch commits them.
     :param descriptor: of the memfd that the pool is, if it is one and nothing else uses it.
+    :param neighbours: places behind the pool for those of other instances on this host.
+    :param seen: uint8 [bytes], the pool and the addresses behind it: what attention may read, and
+        what pages may be copied from.
     """
 
     pool: torch.Tensor
@@ -44,6 +51,14 @@ class Memory:
     warmer: Warmer | None = None
     chunks: ChunkDevice | None = None
     descriptor: int | None = None
+    neighbours: Neighbours | None = None
+    seen: torch.Tensor | None = None
+
+    @property
+    def read(self) -> torch.Tensor:
+        """What pages are read from: the pool, with neighbours' pools behind it where there are
+        places for them."""
+        return self.pool if self.seen is None else self.seen
 
 
 @dataclass(frozen=True)
@@ -104,9 +119,7 @@ def memory_of(
         _give_reserve(decoders, sizes.reserve_bytes)
         if place.type != "cpu":
             return Memory(pool_tensor(None, layout.pool_bytes, place))
-        cold = HostChunks(-(-layout.pool_bytes // HostChunks.chunk_bytes), "--kv-memory")
-        pool = pool_tensor(cold.view(cold.home), layout.pool_bytes, place)
-        return Memory(pool, chunks=cold, descriptor=cold.descriptor)
+        return _own_pool(layout, place, options)
     device = HostChunks(sizes.shared_chunks)
     shared = share_pool(device, layout, core, sizes.need, options.kv_memory_bytes)
     area = host_pool(device.view(shared.elastic.area))
@@ -116,6 +129,19 @@ def memory_of(
         SlotMemory(area, device.chunk_bytes, decoders),
         shared.warmer(),
     )
+
+
+def _own_pool(layout: Layout, place: torch.device, options: EngineOptions) -> Memory:
+    """A pool in host memory; with places behind it, if the engine is one of several instances."""
+    most = MOST_NEIGHBOURS if options.pool_place is not None else 0
+    beyond_bytes = Neighbours.beyond_bytes(layout.pool_bytes, layout.large_page_bytes, most)
+    cold = HostChunks(-(-layout.pool_bytes // HostChunks.chunk_bytes), "--kv-memory", beyond_bytes)
+    pool = pool_tensor(cold.view(cold.home), layout.pool_bytes, place)
+    memory = Memory(pool, chunks=cold, descriptor=cold.descriptor)
+    if not most:
+        return memory
+    neighbours = Neighbours(cold, layout.pool_bytes, layout.large_page_bytes)
+    return replace(memory, neighbours=neighbours, seen=host_pool(cold.view_beyond()))
 
 
 def _give_reserve(decoders: Sequence[FusedDecoder], reserve_bytes: int) -> None:

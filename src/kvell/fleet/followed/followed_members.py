@@ -195,10 +195,10 @@ class FollowedMembers:
                 self._remove(instance_id)
         self._news.set()
 
-    def move_ordered(self, request_id: str, target: str) -> None:
+    def move_ordered(self, request_id: str, target: str, num_blocks: int) -> None:
         """See :class:`.ManagerListener`."""
         if not self._is_closing:
-            self._callbacks.on_move(request_id, target)
+            self._callbacks.on_move(request_id, target, num_blocks)
 
     def manager_refused(self, refusal: ChangeSomething) -> None:
         """See :class:`.ManagerListener`."""
@@ -313,5 +313,5 @@ class FollowedMembers:
 def _pressed(line: RoleLoad) -> Pressed:
     """What the manager is told of an instance that is short of memory."""
     youngest = line.movable()[-MOST_MOVABLE:]
-    movable = tuple(Movable(one.request_id, one.size_bytes) for one in youngest)
+    movable = tuple(Movable(one.request_id, one.size_bytes, one.block_bytes) for one in youngest)
     return Pressed(line.memory().leaving, movable)

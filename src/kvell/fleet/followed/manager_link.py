@@ -69,7 +69,7 @@ class ManagerListener(Protocol):
         """All instances as the manager sees them."""
         ...
 
-    def move_ordered(self, request_id: str, target: str) -> None:
+    def move_ordered(self, request_id: str, target: str, num_blocks: int) -> None:
         """A request should go on at another instance."""
         ...
 
@@ -243,7 +243,7 @@ class ManagerLink:
             self._listener.roster_came(message)
         elif isinstance(message, MoveRequest):
             if not self._epochs.is_older(message.epoch):
-                self._listener.move_ordered(message.request_id, message.target)
+                self._listener.move_ordered(message.request_id, message.target, message.num_blocks)
         elif message.call in self._calls and not self._calls[message.call].done():
             self._calls[message.call].set_result(message)
 

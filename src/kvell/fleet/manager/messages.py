@@ -128,11 +128,12 @@ class Roster(_Message, frozen=True):
 class Movable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request that could go on elsewhere.
 
-    :param size_bytes: of its pages, at most.
+    :param size_bytes: of its pages, at most, and ``block_bytes`` of one of its sections.
     """
 
     request_id: str
     size_bytes: Count
+    block_bytes: Count = 0
 
 
 class Pressed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -150,11 +151,13 @@ class MoveRequest(_Message, frozen=True):
     """Let a request of this front go on at another instance; nothing if it has ended, or moves.
 
     :param epoch: of the manager; a front that has seen a higher one does nothing.
+    :param num_blocks: 0: all of it goes; else so many of its sections lie there from now on.
     """
 
     epoch: int
     request_id: str
     target: str
+    num_blocks: Count = 0
 
 
 class FrontBeat(_Message, frozen=True):

@@ -72,7 +72,7 @@ class FleetSteering:
             for front, beat in self._beats.items():
                 pressed = beat.pressed.get(move.source)
                 if pressed and any(one.request_id == move.request_id for one in pressed.movable):
-                    order = MoveRequest(orders.epoch, move.request_id, move.target)
+                    order = MoveRequest(orders.epoch, move.request_id, move.target, move.num_blocks)
                     told.append((front, order))
         return told
 
@@ -81,7 +81,7 @@ class FleetSteering:
         youngest."""
         pressed = [beat.pressed.get(instance_id) for beat in self._beats.values()]
         found = [
-            MovableView(one.request_id, one.size_bytes)
+            MovableView(one.request_id, one.size_bytes, one.block_bytes)
             for each in pressed
             if each is not None
             for one in each.movable

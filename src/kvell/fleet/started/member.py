@@ -85,7 +85,8 @@ class MemberCallbacks:
 
     :param on_cut: the connection to it ended; ``on_lost`` follows once it is known why.
     :param on_role: it has a role from now on.
-    :param on_move: the manager lets a request, the first argument, go on at an instance.
+    :param on_move: the manager lets a request, the first argument, go on at an instance; or, if
+        that is not 0, so many of its sections lie there.
     """
 
     on_ready: Callable[[str, Ready], None]
@@ -96,7 +97,7 @@ class MemberCallbacks:
     on_gone: Callable[[str], None]
     on_cut: Callable[[str], None]
     on_role: Callable[[str, str], None]
-    on_move: Callable[[str, str], None]
+    on_move: Callable[[str, str, int], None]
 
 
 class Member:

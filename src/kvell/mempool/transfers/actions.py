@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from kvell.memory import Ints
+from kvell.mempool.loans.actions import LoanNews
 from kvell.mempool.transfers.messages import PeerMessage, Transfer
 
 
@@ -104,5 +105,15 @@ class Fetched:
 
 
 Action = (
-    Send | Pull | PullRest | StopPull | Grant | Revoke | RoomGranted | Arrived | Ended | Fetched
+    Send
+    | Pull
+    | PullRest
+    | StopPull
+    | Grant
+    | Revoke
+    | RoomGranted
+    | Arrived
+    | Ended
+    | Fetched
+    | LoanNews
 )

@@ -19,6 +19,8 @@ deadlines end what is never answered.
 
 from msgspec import Struct
 
+from kvell.mempool.loans.messages import LoanMessage
+
 MOST_TICKS = 1_200_000
 """Longest time, 20 minutes, for which an instance holds pages since another asks for it."""
 
@@ -132,4 +134,5 @@ class Declined(Struct, frozen=True, tag=True):
     why: str
 
 
-PeerMessage = Prepare | Prepared | Offer | Written | Pulled | Abandon | Ask | Declined
+PeerMessage = Prepare | Prepared | Offer | Written | Pulled | Abandon | Ask | Declined | LoanMessage
+"""Everything that one instance says to another, of loans too."""

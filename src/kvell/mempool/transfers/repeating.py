@@ -7,7 +7,7 @@ other side would wait until its deadline then, with pages that nobody needs.
 from dataclasses import dataclass
 
 from kvell.mempool.owners import Tick
-from kvell.mempool.transfers.messages import Offer, Prepare, Prepared
+from kvell.mempool.transfers.messages import PeerMessage
 
 FIRST_TICKS: Tick = 2_000
 """How long an answer is awaited at first; each time twice as long."""
@@ -20,12 +20,12 @@ class Repeated:
     :ivar at: when it is said again.
     """
 
-    message: Prepare | Prepared | Offer
+    message: PeerMessage
     at: Tick
     _pause: Tick = FIRST_TICKS
 
     @classmethod
-    def said(cls, message: Prepare | Prepared | Offer, now: Tick) -> "Repeated":
+    def said(cls, message: PeerMessage, now: Tick) -> "Repeated":
         """A message that is said now for the first time."""
         return cls(message, now + FIRST_TICKS)
 

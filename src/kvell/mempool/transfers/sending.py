@@ -22,6 +22,7 @@ from kvell.memory import Images
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import Action, Ended, Grant, Revoke, RoomGranted, Send
 from kvell.mempool.transfers.messages import Abandon, Offer, Prepare, Prepared, Pulled, Transfer
+from kvell.mempool.transfers.numbers import RightNumbers
 from kvell.mempool.transfers.repeating import Repeated
 
 Places = Mapping[tuple[int, int], int]
@@ -58,15 +59,21 @@ class Sending:
     """Transfers of one incarnation of an instance to others.
 
     :param most_pages: that each group of the layout has at most, which ``fingerprint`` stands for.
+    :param numbers: of the incarnation's rights, which loans have too.
     """
 
     def __init__(
-        self, instance: str, incarnation: int, fingerprint: str, most_pages: Sequence[int]
+        self,
+        instance: str,
+        incarnation: int,
+        fingerprint: str,
+        most_pages: Sequence[int],
+        numbers: RightNumbers,
     ) -> None:
         self._instance, self._incarnation = instance, incarnation
         self._fingerprint, self._pages = fingerprint, tuple(most_pages)
         self._sent: dict[Transfer, _Sent] = {}
-        self._number = 0
+        self._numbers = numbers
         self._now: Tick = 0
 
     def __len__(self) -> int:
@@ -101,8 +108,7 @@ class Sending:
         :param tokens: int32, maybe more of them.
         :param images: int32 [n, 3] of it, which come with it; None without any.
         """
-        self._number += 1
-        transfer = Transfer(self._instance, self._incarnation, self._number)
+        transfer = Transfer(self._instance, self._incarnation, self._numbers.take())
         prepare = Prepare(
             transfer,
             self._fingerprint,
@@ -226,6 +232,7 @@ class Sending:
     def _ended(self, transfer: Transfer, problem: str) -> list[Action]:
         """Revoke first: from then on others may get the pages."""
         sent = self._sent.pop(transfer)
+        self._numbers.free(transfer.number)
         actions: list[Action] = [Revoke(transfer)] if sent.is_granted else []
         return [*actions, Ended(transfer, problem)]
 

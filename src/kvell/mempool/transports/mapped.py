@@ -7,6 +7,9 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
+from kvell.device.neighbours import Neighbours
+from kvell.errors import TryLater
+from kvell.mempool.entries import NOT_IN_PLACE
 from kvell.mempool.transports.page_copies import Bytes, Piece, copy_pieces
 from kvell.mempool.transports.rights import RightsOfPeer
 from kvell.mempool.transports.source import RIGHT_GONE, STOPPED
@@ -19,7 +22,8 @@ BATCH_PIECES = 64
 class MappedPages:
     """A :class:`.PageSource`; copies of all peers take turns, since each is as fast as memory.
 
-    :param descriptors: of the peer's pool and of its rights; they are closed here.
+    :param descriptors: of the peer's pool and of its rights; they are closed here, or by
+        :meth:`close`.
     :raises ProtocolError: when they are not what they should be.
     """
 
@@ -29,14 +33,17 @@ class MappedPages:
         pool, rights = descriptors
         try:
             if os.fstat(pool).st_size < pool_bytes:
-                raise ProtocolError("its memory is smaller than it says")
+                raise ProtocolError("it is smaller than it says")
             self._map = mmap.mmap(pool, pool_bytes, prot=mmap.PROT_READ)
             self._rights = RightsOfPeer(rights)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, ProtocolError) as error:
+            os.close(pool)
             raise ProtocolError(f"its memory cannot be mapped ({error})") from error
         finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            os.close(rights)
+        self._descriptor, self._pool_bytes = pool, pool_bytes
+        self._neighbours: Neighbours | None = None
+        self._first_large = NOT_IN_PLACE
 
     def bring(
         self, number: int, pieces: Sequence[Piece], target: Bytes, stop: threading.Event
@@ -51,5 +58,30 @@ class MappedPages:
             copy_pieces(pieces[start : start + BATCH_PIECES], source, target)
         return "" if self._rights.stands(number) else RIGHT_GONE
 
+    def put_behind(self, neighbours: Neighbours) -> int:
+        """Map the peer's pool once more, behind one's own, where attention can read it in place.
+
+        :returns: the number of its first large page there, or ``NOT_IN_PLACE`` if no place is left.
+        """
+        try:
+            self._first_large = neighbours.map(self._descriptor, self._pool_bytes)
+        except TryLater:
+            return NOT_IN_PLACE  # its pages can still be copied
+        self._neighbours = neighbours
+        return self._first_large
+
+    def take_away(self) -> None:
+        """Give its place behind one's own pool to others; no step may read it any more."""
+        if self._neighbours is not None:
+            self._neighbours.unmap(self._first_large)
+            self._neighbours = None
+
+    def stands(self, number: int) -> bool:
+        """Whether this instance may still read what the peer lent it under this number."""
+        return self._rights.stands(number)
+
     def close(self) -> None:
         """Its memory stays mapped while somebody still looks at it."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

@@ -1,9 +1,9 @@
 """Who may read which of an instance's pages at this moment.
 
-A small table, which peers of the same host map read-only, has a word for each transfer.  The word
-holds the transfer's number while its receiver may read.  The owner clears it *before* it gives the
-pages to others, and a reader looks at it after its copy: a process that was stopped in the middle,
-and wakes when it has long been given up, finds that its right is gone.
+A small table, which peers of the same host map read-only, has a word for each transfer and each
+loan.  The word holds its number while its receiver may read.  The owner clears it *before* it gives
+the pages to others, and a reader looks at it after its copy: a process that was stopped in the
+middle, and wakes when it has long been given up, finds that its right is gone.
 
 A peer on the same host can read all of the memory that it maps, so the table only tells it what
 counts.  Over TCP the owner sends the pages itself, and sends a receiver what was offered to it
@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-SLOTS = 4096
-"""Transfers whose words do not meet; a later one whose word is taken is not granted."""
+from kvell.mempool.transfers.numbers import SLOTS
+
 TABLE_BYTES = 8 * SLOTS
 Extent = tuple[int, int]
 """Offset and size in bytes."""

@@ -224,6 +224,17 @@ class _InstanceMetrics:
             text = "Large pages that prompts may take to go ahead."
             yield self._gauge("cpu_buffer_logical", text, buffer["logical_large_pages"])
 
+    def _of_sections(self, sections: dict[str, int]) -> Iterator[Metric]:
+        """What instances lend each other; no samples where they cannot."""
+        if not sections:
+            return
+        now = {name: sections[name] for name in ("lent", "borrowed")}
+        text = "Sections of 512 tokens that lie at another instance, by whose they are."
+        yield self._by_label("kv_sections", text, "side", now, GaugeMetricFamily)
+        ended = {name: sections[name] for name in ("returned", "lost")}
+        text = "Borrowed sections that a creditor took back, by whether a copy was made in time."
+        yield self._by_label("kv_sections_recalled", text, "end", ended)
+
     def _of_sizes(self, stats: Stats) -> Iterator[Metric]:
         """Sizes that never change, as labels of a 1; vLLM's labels for one page size tell the
         first group's."""

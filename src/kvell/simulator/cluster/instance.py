@@ -20,7 +20,14 @@ from functools import partial
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.index_watch import IndexWatch
 from kvell.engine.core.journal import Journal, JournaledCore
-from kvell.engine.protocol.messages import HEARTBEAT_SECONDS, Cancel, Event, Migrate, Submit
+from kvell.engine.protocol.messages import (
+    HEARTBEAT_SECONDS,
+    Cancel,
+    Event,
+    Migrate,
+    MoveKvCache,
+    Submit,
+)
 from kvell.engine.protocol.notices import WatchIndex
 from kvell.engine.requests.plan import StepPlan
 from kvell.mempool.agent import Agent
@@ -46,7 +53,7 @@ from kvell.simulator.replay.runner import StepTimer
 LATEST_TICK: Tick = 1 << 50
 """Deadlines behind it are none."""
 
-Command = Submit | Cancel | Migrate | WatchIndex
+Command = Submit | Cancel | Migrate | MoveKvCache | WatchIndex
 Input = Command | PeerEntry
 
 
@@ -165,7 +172,7 @@ class VirtualInstance:
     def _handle(self, one: Input) -> None:
         if not isinstance(one, Cancel):
             self._tell_time()  # deadlines count from now
-        if isinstance(one, Submit | Cancel | Migrate):
+        if isinstance(one, Submit | Cancel | Migrate | MoveKvCache):
             self._done(self._told.tell(one))
         elif isinstance(one, WatchIndex):
             self._done(self.core.watch_index(self._index_watch))

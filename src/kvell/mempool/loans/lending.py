@@ -1,0 +1,400 @@
+"""The creditor's side of loans, without I/O.
+
+::
+
+    Borrow ──► GRANTED ──Fill──► FILLING ──pulled──► LENT ──recall──► LENT until a deadline
+      │           └─ deadline, recall ─┐ └─ deadline, recall   └─ GiveBack ──► gone      │
+      └─ refused                       ▼    ▼                                            ▼
+                                     gone ◄─ ENDING, while somebody writes    gone ◄─ REVOKED
+
+Memory is lent first come, first served.  A reservation that is not filled ends at its deadline,
+and at once if it is recalled: the debtor still has its own pages.  A loan that is read has no
+deadline until it is recalled.  The right to read is granted when the pages are filled, and revoked
+before they are given to others.  A revoked loan has no pages, and is remembered until the debtor
+has answered, so that the debtor learns of it whatever gets lost.
+
+Source: Infinite-LLM §5.2.2 and §6.2.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from kvell.memory import Ints
+from kvell.mempool.holds import Holds
+from kvell.mempool.loans.counts import Counts, decode_counts, decode_pages, encode_ints
+from kvell.mempool.loans.messages import (
+    Borrow,
+    Fill,
+    Filled,
+    GiveBack,
+    GivenBack,
+    Lent,
+    Loan,
+    LoanOver,
+    Recall,
+)
+from kvell.mempool.loans.repeats import said_again
+from kvell.mempool.owners import Owner, Tick
+from kvell.mempool.transfers.actions import Action, Grant, Pull, Revoke, Send, StopPull
+from kvell.mempool.transfers.messages import MOST_TICKS, Transfer
+from kvell.mempool.transfers.numbers import SLOTS, RightNumbers
+from kvell.mempool.transfers.receiving import FOREVER
+from kvell.mempool.transfers.repeating import Repeated
+
+UNKNOWN = "there is no such loan"
+RECALLED = "it was recalled"
+TOO_LONG = "it took too long"
+NO_ROOM = "there is no room"
+MOST_LOANS = SLOTS // 2
+"""Loans that stand at once, of all debtors: transfers need words of rights too."""
+
+
+@dataclass
+class _Lent:
+    """One loan of this creditor.
+
+    :ivar rows: int32 [m, 2]: group, own page, in the order of groups.
+    :ivar deadline: until which it must be filled, or given back; None: there is none.
+    :ivar filling: the transfer by which it is being filled.
+    :ivar unanswered: a ``Recall``.
+    """
+
+    owner: Owner
+    counts: Counts
+    rows: Ints
+    right: Transfer
+    deadline: Tick | None
+    state: Literal["granted", "filling", "lent", "ending", "revoked"] = "granted"
+    filling: Transfer | None = None
+    unanswered: Repeated | None = None
+
+    @property
+    def has_pages(self) -> bool:
+        return self.state != "revoked"
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether its pages come back without a recall."""
+        return self.state == "ending" or (self.state == "lent" and self.deadline is not None)
+
+
+class Lending:
+    """What one incarnation of an instance lends to others.
+
+    :param fingerprint: of its layout, which debtors must have too.
+    :param holds: of the instance; a loan's hold has owner kind ``loan``.
+    :param numbers: of the incarnation's rights, shared with transfers.
+    :param most_lent: pages of each group that are lent at most, 0 for one that is never lent.
+    :param most_loans: of one debtor; further ones are refused.
+    """
+
+    def __init__(
+        self,
+        instance: str,
+        incarnation: int,
+        fingerprint: str,
+        holds: Holds,
+        numbers: RightNumbers,
+        most_lent: Sequence[int],
+        most_loans: int,
+    ) -> None:
+        self._instance, self._incarnation = instance, incarnation
+        self._fingerprint, self._holds, self._numbers = fingerprint, holds, numbers
+        self._most_lent, self._most_loans = tuple(most_lent), most_loans
+        self.borrows: Callable[[], bool] = lambda: False
+        """Whether the instance borrows memory; then it lends none."""
+        self.is_other_pull: Callable[[Transfer], bool] = lambda _transfer: False
+        """Whether a transfer brings a text here: it cannot fill a loan too."""
+        self.is_closed = False
+        """Whether nothing more is lent."""
+        self._lent: dict[Loan, _Lent] = {}
+        self._pulls: dict[Transfer, Loan] = {}
+
+    def __len__(self) -> int:
+        return len(self._lent)
+
+    def __contains__(self, transfer: Transfer) -> bool:
+        """Whether a loan is being filled by a transfer."""
+        return transfer in self._pulls
+
+    @property
+    def lends(self) -> bool:
+        """Whether any pages are lent."""
+        return any(one.has_pages for one in self._lent.values())
+
+    @property
+    def next_deadline(self) -> Tick | None:
+        """When :meth:`tick` has something to do; None while no loan waits for anything."""
+        loans = self._lent.values()
+        ticks = [one.deadline for one in loans if one.deadline is not None]
+        repeats = [one.unanswered.at for one in loans if one.unanswered is not None]
+        return min(ticks + repeats, default=None)
+
+    def pages_lent(self) -> dict[str, Counts]:
+        """Return for each debtor how many pages of each group it has, for figures."""
+        debtors = sorted({loan.debtor for loan, one in self._lent.items() if one.has_pages})
+        return {
+            debtor: self._sum(
+                one for loan, one in self._lent.items() if loan.debtor == debtor and one.has_pages
+            )
+            for debtor in debtors
+        }
+
+    def pages(self) -> set[tuple[int, int]]:
+        """(group, page) of all that is lent."""
+        lent = [one.rows for one in self._lent.values() if one.has_pages]
+        return {(group, page) for rows in lent for group, page in rows.tolist()}
+
+    def borrow(self, debtor: str, message: Borrow, now: Tick) -> list[Action]:
+        """Hold empty pages for a debtor, or refuse.
+
+        The answer to ``try_move_kvcache`` of Infinite-LLM's Listing 1.
+        """
+        loan = message.loan
+        if loan in self._lent and loan.debtor == debtor:  # it is said again
+            one = self._lent[loan]
+            return [self._granted(loan, one)] if one.state == "granted" else []
+        counts = decode_counts(message.counts, len(self._most_lent))
+        problem = self._problem(debtor, message)
+        if problem or counts is None:
+            return [_over(debtor, loan, problem or "there are no such pages")]
+        lent = self._sum(one for one in self._lent.values() if one.has_pages)
+        limits = zip(lent, counts, self._most_lent, strict=True)
+        if any(wanted and had + wanted > most for had, wanted, most in limits):
+            return [_over(debtor, loan, NO_ROOM)]
+        owner = Owner("loan", *_parts(loan))
+        try:
+            hold = self._holds.hold_pages(
+                owner, FOREVER, np.asarray(counts, np.int32), model=message.model
+            )
+        except ValueError as error:
+            return [_over(debtor, loan, str(error))]
+        if hold is None:
+            return [_over(debtor, loan, NO_ROOM)]
+        places = sorted(self._holds.places(owner).items())
+        rows = np.asarray([(group, page) for (group, _), page in places], np.int32)
+        right = Transfer(self._instance, self._incarnation, self._numbers.take())
+        deadline = now + min(message.ticks_left, MOST_TICKS)
+        one = self._lent[loan] = _Lent(owner, counts, rows, right, deadline)
+        return [self._granted(loan, one)]
+
+    def fill(self, debtor: str, message: Fill) -> list[Action]:
+        """Begin to pull the debtor's pages."""
+        loan = message.loan
+        one = self._of(debtor, loan)
+        if one is None or message.right != one.right.number or one.state in ("ending", "revoked"):
+            return [_over(debtor, loan, UNKNOWN)]
+        if one.state == "lent":  # the answer got lost
+            return [Send(debtor, Filled(loan))]
+        if one.state == "filling":
+            return []
+        pages = decode_pages(message.pages, len(one.rows))
+        transfer = Transfer(debtor, loan.incarnation, message.number)
+        is_taken = transfer in self._pulls or self.is_other_pull(transfer)
+        if pages is None or message.number < 1 or is_taken:
+            problem = "it cannot be filled from these pages"
+            return [*self._ended(loan, one), _over(debtor, loan, problem)]
+        one.state, one.filling = "filling", transfer
+        self._pulls[transfer] = loan
+        rows = np.insert(one.rows, 1, np.asarray(pages, np.int32), axis=1)
+        return [Pull(transfer, np.ascontiguousarray(rows, np.int32))]
+
+    def pulled(self, transfer: Transfer, problem: str) -> list[Action]:
+        """Copying has ended.
+
+        :param problem: "" if everything was copied and the right to read still stood then.
+        """
+        loan = self._pulls.pop(transfer)
+        one = self._lent[loan]
+        one.filling = None
+        if one.state == "ending" or problem:
+            over = [] if one.state == "ending" else [_over(loan.debtor, loan, problem)]
+            self._let_go(one)
+            del self._lent[loan]
+            return [*over]
+        one.state, one.deadline = "lent", None
+        grant = Grant(one.right, loan.debtor, one.rows.astype("<i4").tobytes())
+        return [grant, Send(loan.debtor, Filled(loan))]
+
+    def given_back(self, debtor: str, message: GiveBack) -> list[Action]:
+        """The debtor does not read the pages any more."""
+        if message.loan.debtor != debtor:
+            return [_over(debtor, message.loan, UNKNOWN)]
+        one = self._lent.get(message.loan)
+        ended = [] if one is None else self._ended(message.loan, one)
+        return [*ended, Send(debtor, GivenBack(message.loan))]
+
+    def over(self, debtor: str, message: LoanOver) -> list[Action]:
+        """The debtor knows no such loan."""
+        one = self._of(debtor, message.loan)
+        return [] if one is None else self._ended(message.loan, one)
+
+    def recall(self, counts: Sequence[int], now: Tick, ticks: Tick) -> list[Action]:
+        """Get back so many pages of each group, counting those that are on their way back.
+
+        Loans that were never filled go first, and end at once.  Then the youngest are recalled,
+        and revoked at a deadline unless they are given back before it.
+
+        :param counts: pages of each group.
+        :param ticks: milliseconds until the deadline; 0: they are revoked at once.
+        """
+        missing = np.asarray(counts) - self._sum(o for o in self._lent.values() if o.is_ending)
+        actions: list[Action] = []
+        for loan in self._order():
+            one = self._lent[loan]
+            if (missing <= 0).all():
+                break
+            if not one.is_ending and np.logical_and(missing > 0, one.counts).any():
+                missing = missing - one.counts
+                actions += self._recalled(loan, one, now, now + ticks)
+        return actions
+
+    def recall_all(self, now: Tick, ticks: Tick) -> list[Action]:
+        """Get back all pages; the deadline of an earlier recall can move forward, never back.
+
+        :param ticks: milliseconds until the deadline; 0: loans are revoked at once.
+        """
+        loans = self._order()
+        return [a for one in loans for a in self._recalled(one, self._lent[one], now, now + ticks)]
+
+    def tick(self, now: Tick) -> list[Action]:
+        """End what has passed its deadline, and say again what is not answered."""
+        actions: list[Action] = []
+        for loan, one in list(self._lent.items()):
+            if one.deadline is not None and one.deadline <= now:
+                actions += self._late(loan, one, now)
+            elif one.unanswered is not None and one.unanswered.is_due(now):
+                actions.append(Send(loan.debtor, said_again(one.unanswered, one.deadline, now)))
+        return actions
+
+    def instance_died(self, instance: str, incarnation: int) -> list[Action]:
+        """An incarnation of an instance, or an earlier one, is no more: what it borrowed is free.
+
+        :param incarnation: 0: whichever it is.
+        """
+        gone = [
+            loan
+            for loan in self._lent
+            if loan.debtor == instance and not 0 < incarnation < loan.incarnation
+        ]
+        return [action for loan in gone for action in self._ended(loan, self._lent[loan])]
+
+    def audit(self) -> list[str]:
+        """Every contradiction between loans and holds, a sentence for each."""
+        found = []
+        for loan, one in self._lent.items():
+            if one.has_pages != (one.owner in self._holds):
+                found.append(f"{loan} is {one.state}, and whether it is held does not fit that")
+            elif one.has_pages:
+                held = sorted((g, page) for g, _, page in self._holds.pages(one.owner).tolist())
+                if held != sorted(map(tuple, one.rows.tolist())):
+                    found.append(f"{loan} lends {one.rows.tolist()} and holds {held}")
+            if one.has_pages != (one.right.number in self._numbers):
+                found.append(
+                    f"{loan} is {one.state}, and whether it has a number does not fit that"
+                )
+            if (one.filling is not None) != (one.state in ("filling", "ending")):
+                found.append(f"{loan} is {one.state}, and is filled by {one.filling}")
+            if one.filling is not None and self._pulls.get(one.filling) != loan:
+                found.append(f"{loan} is filled by {one.filling}, which fills another")
+        owners = {one.owner for one in self._lent.values()}
+        found += [
+            f"{hold.owner} holds pages for no loan"
+            for hold in self._holds
+            if hold.owner.kind == "loan" and hold.owner not in owners
+        ]
+        lent = self._sum(one for one in self._lent.values() if one.has_pages)
+        if any(had > most for had, most in zip(lent, self._most_lent, strict=True)):
+            found.append(f"{lent} pages are lent, more than {self._most_lent}")
+        return found
+
+    def _problem(self, debtor: str, message: Borrow) -> str:
+        if message.loan.debtor != debtor:
+            return "it is in another instance's name"
+        if message.fingerprint != self._fingerprint:
+            return "the layouts of the two instances differ"
+        if self.is_closed:
+            return "the instance is draining"
+        if self.borrows():
+            return "the instance borrows memory itself"
+        if message.ticks_left <= 0:
+            return "its time is over"
+        of_debtor = sum(loan.debtor == debtor for loan in self._lent)
+        if of_debtor >= self._most_loans or len(self._lent) >= MOST_LOANS:
+            return "too many loans stand"
+        return ""
+
+    def _of(self, debtor: str, loan: Loan) -> _Lent | None:
+        """A loan, if it is this debtor's."""
+        return self._lent.get(loan) if loan.debtor == debtor else None
+
+    def _sum(self, loans: Iterable[_Lent]) -> Counts:
+        zero = np.zeros(len(self._most_lent), np.int64)
+        return tuple(sum((np.asarray(one.counts) for one in loans), zero).tolist())
+
+    def _order(self) -> list[Loan]:
+        """All loans, as they are recalled."""
+        youngest = list(reversed(self._lent))
+        return sorted(youngest, key=lambda loan: self._lent[loan].state == "lent")
+
+    def _granted(self, loan: Loan, one: _Lent) -> Send:
+        pages = encode_ints(one.rows[:, 1].tolist())
+        return Send(loan.debtor, Lent(loan, self._incarnation, one.right.number, pages))
+
+    def _recalled(self, loan: Loan, one: _Lent, now: Tick, deadline: Tick) -> list[Action]:
+        """Recall one loan, unless it is ending, or was recalled for an earlier deadline."""
+        if one.state in ("granted", "filling"):
+            return [*self._ended(loan, one), _over(loan.debtor, loan, RECALLED)]
+        is_sooner = one.deadline is None or deadline < one.deadline
+        if one.state != "lent" or not is_sooner:
+            return []
+        if deadline <= now:
+            return self._revoked(loan, one, now)
+        one.deadline = deadline
+        return [self._said(loan, one, now, deadline - now)]
+
+    def _late(self, loan: Loan, one: _Lent, now: Tick) -> list[Action]:
+        if one.state == "lent":
+            return self._revoked(loan, one, now)
+        return [*self._ended(loan, one), _over(loan.debtor, loan, TOO_LONG)]
+
+    def _revoked(self, loan: Loan, one: _Lent, now: Tick) -> list[Action]:
+        """Take the pages of a loan that is read."""
+        actions: list[Action] = [Revoke(one.right)]
+        self._let_go(one)
+        one.state, one.deadline = "revoked", None
+        return [*actions, self._said(loan, one, now, 0)]
+
+    def _said(self, loan: Loan, one: _Lent, now: Tick, ticks_left: Tick) -> Send:
+        recall = Recall(loan, ticks_left)
+        one.unanswered = Repeated.said(recall, now)
+        return Send(loan.debtor, recall)
+
+    def _ended(self, loan: Loan, one: _Lent) -> list[Action]:
+        """Forget a loan and give its pages back, once nobody writes into them."""
+        if one.state == "ending":
+            return []
+        if one.filling is not None:
+            one.state, one.deadline = "ending", None
+            return [StopPull(one.filling)]
+        actions: list[Action] = [Revoke(one.right)] if one.state == "lent" else []
+        if one.has_pages:
+            self._let_go(one)
+        del self._lent[loan]
+        return actions
+
+    def _let_go(self, one: _Lent) -> None:
+        """Release the pages: the caller carries the actions out before anybody else gets them."""
+        self._numbers.free(one.right.number)
+        self._holds.release(one.owner)
+
+
+def _parts(loan: Loan) -> tuple[str, int, int]:
+    return loan.debtor, loan.incarnation, loan.number
+
+
+def _over(debtor: str, loan: Loan, why: str) -> Send:
+    return Send(debtor, LoanOver(loan, why))

@@ -1,0 +1,94 @@
+"""A request whose instance has no memory left borrows from its neighbour, bit for bit."""
+
+import asyncio
+import json
+from pathlib import Path
+
+from kvell import LLM
+from kvell.async_engine import AsyncEngine
+from kvell.engine.protocol.logprobs import TokenLogprobs
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.fleet.started.front_limits import FrontLimits
+from kvell.vocabulary import MIB
+
+DATA = Path(__file__).parents[1] / "data"
+KV_BYTES = 96 * MIB
+"""2,184 tokens of SmolLM2 in float32."""
+PATIENCE_SECONDS = 300
+LONG_TOKENS, LONG_ANSWER = 1950, 200
+"""Together they fill the pool but for one token in 60."""
+
+Said = tuple[list[int], list[TokenLogprobs]]
+
+
+def texts() -> list[list[int]]:
+    rows = (DATA / "smollm2_greedy.jsonl").read_text().splitlines()
+    return [json.loads(row)["prompt_token_ids"] for row in rows]
+
+
+def long_prompt() -> list[int]:
+    joined = [token for text in texts() for token in text]
+    return (joined * (1 + LONG_TOKENS // len(joined)))[:LONG_TOKENS]
+
+
+def sampling(max_tokens: int) -> SamplingParams:
+    return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=2)
+
+
+def alone(smollm2_path: Path, prompts: list[tuple[list[int], int]]) -> list[Said]:
+    """What one engine with more memory says."""
+    llm = LLM(str(smollm2_path), dtype="float32", kv_memory_bytes=2 * KV_BYTES)
+    outputs = llm.generate(
+        [{"prompt_token_ids": prompt} for prompt, _ in prompts],
+        [sampling(count) for _, count in prompts],
+        sequential=True,
+    )
+    return [(one.token_ids, one.logprobs or []) for one in outputs]
+
+
+async def said(engine: AsyncEngine, prompt: list[int], count: int) -> Said:
+    found: Said = ([], [])
+    async for output in engine.generate({"prompt_token_ids": prompt}, sampling(count)):
+        found = (list(output.token_ids), list(output.logprobs or []))
+    return found
+
+
+async def sections(engine: AsyncEngine, name: str) -> int:
+    """Return so many sections of all instances: ``lent``, ``borrowed``, ``returned``, ``lost``."""
+    return sum(stats.sections[name] for stats in (await engine.stats()).values())
+
+
+async def scenario(path: Path, prompts: list[tuple[list[int], int]]) -> list[Said]:
+    engine = AsyncEngine(
+        str(path),
+        instances="mixed=2",
+        limits=FrontLimits(drain_seconds=60),
+        dtype="float32",
+        kv_memory_bytes=KV_BYTES,
+    )
+    async with engine:
+        long, *short = prompts
+        asking = asyncio.create_task(said(engine, *long))
+        while not await sections(engine, "borrowed"):
+            assert not asking.done(), "it ended before anything was lent"
+        answers = await asyncio.gather(*(said(engine, *one) for one in short))
+        assert not asking.done() and await sections(engine, "lent"), "they ran beside the loan"
+        found = [await asking, *answers]
+        while await sections(engine, "lent"):
+            await asyncio.sleep(0)
+        assert await sections(engine, "lost") == 0
+        for stats in (await engine.stats(with_audit=True)).values():
+            assert stats.problems == ()
+            assert [group.used_pages for group in stats.groups] == [0] * len(stats.groups)
+    return found
+
+
+def test_the_same_bits_as_one_engine_with_more_memory(smollm2_path: Path) -> None:
+    prompts = [(long_prompt(), LONG_ANSWER), *((text, 8) for text in texts()[:2])]
+    expected = alone(smollm2_path, prompts)
+
+    async def bounded() -> list[Said]:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return await scenario(smollm2_path, prompts)
+
+    assert asyncio.run(bounded()) == expected

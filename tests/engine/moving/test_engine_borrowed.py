@@ -1,0 +1,286 @@
+"""Requests whose first sections lie at other instances, over pages that can be read back."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import precondition, rule
+
+from kvell.engine.moving.borrowed import local_reason
+from kvell.mempool.entries import PeerLost, Ticked
+from kvell.pages.layout import GroupKind
+from tests.engine.moving.handing_over import SECTION_TOKENS, Cluster, Entry, Instance
+from tests.engine.moving.test_engine_handovers import (
+    MIXES,
+    NAMES,
+    SOME,
+    HandingOver,
+    cluster_of,
+    prompt_of,
+)
+
+NAME = "r"
+PROMPT = prompt_of(1, 37)
+SECTIONS = len(PROMPT) // SECTION_TOKENS
+
+
+def start(mix: str = "full", max_tokens: int = 12, large: int = 60) -> Cluster:
+    """A cluster in which "p" has computed one prompt."""
+    cluster = cluster_of(mix, large)
+    cluster.submit(NAME, Entry(PROMPT, max_tokens, ""), "p", "")
+    run(cluster, lambda: bool(cluster.entries[NAME].emitted))
+    return cluster
+
+
+def run(cluster: Cluster, until: Callable[[], bool]) -> None:
+    """Let everything go on, one step of each at a time."""
+    for _ in range(1000):
+        if until():
+            return
+        turn(cluster)
+    raise AssertionError("it never happened")
+
+
+def turn(cluster: Cluster) -> None:
+    while cluster.messages:
+        cluster.deliver(0)
+    for name in NAMES:
+        cluster.copy(name, 0, 99)
+    while cluster.messages:
+        cluster.deliver(0)
+    for name in NAMES:
+        cluster.step(name)
+
+
+def away(instance: Instance) -> int:
+    request = next((one for one in instance.core.running if one.request_id == NAME), None)
+    return 0 if request is None else instance.handovers.borrowed.sections_away(request)
+
+
+def lent(cluster: Cluster, name: str = "d") -> int:
+    """Loans that an instance has given."""
+    return len(cluster.instances[name].handovers.agent.loans.lending)
+
+
+def preemptions(cluster: Cluster) -> int:
+    ended = cluster.entries[NAME].end
+    assert ended is not None
+    return ended.preemptions
+
+
+def whole_pool(cluster: Cluster) -> Entry:
+    """A request that needs a creditor's memory but for less than it lent."""
+    (group,) = cluster.layout.groups
+    pool_tokens = cluster.layout.num_large_pages * group.pages_per_large * group.page_tokens
+    most = cluster.limits.max_model_len
+    assert pool_tokens - SECTIONS * SECTION_TOKENS < most
+    return Entry(prompt_of(2, most - 4), 4, "")
+
+
+def end(cluster: Cluster) -> None:
+    cluster.settle()
+    cluster.check_ends()
+
+
+@pytest.mark.parametrize("mix", list(MIXES))
+def test_sections_are_read_where_they_went(mix: str) -> None:
+    cluster = start(mix)
+    debtor = cluster.instances["p"]
+    cluster.lend(NAME, 3, "d")
+    run(cluster, lambda: away(debtor) == 3)
+    before = debtor.model.borrowed_reads
+    turn(cluster)
+    assert debtor.model.borrowed_reads > before
+    assert lent(cluster) == 3 and lent(cluster, "e") == 0
+    end(cluster)
+    assert cluster.entries[NAME].attempt == 0
+    assert preemptions(cluster) == 0
+    assert lent(cluster) == 0
+
+
+def test_what_is_away_takes_no_memory_here() -> None:
+    cluster = start()
+    debtor = cluster.instances["p"]
+    held = [len(debtor.core.memory.held_pages(debtor.core.running[0].handle))]
+    cluster.lend(NAME, SECTIONS, "d")
+    run(cluster, lambda: away(debtor) == SECTIONS)
+    held.append(len(debtor.core.memory.held_pages(debtor.core.running[0].handle)))
+    (group,) = debtor.core.memory.layout.groups
+    assert held[0] - held[1] >= SECTIONS * SECTION_TOKENS // group.page_tokens - 1
+    end(cluster)
+
+
+def test_two_creditors_have_parts_of_one_request() -> None:
+    cluster = start()
+    debtor = cluster.instances["p"]
+    for section in range(SECTIONS):
+        cluster.lend(NAME, 1, "de"[section % 2])
+    run(cluster, lambda: away(debtor) == SECTIONS)
+    assert lent(cluster, "d") == lent(cluster, "e") == SECTIONS // 2
+    end(cluster)
+
+
+def test_sections_go_as_they_are_computed() -> None:
+    """The prompt's and the answer's; those that a step still writes stay."""
+    cluster = cluster_of("windows")
+    cluster.submit(NAME, Entry(PROMPT, 20, ""), "p", "")
+    cluster.step("p")
+    cluster.lend(NAME, 99, "d")
+    debtor = cluster.instances["p"]
+    seen = set()
+    for _ in range(200):
+        turn(cluster)
+        seen.add(away(debtor))
+        if cluster.entries[NAME].end:
+            break
+    assert seen >= {1, 2, 3, 4, 5, 6}, "57 tokens have 7 sections, the last of which is written"
+    end(cluster)
+
+
+def test_a_recall_brings_sections_home() -> None:
+    """The creditor's own prompt needs the memory."""
+    cluster = start(max_tokens=20, large=10)
+    debtor, creditor = cluster.instances["p"], cluster.instances["d"]
+    cluster.lend(NAME, SECTIONS, "d")
+    run(cluster, lambda: away(debtor) == SECTIONS)
+    own = whole_pool(cluster)
+    cluster.submit("own", own, "d", "")
+    run(cluster, lambda: lent(cluster) < SECTIONS)
+    assert 0 < away(debtor) < SECTIONS and cluster.entries[NAME].end is None
+    end(cluster)
+    assert len(own.emitted) == own.max_tokens
+    assert preemptions(cluster) == 0, "it came home, and nothing was lost"
+    assert creditor.core.num_running() == 0
+
+
+def test_a_creditor_that_needs_it_takes_it_from_a_debtor_that_is_silent() -> None:
+    """The debtor does not hear the recall: its right goes at the deadline, and it computes anew."""
+    cluster = start(max_tokens=20, large=10)
+    debtor = cluster.instances["p"]
+    cluster.lend(NAME, SECTIONS, "d")
+    run(cluster, lambda: away(debtor) == SECTIONS)
+    own = whole_pool(cluster)
+    cluster.submit("own", own, "d", "")
+    for _ in range(3):
+        cluster.step("d")
+    cluster.messages.clear()  # the recall among them
+    creditor = cluster.instances["d"]
+    cluster.now += 1_000_000
+    cluster.hear(creditor, creditor.engine.heard(Ticked(cluster.now)))
+    cluster.messages.clear()
+    for _ in range(8):
+        cluster.step("d")
+    cluster.step("p")
+    assert away(debtor) == 0, "the step that read it was missed"
+    end(cluster)
+    assert preemptions(cluster) == 1
+    assert len(own.emitted) == own.max_tokens
+
+
+@pytest.mark.parametrize("dies", ["p", "d"])
+@pytest.mark.parametrize("after", range(10))
+def test_a_death_at_any_moment_loses_nothing(dies: str, after: int) -> None:
+    cluster = start()
+    cluster.lend(NAME, SECTIONS, "d")
+    for _ in range(after):
+        if cluster.messages:
+            cluster.deliver(0)
+        else:
+            cluster.copy("d", 0, 5)
+            cluster.step("p")
+    cluster.crash(dies)
+    end(cluster)
+
+
+def test_nothing_goes_where_nothing_may() -> None:
+    cluster = start()
+    debtor = cluster.instances["p"]
+    request = debtor.core.running[0]
+    borrowed = debtor.handovers.borrowed
+    assert borrowed.move_kvcache(request, 0, "d") == "no section is to go"
+    cluster.lend(NAME, 2, "nobody")
+    turn(cluster)
+    cluster.hear(debtor, debtor.engine.heard(PeerLost("nobody", 0)))
+    assert len(borrowed) == 0 or away(debtor) == 0
+    cluster.lend(NAME, 2, "p")
+    end(cluster)
+    assert cluster.entries[NAME].end is not None
+
+
+def test_a_debtors_request_does_not_migrate() -> None:
+    cluster = start()
+    debtor = cluster.instances["p"]
+    cluster.lend(NAME, 2, "d")
+    run(cluster, lambda: away(debtor) == 2)
+    cluster.migrate(NAME, "e")
+    end(cluster)
+    assert cluster.moved == 0
+
+
+def test_nobody_lends_what_it_borrowed() -> None:
+    """A debtor refuses to lend, and a creditor to borrow."""
+    cluster = start()
+    cluster.submit("other", Entry(prompt_of(2, 37), 12, ""), "d", "")
+    run(cluster, lambda: bool(cluster.entries["other"].emitted))
+    cluster.lend(NAME, 2, "d")
+    run(cluster, lambda: away(cluster.instances["p"]) == 2)
+    cluster.lend("other", 2, "p")
+    turn(cluster)
+    cluster.lend("other", 2, "e")
+    turn(cluster)
+    turn(cluster)
+    assert lent(cluster, "p") == lent(cluster, "e") == 0
+    end(cluster)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"kind": GroupKind.SLIDING, "window_tokens": 9}, "no full attention"),
+        ({"page_tokens": 24}, "do not divide"),
+        ({"counts_images": True}, "images lie among the text"),
+    ],
+)
+def test_what_cannot_be_lent_says_why(change: dict[str, Any], why: str) -> None:
+    cluster = start()
+    debtor = cluster.instances["p"]
+    (group,) = debtor.core.memory.layout.groups
+    (request,) = debtor.core.running
+    assert local_reason(request, [group]) == ""
+    assert why in local_reason(request, [replace(group, **change)])
+    dropping = replace(group, kind=GroupKind.DROPPING, window_tokens=9)
+    assert "drops tokens" in local_reason(request, [group, dropping])
+    end(cluster)
+
+
+class Lending(HandingOver):
+    """The same schedules, with prompts that go on, so that many are lent."""
+
+    @rule(
+        family=st.integers(0, 3),
+        length=st.integers(20, 60),
+        max_tokens=st.integers(8, 30),
+        at=st.sampled_from(NAMES),
+        to=st.permutations(NAMES),
+    )
+    def submit_and_lend(
+        self, family: int, length: int, max_tokens: int, at: str, to: list[str]
+    ) -> None:
+        name = f"r{self.count}"
+        self.cluster.submit(name, Entry(prompt_of(family, length), max_tokens, ""), at, "")
+        self.count += 1
+        self.cluster.step(at)
+        for dst in to:
+            self.cluster.lend(name, 2, dst)
+
+    @precondition(lambda self: self.cluster.messages)
+    @rule(times=st.integers(1, 20))
+    def go_on(self, times: int) -> None:
+        for _ in range(times):
+            turn(self.cluster)
+
+
+TestLending = Lending.TestCase
+TestLending.settings = SOME

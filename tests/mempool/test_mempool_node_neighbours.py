@@ -1,0 +1,202 @@
+"""Nodes of one host see their peers' pools behind their own, and say where; others do not."""
+
+import gc
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+import numpy as np
+import pytest
+
+from kvell.device.host_chunks import HostChunks
+from kvell.device.neighbours import Neighbours
+from kvell.memory import GroupKind, LayerSpec, plan_layout
+from kvell.mempool.entries import NOT_IN_PLACE, PeerEntry, PeerLost, PeerMapped
+from kvell.mempool.node import Node
+from kvell.mempool.transfers.actions import Action
+from kvell.wire.endpoints import Endpoint
+from tests.mempool.pools import SECRET
+
+LAYOUT = plan_layout([LayerSpec(i, GroupKind.FULL, 1, 8, 2) for i in range(4)], 1 << 18)
+(GROUP,) = LAYOUT.groups
+PATIENCE_SECONDS = 30.0
+RIGHT = 7
+
+
+@dataclass
+class Start:
+    """How an instance starts.
+
+    :param places: for neighbours behind its pool.
+    """
+
+    name: str
+    incarnation: int = 1
+    places: int = 4
+    fingerprint: str = "print"
+
+
+class Instance:
+    """A node over a pool with places for neighbours behind it."""
+
+    def __init__(self, start: Start, address: Endpoint) -> None:
+        self.entries: SimpleQueue[PeerEntry] = SimpleQueue()
+        size = (LAYOUT.pool_bytes, LAYOUT.large_page_bytes)
+        beyond_bytes = Neighbours.beyond_bytes(*size, start.places)
+        num_chunks = -(-LAYOUT.pool_bytes // HostChunks.chunk_bytes)
+        self.device = HostChunks(num_chunks, beyond_bytes=beyond_bytes)
+        home = np.frombuffer(self.device.view(self.device.home), np.uint8)
+        self.memory = home[: LAYOUT.pool_bytes]
+        self.seen = np.frombuffer(self.device.view_beyond(), np.uint8)
+        self.node = Node(
+            *(start.name, start.incarnation, start.fingerprint, self._take),
+            *(LAYOUT.groups, self.memory, self.device.descriptor),
+            address=address,
+            secret=SECRET,
+            neighbours=Neighbours(self.device, *size),
+        )
+        self.node.start()
+
+    def _take(self, entry: PeerEntry) -> list[Action]:
+        if isinstance(entry, PeerMapped | PeerLost):
+            self.entries.put(entry)
+        return []
+
+    def next(self) -> PeerEntry:
+        return self.entries.get(timeout=PATIENCE_SECONDS)
+
+    def mapped(self) -> PeerMapped:
+        entry = self.next()
+        assert isinstance(entry, PeerMapped)
+        return entry
+
+    def page(self, page: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+        """A page by its number, which may be a neighbour's."""
+        start = page * GROUP.page_stride_bytes
+        return self.seen[start : start + GROUP.page_bytes]
+
+    def close(self) -> None:
+        self.node.close()
+        self.device.close()
+
+
+class Host:
+    """Instances in one folder, or of several hosts."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.running: list[Instance] = []
+
+    def start(self, start: Start, *, elsewhere: bool = False) -> Instance:
+        path = self._folder / f"{start.name}{start.incarnation}"
+        instance = Instance(start, "tcp://127.0.0.1:0" if elsewhere else path)
+        self.running.append(instance)
+        return instance
+
+    def end(self, instance: Instance) -> None:
+        self.running.remove(instance)
+        instance.close()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    found = Host(tmp_path)
+    yield found
+    for one in list(found.running):
+        found.end(one)
+
+
+def meet(one: Instance, other: Instance) -> None:
+    assert other.node.address is not None
+    one.node.connect(other.node.address)
+
+
+def test_pages_of_peers_are_read_by_numbers_behind_ones_own(host: Host) -> None:
+    a, b, c = (host.start(Start(name)) for name in "abc")
+    for other, byte in ((b, 1), (c, 2)):
+        meet(a, other)
+        told = a.mapped()
+        assert told[:2] == ("bc"[byte - 1], 1)
+        first_page = told.first_large * GROUP.pages_per_large
+        assert first_page >= LAYOUT.num_large_pages * GROUP.pages_per_large
+        for page in (0, 5):
+            other.page(page)[:] = 10 * byte + page
+            assert (a.page(first_page + page) == 10 * byte + page).all()
+    assert b.mapped().peer == c.mapped().peer == "a"
+
+
+def test_a_right_stands_as_long_as_its_owner_says(host: Host) -> None:
+    a, b = host.start(Start("a")), host.start(Start("b"))
+    meet(a, b)
+    a.mapped()
+    assert not a.node.stands("b", 1, RIGHT)
+    b.node.rights.grant(RIGHT, "a", [])
+    assert a.node.stands("b", 1, RIGHT)
+    assert not a.node.stands("b", 2, RIGHT) and not a.node.stands("c", 1, RIGHT)
+    assert not a.node.stands("b", 1, 0) and not a.node.stands("b", 1, RIGHT + 1)
+    b.node.rights.revoke(RIGHT)
+    assert not a.node.stands("b", 1, RIGHT)
+
+
+def test_both_sides_connect_at_once_and_are_mapped_once(host: Host) -> None:
+    a, b = host.start(Start("a", places=1)), host.start(Start("b", places=1))
+    meet(a, b)
+    meet(b, a)
+    assert a.mapped().first_large != NOT_IN_PLACE
+    assert b.mapped().first_large != NOT_IN_PLACE
+    assert a.node.peers() == ["b"] and a.entries.empty() and b.entries.empty()
+
+
+def test_one_that_died_stays_readable_until_it_is_taken_away(host: Host) -> None:
+    """A step may be reading it; its rights are gone, so nothing that was read counts."""
+    a, b = host.start(Start("a", places=1)), host.start(Start("b"))
+    meet(a, b)
+    first = a.mapped().first_large
+    b.page(0)[:] = 5
+    b.node.rights.grant(RIGHT, "a", [])
+    host.end(b)
+    assert a.next() == PeerLost("b", 1)
+    assert (a.page(first * GROUP.pages_per_large) == 5).all()
+    assert not a.node.stands("b", 1, RIGHT)
+    again = host.start(Start("b", incarnation=2))
+    meet(a, again)
+    assert a.mapped() == PeerMapped("b", 2, NOT_IN_PLACE), "its place is taken until then"
+    a.node.take_away("b", 1)
+    a.node.take_away("b", 1)  # as often as it is lost
+    third = host.start(Start("c"))
+    meet(a, third)
+    assert a.mapped() == PeerMapped("c", 1, first)
+
+
+@pytest.mark.parametrize("why", ["another layout", "another host", "no place"])
+def test_what_cannot_be_read_in_place(host: Host, why: str) -> None:
+    far = why == "another host"
+    a = host.start(Start("a", places=0 if why == "no place" else 4), elsewhere=far)
+    b = host.start(
+        Start("b", fingerprint="other" if why == "another layout" else "print"), elsewhere=far
+    )
+    meet(a, b)
+    assert a.node.peers() == ["b"]
+    if why == "another layout":
+        assert a.entries.empty()
+    else:
+        assert a.mapped() == PeerMapped("b", 1, NOT_IN_PLACE)
+    b.node.rights.grant(RIGHT, "a", [])
+    assert not a.node.stands("b", 1, RIGHT) or why == "no place"
+
+
+def test_descriptors_are_given_back(host: Host) -> None:
+    a = host.start(Start("a"))
+    open_files = []
+    for incarnation in range(1, 6):
+        b = host.start(Start("b", incarnation))
+        meet(a, b)
+        a.mapped()
+        host.end(b)
+        assert a.next() == PeerLost("b", incarnation)
+        a.node.take_away("b", incarnation)
+        del b
+        gc.collect()
+        open_files.append(len(list(Path("/proc/self/fd").iterdir())))
+    assert open_files[1:] == open_files[:1] * 4
