@@ -143,7 +143,7 @@ PAGES = (
                 (
                     *_memory(
                         "create_core register MemoryCore WithholdingCore HoldingCore LendingCore"
-                        " VisibleCore"
+                        " SharedCore VisibleCore"
                     ),
                     *_memory("Implementation Eviction EVICTIONS common_prefix"),
                 ),
