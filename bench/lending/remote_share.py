@@ -34,15 +34,21 @@ PATIENCE_SECONDS = 60.0
 
 @dataclass(frozen=True)
 class Share:
-    """Decode steps with some sections away.
+    """Decode steps with some sections away, and of a request beside it that has all of them.
 
     :param away: sections that lie at the other instance, of ``sections``.
-    :param step_seconds: of each round, the median of its steps.
+    :param local_seconds: of each round, the median of its steps; ``step_seconds`` likewise.
     """
 
     away: int
     sections: int
+    local_seconds: list[float]
     step_seconds: list[float]
+
+    @property
+    def speeds(self) -> list[float]:
+        """Speed as a share of the local one, of each round."""
+        return [a / b for a, b in zip(self.local_seconds, self.step_seconds, strict=True)]
 
 
 class Pair:
@@ -53,6 +59,7 @@ class Pair:
     """
 
     def __init__(self, folder: Path, dtype: str, context: int, answer: int) -> None:
+        folder.mkdir()
         make_folder(folder)
         path = packaged_model(process_cache_dir())
         self.engines = [self._engine(path, dtype, name, folder) for name in ("debtor", "creditor")]
@@ -105,28 +112,27 @@ class Pair:
 
 
 def measured(dtype: str, context: int, rounds: int, steps: int) -> list[Share]:
-    """Measure all shares in turn; a pair for each, since sections go one way only."""
-    shares: dict[int, Share] = {}
-    pairs: dict[int, Pair] = {}
-    answer = rounds * (steps + 2) + 400
+    """Let more and more of one request lie elsewhere; measure it in turn with one that is local."""
+    found = []
+    answer = len(EIGHTHS) * rounds * (steps + 2) + 2000
     with tempfile.TemporaryDirectory() as directory:
+        local, lent = (Pair(Path(directory, n), dtype, context, answer) for n in ("a", "b"))
         try:
             for eighths in EIGHTHS:
-                pair = Pair(Path(directory, str(eighths)), dtype, context, answer)
-                pairs[eighths] = pair
-                if count := round(pair.sections * eighths / 8):
-                    pair.lend(count)
-                shares[eighths] = Share(pair.away, pair.sections, [])
-            for turn in range(rounds):
-                order = EIGHTHS if turn % 2 == 0 else EIGHTHS[::-1]
-                for eighths in order:
-                    pairs[eighths].steps_seconds(2)  # caches hold the last one's weights
-                    seconds = pairs[eighths].steps_seconds(steps)
-                    shares[eighths].step_seconds.append(statistics.median(seconds))
+                more = round(lent.sections * eighths / 8) - lent.away
+                if more:
+                    lent.lend(more)
+                share = Share(lent.away, lent.sections, [], [])
+                for turn in range(rounds):
+                    both = [(local, share.local_seconds), (lent, share.step_seconds)]
+                    for pair, seconds in both if turn % 2 == 0 else both[::-1]:
+                        pair.steps_seconds(2)  # caches hold the other one's weights
+                        seconds.append(statistics.median(pair.steps_seconds(steps)))
+                found.append(share)
         finally:
-            for pair in pairs.values():
-                pair.close()
-    return list(shares.values())
+            local.close()
+            lent.close()
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -139,17 +145,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     found = measured(options.dtype, options.context, options.rounds, options.steps)
-    local = found[0].step_seconds
-    table = Table("sections away", "ms a step: median", "range", "speed of local: median", "range")
+    table = Table("sections away", "ms a step, local", "ms a step", "speed of local", "range")
     for one in found:
-        ratios = [mine / its for mine, its in zip(local, one.step_seconds, strict=True)]
-        milliseconds = [1e3 * seconds for seconds in one.step_seconds]
         table.add_row(
             f"{one.away} of {one.sections}",
-            f"{statistics.median(milliseconds):.1f}",
-            f"{min(milliseconds):.1f}-{max(milliseconds):.1f}",
-            f"{statistics.median(ratios):.3f}",
-            f"{min(ratios):.2f}-{max(ratios):.2f}",
+            f"{1e3 * statistics.median(one.local_seconds):.1f}",
+            f"{1e3 * statistics.median(one.step_seconds):.1f}",
+            f"{statistics.median(one.speeds):.3f}",
+            f"{min(one.speeds):.2f}-{max(one.speeds):.2f}",
         )
     console = Console(width=110)
     console.print(machine.describe())
