@@ -1,0 +1,50 @@
+"""Mixed instances that cannot move requests say so at their start, with the setting."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kvell.engine.protocol.messages import SCHEMA_VERSION, Ready
+from kvell.front.front import Front
+from kvell.mempool.rendezvous import FolderRendezvous, make_folder
+from kvell.server.run import _contract
+from kvell.vocabulary import MIB
+from tests.models.serving.test_models_pooling_served import engine_of
+
+MEMORY = {"weights_bytes": 5 * MIB, "contract_bytes": 90 * MIB}
+
+
+def lines(staying: str, count: int = 2) -> str:
+    """What is printed when so many instances serve."""
+    ready = Ready(SCHEMA_VERSION, 1, 8, "m", 64, 0, memory=MEMORY, staying=staying)
+    members = [
+        (SimpleNamespace(instance_id=f"mixed-{n}", ready=ready, host=""), None)
+        for n in range(count)
+    ]
+    front: Any = SimpleNamespace(instances=lambda: members, ready=ready)
+    return "\n".join(_contract(cast(Front, front), 10 * MIB))
+
+
+def test_the_setting_is_named_where_there_are_several() -> None:
+    assert "with --cpu-buffer none helps another that is short of memory" in lines("--cpu-buffer")
+    assert "helps another" not in lines("")
+    assert not lines("--cpu-buffer", count=1)
+
+
+@pytest.mark.parametrize(
+    ("more", "staying"),
+    [({}, ""), ({"cpu_buffer_bytes": 8 * MIB}, "--cpu-buffer")],
+    ids=["plain", "a CPU buffer"],
+)
+def test_an_instance_knows_what_keeps_its_requests(
+    more: dict[str, Any], staying: str, tmp_path: Path
+) -> None:
+    make_folder(tmp_path)
+    place = FolderRendezvous("mixed-0", tmp_path)
+    engine = engine_of("LlamaForCausalLM", True, pool_place=place, **more)
+    ready = engine.ready()
+    engine.close()
+    assert ready.staying == staying
+    assert bool(ready.section_bytes) == (not staying), "what cannot move is not lent either"
