@@ -135,7 +135,14 @@ def _own_pool(layout: Layout, place: torch.device, options: EngineOptions) -> Me
     """A pool in host memory; with places behind it, if the engine is one of several instances."""
     most = MOST_NEIGHBOURS if options.pool_place is not None else 0
     beyond_bytes = Neighbours.beyond_bytes(layout.pool_bytes, layout.large_page_bytes, most)
-    cold = HostChunks(-(-layout.pool_bytes // HostChunks.chunk_bytes), "--kv-memory", beyond_bytes)
+    num_chunks = -(-layout.pool_bytes // HostChunks.chunk_bytes)
+    try:
+        cold = HostChunks(num_chunks, "--kv-memory", beyond_bytes)
+    except ChangeSomething:
+        if not most:
+            raise
+        most = 0  # where addresses are scarce (ulimit -v) it serves, and borrows nothing
+        cold = HostChunks(num_chunks, "--kv-memory")
     pool = pool_tensor(cold.view(cold.home), layout.pool_bytes, place)
     memory = Memory(pool, chunks=cold, descriptor=cold.descriptor)
     if not most:
