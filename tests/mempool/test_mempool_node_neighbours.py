@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from kvell.device.host_chunks import HostChunks
-from kvell.device.neighbours import Neighbours
 from kvell.memory import GroupKind, LayerSpec, plan_layout
 from kvell.mempool.entries import NOT_IN_PLACE, PeerEntry, PeerLost, PeerMapped
 from kvell.mempool.node import Node
 from kvell.mempool.transfers.actions import Action
+from kvell.mempool.transports.neighbours import Neighbours
 from kvell.wire.endpoints import Endpoint
 from tests.mempool.pools import SECRET
 
@@ -153,6 +153,7 @@ def test_one_that_died_stays_readable_until_it_is_taken_away(host: Host) -> None
     a, b = host.start(Start("a", places=1)), host.start(Start("b"))
     meet(a, b)
     first = a.mapped().first_large
+    b.mapped()  # both have met: what hangs up now is seen
     b.page(0)[:] = 5
     b.node.rights.grant(RIGHT, "a", [])
     host.end(b)
@@ -193,6 +194,7 @@ def test_descriptors_are_given_back(host: Host) -> None:
         b = host.start(Start("b", incarnation))
         meet(a, b)
         a.mapped()
+        b.mapped()
         host.end(b)
         assert a.next() == PeerLost("b", incarnation)
         a.node.take_away("b", incarnation)

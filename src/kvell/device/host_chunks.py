@@ -46,7 +46,7 @@ class HostChunks:
 
         :param flag: that says how many.
         :param beyond_bytes: addresses right behind home, for what others own: see
-            :class:`kvell.device.neighbours.Neighbours`.
+            :class:`kvell.mempool.transports.neighbours.Neighbours`.
         :raises ChangeSomething: if the system refuses so many.
         """
         self.num_chunks = num_chunks

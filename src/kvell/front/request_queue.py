@@ -334,8 +334,7 @@ class RequestQueue:
         name = RequestId(request_id)
         entry = self._in_flight.get(name)
         if num_blocks:
-            stays = entry is not None and not entry.goes_to and entry.line != target
-            if entry is None or not stays or target not in self.lines:
+            if entry is None or entry.goes_to or entry.line == target or target not in self.lines:
                 return []
             return [(entry.line, MoveKvCache(name, entry.attempt, num_blocks, target))]
         try:

@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvell.clock import Clock, MonotonicClock
-from kvell.device.neighbours import Neighbours
 from kvell.errors import ChangeSomething, TryLater
 from kvell.memory import GroupSpec
 from kvell.mempool.connections import PeerConnections, listening
@@ -47,6 +46,7 @@ from kvell.mempool.transfers.actions import (
 from kvell.mempool.transfers.messages import PeerMessage, Transfer, Written
 from kvell.mempool.transports.mapped import MappedPages
 from kvell.mempool.transports.mover import Mover
+from kvell.mempool.transports.neighbours import Neighbours
 from kvell.mempool.transports.page_copies import Bytes, pieces_of
 from kvell.mempool.transports.peer import Peer, PeerGone
 from kvell.mempool.transports.rights import Rights

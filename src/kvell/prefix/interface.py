@@ -351,10 +351,9 @@ class LendingCore(MemoryCore, Protocol):
     def send_away(self, handle: int, away_tokens: int) -> None:
         """Let a request's first ``away_tokens`` tokens lie elsewhere in full attention groups.
 
-        More than before: their pages here lose their user and go first; others may hit them still.
-        Fewer: the next :meth:`MemoryCore.grow` also gives empty pages for those that come home, the
-        caller fills them, and the next :meth:`MemoryCore.advance` names them where the index has a
-        hole.  Source: Infinite-LLM §4.2.
+        More than before: their pages here lose their user and go first; others may hit them.
+        Fewer: the next :meth:`MemoryCore.grow` gives empty pages for those that come home too, and
+        the next :meth:`MemoryCore.advance` names them in holes.  Source: Infinite-LLM §4.2.
 
         :raises ValueError: if the tokens are negative, more than computed or end inside a page; if
             the holder is a lease or reservation or has :meth:`MemoryCore.sources`; if its model has
@@ -364,7 +363,7 @@ class LendingCore(MemoryCore, Protocol):
 
 
 class SharedCore(HoldingCore, LendingCore, Protocol):
-    """A memory core of one instance among several: texts come and go, and pages lie elsewhere."""
+    """A memory core of one instance among several: texts come and go, pages lie elsewhere."""
 
 
 class VisibleCore(WithholdingCore, SharedCore, Protocol):

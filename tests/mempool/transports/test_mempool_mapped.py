@@ -49,7 +49,7 @@ def bring(
 def test_what_comes_is_what_is_there_and_nothing_stays_open(rights: Rights) -> None:
     given = descriptors(rights)
     pages = MappedPages(POOL_BYTES, given)
-    assert not any(is_open(one) for one in given)
+    assert [is_open(one) for one in given] == [True, False], "the pool may be mapped once more"
     pieces = [Piece(i * 4096, POOL_BYTES - (i + 1) * 4096, 100) for i in range(3 * BATCH_PIECES)]
     problem, target = bring(pages, pieces)
     assert problem == ""
@@ -58,6 +58,7 @@ def test_what_comes_is_what_is_there_and_nothing_stays_open(rights: Rights) -> N
         expected[one.target : one.target + 100] = CONTENT[one.source : one.source + 100]
     assert (target == expected).all()
     pages.close()
+    assert not any(is_open(one) for one in given)
 
 
 def test_a_right_that_is_gone_is_seen_after_the_copy(rights: Rights) -> None:

@@ -21,7 +21,7 @@ from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.failing.failures import StepFailure, end_failed, forget_text
 from kvell.engine.moving.encoding import ArrivedRequest
-from kvell.engine.moving.handovers import Handovers
+from kvell.engine.moving.handovers import NOTHING_LENT, Handovers
 from kvell.engine.planning.overlap import require_depth
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.planning.step_memory import StepMemory
@@ -413,6 +413,5 @@ class EngineCore:
     def stats(self) -> Stats:
         """Gauges now and counters so far."""
         stats = self._figures.stats(self.step)
-        if self.handovers is None:
-            return stats
-        return replace(stats, sections=self.handovers.sections())
+        sections = NOTHING_LENT if self.handovers is None else self.handovers.sections()
+        return replace(stats, sections=sections)

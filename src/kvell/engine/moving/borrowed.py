@@ -9,7 +9,7 @@
 
 Sections go in order, from the first of a text on, so what is left here is always its end.  The
 last section never goes: a request writes there.  What is away is read in place, since a creditor's
-pool continues the numbers of the pool's own pages (:mod:`kvell.device.neighbours`).
+pool continues the numbers of the pool's own pages (:mod:`kvell.mempool.transports.neighbours`).
 
 Pure: the loans themselves are a machine of the memory pool (:mod:`kvell.mempool.loans`).
 Source: Infinite-LLM §4, §5.2.1, §6.2 (Listing 1).
@@ -98,7 +98,7 @@ class Borrowed:
         borrower = self._borrowers.get(request.request_id)
         return 0 if borrower is None else borrower.away
 
-    def counts(self) -> dict[str, int]:
+    def tally(self) -> dict[str, int]:
         """Return sections ``borrowed`` now, and so far ``returned`` by a copy, or ``lost``."""
         away = sum(one.away for one in self._borrowers.values())
         return {"borrowed": away, "returned": self._returned, "lost": self._lost}

@@ -49,12 +49,12 @@ from kvell.vocabulary import RequestId
 
 MOVABLE = frozenset(GroupKind) - {GroupKind.DROPPING}
 """Kinds whose pages are all there is of the computed tokens; embeddings are not needed by then."""
+NOTHING_LENT = {"lent": 0, "borrowed": 0, "returned": 0, "lost": 0}
 HANDOVER_TICKS: Tick = 600_000
 """How long a request may take from its announcement until it is pulled: prompts wait in line."""
 FETCH_TICKS: Tick = 2_000
 """How long a request waits for what another instance has of its prompt."""
-RECALL_TICKS: Tick = 2_000
-"""How long a debtor may keep what it borrowed once the creditor needs it."""
+RECALL_TICKS: Tick = 2_000  # from then on a creditor takes what it lent and needs
 RETURN_TICKS: Tick = 60_000
 """How long it may take until an instance has the text of a request that has ended."""
 
@@ -167,7 +167,7 @@ class Handovers:
         if request.request_id in self._transfers:
             return "it is to move to another instance"
         problem = self.borrowed.move_kvcache(request, num_blocks, dst)
-        self._sorted(self.borrowed.advance())
+        self._sorted([] if problem else self.borrowed.advance())
         return problem
 
     def _announce(self, target: str, going: _Going) -> Transfer:
@@ -290,8 +290,8 @@ class Handovers:
         return self.agent.sending.ready(transfer, places_of(self._core, request), told)
 
     def sections(self) -> dict[str, int]:
-        """Return sections ``lent`` now, and :meth:`.Borrowed.counts`."""
-        return {"lent": len(self.agent.loans.lending), **self.borrowed.counts()}
+        """Return sections ``lent`` now, and :meth:`.Borrowed.tally`."""
+        return {"lent": len(self.agent.loans.lending), **self.borrowed.tally()}
 
     def plan_borrows(self, plan: StepPlan, rows: NewPages) -> StepPlan:
         """Return the plan with what it reads elsewhere; memory that is lent and wanted is recalled.

@@ -70,7 +70,7 @@ class Stats:
     :param problems: contradictions that the audit found; None if it was not asked for.
     :param misses: prompts whose prefix was not found as far as it was asked for, by reason.
     :param sections: of 512 tokens: ``lent`` and ``borrowed`` now, ``returned`` from creditors and
-        ``lost`` there so far; empty for an instance that has no part in a pool of several.
+        ``lost`` there so far.
     """
 
     incarnation: int

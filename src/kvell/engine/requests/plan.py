@@ -149,7 +149,7 @@ class StepPlan:
     :param fetches: int32 [m, 3], pages copied back from it: (group, page of the buffer, page).
     :param copies: pages copied before they are written (copy-on-write), or that come home.
     :param new_pages: int32 [m, 4]: (handle, group, page position, logical page); numbers behind the
-        pool's own are pages of other instances (:mod:`kvell.device.neighbours`).
+        pool's own are pages of other instances (:mod:`kvell.mempool.transports.neighbours`).
     :param work: decodes first, then prefill chunks in order of admission.
     :param checkpoints: int32 [m, 5], state pages written at cuts: (handle, group, tokens the
         state stands for, slice of the state, page).

@@ -4,7 +4,6 @@ import contextlib
 import queue
 from collections.abc import Iterator, Mapping, Sequence
 
-from kvell.device.neighbours import Neighbours
 from kvell.engine.requests.plan import BorrowedPages
 from kvell.engine.running.moved_images import MovedImages
 from kvell.memory import GroupKind, GroupSpec
@@ -16,6 +15,7 @@ from kvell.mempool.owners import Tick
 from kvell.mempool.rendezvous import Rendezvous
 from kvell.mempool.transfers.actions import Action, Grant, Revoke, Send
 from kvell.mempool.transfers.messages import Offer, Transfer, Written
+from kvell.mempool.transports.neighbours import Neighbours
 from kvell.mempool.transports.page_copies import Bytes
 from kvell.vocabulary import SECTION_TOKENS
 from kvell.wire.bell import Bell

@@ -9,7 +9,6 @@ from kvell.cost.swap_rule import rule_of_weights
 from kvell.device.chunks import ChunkDevice
 from kvell.device.host import HostPool
 from kvell.device.host_chunks import HostChunks
-from kvell.device.neighbours import Neighbours
 from kvell.elastic.logical_buffer import CpuBuffer as LogicalBuffer
 from kvell.elastic.page_buffer import PageBuffer
 from kvell.engine.cpu_buffer.buffered_prefixes import BufferedPrefixes
@@ -24,6 +23,7 @@ from kvell.engine.setup.sizes import Sizes
 from kvell.engine.setup.warmer import Warmer
 from kvell.errors import ChangeSomething
 from kvell.memory import Layout, MemoryCore, WithholdingCore
+from kvell.mempool.transports.neighbours import Neighbours
 from kvell.models.forward.kv_memory import host_pool, pool_tensor
 from kvell.models.fused.decoder import FusedDecoder
 from kvell.models.paged_model import PagedModel

@@ -110,7 +110,7 @@ class Manager:
             on_gone=self._instance_gone,
             on_cut=self._instance_changed,
             on_role=_decided_here,
-            on_move=_moved_here,
+            on_move=_decided_here,
         )
         self._site, self._leadership = site, Leadership(int(time.time()))
         self._members = Members(command, limits, site, callbacks, pool, self._leadership)
@@ -394,9 +394,5 @@ class Manager:
         return self._clock.now_seconds()
 
 
-def _decided_here(_id: str, _role: str) -> None:
-    """Roles are the manager's own word, so they are no news to it."""
-
-
-def _moved_here(_request: str, _target: str, _num_blocks: int) -> None:
-    """So are moves."""
+def _decided_here(*_words: str | int) -> None:
+    """Roles and moves are the manager's own word, so they are no news to it."""

@@ -7,9 +7,9 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 
-from kvell.device.neighbours import Neighbours
 from kvell.errors import TryLater
 from kvell.mempool.entries import NOT_IN_PLACE
+from kvell.mempool.transports.neighbours import Neighbours
 from kvell.mempool.transports.page_copies import Bytes, Piece, copy_pieces
 from kvell.mempool.transports.rights import RightsOfPeer
 from kvell.mempool.transports.source import RIGHT_GONE, STOPPED

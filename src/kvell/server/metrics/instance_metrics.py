@@ -106,6 +106,7 @@ class _InstanceMetrics:
         yield self._by_label("ladder_rungs", "How often, by rung.", "rung", self.stats.rungs)
         yield from self._of_shared_pool(self.stats.memory)
         yield from self._of_cpu_buffer(self.stats.buffer)
+        yield from self._of_sections(self.stats.sections)
 
     def _gauges(self, stats: Stats) -> Iterator[Metric]:
         gauge = self._gauge
@@ -225,13 +226,11 @@ class _InstanceMetrics:
             yield self._gauge("cpu_buffer_logical", text, buffer["logical_large_pages"])
 
     def _of_sections(self, sections: dict[str, int]) -> Iterator[Metric]:
-        """What instances lend each other; no samples where they cannot."""
-        if not sections:
-            return
-        now = {name: sections[name] for name in ("lent", "borrowed")}
+        """What instances lend each other."""
+        now = {name: sections.get(name, 0) for name in ("lent", "borrowed")}
         text = "Sections of 512 tokens that lie at another instance, by whose they are."
         yield self._by_label("kv_sections", text, "side", now, GaugeMetricFamily)
-        ended = {name: sections[name] for name in ("returned", "lost")}
+        ended = {name: sections.get(name, 0) for name in ("returned", "lost")}
         text = "Borrowed sections that a creditor took back, by whether a copy was made in time."
         yield self._by_label("kv_sections_recalled", text, "end", ended)
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from kvell.device import host_chunks, portable
 from kvell.device.host import CHUNK_BYTES
 from kvell.device.host_chunks import HostChunks
-from kvell.device.neighbours import MOST_BEYOND_BYTES, Neighbours, place_bytes
 from kvell.errors import TryLater
+from kvell.mempool.transports.neighbours import MOST_BEYOND_BYTES, Neighbours, place_bytes
 
 LARGE = 3 * 4096 * 5
 """A large page that divides no chunk."""
@@ -145,7 +145,7 @@ def test_nobody_writes_into_a_neighbour_or_reads_where_it_was(forgotten: bool) -
     """In a process of its own, since it ends by a signal."""
     touch = "view[first * LARGE]" if forgotten else "view[first * LARGE] = 1"
     script = f"""
-        from tests.device.test_device_neighbours import *
+        from tests.mempool.transports.test_mempool_neighbours import *
         device = own_pool(2)
         neighbours = Neighbours(device, POOL, LARGE)
         first = neighbours.map(neighbour(4), POOL)
