@@ -20,6 +20,7 @@ from tests.engine.moving.test_engine_handovers import (
     cluster_of,
     prompt_of,
 )
+from tests.engine.virtual_model import expected_output
 
 NAME = "r"
 PROMPT = prompt_of(1, 37)
@@ -207,6 +208,21 @@ def test_nothing_goes_where_nothing_may() -> None:
     cluster.lend(NAME, 2, "p")
     end(cluster)
     assert cluster.entries[NAME].end is not None
+
+
+def test_a_grant_that_finds_its_request_without_pages_is_given_back() -> None:
+    """As after a step that failed: nothing was committed since the request gave way."""
+    cluster = start()
+    debtor = cluster.instances["p"]
+    cluster.lend(NAME, 2, "d")
+    debtor.core._scheduler.start_again(debtor.core.running[0])
+    while cluster.messages:
+        cluster.deliver(0)
+    assert len(debtor.handovers.borrowed) == 0
+    cluster.settle()
+    ended = cluster.entries[NAME]
+    assert ended.end is not None and ended.emitted == expected_output(PROMPT, ended.max_tokens)
+    assert lent(cluster) == 0
 
 
 def test_a_debtors_request_does_not_migrate() -> None:

@@ -69,6 +69,11 @@ class _Borrower:
     returning: dict[_Place, int] = field(default_factory=dict)
     ends: list[Loan] = field(default_factory=list)
 
+    @property
+    def has_pages(self) -> bool:
+        """Whether the request still holds what the loans belong to; a preempted one does not."""
+        return self.request.handle == self.handle
+
 
 class Borrowed:
     """The borrowing requests of one engine core: what an rManager does for a debtor.
@@ -84,7 +89,6 @@ class Borrowed:
         self._returned = self._lost = 0
         self._borrowers: dict[RequestId, _Borrower] = {}
         self._by_loan: dict[Loan, _Borrower] = {}
-        self._restarts: list[_Borrower] = []
 
     def __len__(self) -> int:
         return len(self._borrowers)
@@ -128,8 +132,8 @@ class Borrowed:
         """Ask for room for sections that are computed; to be called between steps."""
         actions: list[Action] = []
         for borrower in list(self._borrowers.values()):
-            if borrower.request.handle != borrower.handle:
-                actions += self._forget(borrower)  # it was preempted: nothing of it is left
+            if not borrower.has_pages:
+                actions += self._forget(borrower)
                 continue
             actions += self._given_back(borrower)
             while borrower.creditors and self._next_is_computed(borrower):
@@ -143,6 +147,8 @@ class Borrowed:
         borrower = self._by_loan.get(news.loan)
         if borrower is None:
             return []
+        if not borrower.has_pages:
+            return self._forget(borrower)
         index = borrower.loans.index(news.loan)
         if isinstance(news, LoanGranted) and self._is_in_place(news.loan):
             return self._loans.fill(news.loan, self._pages(borrower, index))
@@ -167,10 +173,8 @@ class Borrowed:
             return NO_ROWS
         rows: list[tuple[int, int, int, int]] = []
         for borrower in self._borrowers.values():
-            if borrower.request.handle != borrower.handle or len(
-                self._core.sources(borrower.handle)
-            ):
-                continue  # it was preempted, or has copies that a step must make first
+            if not borrower.has_pages or len(self._core.sources(borrower.handle)):
+                continue  # a step must make its copies first
             if borrower.recalled is not None and borrower.recalled < borrower.away:
                 self._come_home(borrower, borrower.recalled)
             elif borrower.filled > borrower.away and borrower.recalled is None:
@@ -263,11 +267,8 @@ class Borrowed:
         self._returned += borrower.away - first
         for index in range(first, borrower.away):
             borrower.returning.update(self._foreign(borrower, index))
-        borrower.ends += borrower.loans[first:]
-        for loan in borrower.loans[first:]:
-            del self._by_loan[loan]
-        del borrower.loans[first:]
-        borrower.away = borrower.filled = first
+        borrower.ends += self._cut(borrower, first)
+        borrower.away = first
         borrower.recalled = None
         borrower.creditors.clear()
         self._core.send_away(borrower.handle, first * self.section_tokens)
@@ -277,7 +278,7 @@ class Borrowed:
         if borrower.returning:
             return []
         ends, borrower.ends = borrower.ends, []
-        return [action for loan in ends for action in self._loans.give_back(loan)]
+        return self._give_back(ends)
 
     def _lose(self, borrower: _Borrower) -> list[Action]:
         """Pages that a request needs are gone: it computes all of its tokens anew."""
@@ -285,31 +286,34 @@ class Borrowed:
         self._lost += borrower.away
         actions = self._forget(borrower)
         is_running = request.state is RequestState.RUNNING and request.finish_reason is None
-        if is_running and request.handle == borrower.handle:
+        if is_running and borrower.has_pages:
             self._scheduler.start_again(request)
         return actions
 
     def _forget(self, borrower: _Borrower) -> list[Action]:
         del self._borrowers[borrower.request.request_id]
-        borrower.creditors.clear()
-        ends = [*borrower.loans, *borrower.ends]
-        for loan in borrower.loans:
-            del self._by_loan[loan]
-        return [action for loan in ends for action in self._loans.give_back(loan)]
+        return self._give_back([*self._cut(borrower, 0), *borrower.ends])
 
     def _drop_from(self, borrower: _Borrower, index: int) -> list[Action]:
         """Give back loans that are not read yet."""
-        dropped = borrower.loans[index:]
+        return self._give_back(self._cut(borrower, index))
+
+    def _cut(self, borrower: _Borrower, index: int) -> list[Loan]:
+        """Take the loans from ``index`` on off a request."""
+        cut = borrower.loans[index:]
         del borrower.loans[index:]
         borrower.filled = min(borrower.filled, index)
-        for loan in dropped:
+        for loan in cut:
             del self._by_loan[loan]
-        return [action for loan in dropped for action in self._loans.give_back(loan)]
+        return cut
+
+    def _give_back(self, loans: Sequence[Loan]) -> list[Action]:
+        return [action for loan in loans for action in self._loans.give_back(loan)]
 
     # ------------------------------------------------------------------ pages
 
     def _groups(self, request: Request) -> Iterator[tuple[int, GroupSpec]]:
-        return full_groups(request, self._core.layout.groups)
+        return full_groups(request.model, self._core.layout.groups)
 
     def _counts(self, request: Request) -> list[int]:
         """Pages of each group in a section."""
@@ -355,17 +359,17 @@ class Borrowed:
         ]
 
 
-def full_groups(request: Request, groups: Sequence[GroupSpec]) -> Iterator[tuple[int, GroupSpec]]:
-    """Yield the groups of a request's model whose sections may lie elsewhere."""
+def full_groups(model: str, groups: Sequence[GroupSpec]) -> Iterator[tuple[int, GroupSpec]]:
+    """Yield the groups of a model whose sections may lie elsewhere, with their indices."""
     for index, group in enumerate(groups):
-        if group.model == request.model and group.kind is GroupKind.FULL:
+        if group.model == model and group.kind is GroupKind.FULL:
             yield index, group
 
 
 def local_reason(request: Request, groups: Sequence[GroupSpec]) -> str:
     """Why all of a request's pages stay here; "" if sections may lie elsewhere."""
     own = [group for group in groups if group.model == request.model]
-    full = [group for _, group in full_groups(request, groups)]
+    full = [group for _, group in full_groups(request.model, groups)]
     if not full:
         return "its model has no full attention"
     if any(group.kind is GroupKind.DROPPING for group in own):

@@ -4,9 +4,10 @@ import contextlib
 import queue
 from collections.abc import Iterator, Mapping, Sequence
 
+from kvell.engine.moving.borrowed import full_groups
 from kvell.engine.requests.plan import BorrowedPages
 from kvell.engine.running.moved_images import MovedImages
-from kvell.memory import GroupKind, GroupSpec
+from kvell.memory import GroupSpec
 from kvell.mempool.agent import Agent
 from kvell.mempool.entries import Heard, PeerEntry, PeerLost
 from kvell.mempool.network_rendezvous import NetworkRendezvous
@@ -154,5 +155,5 @@ class PoolLink:
 
 def section_bytes(groups: Sequence[GroupSpec]) -> int:
     """Return the bytes of a section in the groups whose pages may lie elsewhere."""
-    full = (group for group in groups if group.kind is GroupKind.FULL and not group.is_draft)
-    return SECTION_TOKENS * sum(group.token_bytes for group in full)
+    # Where instances share a pool there is one model, which has no name, and no draft model.
+    return SECTION_TOKENS * sum(group.token_bytes for _, group in full_groups("", groups))
