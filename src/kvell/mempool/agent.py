@@ -44,7 +44,7 @@ class Agent:
 
     :param content: what decides the bytes of a page beside the layout (weights, element types).
     :param most_transfers: that come at once; further ones are refused.
-    :param most_lent: pages of each group that are lent at most; None: 7/8 of those with full
+    :param most_lent: pages of each group that are lent at most; None: 31/32 of those with full
         attention.
     """
 

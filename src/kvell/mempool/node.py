@@ -179,7 +179,8 @@ class Node:
                 self._send(action)
             elif isinstance(action, Pull):
                 peer = self._peers.get(action.transfer.sender)
-                self.mover.pull(action, None if peer is None else peer.source)
+                is_its = peer and peer.told.incarnation == action.transfer.incarnation
+                self.mover.pull(action, peer.source if peer and is_its else None)
             elif isinstance(action, PullRest):
                 self.mover.rest(action.transfer)
             elif isinstance(action, StopPull):
@@ -252,8 +253,7 @@ class Node:
         return source is not None and source.stands(number)
 
     def take_away(self, instance: str, incarnation: int) -> None:
-        """Forget the pool of an instance that is gone, which no step reads any more; from any
-        thread."""
+        """Forget the pool of an instance that is gone, once no step reads it; from any thread."""
         source = self._in_place.pop((instance, incarnation), None)
         if source is not None:
             source.take_away()

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from kvell.engine.protocol.messages import (
     Submit,
     Tokens,
 )
+from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import BorrowedPages, StepPlan
@@ -42,6 +43,7 @@ from tests.engine.virtual_model import Page, VirtualModel, expected_output
 
 SECTION_TOKENS = 8
 """Tokens that are lent at once; real sections have 512."""
+REACH_TOKENS = 150
 
 
 @dataclass
@@ -66,6 +68,7 @@ class Instance:
         streams: StreamCosts | None = None,
     ) -> None:
         self.name, self.incarnation, self._streams = name, incarnation, streams
+        limits = replace(limits, section_tokens=SECTION_TOKENS, reach_tokens=REACH_TOKENS)
         self._layout, self._limits, self._pd_caching = layout, limits, pd_caching
         self.journal = Journal()
         self.engine = JournaledCore(self.fresh(), self.journal)
@@ -81,8 +84,6 @@ class Instance:
         made = EngineCore(
             core, self._limits, eos, agent=agent, pd_caching=pd_caching, streams=self._streams
         )
-        assert made.handovers is not None
-        made.handovers.borrowed.section_tokens = SECTION_TOKENS
         return made
 
     @property
@@ -139,6 +140,14 @@ class Entry:
     goes_to: str = ""
     end: Finished | None = None
     is_dropped: bool = False
+    placement: Sequence[tuple[str, int]] = ()
+
+    def parts(self, name: str) -> tuple[RequestPlacementEntry, ...]:
+        """The placement from the point of view of the instance that has it."""
+        return tuple(
+            RequestPlacementEntry(RequestId(name), at, count, local=not index)
+            for index, (at, count) in enumerate(self.placement)
+        )
 
 
 @dataclass
@@ -193,6 +202,7 @@ class Cluster:
             output=np.asarray(entry.emitted, "<i4").tobytes(),
             goes_to=goes_to,
             pulls_from=pulls_from,
+            placement=entry.parts(name),
         )
         instance = self.instances[at]
         self.hear(instance, instance.engine.tell(command))
@@ -326,7 +336,19 @@ class Cluster:
                     other = self.instances[entry.goes_to]
                     self.hear(other, other.engine.tell(Cancel(RequestId(request))))
                 entry.attempt += 1
-                self.submit(request, entry, others[0], others[-1] if len(others) > 1 else "")
+                goes_to = others[-1] if len(others) > 1 and not entry.placement else ""
+                entry.placement = self.placed_anew(entry, others)
+                self.submit(request, entry, others[0], goes_to)
+
+    def placed_anew(self, entry: Entry, others: Sequence[str]) -> list[tuple[str, int]]:
+        """Where a request is to lie whose instance has died: the others have it in equal parts."""
+        if not entry.placement:
+            return []
+        local = entry.placement[0][1]
+        away = sum(count for _, count in entry.placement[1:])
+        names = [one for one in self.names if one != others[0]]
+        each = -(-away // len(names))
+        return [(others[0], local), *((one, each) for one in names)]
 
     def settle(self) -> None:
         """Everything goes on until all requests have ended."""
@@ -354,7 +376,9 @@ class Cluster:
             right = expected_output(entry.prompt, len(entry.emitted))
             assert entry.emitted == right, name
             if entry.end.reason == "length":
-                room = self.limits.max_model_len - len(entry.prompt)
+                blocks = sum(count for _, count in entry.placement)
+                most = min(REACH_TOKENS, blocks * SECTION_TOKENS)
+                room = max(self.limits.max_model_len, most) - len(entry.prompt)
                 assert len(entry.emitted) == min(entry.max_tokens, room)
             else:
                 assert entry.is_dropped or entry.end.reason == "refused"

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from kvell.engine.moving.borrowed import local_reason
+from kvell.engine.moving.sections import local_reason
 from kvell.mempool.entries import PeerLost, Ticked
 from kvell.pages.layout import GroupKind
 from tests.engine.moving.handing_over import SECTION_TOKENS, Cluster, Entry, Instance
@@ -264,10 +264,10 @@ def test_what_cannot_be_lent_says_why(change: dict[str, Any], why: str) -> None:
     debtor = cluster.instances["p"]
     (group,) = debtor.core.memory.layout.groups
     (request,) = debtor.core.running
-    assert local_reason(request, [group]) == ""
-    assert why in local_reason(request, [replace(group, **change)])
+    assert local_reason(request.model, [group]) == ""
+    assert why in local_reason(request.model, [replace(group, **change)])
     dropping = replace(group, kind=GroupKind.DROPPING, window_tokens=9)
-    assert "drops tokens" in local_reason(request, [group, dropping])
+    assert "drops tokens" in local_reason(request.model, [group, dropping])
     end(cluster)
 
 

@@ -113,7 +113,7 @@ def lending(
     ]
     for engine in engines:
         assert engine.core.handovers is not None
-        engine.core.handovers.borrowed.section_tokens = SECTION_TOKENS
+        engine.core.handovers.borrowed.sections.section_tokens = SECTION_TOKENS
     try:
         yield Lending(engines)
     finally:

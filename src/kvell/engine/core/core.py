@@ -51,6 +51,8 @@ from kvell.vocabulary import RequestId, StepNumber
 
 MOST_STEPS_PUT_OFF = 64
 """Steps in a row for which the device refuses memory before the youngest request is refused."""
+DEVICE_REFUSES = f"the device refused memory for {MOST_STEPS_PUT_OFF} steps in a row"
+NOBODY_LENDS = "it is longer than the memory of its instance, and no other has any to lend now"
 
 
 class EngineCore:
@@ -170,6 +172,8 @@ class EngineCore:
             events += self._end(request)
         for one in came:
             events += self._arrived(one)
+        for request in handovers.borrowed.take_given_up():
+            events.append(self._refuse(request, NOBODY_LENDS))
         return events + handovers.take_staying()
 
     def _arrived(self, arrived: ArrivedRequest) -> list[Event]:
@@ -260,7 +264,7 @@ class EngineCore:
         if len(self._in_flight) > self.limits.depth:
             raise RuntimeError(f"the result of step {self._in_flight.oldest.plan.step} is owed")
         self.step = StepNumber(self.step + 1)
-        away = None if self.handovers is None else self.handovers.borrowed.before_plan()
+        away = None if self.handovers is None else self.handovers.borrowed.before_plan(self.step)
         plan = self._scheduler.plan(self.step, len(self._in_flight))
         if away is not None and self.handovers is not None:
             plan = self.handovers.plan_borrows(plan, away)
@@ -293,7 +297,8 @@ class EngineCore:
             if request.finish_reason is not None:
                 events += self._end(request)
         if self.handovers is not None:
-            events += self._handed_over(self.handovers, *self.handovers.computed(step.requests))
+            happened = self.handovers.computed(result.step, step.requests)
+            events += self._handed_over(self.handovers, *happened)
             self._is_idle = step.plan.is_idle and self.handovers.holds_pages
         if self._scheduler.steps_put_off >= MOST_STEPS_PUT_OFF and self._scheduler.running:
             events.append(self._refuse_youngest())
@@ -323,12 +328,14 @@ class EngineCore:
 
     def _refuse_youngest(self) -> Event:
         """Refuse the youngest request, since the device refuses memory step after step."""
-        youngest = self._scheduler.running[-1]
-        youngest.finish_reason = "refused"
         self._scheduler.steps_put_off = 0
-        (finished,) = self._end(youngest)
+        return self._refuse(self._scheduler.running[-1], DEVICE_REFUSES)
+
+    def _refuse(self, request: Request, why: str) -> Event:
+        """End a running request for want of memory; it may be tried later."""
+        request.finish_reason = "refused"
+        (finished,) = self._end(request)
         assert isinstance(finished, Finished)
-        why = f"the device refused memory for {MOST_STEPS_PUT_OFF} steps in a row"
         return replace(finished, message=why, try_later=True)
 
     def note(self, late: Lateness) -> None:

@@ -7,11 +7,13 @@ from dataclasses import replace
 import numpy as np
 
 from kvell.engine.moving.encoding import ArrivedRequest
+from kvell.engine.moving.sections import local_reason
 from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.pooling import POOLED
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.admissible import output_problem, request_problem, sampling_problem
 from kvell.engine.requests.cache_roots import cache_root
+from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.model_rules import ModelRules
 from kvell.engine.requests.pooling import pooling_problem
 from kvell.engine.requests.request import Request
@@ -74,7 +76,7 @@ class Entrance:
         if problem := self._problem(command, prompt, output, in_use):
             return _refusal(command, problem)
         rules = self.rules(command.model)
-        room = rules.limits.max_model_len - len(prompt)
+        room = _limits(command, rules).max_model_len - len(prompt)
         sampling = POOLED if command.pooling else _with_seed(command)
         number, self._num_made = self._num_made, self._num_made + 1
         max_tokens = max(1, min(sampling.max_tokens or room, room))
@@ -110,14 +112,28 @@ class Entrance:
             rules = self.rules(command.model)
         except ChangeSomething as problem:
             return problem
+        limits = _limits(command, rules)
+        if command.placement and (reason := local_reason(rules.name, rules.layout.groups)):
+            remedy = f"send at most {rules.limits.max_model_len} tokens, the answer included"
+            return ChangeSomething(
+                "prompt", f"{len(prompt)} tokens", f"stays here: {reason}", remedy
+            )
         if command.pooling:
-            return pooling_problem(prompt, rules.limits, has_images=bool(command.images))
+            return pooling_problem(prompt, limits, has_images=bool(command.images))
         asked = command.sampling.max_tokens or 1
         return (
-            sampling_problem(command.sampling, rules.limits, bool(command.images))
-            or request_problem(prompt, command.images, asked, rules.limits, rules.layout)
-            or output_problem(output, rules.limits)
+            sampling_problem(command.sampling, limits, bool(command.images))
+            or request_problem(prompt, command.images, asked, limits, rules.layout)
+            or output_problem(output, limits)
         )
+
+
+def _limits(command: Submit, rules: ModelRules) -> Limits:
+    """The limits of a request: one with a placement may be as long as that has room for."""
+    limits = rules.limits
+    placed = sum(entry.num_blocks for entry in command.placement) * limits.section_tokens
+    most = max(limits.max_model_len, min(placed, limits.reach_tokens))
+    return replace(limits, max_model_len=most) if command.placement else limits
 
 
 def _refusal(command: Submit, problem: ChangeSomething) -> Finished:

@@ -141,10 +141,15 @@ class Swapping:
         return kept
 
     def _can_swap(self, request: Request) -> bool:
-        """Whether it has computed more than it hit, and only in pages that can be moved."""
+        """Whether it has computed more than it hit, and only in pages that can be moved.
+
+        What other instances hold for one that borrows would be lost all the same.
+        """
         own = [g for g in self._core.layout.groups if g.model == request.model]
         is_plain = all(g.kind in SWAPPABLE for g in own) and not request.image_rows
-        return is_plain and request.computed > self._core.hit_tokens(request.handle)
+        if not is_plain or request.away_tokens:
+            return False
+        return request.computed > self._core.hit_tokens(request.handle)
 
     def resume(self, request: Request) -> None:
         """Resume a reopened request where it was, if that is beyond its hit.

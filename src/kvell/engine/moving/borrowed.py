@@ -11,21 +11,26 @@ Sections go in order, from the first of a text on, so what is left here is alway
 last section never goes: a request writes there.  What is away is read in place, since a creditor's
 pool continues the numbers of the pool's own pages (:mod:`kvell.mempool.transports.neighbours`).
 
+A request that is longer than the memory here comes with a placement.  What is recalled of it, and
+has no room here, goes to another creditor, which pulls it from the one that wants it back.
+
 Pure: the loans themselves are a machine of the memory pool (:mod:`kvell.mempool.loans`).
 Source: Infinite-LLM §4, §5.2.1, §6.2 (Listing 1).
 """
 
-from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from kvell.engine.moving.borrower import Borrower
+from kvell.engine.moving.placement import Placement
+from kvell.engine.moving.section_loans import SectionLoans
+from kvell.engine.moving.sections import local_reason
 from kvell.engine.planning.scheduler import Scheduler
+from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.requests.plan import BorrowedPages, NewPages, PageCopy, StepPlan
 from kvell.engine.requests.request import Request, RequestState
-from kvell.memory import GroupKind, GroupSpec
 from kvell.mempool.agent import Agent
 from kvell.mempool.loans.actions import (
     LoanFilled,
@@ -36,43 +41,9 @@ from kvell.mempool.loans.actions import (
 from kvell.mempool.loans.messages import Loan
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import Action
-from kvell.vocabulary import SECTION_TOKENS, RequestId
-
-GRANT_TICKS: Tick = 10_000
-"""How long a creditor keeps room for a section that it has granted and not been offered yet."""
+from kvell.vocabulary import RequestId, StepNumber
 
 NO_ROWS = np.empty((0, 4), np.int32)
-
-_Place = tuple[int, int]
-"""Group and position of a page."""
-
-
-@dataclass
-class _Borrower:
-    """A request with sections elsewhere, or on their way.
-
-    :ivar creditors: to whom further sections go, in order.
-    :ivar loans: of its first sections, in order; the first ``filled`` may be read.
-    :ivar away: sections that its tables say are elsewhere.
-    :ivar recalled: the first section that must come home; None if none must.
-    :ivar returning: pages that are still to be copied home, by their places.
-    :ivar ends: loans that are given back with the next result, since copies read them.
-    """
-
-    request: Request
-    handle: int
-    creditors: deque[str] = field(default_factory=deque)
-    loans: list[Loan] = field(default_factory=list)
-    filled: int = 0
-    away: int = 0
-    recalled: int | None = None
-    returning: dict[_Place, int] = field(default_factory=dict)
-    ends: list[Loan] = field(default_factory=list)
-
-    @property
-    def has_pages(self) -> bool:
-        """Whether the request still holds what the loans belong to; a preempted one does not."""
-        return self.request.handle == self.handle
 
 
 class Borrowed:
@@ -84,18 +55,30 @@ class Borrowed:
 
     def __init__(self, scheduler: Scheduler, agent: Agent) -> None:
         self._core, self._scheduler, self._agent = agent.core, scheduler, agent
-        self._loans = agent.loans.borrowing
-        self.section_tokens = SECTION_TOKENS
-        self._returned = self._lost = 0
-        self._borrowers: dict[RequestId, _Borrower] = {}
-        self._by_loan: dict[Loan, _Borrower] = {}
+        self.sections = SectionLoans(agent, scheduler.limits.section_tokens)
+        self._returned = self._lost = self._replaced = 0
+        self._borrowers: dict[RequestId, Borrower] = {}
+        self._placements: dict[RequestId, Placement] = {}
+        self._given_up: list[Request] = []
+        self._planned = self._done = StepNumber(0)
+
+    @property
+    def section_tokens(self) -> int:
+        """Tokens that go at once."""
+        return self.sections.section_tokens
 
     def __len__(self) -> int:
-        return len(self._borrowers)
+        return len(self._borrowers) + len(self._placements)
 
     def has(self, request: Request) -> bool:
-        """Whether any of a request's pages are elsewhere, or on their way."""
-        return request.request_id in self._borrowers
+        """Whether any of a request's pages are elsewhere, on their way, or will be."""
+        return request.request_id in self._borrowers or request.request_id in self._placements
+
+    @property
+    def next_deadline(self) -> Tick | None:
+        """When :meth:`advance` has something to do."""
+        found = (one.next_deadline for one in self._placements.values())
+        return min((at for at in found if at is not None), default=None)
 
     def sections_away(self, request: Request) -> int:
         """Return how many of a request's sections are read elsewhere."""
@@ -103,9 +86,26 @@ class Borrowed:
         return 0 if borrower is None else borrower.away
 
     def tally(self) -> dict[str, int]:
-        """Return sections ``borrowed`` now, and so far ``returned`` by a copy, or ``lost``."""
-        away = sum(one.away for one in self._borrowers.values())
-        return {"borrowed": away, "returned": self._returned, "lost": self._lost}
+        """Return sections ``borrowed`` now, and so far ``returned`` by a copy, ``replaced`` by
+        another creditor's, or ``lost``."""
+        return {
+            "borrowed": sum(one.away for one in self._borrowers.values()),
+            "returned": self._returned,
+            "replaced": self._replaced,
+            "lost": self._lost,
+        }
+
+    def place(self, request: Request, entries: Sequence[RequestPlacementEntry]) -> None:
+        """Let a new request that is longer than the memory here lie where the entries say."""
+        if entries:
+            here = sum(entry.num_blocks for entry in entries if entry.local)
+            request.local_tokens = here * self.section_tokens
+            self._placements[request.request_id] = Placement.of(request, entries)
+
+    def take_given_up(self) -> list[Request]:
+        """Return requests for which nobody has had memory for too long."""
+        given_up, self._given_up = self._given_up, []
+        return given_up
 
     def move_kvcache(self, request: Request, num_blocks: int, dst: str) -> str:
         """Let further sections of a request go to a creditor, as far as they are computed in time.
@@ -114,61 +114,82 @@ class Borrowed:
         :param dst: the creditor, which may refuse each of them.
         :returns: why none goes; "" if they may.
         """
-        problem = local_reason(request, self._core.layout.groups)
+        problem = local_reason(request.model, self._core.layout.groups)
         if problem or num_blocks < 1:
             return problem or "no section is to go"
         if request.state is not RequestState.RUNNING:
             return "it does not run"
         if dst in self._agent.out_of_reach:
             return f"{dst} cannot be read in place"
-        borrower = self._borrowers.get(request.request_id)
-        if borrower is None:
-            borrower = self._borrowers[request.request_id] = _Borrower(request, request.handle)
+        placement = self._placements.get(request.request_id)
+        if placement is not None:
+            placement.widen(dst)
+            return ""
+        borrower = self._borrower(request)
         borrower.creditors.clear()  # a plan replaces what is left of the one before
         borrower.creditors.extend([dst] * num_blocks)
         return ""
 
-    def advance(self) -> list[Action]:
-        """Ask for room for sections that are computed; to be called between steps."""
+    def advance(self, done: StepNumber | None = None) -> list[Action]:
+        """Ask for room for sections that are computed; to be called between steps.
+
+        :param done: the latest step that is over; None if that is known.
+        """
+        self._done = self._done if done is None else done
         actions: list[Action] = []
+        for placement in list(self._placements.values()):
+            request = placement.request
+            if placement.tick(self._agent.now):
+                self._given_up.append(request)
+            elif request.state is RequestState.RUNNING:
+                self._borrower(request)
         for borrower in list(self._borrowers.values()):
             if not borrower.has_pages:
                 actions += self._forget(borrower)
                 continue
             actions += self._given_back(borrower)
-            while borrower.creditors and self._next_is_computed(borrower):
-                actions += self._ask(borrower, borrower.creditors.popleft())
-            if not (borrower.creditors or borrower.loans or borrower.returning or borrower.ends):
+            actions += self._ask_others(borrower) if borrower.wanted_back else []
+            actions += self._ask_on(borrower)
+            is_over = not (borrower.creditors or borrower.returning or borrower.ends)
+            if is_over and not borrower.loans:
                 del self._borrowers[borrower.request.request_id]
         return actions
 
     def take_in(self, news: LoanNews) -> list[Action]:
         """Act on what happened to a loan; to be called between steps."""
-        borrower = self._by_loan.get(news.loan)
+        borrower = self.sections.borrower(news.loan)
         if borrower is None:
             return []
         if not borrower.has_pages:
             return self._forget(borrower)
+        if news.loan not in borrower.loans:
+            return self._take_in_replacing(borrower, news)
         index = borrower.loans.index(news.loan)
-        if isinstance(news, LoanGranted) and self._is_in_place(news.loan):
-            return self._loans.fill(news.loan, self._pages(borrower, index))
+        placement = self._placements.get(borrower.request.request_id)
+        if isinstance(news, LoanGranted) and self.sections.is_in_place(news.loan):
+            if placement is not None:
+                placement.grants()
+            return self.sections.fill(borrower, index)
         if isinstance(news, LoanFilled):
-            return self._filled(borrower)
-        if isinstance(news, LoanRecalled) and index < borrower.away:
-            before = borrower.recalled
-            borrower.recalled = index if before is None else min(index, before)
+            self.sections.note_filled(borrower)
             return []
+        if isinstance(news, LoanRecalled) and index < borrower.away:
+            return self._recalled(borrower, index)
         if index < borrower.away:
             return self._lose(borrower)
         # Nobody reads it yet.  Later sections stay here too, so that the rest is one run.
         borrower.creditors.clear()
-        return self._drop_from(borrower, index)
+        if placement is not None:
+            placement.refuses(borrower.creditor_of[news.loan])
+        cut = self.sections.cut(borrower, index)
+        return self.sections.give_back(cut) + self._ask_on(borrower)
 
-    def before_plan(self) -> NewPages:
+    def before_plan(self, step: StepNumber) -> NewPages:
         """Let filled sections go, and recalled ones come home, before a step is planned.
 
         :returns: tables' rows [m, 4] of what is read elsewhere from now on.
         """
+        self._planned = step
         if not self._borrowers:
             return NO_ROWS
         rows: list[tuple[int, int, int, int]] = []
@@ -177,12 +198,14 @@ class Borrowed:
                 continue  # a step must make its copies first
             if borrower.recalled is not None and borrower.recalled < borrower.away:
                 self._come_home(borrower, borrower.recalled)
-            elif borrower.filled > borrower.away and borrower.recalled is None:
-                for index in range(borrower.away, borrower.filled):
-                    pages = self._foreign(borrower, index)
-                    rows += [(borrower.handle, *place, page) for place, page in pages.items()]
-                borrower.away = borrower.filled
-                self._core.send_away(borrower.handle, borrower.away * self.section_tokens)
+                continue
+            sections = self._replace(borrower) if borrower.replaced else []
+            if borrower.filled > borrower.away and borrower.recalled is None:
+                sections += range(borrower.away, borrower.filled)
+                self._send_away(borrower, borrower.filled)
+            for index in sections:
+                pages = self.sections.beyond(borrower, index)
+                rows += [(borrower.handle, *place, page) for place, page in pages.items()]
         return np.array(rows, np.int32).reshape(-1, 4)
 
     def planned(self, plan: StepPlan, rows: NewPages) -> StepPlan:
@@ -198,8 +221,10 @@ class Borrowed:
         for borrower in self._borrowers.values():
             if borrower.handle not in handles:
                 continue
-            borrowed += self._rights(borrower)
-            copies += _copies_home(borrower, plan.new_pages)
+            borrowed += self.sections.rights(borrower)
+            if borrower.returning:
+                copies += borrower.copies_home(plan.new_pages)
+                borrower.ends_with = plan.step
         return replace(
             plan,
             new_pages=np.concatenate([plan.new_pages, rows]) if len(rows) else plan.new_pages,
@@ -214,6 +239,7 @@ class Borrowed:
 
     def ended(self, request: Request) -> list[Action]:
         """A request ends here, however: creditors get their memory back."""
+        self._placements.pop(request.request_id, None)
         borrower = self._borrowers.get(request.request_id)
         return [] if borrower is None else self._forget(borrower)
 
@@ -222,65 +248,134 @@ class Borrowed:
         found: list[str] = []
         for borrower in self._borrowers.values():
             name = borrower.request.request_id
+            if borrower.has_pages and borrower.away * self.section_tokens != (
+                borrower.request.away_tokens
+            ):
+                found.append(f"{name}: {borrower.request.away_tokens} tokens are away")
             if not borrower.away <= borrower.filled <= len(borrower.loans):
                 found.append(f"{name}: {borrower.away} sections away of {borrower.filled} filled")
             if borrower.away * self.section_tokens >= max(1, borrower.request.num_tokens):
                 found.append(f"{name}: its last section is away")
-            found += [
-                f"{name}: {loan} is not its"
-                for loan in borrower.loans
-                if self._by_loan.get(loan) is not borrower
-            ]
+            found += self.sections.audit(borrower)
         return found
 
     # ------------------------------------------------------------------ one request
 
-    def _next_is_computed(self, borrower: _Borrower) -> bool:
+    def _borrower(self, request: Request) -> Borrower:
+        """The borrower that a running request is, from now on if it was none."""
+        if request.request_id not in self._borrowers:
+            self._borrowers[request.request_id] = Borrower(request, request.handle)
+        return self._borrowers[request.request_id]
+
+    def _ask_on(self, borrower: Borrower) -> list[Action]:
+        """Ask for room for the next sections, as far as they are computed."""
+        actions: list[Action] = []
+        while self._next_is_computed(borrower):
+            creditor = self._next_creditor(borrower)
+            if not creditor:
+                break
+            loan, asked = self.sections.ask(borrower, creditor)
+            borrower.loans.append(loan)
+            actions += asked
+        return actions
+
+    def _next_creditor(self, borrower: Borrower) -> str:
+        """Who is to have the next section; "" for nobody."""
+        placement = self._placements.get(borrower.request.request_id)
+        if placement is None:
+            return borrower.creditors.popleft() if borrower.creditors else ""
+        section = len(borrower.loans)
+        has_more = section < len(placement.planned)
+        return placement.creditor(section, self._agent.now) if has_more else ""
+
+    def _next_is_computed(self, borrower: Borrower) -> bool:
         """Whether the next section can go: it is complete, and not the last one."""
         end = (len(borrower.loans) + 1) * self.section_tokens
         return borrower.recalled is None and end <= borrower.request.settled
 
-    def _ask(self, borrower: _Borrower, creditor: str) -> list[Action]:
+    def _recalled(self, borrower: Borrower, index: int) -> list[Action]:
+        """A creditor wants a section back: it comes home with all behind it, if that has room.
+
+        Of a request that is longer than the memory here, another creditor gets it.
+        """
         request = borrower.request
-        counts = self._counts(request)
-        loan, actions = self._loans.borrow(
-            creditor, counts, self._agent.now, GRANT_TICKS, model=request.model
-        )
-        borrower.loans.append(loan)
-        self._by_loan[loan] = borrower
-        return actions
-
-    def _is_in_place(self, loan: Loan) -> bool:
-        """Whether attention can read a creditor's pool where it lies."""
-        return self._loans.creditor_of(loan) in self._agent.neighbours
-
-    def _filled(self, borrower: _Borrower) -> list[Action]:
-        standing = self._loans.standing()
-        while borrower.filled < len(borrower.loans):
-            if borrower.loans[borrower.filled] not in standing:
-                break
-            borrower.filled += 1
+        home_tokens = request.num_tokens - index * self.section_tokens
+        if request.local_tokens and home_tokens > request.local_tokens:
+            borrower.wanted_back.add(index)
+            return self._ask_others(borrower)
+        before = borrower.recalled
+        borrower.recalled = index if before is None else min(index, before)
         return []
 
-    def _come_home(self, borrower: _Borrower, first: int) -> None:
+    def _ask_others(self, borrower: Borrower) -> list[Action]:
+        """Ask further creditors for room for sections that are recalled.
+
+        One that none of them takes is lost at the deadline, and the request is computed anew.
+        """
+        actions: list[Action] = []
+        for index in sorted(borrower.wanted_back - borrower.replacing.keys()):
+            placement = self._placements[borrower.request.request_id]
+            old = borrower.creditor_of[borrower.loans[index]]
+            creditor = placement.creditor(index, self._agent.now, without=old)
+            if creditor:
+                borrower.replacing[index], asked = self.sections.ask(borrower, creditor)
+                actions += asked
+        return actions
+
+    def _take_in_replacing(self, borrower: Borrower, news: LoanNews) -> list[Action]:
+        """Act on what happened to a loan of a section that another creditor wants back."""
+        loan = news.loan
+        index = next(at for at, one in borrower.replacing.items() if one == loan)
+        if isinstance(news, LoanGranted) and self.sections.is_in_place(loan):
+            passed_on = self.sections.pass_on(loan, borrower.loans[index])
+            if passed_on is not None:
+                return passed_on
+        if isinstance(news, LoanFilled):
+            borrower.replaced.add(index)
+            return []
+        self._placements[borrower.request.request_id].refuses(borrower.creditor_of[loan])
+        del borrower.replacing[index]
+        borrower.replaced.discard(index)
+        self.sections.forget(borrower, loan)
+        return self.sections.give_back([loan]) + self._ask_others(borrower)
+
+    def _replace(self, borrower: Borrower) -> list[int]:
+        """Read sections where they are now; returns which."""
+        replaced = sorted(borrower.replaced)
+        borrower.replaced.clear()
+        self._end_with_plan(borrower, [self.sections.replace(borrower, at) for at in replaced])
+        self._replaced += len(replaced)
+        return replaced
+
+    def _end_with_plan(self, borrower: Borrower, loans: Sequence[Loan]) -> None:
+        """Give loans back once the step is over that is planned now."""
+        borrower.ends += loans
+        borrower.ends_with = self._planned
+
+    def _send_away(self, borrower: Borrower, sections: int) -> None:
+        """Let the first sections be elsewhere, and no others."""
+        borrower.away = sections
+        borrower.request.away_tokens = sections * self.section_tokens
+        self._core.send_away(borrower.handle, borrower.request.away_tokens)
+
+    def _come_home(self, borrower: Borrower, first: int) -> None:
         """Ask for pages here for sections from ``first`` on; they are copied once they are had."""
         self._returned += borrower.away - first
         for index in range(first, borrower.away):
-            borrower.returning.update(self._foreign(borrower, index))
-        borrower.ends += self._cut(borrower, first)
-        borrower.away = first
+            borrower.returning.update(self.sections.beyond(borrower, index))
+        self._end_with_plan(borrower, self.sections.cut(borrower, first))
         borrower.recalled = None
         borrower.creditors.clear()
-        self._core.send_away(borrower.handle, first * self.section_tokens)
+        self._send_away(borrower, first)
 
-    def _given_back(self, borrower: _Borrower) -> list[Action]:
-        """Give back what was copied home, once the step that copied it is over."""
-        if borrower.returning:
+    def _given_back(self, borrower: Borrower) -> list[Action]:
+        """Give back what is read no more, once the last step that may read it is over."""
+        if borrower.returning or self._done < borrower.ends_with:
             return []
         ends, borrower.ends = borrower.ends, []
-        return self._give_back(ends)
+        return self.sections.give_back(ends)
 
-    def _lose(self, borrower: _Borrower) -> list[Action]:
+    def _lose(self, borrower: Borrower) -> list[Action]:
         """Pages that a request needs are gone: it computes all of its tokens anew."""
         request = borrower.request
         self._lost += borrower.away
@@ -290,105 +385,6 @@ class Borrowed:
             self._scheduler.start_again(request)
         return actions
 
-    def _forget(self, borrower: _Borrower) -> list[Action]:
+    def _forget(self, borrower: Borrower) -> list[Action]:
         del self._borrowers[borrower.request.request_id]
-        return self._give_back([*self._cut(borrower, 0), *borrower.ends])
-
-    def _drop_from(self, borrower: _Borrower, index: int) -> list[Action]:
-        """Give back loans that are not read yet."""
-        return self._give_back(self._cut(borrower, index))
-
-    def _cut(self, borrower: _Borrower, index: int) -> list[Loan]:
-        """Take the loans from ``index`` on off a request."""
-        cut = borrower.loans[index:]
-        del borrower.loans[index:]
-        borrower.filled = min(borrower.filled, index)
-        for loan in cut:
-            del self._by_loan[loan]
-        return cut
-
-    def _give_back(self, loans: Sequence[Loan]) -> list[Action]:
-        return [action for loan in loans for action in self._loans.give_back(loan)]
-
-    # ------------------------------------------------------------------ pages
-
-    def _groups(self, request: Request) -> Iterator[tuple[int, GroupSpec]]:
-        return full_groups(request.model, self._core.layout.groups)
-
-    def _counts(self, request: Request) -> list[int]:
-        """Pages of each group in a section."""
-        counts = [0] * len(self._core.layout.groups)
-        for index, group in self._groups(request):
-            counts[index] = self.section_tokens // group.page_tokens
-        return counts
-
-    def _places(self, request: Request, section: int) -> Iterator[_Place]:
-        """Places of a section's pages, in the order in which a loan has them."""
-        for index, group in self._groups(request):
-            count = self.section_tokens // group.page_tokens
-            for position in range(section * count, (section + 1) * count):
-                yield index, position
-
-    def _pages(self, borrower: _Borrower, section: int) -> list[int]:
-        """The own pages of a section, in the order in which a loan has them."""
-        held = self._core.held_pages(borrower.handle)[:, 1:].tolist()
-        page_of = {(group, position): page for group, position, page in held}
-        return [page_of[place] for place in self._places(borrower.request, section)]
-
-    def _foreign(self, borrower: _Borrower, section: int) -> dict[_Place, int]:
-        """A creditor's pages of a section, numbered as pages behind the own pool."""
-        standing = self._loans.standing()[borrower.loans[section]]
-        first = self._agent.neighbours[standing.creditor, standing.incarnation]
-        groups = self._core.layout.groups
-        places = self._places(borrower.request, section)
-        return {
-            place: first * groups[place[0]].pages_per_large + page
-            for place, page in zip(places, chain(*standing.pages), strict=True)
-        }
-
-    def _rights(self, borrower: _Borrower) -> list[BorrowedPages]:
-        standing = self._loans.standing()
-        loans = [*borrower.loans[: borrower.away], *borrower.ends]
-        found = [standing.get(loan) for loan in loans]
-        # A right that is gone already is told as one that cannot stand: the row is missed.
-        return [
-            BorrowedPages(borrower.handle, "", 0, 0)
-            if one is None
-            else BorrowedPages(borrower.handle, one.creditor, one.incarnation, one.right)
-            for one in found
-        ]
-
-
-def full_groups(model: str, groups: Sequence[GroupSpec]) -> Iterator[tuple[int, GroupSpec]]:
-    """Yield the groups of a model whose sections may lie elsewhere, with their indices."""
-    for index, group in enumerate(groups):
-        if group.model == model and group.kind is GroupKind.FULL:
-            yield index, group
-
-
-def local_reason(request: Request, groups: Sequence[GroupSpec]) -> str:
-    """Why all of a request's pages stay here; "" if sections may lie elsewhere."""
-    own = [group for group in groups if group.model == request.model]
-    full = [group for _, group in full_groups(request.model, groups)]
-    if not full:
-        return "its model has no full attention"
-    if any(group.kind is GroupKind.DROPPING for group in own):
-        return "its model drops tokens"
-    if any(group.counts_images for group in own):
-        return "images lie among the text in its pages"
-    if any(SECTION_TOKENS % group.page_tokens for group in full):
-        return f"its pages do not divide {SECTION_TOKENS} tokens"
-    return ""
-
-
-def _copies_home(borrower: _Borrower, rows: NewPages) -> list[PageCopy]:
-    """Return the copies for pages that a request was given for what comes home.
-
-    They are made last.  A page that was moved again in the same plan is the later one.
-    """
-    if not borrower.returning:
-        return []
-    own = rows[rows[:, 0] == borrower.handle]
-    given = {(group, position): page for _, group, position, page in own.tolist()}
-    found = [place for place in borrower.returning if place in given]
-    return [PageCopy(place[0], borrower.returning.pop(place), given[place]) for place in found]
+        return self.sections.give_back([*self.sections.cut(borrower, 0), *borrower.ends])

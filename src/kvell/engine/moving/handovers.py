@@ -15,6 +15,7 @@ instance has sent what it has of its prompt, and have its text sent back when it
 messages come in, and actions go out (:mod:`kvell.mempool.transfers.actions`).
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -30,13 +31,14 @@ from kvell.engine.moving.encoding import (
 )
 from kvell.engine.moving.held_text import HeldText
 from kvell.engine.moving.migrations import Migrations
+from kvell.engine.moving.staying import staying_reason
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.protocol.messages import Cancel, Event, MigrationRefused, Submit
 from kvell.engine.requests.plan import NewPages, StepPlan
 from kvell.engine.requests.request import Request
-from kvell.memory import GroupKind, GroupSpec
+from kvell.memory import GroupKind
 from kvell.mempool.agent import Agent
-from kvell.mempool.entries import PeerEntry
+from kvell.mempool.entries import PeerEntry, Ticked
 from kvell.mempool.loans.actions import LoanNews
 from kvell.mempool.owners import Tick
 from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
@@ -45,11 +47,9 @@ from kvell.mempool.transfers.messages import Transfer
 from kvell.mempool.transfers.methods import StreamCosts, Streamed, pays_by_layer
 from kvell.mempool.transfers.receiving import owner_of
 from kvell.pages.stages import stages_of
-from kvell.vocabulary import RequestId
+from kvell.vocabulary import RequestId, StepNumber
 
-MOVABLE = frozenset(GroupKind) - {GroupKind.DROPPING}
-"""Kinds whose pages are all there is of the computed tokens; embeddings are not needed by then."""
-NOTHING_LENT = {"lent": 0, "borrowed": 0, "returned": 0, "lost": 0}
+NOTHING_LENT = {"lent": 0, "borrowed": 0, "returned": 0, "replaced": 0, "lost": 0}
 HANDOVER_TICKS: Tick = 600_000
 """How long a request may take from its announcement until it is pulled: prompts wait in line."""
 FETCH_TICKS: Tick = 2_000
@@ -117,12 +117,13 @@ class Handovers:
     @property
     def holds_pages(self) -> bool:
         """Whether pages are held that are no running request's, and will be given back."""
-        return bool(len(self.agent.holds) or self._moving)
+        return bool(len(self.agent.holds) or self._moving or len(self.borrowed))
 
     @property
     def next_deadline(self) -> Tick | None:
         """When :class:`Ticked` has something to do."""
-        return self.agent.next_deadline
+        found = self.agent.next_deadline, self.borrowed.next_deadline
+        return min((at for at in found if at is not None), default=None)
 
     def take_actions(self) -> list[Action]:
         """What is to be done, in order, before the next step is planned."""
@@ -136,6 +137,7 @@ class Handovers:
 
     def enter(self, request: Request, command: Submit) -> bool:
         """Take note of a request if it can move; whether it waits until others have answered."""
+        self.borrowed.place(request, command.placement)
         if staying_reason(request, self._core.layout.groups):
             return False
         self._commands[request.request_id] = command
@@ -225,7 +227,10 @@ class Handovers:
 
     def heard(self, entry: PeerEntry) -> tuple[list[Request], list[ArrivedRequest]]:
         """Take in what happened; returns requests that have moved, and those that came."""
-        return self._sorted(self.agent.handle(entry))
+        actions = self.agent.handle(entry)
+        if isinstance(entry, Ticked) and len(self.borrowed):
+            actions += self.borrowed.advance()
+        return self._sorted(actions)
 
     def planned(self, plan: StepPlan, requests: Sequence[Request]) -> tuple[int, ...]:
         """Offer pages of requests whose announced text the plan computes to its end, if that pays.
@@ -255,12 +260,14 @@ class Handovers:
             self._actions += actions
         return tuple(numbers)
 
-    def computed(self, requests: Sequence[Request]) -> tuple[list[Request], list[ArrivedRequest]]:
+    def computed(
+        self, step: StepNumber, requests: Sequence[Request]
+    ) -> tuple[list[Request], list[ArrivedRequest]]:
         """A step's requests have their tokens: those whose prompt is computed begin to move.
 
         To be called between steps.
         """
-        actions = self.borrowed.advance() if len(self.borrowed) else []
+        actions = self.borrowed.advance(step) if len(self.borrowed) else []
         if not self._transfers and not len(self._migrations):
             return self._sorted(actions) if actions else ([], [])
         for request in requests:
@@ -331,7 +338,9 @@ class Handovers:
         """Act on what concerns requests; the rest is for those who do I/O."""
         moved: list[Request] = []
         came: list[ArrivedRequest] = []
-        for action in actions:
+        pending = deque(actions)
+        while pending:
+            action = pending.popleft()
             if isinstance(action, RoomGranted):
                 if action.transfer in self._going:
                     self._answered(self._going[action.transfer].request, action.transfer)
@@ -340,7 +349,7 @@ class Handovers:
             elif isinstance(action, Fetched):
                 self._answered(self._fetching.pop(action.number), action.number)
             elif isinstance(action, LoanNews):
-                self._actions += self.borrowed.take_in(action)
+                pending.extend(self.borrowed.take_in(action))
             elif isinstance(action, Arrived):
                 if not action.is_inserted:
                     came.append(self._come(action))
@@ -381,20 +390,3 @@ class Handovers:
     def _come(self, action: Arrived) -> ArrivedRequest:
         handle = self.agent.holds.claim(owner_of(action.transfer))
         return decode_arrival(action.announced, action.private, action.computed, handle)
-
-
-def staying_reason(request: Request, groups: Sequence[GroupSpec]) -> str:
-    """Why a request is served where its prompt is computed; "" if it can move.
-
-    Everything that cannot move is named here.
-    """
-    own = [group for group in groups if group.model == request.model]
-    if request.image_rows and any(group.counts_images for group in own):
-        return "its images lie among the text in its pages"
-    if request.is_scored:
-        return "how likely its prompt is, is told here"
-    if request.pooling:
-        return "it makes no tokens"
-    if any(group.kind not in MOVABLE or group.is_draft for group in own):
-        return "its model has pages that cannot be moved yet"
-    return ""

@@ -160,7 +160,7 @@ class Admission:
     def has_room_for(self, handle: int, computed: int) -> bool:
         """Whether a text may come from elsewhere, beside what running requests need next."""
         others = _ints(request.handle for request in self._seats.running)
-        until = _ints(request.num_tokens + 1 for request in self._seats.running)
+        until = _ints(request.end_for_now + 1 for request in self._seats.running)
         return self._core.fits(handle, computed + 1, 1, others, until)
 
     def _start(self, request: Request, draft: PlanDraft) -> bool:
@@ -188,14 +188,17 @@ class Admission:
         return True
 
     def _fits(self, request: Request, draft: PlanDraft, room_tokens: int) -> bool:
-        """Whether the whole remaining prompt fits beside what running requests need next."""
+        """Whether the whole remaining prompt fits beside what running requests need next.
+
+        Of a prompt that is longer than the memory, as much as is ever here at once.
+        """
         others = _ints(r.handle for r in self._seats.running)
-        until = _ints(r.num_tokens + 1 + room_tokens for r in self._seats.running)
+        until = _ints(r.end_for_now + 1 + room_tokens for r in self._seats.running)
         chunk = min(request.remaining, self._limits.min_chunk_tokens)
         self._chunks.memory.before_admission(
             chunk, self._chunks.planned_tokens(draft), len(draft.work)
         )
-        wanted = request.num_tokens + room_tokens
+        wanted = max(request.computed + 1, request.end_for_now) + room_tokens
         return self._core.fits(request.handle, wanted, chunk, others, until)
 
     def _waits_for_prefix(self, request: Request) -> bool:

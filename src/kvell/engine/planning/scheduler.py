@@ -195,7 +195,7 @@ class Scheduler:
         ):
             return False
         return bool(self._seats.waiting) or any(
-            request.wants_work for request in self._seats.running
+            request.wants_work and not request.is_held_up for request in self._seats.running
         )
 
     def lacks_memory(self, plan: StepPlan) -> bool:
@@ -226,11 +226,14 @@ class Scheduler:
         self._chunks.plan_prefills(draft)
 
     def _unstick(self, draft: PlanDraft) -> None:
-        """Preempt the youngest while running requests block each other for want of pages."""
+        """Preempt the youngest while running requests block each other for want of pages.
+
+        Those that wait until more of them lies elsewhere block nobody.
+        """
         if self._seats.in_flight:
             self._chunks.must_settle |= not draft.work
             return
-        while not draft.work and self._seats.running:
+        while not draft.work and any(not one.is_held_up for one in self._seats.running):
             self._seats.preempt_youngest(draft)
             self._chunks.plan_decodes(draft)
             if self.limits.enable_chunked_prefill or not draft.work:

@@ -108,8 +108,12 @@ class Seats:
         request.state = RequestState.FINISHED
 
     def preempt_youngest(self, draft: PlanDraft) -> Request:
-        """Preempt the youngest request: its pages are freed, maybe copied to the CPU buffer."""
-        victim = self.running.pop()
+        """Preempt the youngest request: its pages are freed, maybe copied to the CPU buffer.
+
+        One that borrows memory gives way last (Infinite-LLM: what is lent would be computed anew).
+        """
+        own = (i for i in reversed(range(len(self.running))) if not self.running[i].borrows)
+        victim = self.running.pop(next(own, -1))
         size_bytes = 0
         if self.swapping is not None:
             size_bytes = self.swapping.size_bytes(victim)
@@ -160,4 +164,4 @@ class Seats:
     def _close(self, request: Request, *, returns: bool = False) -> None:
         self._core.close(request.handle, renew=not request.is_spoiled, returns=returns)
         self._released.append(request.handle)
-        request.handle = NO_HANDLE
+        request.handle, request.away_tokens = NO_HANDLE, 0

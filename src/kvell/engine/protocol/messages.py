@@ -39,6 +39,7 @@ from kvell.engine.protocol.leading import Drained, Lead, Led
 from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.notices import IndexedGroup, IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
+from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.statistics import Stats
@@ -46,7 +47,7 @@ from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import Bound, ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
 
-SCHEMA_VERSION = 17
+SCHEMA_VERSION = 18
 StepBlame = Literal["", "suspect", "blameless"]
 
 HEARTBEAT_SECONDS = 0.5
@@ -95,6 +96,9 @@ class Submit:
     ``tensors`` are those of the model's processor for the images of this prompt, whose ids are
     then as the processor gave them; the instance fills in ``images`` itself.
 
+    ``placement`` says where its KV cache is to lie if that is longer than the instance's memory:
+    here, and in sections at others.  It then goes nowhere else, and asks nobody for its prompt.
+
     ``pooling`` asks for the prompt's vector in place of tokens: it comes with ``Finished``, and
     ``sampling`` does not matter.
 
@@ -117,8 +121,12 @@ class Submit:
     tenant: str = ""
     group: str = ""
     is_suspect: bool = False
+    placement: tuple[RequestPlacementEntry, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.placement and (self.goes_to or self.pulls_from):
+            problem = "is for a request that stays where it is computed"
+            raise ChangeSomething("placement", "…", problem, "leave out goes_to and pulls_from")
         if len(self.output) % 4:
             size = f"{len(self.output)} bytes"
             raise ChangeSomething("output", size, "are no whole tokens", "send 4 bytes per token")
@@ -212,6 +220,8 @@ class Ready:
     :param staying: the setting that keeps its requests from moving to others; "" if they can.
     :param section_bytes: KV memory of a section that another instance of its host may lend it; 0:
         it borrows nothing.
+    :param reach_tokens: most tokens of a request to the first model, if others lend as much as it
+        takes; 0: none do.
     """
 
     schema_version: int
@@ -227,6 +237,7 @@ class Ready:
     pool_address: str = ""
     staying: str = ""
     section_bytes: int = 0
+    reach_tokens: int = 0
 
 
 class Tokens(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):

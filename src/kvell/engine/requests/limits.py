@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from kvell.vocabulary import SECTION_TOKENS
+
 MAX_STEP_DRAFT_TOKENS = 256
 """Every draft token has a row of logits, which takes memory; and draft tokens save time only
 while a step is small enough to be memory-bound."""
@@ -14,6 +16,8 @@ class Limits:
     :param max_num_batched_tokens: tokens computed in one step.
     :param max_num_seqs: requests running at once.
     :param max_model_len: prompt and output tokens of one request.
+    :param reach_tokens: the same of a request to which other instances lend memory; 0: none do.
+    :param section_tokens: that they lend at once.
     :param vocab_size: token ids are below it.
     :param min_chunk_tokens: a prefill is admitted only if chunks of this size would fit.
     :param max_prefix_wait_steps: steps a request waits for another to compute its prefix.
@@ -43,6 +47,8 @@ class Limits:
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 256
     max_model_len: int = 8192
+    reach_tokens: int = 0
+    section_tokens: int = SECTION_TOKENS
     vocab_size: int = 1 << 31
     min_chunk_tokens: int = 64
     max_prefix_wait_steps: int = 64

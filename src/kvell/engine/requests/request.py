@@ -53,6 +53,9 @@ class Request:
     :ivar step_failed: whether it is suspected, if it ended with a step that failed.
     :ivar suspect_at: output tokens that it came with under suspicion; negative if it did not.
     :ivar returns_to: the instance that gets its text when it has ended; "" for none.
+    :ivar local_tokens: most of its newest tokens whose pages are here, since it is longer than this
+        instance's memory; 0: all of them.
+    :ivar away_tokens: of its first tokens, those whose pages lie at other instances.
     :ivar repeats: accepted draft tokens to compute again, since states do not advance over drafts.
     """
 
@@ -84,6 +87,8 @@ class Request:
     pooling: Pooling = ""
     embedding: bytes = b""
     returns_to: str = ""
+    local_tokens: int = 0
+    away_tokens: int = 0
     problem: str = ""
     is_spoiled: bool = False
     step_failed: StepBlame = ""
@@ -119,6 +124,23 @@ class Request:
     def remaining(self) -> int:
         """Tokens left to compute; while decoding, the newest and those to repeat."""
         return len(self.prompt) + len(self.output) + self.drawing - self.computed
+
+    @property
+    def end_for_now(self) -> int:
+        """Tokens that may be computed for now; more once further sections lie elsewhere."""
+        if not self.local_tokens:
+            return self.num_tokens
+        return min(self.num_tokens, self.away_tokens + self.local_tokens)
+
+    @property
+    def is_held_up(self) -> bool:
+        """Whether it waits until more of it lies elsewhere."""
+        return 0 < self.local_tokens <= self.computed - self.away_tokens
+
+    @property
+    def borrows(self) -> bool:
+        """Whether other instances hold some of it, or it waits until they do."""
+        return self.away_tokens > 0 or self.is_held_up
 
     @property
     def is_decoding(self) -> bool:

@@ -72,7 +72,8 @@ class _Borrowed:
     :ivar deadline: until which it must be filled, or given back; None: there is none.
     :ivar unanswered: what the creditor is to answer next.
     :ivar incarnation: of the creditor; it, ``right`` and ``pages`` come with ``Lent``.
-    :ivar filling: the transfer for which the creditor may read pages of this instance.
+    :ivar filling: the transfer for which the creditor may read pages of this instance; None while
+        it fills the loan from another creditor's.
     """
 
     creditor: str
@@ -160,13 +161,17 @@ class Borrowing:
         self._borrowed[loan] = _Borrowed(creditor, tuple(counts), now + ticks, said)
         return loan, [Send(creditor, borrow)]
 
-    def fill(self, loan: Loan, pages: Sequence[int]) -> list[Action]:
+    def fill(
+        self, loan: Loan, pages: Sequence[int], source: Standing | None = None
+    ) -> list[Action]:
         """Let the creditor pull pages into those that it lends; nothing if the loan is over.
 
         The user keeps them unchanged until :class:`.LoanFilled` or :class:`.LoanLost`, or until it
         gives the loan back.
 
-        :param pages: own ones, for each group in order as many as were borrowed.
+        :param pages: for each group in order as many as were borrowed.
+        :param source: the loan whose pages these are, which another creditor wants back; None if
+            they are own ones.
         :raises ValueError: if they are not as many, or the loan is filled already.
         """
         one = self._borrowed.get(loan)
@@ -174,11 +179,15 @@ class Borrowing:
             return []
         if one.state != "granted" or len(pages) != sum(one.counts):
             raise ValueError(f"{loan} does not wait for {len(pages)} pages")
+        one.state, encoded = "filling", encode_ints(pages)
+        if source is not None:
+            of = source.creditor, source.incarnation
+            return [self._said(one, Fill(loan, one.right, source.right, encoded, *of))]
         transfer = Transfer(self._instance, self._incarnation, self._numbers.take())
-        one.state, one.filling = "filling", transfer
+        one.filling = transfer
         groups = np.repeat(np.arange(len(one.counts)), one.counts)
         pairs = np.stack([groups, np.asarray(pages)], axis=1).astype("<i4").tobytes()
-        fill = Fill(loan, one.right, transfer.number, encode_ints(pages))
+        fill = Fill(loan, one.right, transfer.number, encoded)
         return [Grant(transfer, one.creditor, pairs), self._said(one, fill)]
 
     def give_back(self, loan: Loan) -> list[Action]:
@@ -285,7 +294,7 @@ class Borrowing:
             has_pages = tuple(len(some) for some in one.pages) == one.counts
             if has_pages == (one.state == "asked"):
                 found.append(f"{loan} is {one.state} with pages {one.pages}")
-            if (one.filling is not None) != (one.state == "filling"):
+            if one.filling is not None and one.state != "filling":
                 found.append(f"{loan} is {one.state}, and its right to be filled {one.filling}")
             if one.filling is not None and one.filling.number not in self._numbers:
                 found.append(f"{loan} is filled for {one.filling}, whose number is free")

@@ -29,15 +29,18 @@ from kvell.mempool.transfers.numbers import RightNumbers
 DRAIN_TICKS: Tick = 30_000
 """How long debtors have, 30 seconds, to give back what a draining instance lends."""
 MOST_LOANS_OF_DEBTOR = 1024
+LENDABLE_PARTS = 32
+"""An instance lends at most all but one part in 32 of its memory; it recalls what it needs."""
 
 
 def most_lendable(groups: Sequence[GroupSpec], num_large_pages: int) -> list[int]:
-    """Pages of each group that may be lent: 7/8 of those with full attention, no others.
+    """Pages of each group that may be lent: 31/32 of those with full attention, no others.
 
     The other kinds leave pages behind as a text grows, or keep a whole text in one state.
     """
     return [
-        one.pages_per_large * num_large_pages * 7 // 8 if one.kind is GroupKind.FULL else 0
+        one.pages_per_large * num_large_pages * (LENDABLE_PARTS - 1) // LENDABLE_PARTS
+        if one.kind is GroupKind.FULL else 0
         for one in groups
     ]
 

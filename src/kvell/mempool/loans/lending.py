@@ -182,7 +182,7 @@ class Lending:
         return [self._granted(loan, one)]
 
     def fill(self, debtor: str, message: Fill) -> list[Action]:
-        """Begin to pull the debtor's pages."""
+        """Begin to pull the debtor's pages, or those that another creditor lends it."""
         loan = message.loan
         one = self._of(debtor, loan)
         if one is None or message.right != one.right.number or one.state in ("ending", "revoked"):
@@ -192,9 +192,10 @@ class Lending:
         if one.state == "filling":
             return []
         pages = decode_pages(message.pages, len(one.rows))
-        transfer = Transfer(debtor, loan.incarnation, message.number)
+        of = (message.source, message.incarnation) if message.source else (debtor, loan.incarnation)
+        transfer = Transfer(*of, message.number)
         is_taken = transfer in self._pulls or self.is_other_pull(transfer)
-        if pages is None or message.number < 1 or is_taken:
+        if pages is None or message.number < 1 or is_taken or message.source == self._instance:
             problem = "it cannot be filled from these pages"
             return [*self._ended(loan, one), _over(debtor, loan, problem)]
         one.state, one.filling = "filling", transfer
@@ -214,7 +215,7 @@ class Lending:
             over = [] if one.state == "ending" else [_over(loan.debtor, loan, problem)]
             self._let_go(one)
             del self._lent[loan]
-            return [*over]
+            return list(over)
         one.state, one.deadline = "lent", None
         grant = Grant(one.right, loan.debtor, one.rows.astype("<i4").tobytes())
         return [grant, Send(loan.debtor, Filled(loan))]

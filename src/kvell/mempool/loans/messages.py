@@ -74,12 +74,16 @@ class Fill(Struct, frozen=True, tag=True):
     :param number: of the transfer for which the creditor may read the debtor's pages.  Its sender
         and incarnation are those of the loan.
     :param pages: of the debtor, one for each that is lent, in the same order; little-endian int32.
+    :param source: another creditor whose pages these are, which the debtor may read by the right
+        ``number``, and its ``incarnation``; "" if they are the debtor's own.
     """
 
     loan: Loan
     right: int
     number: int
     pages: bytes
+    source: str = ""
+    incarnation: int = 0
 
 
 class Filled(Struct, frozen=True, tag=True):

@@ -1,0 +1,79 @@
+"""Where the KV cache of a request lies that is longer than the memory of one instance.
+
+Planned when it is given to an instance, which is then a *debtor*; *creditors* hold its first
+sections.  No instance is both, so all such requests of a debtor's time go to it.
+
+Source: Infinite-LLM §5.2.1, §5.3.
+"""
+
+import heapq
+from collections.abc import Iterable
+
+from kvell.cluster.steering.relief import ROOM_PART, MemoryView
+from kvell.engine.protocol.placements import RequestPlacementEntry
+from kvell.mempool.loans.ledger import LENDABLE_PARTS
+from kvell.vocabulary import RequestId
+
+Placement = tuple[RequestPlacementEntry, ...]
+
+def lendable_blocks(pool_bytes: int, block_bytes: int) -> int:
+    """Sections that an instance with nothing to do could lend."""
+    return pool_bytes * (LENDABLE_PARTS - 1) // LENDABLE_PARTS // block_bytes
+
+
+def reach_tokens(alone_tokens: int, lent_blocks: int, section_tokens: int) -> int:
+    """Most tokens of a request while all others lend what they can.
+
+    :param alone_tokens: the same where nobody lends.
+    :param lent_blocks: sections that all others can lend together.
+    """
+    local_blocks = alone_tokens // section_tokens
+    if not (local_blocks and lent_blocks):
+        return alone_tokens
+    return max(alone_tokens, (local_blocks + lent_blocks) * section_tokens)
+
+
+def placement(
+    req_id: RequestId,
+    blocks: int,
+    most_local: int,
+    home: MemoryView,
+    others: Iterable[MemoryView],
+    block_bytes: int,
+) -> Placement:
+    """Return where a request's sections lie, its own instance first; empty if there is no room.
+
+    As many as there is room for stay.  The others go one by one to the instance that has most
+    memory left, so that creditors become alike; below a part of its pool an instance goes only
+    where no other has more.  Instances that could lend a section, and are not needed, stand at the
+    end with none: they are asked when one of the others refuses.
+
+    :param blocks: sections of the request, its whole answer included.
+    :param most_local: that its own instance can hold while it has nothing else.
+    """
+    rested = [one for one in others if not one.waiting]
+    kept = {one.instance_id: one.pool_bytes // ROOM_PART // block_bytes for one in rested}
+    left = {one.instance_id: _lendable(one, block_bytes) for one in rested}
+    lendable = sum(left.values())
+    wished = min(most_local, max(1, home.free_bytes // block_bytes))
+    local = max(wished, min(most_local, blocks - lendable))
+    away = blocks - local
+    if local < 1 or away > lendable:
+        return ()
+    heap = [(most <= kept[name], -most, name) for name, most in left.items() if most]
+    heapq.heapify(heap)
+    taken = dict.fromkeys((name for _, _, name in sorted(heap)), 0)
+    for _ in range(away):
+        _, _, name = heapq.heappop(heap)
+        taken[name] += 1
+        left[name] -= 1
+        if left[name]:
+            heapq.heappush(heap, (left[name] <= kept[name], -left[name], name))
+    parts = sorted(taken.items(), key=lambda part: -part[1])
+    creditors = (RequestPlacementEntry(req_id, name, count, local=False) for name, count in parts)
+    return (RequestPlacementEntry(req_id, home.instance_id, local, local=True), *creditors)
+
+
+def _lendable(one: MemoryView, block_bytes: int) -> int:
+    """Sections that an instance could lend now."""
+    return min(one.free_bytes // block_bytes, lendable_blocks(one.pool_bytes, block_bytes))

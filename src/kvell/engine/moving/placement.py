@@ -1,0 +1,93 @@
+"""Where the sections of a request go that is longer than this instance's memory.
+
+The front plans it with the request (:mod:`kvell.cluster.steering.placements`).  A creditor may
+refuse a section all the same: then the next one is asked, and all of them again a little later.
+
+Source: Infinite-LLM §6.2 (Listing 1).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvell.engine.protocol.placements import RequestPlacementEntry
+from kvell.engine.requests.request import Request
+from kvell.mempool.owners import Tick
+
+RETRY_TICKS: Tick = 500
+"""After so long creditors are asked again that have all refused."""
+PATIENCE_TICKS: Tick = 20_000
+"""How long a request that cannot go on waits for a creditor; then it is refused, to try later."""
+
+
+@dataclass
+class Placement:
+    """Where the sections of one request go, whatever becomes of its pages here.
+
+    :ivar planned: the creditor of each section that goes, in order.
+    :ivar creditors: all that may be asked, each once, in order.
+    :ivar refused: those that have refused since all were asked last.
+    :ivar retry_at: when all are asked again; None while some have not refused.
+    :ivar gives_up_at: when a request that is held up is given up; None while it goes on.
+    """
+
+    request: Request
+    planned: Sequence[str]
+    creditors: list[str]
+    refused: set[str] = field(default_factory=set)
+    retry_at: Tick | None = None
+    gives_up_at: Tick | None = None
+
+    @classmethod
+    def of(cls, request: Request, entries: Sequence[RequestPlacementEntry]) -> "Placement":
+        """The placement of a request that has just come."""
+        away = [entry for entry in entries if not entry.local]
+        planned = [entry.inst_id for entry in away for _ in range(entry.num_blocks)]
+        return cls(request, planned, list(dict.fromkeys(entry.inst_id for entry in away)))
+
+    @property
+    def next_deadline(self) -> Tick | None:
+        """When :meth:`tick` has something to do."""
+        found = [at for at in (self.retry_at, self.gives_up_at) if at is not None]
+        return min(found, default=None)
+
+    def creditor(self, section: int, now: Tick, without: str = "") -> str:
+        """The instance that is asked for a section next; "" if it is too early to ask anybody.
+
+        :param without: one that is not asked, since it wants the section's pages back.
+        """
+        for name in (self.planned[section], *self.creditors):
+            if name not in self.refused and name != without:
+                return name
+        if self.retry_at is None:
+            self.retry_at = now + RETRY_TICKS
+        return ""
+
+    def refuses(self, creditor: str) -> None:
+        """A creditor has refused, or is no more."""
+        self.refused.add(creditor)
+
+    def grants(self) -> None:
+        """A creditor has granted room: the request goes on once its pages are there."""
+        self.gives_up_at = None
+
+    def widen(self, creditor: str) -> None:
+        """Let one more instance be asked, at once."""
+        if creditor not in self.creditors:
+            self.creditors.append(creditor)
+        self.refused.discard(creditor)
+
+    def tick(self, now: Tick) -> bool:
+        """Time has passed; returns whether the request is given up.
+
+        Not before all have been asked once more, however much time it was.
+        """
+        if not self.request.is_held_up:
+            self.gives_up_at = None
+        elif self.gives_up_at is None:
+            self.gives_up_at = now + PATIENCE_TICKS
+        if self.retry_at is not None and self.retry_at <= now:
+            self.refused.clear()
+            self.retry_at = None
+            if self.gives_up_at is not None:
+                self.gives_up_at = max(self.gives_up_at, now + RETRY_TICKS)
+        return self.gives_up_at is not None and self.gives_up_at <= now

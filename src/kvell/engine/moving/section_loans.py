@@ -1,0 +1,133 @@
+"""The loans of borrowing requests: one for each section, and where its pages are."""
+
+from collections.abc import Sequence
+from itertools import chain
+
+from kvell.engine.moving.borrower import Borrower
+from kvell.engine.moving.sections import Place, Sections
+from kvell.engine.requests.plan import BorrowedPages
+from kvell.mempool.agent import Agent
+from kvell.mempool.loans.messages import Loan
+from kvell.mempool.owners import Tick
+from kvell.mempool.transfers.actions import Action
+
+GRANT_TICKS: Tick = 10_000
+"""How long a creditor keeps room for a section that it has granted and not been offered yet."""
+
+
+class SectionLoans:
+    """Which loan is whose section; asks for them, fills them, and gives them back.
+
+    :param agent: of the instance.
+    :ivar section_tokens: that go at once.
+    """
+
+    def __init__(self, agent: Agent, section_tokens: int) -> None:
+        self._agent, self._loans = agent, agent.loans.borrowing
+        self._core = agent.core
+        self.section_tokens = section_tokens
+        self._borrowers: dict[Loan, Borrower] = {}
+
+    def borrower(self, loan: Loan) -> Borrower | None:
+        """Return whose section a loan has; None if that is over."""
+        return self._borrowers.get(loan)
+
+    def ask(self, borrower: Borrower, creditor: str) -> tuple[Loan, list[Action]]:
+        """Ask for room for a section; the answer comes as news, even one that is known at once."""
+        model = borrower.request.model
+        counts = self._sections(borrower).counts()
+        loan, actions = self._loans.borrow(
+            creditor, counts, self._agent.now, GRANT_TICKS, model=model
+        )
+        borrower.creditor_of[loan] = creditor
+        self._borrowers[loan] = borrower
+        return loan, actions
+
+    def is_in_place(self, loan: Loan) -> bool:
+        """Whether attention can read a creditor's pool where it lies."""
+        return self._loans.creditor_of(loan) in self._agent.neighbours
+
+    def fill(self, borrower: Borrower, section: int) -> list[Action]:
+        """Let a creditor pull a section from here."""
+        held = self._core.held_pages(borrower.handle)
+        pages = self._sections(borrower).own(held, section)
+        return self._loans.fill(borrower.loans[section], pages)
+
+    def pass_on(self, loan: Loan, source: Loan) -> list[Action] | None:
+        """Let a creditor pull a section from the one that wants it back; None if that is too late.
+
+        :param source: the loan of the latter.
+        """
+        standing = self._loans.standing().get(source)
+        if standing is None:
+            return None
+        return self._loans.fill(loan, list(chain(*standing.pages)), standing)
+
+    def note_filled(self, borrower: Borrower) -> None:
+        """Count the first sections that may be read."""
+        standing = self._loans.standing()
+        while borrower.filled < len(borrower.loans):
+            if borrower.loans[borrower.filled] not in standing:
+                break
+            borrower.filled += 1
+
+    def replace(self, borrower: Borrower, section: int) -> Loan:
+        """Note that another creditor has a section; returns the loan that is over with that."""
+        old = borrower.loans[section]
+        borrower.loans[section] = borrower.replacing.pop(section)
+        borrower.wanted_back.discard(section)
+        self.forget(borrower, old)
+        return old
+
+    def forget(self, borrower: Borrower, loan: Loan) -> None:
+        """Note that a loan has no section any more."""
+        del self._borrowers[loan], borrower.creditor_of[loan]
+
+    def cut(self, borrower: Borrower, section: int) -> list[Loan]:
+        """Take the loans from a section on off a request; the caller gives them back."""
+        others = [at for at in borrower.replacing if at >= section]
+        loans = borrower.loans[section:] + [borrower.replacing.pop(at) for at in others]
+        del borrower.loans[section:]
+        borrower.replaced.difference_update(others)
+        borrower.wanted_back = {at for at in borrower.wanted_back if at < section}
+        borrower.filled = min(borrower.filled, section)
+        for loan in loans:
+            self.forget(borrower, loan)
+        return loans
+
+    def give_back(self, loans: Sequence[Loan]) -> list[Action]:
+        """End loans that are not read any more."""
+        return [action for loan in loans for action in self._loans.give_back(loan)]
+
+    def beyond(self, borrower: Borrower, section: int) -> dict[Place, int]:
+        """A creditor's pages of a section, numbered as pages behind the own pool."""
+        standing = self._loans.standing()[borrower.loans[section]]
+        first = self._agent.neighbours[standing.creditor, standing.incarnation]
+        return self._sections(borrower).beyond(standing.pages, first, section)
+
+    def rights(self, borrower: Borrower) -> list[BorrowedPages]:
+        """What must stand until a step is over that computes the request."""
+        standing = self._loans.standing()
+        loans = [*borrower.loans[: borrower.away], *(borrower.ends if borrower.returning else ())]
+        found = [standing.get(loan) for loan in loans]
+        # A right that is gone already is told as one that cannot stand: the row is missed.
+        return [
+            BorrowedPages(borrower.handle, "", 0, 0)
+            if one is None
+            else BorrowedPages(borrower.handle, one.creditor, one.incarnation, one.right)
+            for one in found
+        ]
+
+    def audit(self, borrower: Borrower) -> list[str]:
+        """Every contradiction in the loans of a request, a sentence for each."""
+        loans = (*borrower.loans, *borrower.replacing.values())
+        name = borrower.request.request_id
+        found = [
+            f"{name}: {loan} is not its" for loan in loans if self.borrower(loan) is not borrower
+        ]
+        if set(borrower.creditor_of) != set(loans):
+            found.append(f"{name}: it has {set(loans)} and asked for {set(borrower.creditor_of)}")
+        return found
+
+    def _sections(self, borrower: Borrower) -> Sections:
+        return Sections(borrower.request.model, self._core.layout.groups, self.section_tokens)

@@ -1,0 +1,80 @@
+"""What a section is: so many tokens of one request, in all groups with full attention."""
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from kvell.engine.requests.plan import NewPages
+from kvell.memory import GroupKind, GroupSpec
+from kvell.vocabulary import SECTION_TOKENS
+
+Place = tuple[int, int]
+"""Group and position of a page."""
+
+
+class Sections:
+    """The pages of a model's sections, in the order in which a loan has them.
+
+    :param groups: of the layout; only those of the model with full attention count.
+    :param section_tokens: a multiple of their pages' tokens.
+    """
+
+    def __init__(self, model: str, groups: Sequence[GroupSpec], section_tokens: int) -> None:
+        self._groups, self._num_groups = list(full_groups(model, groups)), len(groups)
+        self._section_tokens = section_tokens
+
+    def counts(self) -> list[int]:
+        """Return the pages of each group of the layout in a section."""
+        counts = [0] * self._num_groups
+        for index, group in self._groups:
+            counts[index] = self._section_tokens // group.page_tokens
+        return counts
+
+    def own(self, held: NewPages, section: int) -> list[int]:
+        """Return the pages that hold a section here.
+
+        :param held: rows [m, 4] of a request: handle, group, position, page.
+        """
+        page_of = {(group, position): page for _, group, position, page in held.tolist()}
+        return [page_of[place] for place in self._places(section)]
+
+    def beyond(
+        self, pages: Sequence[Sequence[int]], first_large: int, section: int
+    ) -> dict[Place, int]:
+        """Return a creditor's pages of a section as numbers behind the own pool, by their places.
+
+        :param pages: of the creditor, for each group of the layout.
+        :param first_large: the large page at which its pool begins there.
+        """
+        per_large = {index: group.pages_per_large for index, group in self._groups}
+        return {
+            place: first_large * per_large[place[0]] + page
+            for place, page in zip(self._places(section), chain(*pages), strict=True)
+        }
+
+    def _places(self, section: int) -> Iterator[Place]:
+        for index, group in self._groups:
+            count = self._section_tokens // group.page_tokens
+            for position in range(section * count, (section + 1) * count):
+                yield index, position
+
+
+def full_groups(model: str, groups: Sequence[GroupSpec]) -> Iterator[tuple[int, GroupSpec]]:
+    """Yield the groups of a model whose sections may lie elsewhere, with their indices."""
+    for index, group in enumerate(groups):
+        if group.model == model and group.kind is GroupKind.FULL:
+            yield index, group
+
+
+def local_reason(model: str, groups: Sequence[GroupSpec]) -> str:
+    """Why all pages of a model's requests stay here; "" if sections may lie elsewhere."""
+    own = [group for group in groups if group.model == model]
+    full = [group for _, group in full_groups(model, groups)]
+    if not full:
+        return "its model has no full attention"
+    if any(group.kind is GroupKind.DROPPING for group in own):
+        return "its model drops tokens"
+    if any(group.counts_images for group in own):
+        return "images lie among the text in its pages"
+    if any(SECTION_TOKENS % group.page_tokens for group in full):
+        return f"its pages do not divide {SECTION_TOKENS} tokens"
+    return ""

@@ -1,0 +1,26 @@
+"""Which requests are served where their prompt is computed."""
+
+from collections.abc import Sequence
+
+from kvell.engine.requests.request import Request
+from kvell.memory import GroupKind, GroupSpec
+
+MOVABLE = frozenset(GroupKind) - {GroupKind.DROPPING}
+"""Kinds whose pages are all there is of the computed tokens; embeddings are not needed by then."""
+
+
+def staying_reason(request: Request, groups: Sequence[GroupSpec]) -> str:
+    """Why a request is served where its prompt is computed; "" if it can move.
+
+    Everything that cannot move is named here.
+    """
+    own = [group for group in groups if group.model == request.model]
+    if request.image_rows and any(group.counts_images for group in own):
+        return "its images lie among the text in its pages"
+    if request.is_scored:
+        return "how likely its prompt is, is told here"
+    if request.pooling:
+        return "it makes no tokens"
+    if any(group.kind not in MOVABLE or group.is_draft for group in own):
+        return "its model has pages that cannot be moved yet"
+    return ""

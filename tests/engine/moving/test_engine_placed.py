@@ -1,0 +1,261 @@
+"""Requests longer than the memory of their instance, over pages that can be read back."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import rule
+
+from kvell.engine.moving.placement import PATIENCE_TICKS, RETRY_TICKS, Placement
+from kvell.engine.protocol.messages import Finished, Submit
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.request import Request
+from kvell.errors import ChangeSomething
+from kvell.mempool.entries import Ticked
+from kvell.vocabulary import RequestId
+from tests.engine.moving.handing_over import REACH_TOKENS, SECTION_TOKENS, Cluster, Entry
+from tests.engine.moving.test_engine_borrowed import Lending, away, end, lent, preemptions, run
+from tests.engine.moving.test_engine_handovers import NAMES, SOME, cluster_of, prompt_of
+
+NAME = "r"
+LARGE = 6
+"""Large pages of each pool, with 48 tokens."""
+PROMPT = prompt_of(1, 90)
+TO_BOTH = (("p", 4), ("d", 5), ("e", 4))
+
+
+def placed(
+    placement: Sequence[tuple[str, int]] = TO_BOTH, max_tokens: int = 12, large: int = LARGE
+) -> Cluster:
+    """A cluster with a request of 102 tokens, in pools of 48 tokens."""
+    cluster = cluster_of("full", large)
+    assert cluster.limits.max_model_len < len(PROMPT) or large > LARGE
+    cluster.submit(NAME, Entry(PROMPT, max_tokens, "", placement=placement), "p", "")
+    return cluster
+
+
+def answered(cluster: Cluster, name: str = NAME) -> bool:
+    return bool(cluster.entries[name].emitted)
+
+
+def fill(cluster: Cluster, name: str) -> None:
+    """Let an instance have a request that takes its memory, and go no further for now."""
+    own = Entry(prompt_of(2, 41), 3, "")
+    cluster.submit(f"own-{name}", own, name, "")
+    while not own.emitted:
+        cluster.step(name)
+
+
+def tick(cluster: Cluster, ticks: int) -> None:
+    cluster.pass_time(ticks)
+    while cluster.messages:
+        cluster.deliver(0)
+
+
+def test_a_prompt_longer_than_the_memory_here() -> None:
+    cluster = placed()
+    run(cluster, lambda: answered(cluster))
+    assert away(cluster.instances["p"]) == len(PROMPT) // SECTION_TOKENS - 3 or lent(cluster) == 5
+    assert lent(cluster) == 5 and lent(cluster, "e") >= 2
+    end(cluster)
+    ended = cluster.entries[NAME].end
+    assert ended is not None and ended.reason == "length"
+    assert len(cluster.entries[NAME].emitted) == 12 and preemptions(cluster) == 0
+
+
+def test_no_more_is_ever_here_than_was_planned() -> None:
+    cluster = placed((("p", 2), ("d", 5), ("e", 5), ("f", 1)))
+    debtor = cluster.instances["p"]
+    (group,) = debtor.core.memory.layout.groups
+    most = 0
+    for _ in range(400):
+        if cluster.entries[NAME].end:
+            break
+        cluster.step("p")
+        for request in debtor.core.running:
+            held = debtor.core.memory.held_pages(request.handle)
+            most = max(most, len(held) * group.page_tokens)
+        if cluster.messages:
+            cluster.deliver(0)
+        for name in NAMES:
+            cluster.copy(name, 0, 99)
+    assert 0 < most <= 2 * SECTION_TOKENS
+    end(cluster)
+
+
+def test_short_requests_run_beside_it() -> None:
+    """On its own instance, and on its creditors."""
+    cluster = placed((("p", 4), ("d", 5), ("e", 4)))
+    run(cluster, lambda: lent(cluster) > 1)
+    short = {name: Entry(prompt_of(3, 6), 4, "") for name in NAMES}
+    for name, entry in short.items():
+        cluster.submit(f"own-{name}", entry, name, "")
+    run(cluster, lambda: all(entry.end for entry in short.values()))
+    assert cluster.entries[NAME].end is None, "they ended beside it"
+    end(cluster)
+    assert len(cluster.entries[NAME].emitted) == 12
+
+
+def test_a_creditor_that_refuses_is_passed_over() -> None:
+    """The plan was old: it has nothing to lend."""
+    cluster = placed((("p", 4), ("d", 2), ("e", 5), ("d", 2)), large=LARGE)
+    fill(cluster, "d")
+    for _ in range(12):
+        cluster.step("p")
+        cluster.copy("e", 0, 99)
+        while cluster.messages:
+            cluster.deliver(0)
+    assert lent(cluster, "d") == 0 and lent(cluster, "e") > 2
+    end(cluster)
+    assert len(cluster.entries[NAME].emitted) == 12
+
+
+def test_it_waits_for_a_creditor_that_is_busy() -> None:
+    cluster = placed((("p", 4), ("d", 5), ("e", 4)))
+    for name in "de":
+        fill(cluster, name)
+    for _ in range(8):
+        cluster.step("p")
+        while cluster.messages:
+            cluster.deliver(0)
+    debtor = cluster.instances["p"]
+    assert away(debtor) == 0 and debtor.core.running[0].is_held_up
+    assert not debtor.core.has_work, "it does not spin"
+    deadline = debtor.handovers.next_deadline
+    assert deadline is not None and deadline <= cluster.now + RETRY_TICKS
+    run(cluster, lambda: all(cluster.entries[f"own-{name}"].end for name in "de"))
+    tick(cluster, RETRY_TICKS)
+    end(cluster)
+    assert preemptions(cluster) == 0 and len(cluster.entries[NAME].emitted) == 12
+
+
+def test_where_nobody_lends_it_is_refused_and_may_come_later() -> None:
+    cluster = placed((("p", 4), ("x", 9)))
+    debtor = cluster.instances["p"]
+    for _ in range(8):
+        cluster.step("p")
+        cluster.messages.clear()
+    assert debtor.core.running[0].is_held_up
+    for _ in range(30):
+        cluster.now += PATIENCE_TICKS // 10
+        cluster.hear(debtor, debtor.engine.heard(Ticked(cluster.now)))
+        cluster.messages.clear()
+        cluster.step("p")
+    ended = cluster.entries[NAME].end
+    assert ended is not None and ended.reason == "refused" and ended.try_later
+    assert "no other has any to lend" in ended.message
+    end(cluster)
+
+
+def test_a_recalled_section_goes_to_another_creditor() -> None:
+    """Its pages come from the creditor that wants them back, and nothing is computed again."""
+    cluster = placed((("p", 2), ("d", 5), ("e", 3), ("e", 2), ("d", 1)), max_tokens=6)
+    debtor, recalls = cluster.instances["p"], cluster.instances["d"]
+    run(cluster, lambda: lent(cluster) == 5 and away(debtor) >= 5)
+    spare = lent(cluster, "e")
+    cluster.submit("own", Entry(prompt_of(2, 12), 2, ""), "d", "")
+    run(cluster, lambda: debtor.handovers.borrowed.tally()["replaced"] > 0)
+    assert lent(cluster, "e") > spare and recalls.core.num_running() <= 1
+    end(cluster)
+    assert preemptions(cluster) == 0
+    assert debtor.handovers.borrowed.tally()["lost"] == 0
+    assert len(cluster.entries["own"].emitted) == 2
+
+
+@pytest.mark.parametrize("dies", NAMES)
+@pytest.mark.parametrize("after", range(0, 60, 6))
+def test_a_death_at_any_moment(dies: str, after: int) -> None:
+    cluster = placed((("p", 4), ("d", 5), ("e", 5)))
+    for _ in range(after):
+        if cluster.messages:
+            cluster.deliver(0)
+        else:
+            cluster.copy("d", 0, 5)
+            cluster.copy("e", 0, 5)
+            cluster.step("p")
+    cluster.crash(dies)
+    end(cluster)
+    ended = cluster.entries[NAME].end
+    assert ended is not None
+    assert ended.reason == "length" or ended.try_later
+
+
+def submission(prompt: Sequence[int], entry: Entry, **more: str) -> Submit:
+    text = np.asarray(prompt, "<i4").tobytes()
+    placement = entry.parts(NAME)
+    return Submit(RequestId(NAME), text, SamplingParams(), placement=placement, **more)
+
+
+def refusal(cluster: Cluster, command: Submit) -> Finished:
+    (event,) = cluster.instances["p"].engine.tell(command)
+    assert isinstance(event, Finished) and event.reason == "refused"
+    return event
+
+
+def test_what_is_beyond_its_placement_is_refused() -> None:
+    cluster = cluster_of("full", LARGE)
+    short = Entry([], 1, "", placement=(("p", 4), ("d", 5)))
+    said = refusal(cluster, submission(prompt_of(1, 72), short))
+    assert said.field == "prompt" and "72" in said.message
+    far = Entry([], 1, "", placement=(("p", 4), ("d", 50)))
+    said = refusal(cluster, submission(prompt_of(1, REACH_TOKENS), far))
+    assert str(REACH_TOKENS) in said.message
+
+
+def test_what_stays_does_not_go_elsewhere() -> None:
+    entry = Entry([], 1, "", placement=TO_BOTH)
+    with pytest.raises(ChangeSomething, match="placement"):
+        submission(PROMPT, entry, goes_to="d")
+    with pytest.raises(ChangeSomething, match="placement"):
+        submission(PROMPT, entry, pulls_from="d")
+
+
+def held_up(cluster: Cluster) -> Request:
+    return cluster.instances["p"].core.running[0]
+
+
+def test_creditors_are_asked_in_turn_and_again() -> None:
+    cluster = placed()
+    cluster.step("p")
+    entries = cluster.entries[NAME].parts(NAME)
+    one = Placement.of(held_up(cluster), entries)
+    assert [one.creditor(at, 0) for at in (0, 4, 5, 8)] == ["d", "d", "e", "e"]
+    assert one.creditor(0, 0, without="d") == "e"
+    one.refuses("d")
+    assert one.creditor(0, 0) == "e" and one.retry_at is None
+    one.refuses("e")
+    assert one.creditor(0, 7) == "" and one.next_deadline == 7 + RETRY_TICKS
+    one.widen("f")
+    assert one.creditor(0, 8) == "f"
+    one.tick(7 + RETRY_TICKS)
+    assert one.creditor(0, 9) == "d"
+    end(cluster)
+
+
+class PlacedLending(Lending):
+    """The same schedules, with prompts that are longer than an instance's memory."""
+
+    @rule(
+        family=st.integers(0, 3),
+        length=st.integers(30, 120),
+        max_tokens=st.integers(1, 20),
+        order=st.permutations(NAMES),
+        local=st.integers(1, 4),
+    )
+    def submit_placed(
+        self, family: int, length: int, max_tokens: int, order: list[str], local: int
+    ) -> None:
+        blocks = -(-(length + max_tokens) // SECTION_TOKENS)
+        most = self.cluster.limits.max_model_len // SECTION_TOKENS
+        local = max(1, min(local, most))
+        each = -(-max(0, blocks - local) // 2)
+        placement = [(order[0], local), (order[1], each), (order[2], each)]
+        name = f"r{self.count}"
+        entry = Entry(prompt_of(family, length), max_tokens, "", placement=placement)
+        self.cluster.submit(name, entry, order[0], "")
+        self.count += 1
+
+
+TestPlacedLending = PlacedLending.TestCase
+TestPlacedLending.settings = SOME
