@@ -150,7 +150,7 @@ class AsyncEngine:
         self._models = {"": first, **{one.name: one for one in others}}
         await self._front.start()
         ready = self._front.ready
-        lengths = {"": ready.max_model_len, **ready.beside}
+        lengths = {"": ready.longest_tokens, **ready.beside}
         self._encoders = {
             name: TextEncoder(one, lengths[name], self._work) for name, one in self._models.items()
         }

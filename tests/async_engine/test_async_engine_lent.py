@@ -35,9 +35,11 @@ def sampling(max_tokens: int) -> SamplingParams:
     return SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, logprobs=2)
 
 
-def alone(smollm2_path: Path, prompts: list[tuple[list[int], int]]) -> list[Said]:
+def alone(
+    smollm2_path: Path, prompts: list[tuple[list[int], int]], kv_bytes: int = 2 * KV_BYTES
+) -> list[Said]:
     """What one engine with more memory says."""
-    llm = LLM(str(smollm2_path), dtype="float32", kv_memory_bytes=2 * KV_BYTES)
+    llm = LLM(str(smollm2_path), dtype="float32", kv_memory_bytes=kv_bytes)
     outputs = llm.generate(
         [{"prompt_token_ids": prompt} for prompt, _ in prompts],
         [sampling(count) for _, count in prompts],

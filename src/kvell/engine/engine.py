@@ -150,7 +150,8 @@ class Engine:
             indexed_groups(self.core.memory.layout.groups),
             "" if self._link is None else self._link.listens,
             self._staying,
-            0 if self._link is None else self._link.section_bytes,
+            section_bytes := 0 if self._link is None else self._link.section_bytes,
+            self.core.limits.reach_tokens if section_bytes else 0,
         )
 
     def pulse(self) -> Heartbeat:

@@ -6,10 +6,12 @@ input makes possible stand at its end.
 
 from collections.abc import Iterable, Sequence
 
+from kvell.cluster.steering.placements import NO_REACH, Reach
 from kvell.engine.protocol.messages import (
     Cancel,
     Event,
     Finished,
+    Heartbeat,
     Migrate,
     MoveKvCache,
     Submit,
@@ -64,7 +66,7 @@ class Dispatch:
         free_bytes: int,
         token_bytes: int,
         joins_others: bool,
-        section_bytes: int = 0,
+        reach: Reach = NO_REACH,
         indexed: Sequence[IndexedGroup] = (),
         watches: WatchIndex | None = None,
     ) -> Commands:
@@ -79,7 +81,7 @@ class Dispatch:
             free_bytes=free_bytes,
             token_bytes=token_bytes,
             joins_others=joins_others,
-            section_bytes=section_bytes,
+            reach=reach,
             indexed=indexed,
         )
         if watches is not None:
@@ -95,6 +97,7 @@ class Dispatch:
             # A credit is free again; a first token may let a new instance have more.
             frees |= isinstance(event, Finished)
             frees |= isinstance(event, Tokens) and bool(self.queue.waiting)
+            frees |= isinstance(event, Heartbeat) and self.queue.placements.awaits_memory
         return [*commands, *self.submittable(now)] if frees else commands
 
     def lost(self, instance_id: str, death: InstanceDeath, now: float) -> Commands:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from kvell.clock import Clock, MonotonicClock
 from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
+from kvell.cluster.steering.placements import Reach
 from kvell.cluster.steering.roles import RoleChanger
 from kvell.engine.protocol.messages import (
     Event,
@@ -62,6 +63,7 @@ class Front:
     :param joins: a cluster whose manager starts the instances in place of the front.
     :param index_observer: is told what instances cache; they tell nothing if there is none.
     :param pool: how the instances share their memory.
+    :ivar reach_tokens: returns the most tokens of a request, while others lend all that they can.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Front:
             roles=RoleChanger() if adapts else None,
             steers=joins is None,
         )
+        self.reach_tokens = self._request_queue.placements.reach_tokens
         callbacks = MemberCallbacks(
             self._instance_ready,
             self._instance_said,
@@ -162,8 +165,7 @@ class Front:
 
     def instances(self) -> list[tuple[MemberStatus, InstanceLoad]]:
         """Every instance as operators see it, with its line."""
-        queue = self._request_queue
-        return [(one.status(), queue.line(one.instance_id)) for one in self._members]
+        return [(one.status(), self._request_queue.line(one.instance_id)) for one in self._members]
 
     async def start(self) -> None:
         """Start the instances, or join those that there are, and wait until all are ready.
@@ -317,7 +319,7 @@ class Front:
             free_bytes=ready.kv_pool_bytes,
             token_bytes=ready.token_bytes,
             joins_others=others and self._started,
-            section_bytes=ready.section_bytes,
+            reach=Reach(ready.max_model_len, ready.reach_tokens, ready.section_bytes),
             indexed=ready.indexed,
             watches=None if self._index_observer is None else WatchIndex(),
         )
@@ -393,6 +395,6 @@ class Front:
         try:
             self._members[instance_id].supervisor.send(submission)
         except ProtocolError as error:
-            known = submission.request_id, submission.attempt
-            refusal = Finished(*known, "refused", message=str(error))
+            request_id, attempt = submission.request_id, submission.attempt
+            refusal = Finished(request_id, attempt, "refused", message=str(error))
             self._request_queue.finished(refusal, self.now_seconds())

@@ -3,10 +3,12 @@
 from kvell.cluster.routing.costs import FIT_CONTEXT_TOKENS, pairs
 from kvell.cluster.routing.ramp import Ramp
 from kvell.cluster.routing.views import InstanceView
+from kvell.cluster.steering.placements import NO_REACH, Reach
 from kvell.cluster.steering.relief import MemoryView, MovableView, is_short
 from kvell.cluster.steering.roles import RoleView
 from kvell.cluster.steering.steering import Steered
 from kvell.engine.protocol.messages import Heartbeat
+from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.front.request_log import LogEntry
 from kvell.vocabulary import RequestId
 
@@ -20,6 +22,8 @@ class InstanceLoad:
     :ivar uncached_prompt_tokens: of the prompt tokens, those that were not cached when their
         requests were routed, and ``outstanding_pairs`` of query and key that they make.
     :ivar held_tokens: of its requests, prompts and what they have emitted.
+    :ivar reach: how long its requests can be, alone and if others lend it memory.
+    :ivar placements: where it said last that the KV cache lies of requests that borrow.
     :ivar coming: requests that others have and that will go on there.
     """
 
@@ -37,7 +41,9 @@ class InstanceLoad:
         self._credits = 0
         self._ramp: Ramp | None = None
         self._free_bytes = 0
-        self._token_bytes = self._section_bytes = 0
+        self._token_bytes = 0
+        self.reach = NO_REACH
+        self.placements: tuple[RequestPlacementEntry, ...] = ()
         self._pool_bytes = self._waiting = 0
         self._others_prompt_tokens = self._others_requests = 0
         self.coming: set[RequestId] = set()
@@ -81,7 +87,7 @@ class InstanceLoad:
         free_bytes: int = 0,
         token_bytes: int = 0,
         joins_others: bool = False,
-        section_bytes: int = 0,
+        reach: Reach = NO_REACH,
     ) -> None:
         """Take requests for a new incarnation.
 
@@ -89,14 +95,20 @@ class InstanceLoad:
         :param token_bytes: of KV memory that a token takes, at most.
         :param joins_others: whether other instances serve already; then it gets its first
             requests slowly (:class:`.Ramp`).
-        :param section_bytes: of KV memory that a section takes which others may lend; 0: none.
+        :param reach: how long its requests can be, alone and if others lend it memory.
         """
         self._credits, self.incarnation = credits, incarnation
         self._free_bytes, self._token_bytes = free_bytes, token_bytes
-        self._section_bytes = section_bytes
+        self.reach, self.placements = reach, ()
+        self._pool_bytes = free_bytes
         self._others_prompt_tokens = self._others_requests = 0
         self._view = None
         self._ramp = Ramp(credits) if joins_others else None
+
+    def has_memory_for(self, tokens: int, num_blocks: int) -> bool:
+        """Whether a request has room beside what others have, and sections it is about to lend."""
+        needed_bytes = tokens * self._token_bytes + num_blocks * self.reach.block_bytes
+        return needed_bytes <= self._free_bytes
 
     def close(self) -> None:
         """Give it no further request; what it has goes on."""
@@ -108,6 +120,12 @@ class InstanceLoad:
         self._pool_bytes, self._waiting = beat.pool_bytes, beat.waiting
         self._others_prompt_tokens = beat.others_prompt_tokens
         self._others_requests = beat.others_requests
+        self.placements = beat.placements
+
+    @property
+    def pool_bytes(self) -> int:
+        """Size of its KV pool."""
+        return self._pool_bytes
 
     @property
     def is_short(self) -> bool:
@@ -134,9 +152,9 @@ class InstanceLoad:
     def movable(self) -> list[MovableView]:
         """Requests that decode, as far as is known, and stay; the oldest first."""
         return [
-            MovableView(one.request_id, self.size_bytes(one), self._section_bytes)
+            MovableView(one.request_id, self.size_bytes(one), self.reach.block_bytes)
             for one in self.in_flight.values()
-            if not (one.goes_to or one.is_dropped or one.pending_prompt_tokens)
+            if not (one.goes_to or one.is_dropped or one.pending_prompt_tokens or one.placement)
         ]
 
     def size_bytes(self, entry: LogEntry) -> int:
@@ -187,7 +205,12 @@ class InstanceLoad:
         self.held_tokens += entry.held_tokens
         self._count_prompt(entry, 1)
         self.outstanding_output_tokens += entry.pending_output_tokens
-        self._free_bytes -= entry.pending_prompt_tokens * self._token_bytes
+        here = [part.num_blocks for part in entry.placement if part.local]
+        self._free_bytes -= (
+            sum(here) * self.reach.block_bytes
+            if here
+            else entry.pending_prompt_tokens * self._token_bytes
+        )
 
     def emitted(self, entry: LogEntry, count: int) -> None:
         """Count tokens of a request of this line; the first says that its prompt is computed."""

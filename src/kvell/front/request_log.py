@@ -8,6 +8,7 @@ import numpy as np
 
 from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
+from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.tensors import SentTensor
@@ -112,6 +113,7 @@ class LogEntry:
     :param goes_to: the instance that goes on with it once its prompt is computed, and that
         one's ``goes_to_incarnation``; "" if it stays.
     :param pulls_from: the instance that is asked for its history; "" for none.
+    :param placement: where its KV cache lies if it is longer than its instance's memory.
     :param hit_tokens: that the instance had cached when it was chosen, as far as is known.
     :param pending_prompt_tokens: that the instance has still to compute, as far as is known, those
         of the hit included.
@@ -142,6 +144,7 @@ class LogEntry:
     goes_to: str = ""
     goes_to_incarnation: int = 0
     pulls_from: str = ""
+    placement: tuple[RequestPlacementEntry, ...] = ()
     hit_tokens: int = 0
     pending_prompt_tokens: int = 0
     pending_output_tokens: int = 0
@@ -218,6 +221,12 @@ class LogEntry:
             self.line,
         )
 
+    def note_tokens(self, now: float) -> None:
+        """Note when its first and its latest tokens came."""
+        if self.first_token_seconds is None:
+            self.first_token_seconds = now
+        self.last_token_seconds = now
+
     def submission(self) -> Submit:
         """The command that starts the current attempt."""
         return Submit(
@@ -236,6 +245,7 @@ class LogEntry:
             tenant=self.tenant,
             group=self.group,
             is_suspect=self.attempts.on_probation,
+            placement=self.placement,
         )
 
     def take_tokens(self, event: Tokens) -> tuple[int, ...]:

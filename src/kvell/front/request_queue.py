@@ -15,6 +15,7 @@ from dataclasses import replace
 from kvell.cluster.prefix_directory import PrefixDirectory
 from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.routing.policies import Router
+from kvell.cluster.steering.placements import NO_REACH, Reach
 from kvell.cluster.steering.roles import RoleChanger
 from kvell.cluster.steering.steering import Steering
 from kvell.engine.protocol.logprobs import PromptLogprobs
@@ -35,8 +36,9 @@ from kvell.errors import ChangeSomething, TryLater
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.front.in_flight import InFlight
 from kvell.front.instance_load import InstanceLoad
+from kvell.front.placements import PREFILL
 from kvell.front.request_log import LogEntry, RequestObserver
-from kvell.front.routes import PREFILL, Routes
+from kvell.front.routes import Routes
 from kvell.vocabulary import FinishReason, RequestId
 
 
@@ -75,6 +77,7 @@ class RequestQueue:
         self._short: set[str] = set()
         self.role_changes = 0
         self._routes = Routes(self.lines, router, pulls=pulls, locality=locality, costs=costs)
+        self.placements = self._routes.placements
 
     @property
     def waiting(self) -> int:
@@ -110,7 +113,7 @@ class RequestQueue:
         free_bytes: int,
         token_bytes: int,
         joins_others: bool,
-        section_bytes: int = 0,
+        reach: Reach = NO_REACH,
         indexed: Sequence[IndexedGroup] = (),
     ) -> list[tuple[str, WatchIndex]]:
         """Let an incarnation of an instance have requests; see :meth:`.Line.open`.
@@ -125,7 +128,7 @@ class RequestQueue:
             free_bytes=free_bytes,
             token_bytes=token_bytes,
             joins_others=joins_others,
-            section_bytes=section_bytes,
+            reach=reach,
         )
         if self._locality is None:
             return []
@@ -143,9 +146,10 @@ class RequestQueue:
     def add(self, entry: LogEntry) -> None:
         """Put a request in the line.
 
-        :raises TryLater: when the line is full.
-        :raises ChangeSomething: when the id is already in use.
+        :raises TryLater: when the line is full, or nobody lends the memory that it needs.
+        :raises ChangeSomething: when the id is already in use, or the prompt is too long.
         """
+        self.placements.check(entry)
         name = entry.request_id
         if name in self._in_flight or self._waiting.get(name) is not None:
             raise ChangeSomething("request_id", entry.shown_id, "is in use", "choose another")
@@ -162,6 +166,7 @@ class RequestQueue:
 
         An instance has one request on probation at a time, so that a crash has one suspect.
         """
+        self.placements.awaits_memory = False
         if not self._waiting:
             return []
         open_lines = [line for line in self.lines.values() if line.has_room]
@@ -169,7 +174,6 @@ class RequestQueue:
             return []
         chosen: list[LogEntry] = []
         for entry in self._waiting.offers():
-            # None is for a suspect, which had its turn before, or else for all alike.
             line = self._routes.line_for(entry, open_lines, now)
             if line is None:
                 continue
@@ -227,9 +231,7 @@ class RequestQueue:
             return
         self._in_flight.line_of(entry).emitted(entry, len(fresh))
         self._observe_tokens(entry, len(fresh), now)
-        if entry.first_token_seconds is None:
-            entry.first_token_seconds = now
-        entry.last_token_seconds = now
+        entry.note_tokens(now)
         if entry.early_end is not None and not entry.has_gap:
             self.finished(entry.early_end, now)
 
@@ -406,8 +408,6 @@ class RequestQueue:
     def _end(self, entry: LogEntry, finished: Finished, now: float) -> None:
         finished = replace(finished, request_id=RequestId(entry.shown_id))
         entry.mailbox.finish(finished)
-        told = [one for one in (self._observer, entry.trace) if one is not None]
-        if told:
-            ended = entry.ended(finished, now)
-            for one in told:
-                one.ended(ended)
+        for one in (self._observer, entry.trace):
+            if one is not None:
+                one.ended(entry.ended(finished, now))

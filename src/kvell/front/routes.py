@@ -18,10 +18,10 @@ from kvell.cluster.trees.chains import PromptChain
 from kvell.engine.requests.cache_roots import cache_root
 from kvell.front.histories import Histories
 from kvell.front.instance_load import InstanceLoad
+from kvell.front.placements import PREFILL, Placements
 from kvell.front.request_log import LogEntry
 
-PREFILL, DECODE = "prefill", "decode"
-"""Roles of instances that do a part of the work."""
+DECODE = "decode"
 
 Known = tuple[PromptChain, Mapping[str, int]]
 """A request's blocks, and the tokens behind which each instance could resume it."""
@@ -36,6 +36,7 @@ class Routes:
         that ``locality`` knows, or else the one that had its session.
     :param locality: what instances cache, for a router that reads it.
     :param costs: of the instances' model, which say when reading history elsewhere pays.
+    :ivar placements: of requests that are longer than one instance's memory.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Routes:
         costs: ExecCosts | None = None,
     ) -> None:
         self._lines = lines
+        self.placements = Placements(lines)
         self._router = router or router_named(DEFAULT_ROUTING)
         self._decode_router = router_named(DEFAULT_ROUTING)
         self._histories = Histories() if pulls and locality is None else None
@@ -57,7 +59,10 @@ class Routes:
     def line_for(
         self, entry: LogEntry, open_lines: Iterable[InstanceLoad], now_seconds: float
     ) -> InstanceLoad | None:
-        """The line that a request goes to; None if it must wait for another's suspect."""
+        """The line that a request goes to; None if it must wait for another's suspect.
+
+        Or, if it is longer than one instance's memory, until others have some to lend.
+        """
         if entry.attempts.on_probation:
             open_lines = [line for line in open_lines if not line.has_suspect]
         lines = list(open_lines)
@@ -66,6 +71,9 @@ class Routes:
             line.role != DECODE and line.is_open for line in self._lines.values()
         ):
             lines = begins  # else nobody computes prompts, and those that decode do that too
+        is_long = self.placements.is_long(entry)
+        placements = self.placements
+        lines = placements.homes(lines) if is_long else placements.roomy(entry, lines)
         known = None if self._locality is None else self._known(entry, self._locality, now_seconds)
         line = self._chosen(entry, lines, self._router, known, entry.left_seconds(now_seconds))
         self.set_target(entry, "")
@@ -78,7 +86,8 @@ class Routes:
             self._pulls(entry, line, self._histories)
         if known is not None:
             self._expect(entry, line, known, now_seconds)
-        return line
+        entry.placement = ()
+        return line if not is_long or self.placements.place(entry, line) else None
 
     def target(self, entry: LogEntry, lines: Iterable[InstanceLoad]) -> str:
         """The instance that goes on with a request; "" if there is none of them."""

@@ -81,10 +81,9 @@ class Instance:
         core = create_core(self._layout, "compiled" if self.incarnation % 2 else "python")
         agent = Agent(core, self.name, self.incarnation, "virtual")
         eos, pd_caching = frozenset({EOS}), self._pd_caching
-        made = EngineCore(
+        return EngineCore(
             core, self._limits, eos, agent=agent, pd_caching=pd_caching, streams=self._streams
         )
-        return made
 
     @property
     def core(self) -> EngineCore:

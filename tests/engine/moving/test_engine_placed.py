@@ -1,6 +1,7 @@
 """Requests longer than the memory of their instance, over pages that can be read back."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -137,7 +138,7 @@ def test_where_nobody_lends_it_is_refused_and_may_come_later() -> None:
         cluster.step("p")
         cluster.messages.clear()
     assert debtor.core.running[0].is_held_up
-    for _ in range(30):
+    for _ in range(40):
         cluster.now += PATIENCE_TICKS // 10
         cluster.hear(debtor, debtor.engine.heard(Ticked(cluster.now)))
         cluster.messages.clear()
@@ -181,10 +182,9 @@ def test_a_death_at_any_moment(dies: str, after: int) -> None:
     assert ended.reason == "length" or ended.try_later
 
 
-def submission(prompt: Sequence[int], entry: Entry, **more: str) -> Submit:
+def submission(prompt: Sequence[int], entry: Entry) -> Submit:
     text = np.asarray(prompt, "<i4").tobytes()
-    placement = entry.parts(NAME)
-    return Submit(RequestId(NAME), text, SamplingParams(), placement=placement, **more)
+    return Submit(RequestId(NAME), text, SamplingParams(), placement=entry.parts(NAME))
 
 
 def refusal(cluster: Cluster, command: Submit) -> Finished:
@@ -204,11 +204,11 @@ def test_what_is_beyond_its_placement_is_refused() -> None:
 
 
 def test_what_stays_does_not_go_elsewhere() -> None:
-    entry = Entry([], 1, "", placement=TO_BOTH)
+    command = submission(PROMPT, Entry([], 1, "", placement=TO_BOTH))
     with pytest.raises(ChangeSomething, match="placement"):
-        submission(PROMPT, entry, goes_to="d")
+        replace(command, goes_to="d")
     with pytest.raises(ChangeSomething, match="placement"):
-        submission(PROMPT, entry, pulls_from="d")
+        replace(command, pulls_from="d")
 
 
 def held_up(cluster: Cluster) -> Request:
@@ -225,10 +225,10 @@ def test_creditors_are_asked_in_turn_and_again() -> None:
     one.refuses("d")
     assert one.creditor(0, 0) == "e" and one.retry_at is None
     one.refuses("e")
-    assert one.creditor(0, 7) == "" and one.next_deadline == 7 + RETRY_TICKS
+    assert one.creditor(0, 7) == "" and one.retry_at == 7 + RETRY_TICKS
     one.widen("f")
     assert one.creditor(0, 8) == "f"
-    one.tick(7 + RETRY_TICKS)
+    one.tick(7 + RETRY_TICKS, is_asking=False)
     assert one.creditor(0, 9) == "d"
     end(cluster)
 

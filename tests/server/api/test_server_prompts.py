@@ -17,6 +17,7 @@ from kvell.server.api.bodies.completions import (
     usage_chunk,
 )
 from kvell.server.api.prompts import PromptEncoder
+from kvell.server.text.context_length import AnswerRoom, ContextLength
 from kvell.server.text.lanes import TextWork
 from kvell.server.text.text_bounds import ContextTooLong
 from kvell.server.text.text_stream import TextDelta, Usage
@@ -27,7 +28,7 @@ HEADING = Heading("id-1", "m", 1234)
 
 def encoded(prompt: str | list[int], max_model_len: int = 10) -> NDArray[np.int32]:
     work = TextWork()
-    ids = asyncio.run(PromptEncoder(ByteText(), max_model_len, work).prompt(prompt))
+    ids = asyncio.run(PromptEncoder(ByteText(), ContextLength(max_model_len), work).prompt(prompt))
     work.close()
     return ids
 
@@ -61,7 +62,7 @@ def test_an_empty_prompt_is_refused(prompt: str | list[int]) -> None:
 
 def test_a_conversation_is_named_messages_when_it_is_too_long() -> None:
     work = TextWork()
-    encoder = PromptEncoder(ByteText(), 5, work)
+    encoder = PromptEncoder(ByteText(), ContextLength(5), work)
     with pytest.raises(ContextTooLong) as caught:
         asyncio.run(encoder.chat([{"role": "user", "content": "hello"}]))
     assert caught.value.field == "messages"
@@ -78,7 +79,7 @@ def test_tokenizing_happens_in_one_thread_that_is_not_the_loops() -> None:
 
     async def scenario() -> None:
         work = TextWork()
-        encoder = PromptEncoder(Noting(), 100, work)
+        encoder = PromptEncoder(Noting(), ContextLength(100), work)
         await asyncio.gather(*(encoder.prompt(f"prompt {i}") for i in range(10)))
         work.close()
 
@@ -114,5 +115,17 @@ def test_chunks_repeat_the_heading() -> None:
 
 
 def test_the_model_card_names_the_context() -> None:
-    [card] = model_list({"m": 4096}, 1)["data"]
+    [card] = model_list({"m": ContextLength(4096)}, 1)["data"]
     assert (card["id"], card["max_model_len"]) == ("m", 4096)
+
+
+def test_a_prompt_may_be_as_long_as_instances_reach_together() -> None:
+    reached = [40]
+    length = ContextLength(10, lambda: reached[0], model_tokens=100)
+    assert (length.alone_tokens, length.reach_tokens, length.longest_tokens) == (10, 40, 100)
+    assert length.room(9) == AnswerRoom(1, 31)
+    assert length.room(10) == AnswerRoom(30, 30)
+    reached[0] = 0
+    assert length.room(10) == AnswerRoom(0, 0)
+    [card] = model_list({"m": length}, 1)["data"]
+    assert (card["max_model_len"], card["reach_tokens"]) == (10, 10)

@@ -13,8 +13,14 @@ from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.chat import ChatMessage, ChatRequest
 from kvell.server.api.schemas.formats import json_text
 from kvell.server.api.schemas.generation import MAX_PROMPTS, CompletionRequest
+from kvell.server.text.context_length import AnswerRoom
 
 HELLO = [{"role": "user", "content": "hello"}]
+
+
+def room(tokens: int) -> AnswerRoom:
+    """Of a model whose requests stay within one instance."""
+    return AnswerRoom(tokens, tokens)
 
 
 def completion(**fields: Any) -> CompletionRequest:
@@ -26,16 +32,24 @@ def chat(**fields: Any) -> ChatRequest:
 
 
 def test_defaults_are_vllms() -> None:
-    assert completion().sampling(100) == SamplingParams(max_tokens=16)
-    assert chat().sampling(100) == SamplingParams(max_tokens=100)
+    assert completion().sampling(room(100)) == SamplingParams(max_tokens=16)
+    assert chat().sampling(room(100)) == SamplingParams(max_tokens=100)
+
+
+def test_room_that_others_lend_is_there_for_who_asks_for_it() -> None:
+    both = AnswerRoom(100, 900)
+    assert chat().sampling(both).max_tokens == 100
+    assert chat(max_tokens=900).sampling(both).max_tokens == 900
+    with pytest.raises(ChangeSomething, match="at most 900"):
+        chat(max_tokens=901).sampling(both)
 
 
 def test_null_means_the_default() -> None:
     nulls = dict.fromkeys(
         ("temperature", "top_p", "top_k", "seed", "stop", "stop_token_ids", "n", "stream_options")
     )
-    assert completion(**nulls).sampling(100) == SamplingParams(max_tokens=16)
-    assert completion(max_tokens=None).sampling(100).max_tokens == 100
+    assert completion(**nulls).sampling(room(100)) == SamplingParams(max_tokens=16)
+    assert completion(max_tokens=None).sampling(room(100)).max_tokens == 100
 
 
 def test_every_sampling_field_reaches_the_engine() -> None:
@@ -51,7 +65,7 @@ def test_every_sampling_field_reaches_the_engine() -> None:
         "n": 4,
         "will_return": True,
     }
-    sampling = completion(**given_fields).sampling(100)
+    sampling = completion(**given_fields).sampling(room(100))
     assert sampling == SamplingParams(0.5, 40, 0.9, 7, 3, ("a", "b"), (1, 2), True, 4, True)
 
 
@@ -59,41 +73,41 @@ def test_every_sampling_field_reaches_the_engine() -> None:
 def test_a_hint_is_true_or_false(hint: Any) -> None:
     with pytest.raises(ValidationError, match="will_return"):
         chat(will_return=hint)
-    assert chat(will_return=None).sampling(9).will_return is None
+    assert chat(will_return=None).sampling(room(9)).will_return is None
 
 
 @pytest.mark.parametrize("n", [0, -1, 129])
 def test_a_number_of_answers_out_of_range_is_refused(n: int) -> None:
     with pytest.raises(ChangeSomething) as caught:
-        completion(n=n).sampling(100)
+        completion(n=n).sampling(room(100))
     assert caught.value.field == "n"
 
 
 def test_one_stop_string_needs_no_list() -> None:
-    assert completion(stop="end").sampling(100).stop == ("end",)
+    assert completion(stop="end").sampling(room(100)).stop == ("end",)
 
 
 def test_the_newer_name_of_the_limit_wins() -> None:
-    assert chat(max_tokens=5).sampling(100).max_tokens == 5
-    assert chat(max_completion_tokens=6).sampling(100).max_tokens == 6
-    assert chat(max_tokens=5, max_completion_tokens=6).sampling(100).max_tokens == 6
+    assert chat(max_tokens=5).sampling(room(100)).max_tokens == 5
+    assert chat(max_completion_tokens=6).sampling(room(100)).max_tokens == 6
+    assert chat(max_tokens=5, max_completion_tokens=6).sampling(room(100)).max_tokens == 6
 
 
 def test_a_limit_beyond_the_context_is_refused_with_one_that_fits() -> None:
-    assert completion(max_tokens=10).sampling(10).max_tokens == 10
+    assert completion(max_tokens=10).sampling(room(10)).max_tokens == 10
     with pytest.raises(ChangeSomething, match="ask for at most 9"):
-        completion(max_tokens=10).sampling(9)
+        completion(max_tokens=10).sampling(room(9))
 
 
 @pytest.mark.parametrize(("field", "value"), [("best_of", 2), ("suffix", "tail")])
 def test_completion_fields_that_are_not_served_are_refused(field: str, value: object) -> None:
     with pytest.raises(ChangeSomething) as caught:
-        completion(**{field: value}).sampling(100)
+        completion(**{field: value}).sampling(room(100))
     assert caught.value.field == field
 
 
 def test_best_of_as_many_as_there_are_answers_is_no_choice() -> None:
-    assert completion(best_of=3, n=3).sampling(100).n == 3
+    assert completion(best_of=3, n=3).sampling(room(100)).n == 3
 
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
@@ -121,7 +135,7 @@ SCHEMA_TEXT = '{"type":"object","properties":{"a":{"type":"integer"}}}'
 def test_formats_become_one_constraint(
     fields: dict[str, Any], expected: StructuredOutputs | None
 ) -> None:
-    assert chat(**fields).sampling(100).structured_outputs == expected
+    assert chat(**fields).sampling(room(100)).structured_outputs == expected
 
 
 @pytest.mark.parametrize(
@@ -139,7 +153,7 @@ def test_formats_that_are_not_one_constraint_are_refused(
     fields: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(ChangeSomething) as caught:
-        chat(**fields).sampling(100)
+        chat(**fields).sampling(room(100))
     assert caught.value.field == field
 
 
@@ -154,31 +168,31 @@ def test_a_schema_nested_too_deeply_is_refused_without_recursion() -> None:
 
 
 def test_biases_name_tokens_by_number() -> None:
-    assert chat(logit_bias={"5": 1.5}).sampling(100).logit_bias == {5: 1.5}
+    assert chat(logit_bias={"5": 1.5}).sampling(room(100)).logit_bias == {5: 1.5}
     for key in ("five", "-1", "²", "9" * 30, ""):
         with pytest.raises(ChangeSomething, match="is no token id"):
-            chat(logit_bias={key: 1.0}).sampling(100)
+            chat(logit_bias={key: 1.0}).sampling(room(100))
     with pytest.raises(ValidationError, match="logit_bias"):
         chat(logit_bias={str(token): 1.0 for token in range(2000)})
 
 
 def test_logprobs_of_chat_need_their_switch() -> None:
-    assert chat(logprobs=True, top_logprobs=3).sampling(100).logprobs == 3
-    assert chat(logprobs=True).sampling(100).logprobs == 0
-    assert chat(logprobs=False, top_logprobs=0).sampling(100).logprobs is None
+    assert chat(logprobs=True, top_logprobs=3).sampling(room(100)).logprobs == 3
+    assert chat(logprobs=True).sampling(room(100)).logprobs == 0
+    assert chat(logprobs=False, top_logprobs=0).sampling(room(100)).logprobs is None
     with pytest.raises(ChangeSomething) as caught:
-        chat(top_logprobs=2).sampling(100)
+        chat(top_logprobs=2).sampling(room(100))
     assert caught.value.field == "top_logprobs"
 
 
 def test_a_prompt_that_is_told_again_is_scored() -> None:
     scored = completion(echo=True, logprobs=2, max_tokens=0)
-    sampling = scored.sampling(100)
+    sampling = scored.sampling(room(100))
     assert (sampling.prompt_logprobs, sampling.max_tokens) == (2, 1)
     assert scored.is_prompt_alone and not completion(echo=True).is_prompt_alone
-    assert completion(logprobs=2).sampling(100).prompt_logprobs is None
+    assert completion(logprobs=2).sampling(room(100)).prompt_logprobs is None
     with pytest.raises(ChangeSomething, match="max_tokens"):
-        completion(max_tokens=0).sampling(100)
+        completion(max_tokens=0).sampling(room(100))
 
 
 @pytest.mark.parametrize("field", ["stop", "stop_token_ids", "messages", "tools"])
@@ -194,7 +208,7 @@ def test_any_numbers_are_either_valid_or_refused_by_name(
 ) -> None:
     fields = {"temperature": temperature, "top_p": top_p, "seed": seed, "max_tokens": max_tokens}
     try:
-        sampling = completion(**fields).sampling(1000)
+        sampling = completion(**fields).sampling(room(1000))
     except (ChangeSomething, ValidationError) as error:
         assert any(name in str(error) for name in fields)
         return

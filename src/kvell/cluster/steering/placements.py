@@ -8,29 +8,49 @@ Source: Infinite-LLM §5.2.1, §5.3.
 
 import heapq
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from kvell.cluster.steering.relief import ROOM_PART, MemoryView
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.mempool.loans.ledger import LENDABLE_PARTS
-from kvell.vocabulary import RequestId
+from kvell.vocabulary import SECTION_TOKENS, RequestId
 
 Placement = tuple[RequestPlacementEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How long the requests of an instance can be.
+
+    :param alone_tokens: most tokens of a request while nobody lends.
+    :param most_tokens: the same if others lend as much as it takes; 0: none do.
+    :param block_bytes: KV memory of a section, the unit that is lent; 0: none is.
+    """
+
+    alone_tokens: int = 0
+    most_tokens: int = 0
+    block_bytes: int = 0
+
+    @property
+    def local_blocks(self) -> int:
+        """Sections that it can hold of a request for which others lend; 0: they do not."""
+        return self.alone_tokens // SECTION_TOKENS if self.block_bytes else 0
+
+    def with_others(self, pool_bytes: Iterable[int]) -> int:
+        """Most tokens of a request while instances with such pools lend all that they can."""
+        if not self.local_blocks or self.most_tokens <= self.alone_tokens:
+            return self.alone_tokens
+        lent_blocks = sum(lendable_blocks(one, self.block_bytes) for one in pool_bytes)
+        reached_tokens = (self.local_blocks + lent_blocks) * SECTION_TOKENS
+        return max(self.alone_tokens, min(self.most_tokens, reached_tokens))
+
+
+NO_REACH = Reach()
+
 
 def lendable_blocks(pool_bytes: int, block_bytes: int) -> int:
     """Sections that an instance with nothing to do could lend."""
     return pool_bytes * (LENDABLE_PARTS - 1) // LENDABLE_PARTS // block_bytes
-
-
-def reach_tokens(alone_tokens: int, lent_blocks: int, section_tokens: int) -> int:
-    """Most tokens of a request while all others lend what they can.
-
-    :param alone_tokens: the same where nobody lends.
-    :param lent_blocks: sections that all others can lend together.
-    """
-    local_blocks = alone_tokens // section_tokens
-    if not (local_blocks and lent_blocks):
-        return alone_tokens
-    return max(alone_tokens, (local_blocks + lent_blocks) * section_tokens)
 
 
 def placement(

@@ -21,7 +21,8 @@ from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.failing.failures import StepFailure, end_failed, forget_text
 from kvell.engine.moving.encoding import ArrivedRequest
-from kvell.engine.moving.handovers import NOTHING_LENT, Handovers
+from kvell.engine.moving.handovers import Handovers
+from kvell.engine.moving.placement import NOBODY_LENDS
 from kvell.engine.planning.overlap import require_depth
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.planning.step_memory import StepMemory
@@ -51,8 +52,6 @@ from kvell.vocabulary import RequestId, StepNumber
 
 MOST_STEPS_PUT_OFF = 64
 """Steps in a row for which the device refuses memory before the youngest request is refused."""
-DEVICE_REFUSES = f"the device refused memory for {MOST_STEPS_PUT_OFF} steps in a row"
-NOBODY_LENDS = "it is longer than the memory of its instance, and no other has any to lend now"
 
 
 class EngineCore:
@@ -100,7 +99,7 @@ class EngineCore:
         if agent is not None:
             self.handovers = Handovers(self._scheduler, agent, pd_caching, streams)
         self._entrance = Entrance(rules, is_cached=agent is None or pd_caching > 0)
-        self._figures = Figures(incarnation, core, self._scheduler, misses)
+        self._figures = Figures(incarnation, core, self._scheduler, misses, self.handovers)
         self._yields = Yields(core, rules, self._figures)
         self._is_idle = False
         self.max_running = self.last_decoding = 0
@@ -172,8 +171,7 @@ class EngineCore:
             events += self._end(request)
         for one in came:
             events += self._arrived(one)
-        for request in handovers.borrowed.take_given_up():
-            events.append(self._refuse(request, NOBODY_LENDS))
+        events += [self._refuse(one, NOBODY_LENDS) for one in handovers.borrowed.take_given_up()]
         return events + handovers.take_staying()
 
     def _arrived(self, arrived: ArrivedRequest) -> list[Event]:
@@ -329,7 +327,8 @@ class EngineCore:
     def _refuse_youngest(self) -> Event:
         """Refuse the youngest request, since the device refuses memory step after step."""
         self._scheduler.steps_put_off = 0
-        return self._refuse(self._scheduler.running[-1], DEVICE_REFUSES)
+        why = f"the device refused memory for {MOST_STEPS_PUT_OFF} steps in a row"
+        return self._refuse(self._scheduler.running[-1], why)
 
     def _refuse(self, request: Request, why: str) -> Event:
         """End a running request for want of memory; it may be tried later."""
@@ -419,6 +418,4 @@ class EngineCore:
 
     def stats(self) -> Stats:
         """Gauges now and counters so far."""
-        stats = self._figures.stats(self.step)
-        sections = NOTHING_LENT if self.handovers is None else self.handovers.sections()
-        return replace(stats, sections=sections)
+        return self._figures.stats(self.step)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from kvell.engine.core.miss_watch import MissWatch
+from kvell.engine.moving.handovers import NOTHING_LENT, Handovers
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.protocol.messages import Heartbeat
 from kvell.engine.protocol.statistics import GroupStats, Stats
@@ -17,14 +18,20 @@ class Figures:
     """Counts what an engine core does, and looks at what it has.
 
     :param misses: over the same memory core; None if nobody asks why prefixes missed.
+    :param handovers: of an engine that shares a pool with others; None: it is alone.
     :ivar output_tokens: tokens that requests got so far.
     """
 
     def __init__(
-        self, incarnation: int, memory: MemoryCore, scheduler: Scheduler, misses: MissWatch | None
+        self,
+        incarnation: int,
+        memory: MemoryCore,
+        scheduler: Scheduler,
+        misses: MissWatch | None,
+        handovers: Handovers | None,
     ) -> None:
         self._incarnation, self._memory = incarnation, memory
-        self._scheduler, self._misses = scheduler, misses
+        self._scheduler, self._misses, self._handovers = scheduler, misses, handovers
         self.output_tokens = 0
         self.draft_tokens = DraftTokens()
         self._step_sizes = StepSizes()
@@ -74,6 +81,7 @@ class Figures:
             empty_large_pages=totals.empty_large,
             free_bytes=layout.pool_bytes - _used_bytes(totals, layout),
             pool_bytes=layout.pool_bytes,
+            placements=() if self._handovers is None else self._handovers.borrowed.placements(),
         )
 
     def stats(self, step: StepNumber) -> Stats:
@@ -108,6 +116,7 @@ class Figures:
             memory=scheduler.memory.figures(),
             buffer=self._buffer(),
             misses={} if self._misses is None else self._misses.counts,
+            sections=NOTHING_LENT if self._handovers is None else self._handovers.sections(),
         )
 
     def _rungs(self, totals: PoolTotals) -> dict[str, int]:

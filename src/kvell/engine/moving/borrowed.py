@@ -77,7 +77,7 @@ class Borrowed:
     @property
     def next_deadline(self) -> Tick | None:
         """When :meth:`advance` has something to do."""
-        found = (one.next_deadline for one in self._placements.values())
+        found = (one.retry_at for one in self._placements.values())
         return min((at for at in found if at is not None), default=None)
 
     def sections_away(self, request: Request) -> int:
@@ -94,6 +94,11 @@ class Borrowed:
             "replaced": self._replaced,
             "lost": self._lost,
         }
+
+    def placements(self) -> tuple[RequestPlacementEntry, ...]:
+        """Where the sections lie of requests of which some are elsewhere, or on their way."""
+        borrowers = self._borrowers.values()
+        return tuple(entry for one in borrowers for entry in self.sections.placed(one))
 
     def place(self, request: Request, entries: Sequence[RequestPlacementEntry]) -> None:
         """Let a new request that is longer than the memory here lie where the entries say."""
@@ -139,7 +144,9 @@ class Borrowed:
         actions: list[Action] = []
         for placement in list(self._placements.values()):
             request = placement.request
-            if placement.tick(self._agent.now):
+            borrower = self._borrowers.get(request.request_id)
+            is_asking = borrower is not None and len(borrower.loans) > borrower.filled
+            if placement.tick(self._agent.now, is_asking=is_asking):
                 self._given_up.append(request)
             elif request.state is RequestState.RUNNING:
                 self._borrower(request)

@@ -16,7 +16,13 @@ from kvell.mempool.owners import Tick
 RETRY_TICKS: Tick = 500
 """After so long creditors are asked again that have all refused."""
 PATIENCE_TICKS: Tick = 20_000
-"""How long a request that cannot go on waits for a creditor; then it is refused, to try later."""
+MOST_PATIENCE_TICKS: Tick = 60_000
+"""How long a request that cannot go on waits for a creditor; then it is refused, to try later.
+
+Up to the latter if they have refused less than ``ENOUGH_ROUNDS`` times, since steps take long.
+"""
+ENOUGH_ROUNDS = 8
+NOBODY_LENDS = "it is longer than the memory of its instance, and no other has any to lend now"
 
 
 @dataclass
@@ -27,6 +33,7 @@ class Placement:
     :ivar creditors: all that may be asked, each once, in order.
     :ivar refused: those that have refused since all were asked last.
     :ivar retry_at: when all are asked again; None while some have not refused.
+    :ivar rounds: how often all have refused since it went on.
     :ivar gives_up_at: when a request that is held up is given up; None while it goes on.
     """
 
@@ -35,6 +42,7 @@ class Placement:
     creditors: list[str]
     refused: set[str] = field(default_factory=set)
     retry_at: Tick | None = None
+    rounds: int = 0
     gives_up_at: Tick | None = None
 
     @classmethod
@@ -45,10 +53,11 @@ class Placement:
         return cls(request, planned, list(dict.fromkeys(entry.inst_id for entry in away)))
 
     @property
-    def next_deadline(self) -> Tick | None:
-        """When :meth:`tick` has something to do."""
-        found = [at for at in (self.retry_at, self.gives_up_at) if at is not None]
-        return min(found, default=None)
+    def _end_at(self) -> Tick | None:
+        """When the request is given up, unless it goes on."""
+        if self.gives_up_at is None or self.rounds >= ENOUGH_ROUNDS:
+            return self.gives_up_at
+        return self.gives_up_at + MOST_PATIENCE_TICKS - PATIENCE_TICKS
 
     def creditor(self, section: int, now: Tick, without: str = "") -> str:
         """The instance that is asked for a section next; "" if it is too early to ask anybody.
@@ -68,7 +77,7 @@ class Placement:
 
     def grants(self) -> None:
         """A creditor has granted room: the request goes on once its pages are there."""
-        self.gives_up_at = None
+        self.gives_up_at, self.rounds = None, 0
 
     def widen(self, creditor: str) -> None:
         """Let one more instance be asked, at once."""
@@ -76,18 +85,18 @@ class Placement:
             self.creditors.append(creditor)
         self.refused.discard(creditor)
 
-    def tick(self, now: Tick) -> bool:
+    def tick(self, now: Tick, *, is_asking: bool) -> bool:
         """Time has passed; returns whether the request is given up.
 
-        Not before all have been asked once more, however much time it was.
+        :param is_asking: whether a creditor still has to answer, or to fetch what it lends for.
         """
         if not self.request.is_held_up:
-            self.gives_up_at = None
+            self.grants()
         elif self.gives_up_at is None:
             self.gives_up_at = now + PATIENCE_TICKS
         if self.retry_at is not None and self.retry_at <= now:
             self.refused.clear()
             self.retry_at = None
-            if self.gives_up_at is not None:
-                self.gives_up_at = max(self.gives_up_at, now + RETRY_TICKS)
-        return self.gives_up_at is not None and self.gives_up_at <= now
+            self.rounds += 1
+        is_over = self._end_at is not None and self._end_at <= now
+        return is_over and not is_asking and self.retry_at is not None

@@ -1,17 +1,19 @@
 """The loans of borrowing requests: one for each section, and where its pages are."""
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 
 from kvell.engine.moving.borrower import Borrower
 from kvell.engine.moving.sections import Place, Sections
+from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.requests.plan import BorrowedPages
 from kvell.mempool.agent import Agent
 from kvell.mempool.loans.messages import Loan
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import Action
 
-GRANT_TICKS: Tick = 10_000
+GRANT_TICKS: Tick = 30_000
 """How long a creditor keeps room for a section that it has granted and not been offered yet."""
 
 
@@ -117,6 +119,15 @@ class SectionLoans:
             else BorrowedPages(borrower.handle, one.creditor, one.incarnation, one.right)
             for one in found
         ]
+
+    def placed(self, borrower: Borrower) -> list[RequestPlacementEntry]:
+        """Where a request's sections are; those on their way count as there already."""
+        request = borrower.request
+        counts = Counter(borrower.creditor_of[loan] for loan in borrower.loans)
+        here = -(-request.num_tokens // self.section_tokens) - borrower.away
+        name, own = request.request_id, self._agent.instance
+        away = [RequestPlacementEntry(name, *one, local=False) for one in counts.items()]
+        return [RequestPlacementEntry(name, own, here, local=True), *away]
 
     def audit(self, borrower: Borrower) -> list[str]:
         """Every contradiction in the loans of a request, a sentence for each."""

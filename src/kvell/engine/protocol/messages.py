@@ -239,6 +239,11 @@ class Ready:
     section_bytes: int = 0
     reach_tokens: int = 0
 
+    @property
+    def longest_tokens(self) -> int:
+        """Most tokens that a request to the first model could ever have."""
+        return max(self.max_model_len, self.reach_tokens)
+
 
 class Tokens(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
     """New output tokens of a request, in order.
@@ -317,6 +322,8 @@ class Heartbeat:
     :param pool_bytes: size of the KV pool.
     :param others_prompt_tokens: of requests of other fronts, prompt tokens without an answer yet.
     :param others_requests: requests of other fronts.
+    :param placements: where the KV cache lies of requests that borrow memory; all of them, so that
+        who hears it for the first time knows as much as others.
     """
 
     incarnation: int
@@ -329,6 +336,7 @@ class Heartbeat:
     pool_bytes: int
     others_prompt_tokens: int = 0
     others_requests: int = 0
+    placements: tuple[RequestPlacementEntry, ...] = ()
 
 
 Command = (

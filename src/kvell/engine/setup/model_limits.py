@@ -71,6 +71,7 @@ def make_limits(
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_num_seqs=options.max_num_seqs,
         max_model_len=wanted,
+        reach_tokens=wanted if options.enable_chunked_prefill else 0,
         vocab_size=model.description.vocab_size,
         common_pool=options.common_pool,
         num_speculative_tokens=options.num_speculative_tokens,

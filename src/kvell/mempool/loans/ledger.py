@@ -40,7 +40,8 @@ def most_lendable(groups: Sequence[GroupSpec], num_large_pages: int) -> list[int
     """
     return [
         one.pages_per_large * num_large_pages * (LENDABLE_PARTS - 1) // LENDABLE_PARTS
-        if one.kind is GroupKind.FULL else 0
+        if one.kind is GroupKind.FULL
+        else 0
         for one in groups
     ]
 

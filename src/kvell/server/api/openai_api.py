@@ -28,6 +28,7 @@ from kvell.server.api.serve_options import MAX_BODY_BYTES
 from kvell.server.api.serving import Served, Serving
 from kvell.server.map.map_api import MapApi
 from kvell.server.metrics.front_metrics import ServerMetrics
+from kvell.server.text.context_length import ContextLength
 from kvell.server.text.lanes import TextWork
 from kvell.server.text.text_model import TextModel
 from kvell.server.text.work_memory import most_work_bytes
@@ -62,8 +63,10 @@ def build_app(
     :param reasoning_parser: how it writes its reasoning, likewise.
     """
     ready, work = front.ready, TextWork()
-    first = _served(model, "", ready.max_model_len, work, tool_call_parser, reasoning_parser)
-    others = [_served(one, one.name, ready.beside[one.name], work) for one in beside]
+    length = ContextLength(ready.max_model_len, front.reach_tokens, ready.reach_tokens)
+    first = _served(model, "", length, work, tool_call_parser, reasoning_parser)
+    lengths = [ContextLength(ready.beside[one.name]) for one in beside]
+    others = [_served(one, one.name, own, work) for one, own in zip(beside, lengths, strict=True)]
     models = {one.text.name: one for one in (first, *others)}
     serving = Serving(front, models, metrics)
     floor_bytes = floor_bytes or process_bytes()
@@ -95,7 +98,7 @@ def build_app(
 def _served(
     text: TextModel,
     key: str,
-    max_model_len: int,
+    length: ContextLength,
     work: TextWork,
     tool: str | None = None,
     reasoning: str | None = None,
@@ -104,4 +107,4 @@ def _served(
     answers = parser_named(
         own_tool if tool is None else tool, own_reasoning if reasoning is None else reasoning
     )
-    return Served(text, PromptEncoder(text, max_model_len, work), key, max_model_len, answers)
+    return Served(text, PromptEncoder(text, length, work), key, length, answers)

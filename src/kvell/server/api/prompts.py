@@ -9,6 +9,7 @@ from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import ChangeSomething
 from kvell.server.answers.template_messages import template_messages
 from kvell.server.api.image_urls import ImageUrl
+from kvell.server.text.context_length import AnswerRoom, ContextLength
 from kvell.server.text.lanes import TextWork
 from kvell.server.text.text_bounds import ContextTooLong, chars_within
 from kvell.server.text.text_encoder import TextEncoder, TokenIds
@@ -20,12 +21,13 @@ BYTES_PER_DECODED_TOKEN = 8
 class PromptEncoder:
     """Tokenizes in threads, short texts apart from long ones; refuses what can never fit unread.
 
+    :param length: of a request, prompt and answer together.
     :param work: the threads, which the models of a server share.
     """
 
-    def __init__(self, model: TextModel, max_model_len: int, work: TextWork) -> None:
-        self._model, self._max_model_len, self._work = model, max_model_len, work
-        self._texts = TextEncoder(model, max_model_len, work)
+    def __init__(self, model: TextModel, length: ContextLength, work: TextWork) -> None:
+        self._model, self._length, self._work = model, length, work
+        self._texts = TextEncoder(model, length.longest_tokens, work)
 
     async def prompt(
         self, prompt: str | list[int], *, field: str = "prompt", answer_tokens: int = 1
@@ -138,9 +140,9 @@ class PromptEncoder:
         token_text = self._model.token_text
         return await self._work.run(size_bytes, lambda: [token_text(one) for one in token_ids])
 
-    def room_tokens(self, ids: TokenIds) -> int:
+    def room(self, ids: TokenIds) -> AnswerRoom:
         """Output tokens that fit behind a prompt."""
-        return self._max_model_len - len(ids)
+        return self._length.room(len(ids))
 
     def _checked(self, field: str, ids: TokenIds, answer_tokens: int = 1) -> TokenIds:
         self._check_count(field, len(ids), answer_tokens)
@@ -149,7 +151,8 @@ class PromptEncoder:
     def _check_count(self, field: str, tokens: int, answer_tokens: int) -> None:
         if tokens == 0:
             raise ChangeSomething(field, "[]", "has no tokens", "send at least one token")
-        if self._max_model_len - tokens < answer_tokens:
-            problem = f"exceeds the {self._max_model_len} tokens of the model's context"
-            remedy = f"send at most {self._max_model_len - answer_tokens} tokens"
+        most = self._length.reach_tokens
+        if most - tokens < answer_tokens:
+            problem = f"exceeds the {most} tokens of the model's context"
+            remedy = f"send at most {most - answer_tokens} tokens"
             raise ContextTooLong(field, f"{tokens} tokens", problem, remedy)

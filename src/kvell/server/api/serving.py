@@ -27,6 +27,7 @@ from kvell.server.api.streaming import (
     with_error_event,
 )
 from kvell.server.metrics.front_metrics import ServerMetrics
+from kvell.server.text.context_length import ContextLength
 from kvell.server.text.session_key import prompt_key
 from kvell.server.text.text_encoder import TokenIds
 from kvell.server.text.text_model import PreparedPrompt, TextModel
@@ -49,7 +50,7 @@ class Served:
     text: TextModel
     prompts: PromptEncoder
     key: str
-    max_model_len: int
+    length: ContextLength
     answers: AnswerFormat
 
 

@@ -18,7 +18,7 @@ def most_work_bytes(ready: Ready, first: TextModel, beside: Sequence[TextModel])
 
     :param ready: what the instance says of its first model and of those beside it.
     """
-    models = [(first, ready.max_model_len), *((one, ready.beside[one.name]) for one in beside)]
+    models = [(first, ready.longest_tokens), *((one, ready.beside[one.name]) for one in beside)]
     texts_bytes = max(
         TextBounds(max_model_len, one.most_token_bytes).memory_bytes
         for one, max_model_len in models

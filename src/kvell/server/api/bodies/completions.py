@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 from fastapi import Response
 
+from kvell.server.text.context_length import ContextLength
 from kvell.server.text.text_stream import TextDelta, Usage
 
 Body = dict[str, Any]
@@ -86,14 +87,18 @@ def so_far(used: Usage | None) -> Body:
     return {} if used is None else {"usage": usage_body(used)}
 
 
-def model_card(name: str, max_model_len: int, created: int) -> Body:
-    """OpenAI's description of a model, with vLLM's ``max_model_len``."""
+def model_card(name: str, length: ContextLength, created: int) -> Body:
+    """OpenAI's description of a model, with vLLM's ``max_model_len``.
+
+    That is what one instance can hold; ``reach_tokens`` is the most while others lend it memory.
+    """
     card = {"id": name, "object": "model", "created": created, "owned_by": "kvell"}
-    return {**card, "max_model_len": max_model_len}
+    reach_tokens = length.reach_tokens
+    return {**card, "max_model_len": length.alone_tokens, "reach_tokens": reach_tokens}
 
 
-def model_list(lengths: Mapping[str, int], created: int) -> Body:
-    """Body of ``/v1/models``, from each model's name and ``max_model_len``."""
+def model_list(lengths: Mapping[str, ContextLength], created: int) -> Body:
+    """Body of ``/v1/models``, from each model's name and length."""
     cards = [model_card(name, length, created) for name, length in lengths.items()]
     return {"object": "list", "data": cards}
 

@@ -29,15 +29,15 @@ class ModelsApi:
         app.add_api_route("/detokenize", self.detokenize, methods=["POST"])
 
     async def models(self) -> Response:
-        """List the models that requests may name, each with its ``max_model_len``."""
+        """List the models that requests may name, and how long requests to each may be."""
         served = self.serving.models_by_name.items()
-        lengths = {name: one.max_model_len for name, one in served}
+        lengths = {name: one.length for name, one in served}
         return json_response(model_list(lengths, self.started_unix_seconds))
 
     async def model(self, name: str) -> Response:
         """Describe one model; 404 if it is not served."""
         name, served = self.serving.named(name)
-        card = model_card(name, served.max_model_len, self.started_unix_seconds)
+        card = model_card(name, served.length, self.started_unix_seconds)
         return json_response(card)
 
     async def version(self) -> Response:
@@ -66,7 +66,7 @@ class ModelsApi:
         else:
             ids = await served.prompts.text(body.prompt or "", body.add_special_tokens)
         tokens = ids.tolist()
-        told: dict[str, Any] = {"count": len(tokens), "max_model_len": served.max_model_len}
+        told: dict[str, Any] = {"count": len(tokens), "max_model_len": served.length.reach_tokens}
         strings = await served.prompts.token_texts(tokens) if body.return_token_strs else None
         return json_response({**told, "tokens": tokens, "token_strs": strings})
 

@@ -16,6 +16,7 @@ from kvell.server.api.schemas.formats import (
     StructuredField,
     json_text,
 )
+from kvell.server.text.context_length import AnswerRoom
 
 MAX_INT32 = 2**31 - 1
 MAX_PROMPTS = 128
@@ -125,7 +126,7 @@ class GenerationRequest(BaseModel):
         """Likeliest tokens to tell of at each position of the prompt; None to tell nothing."""
         return self.prompt_logprobs
 
-    def sampling(self, room_tokens: int) -> SamplingParams:
+    def sampling(self, room: AnswerRoom) -> SamplingParams:
         """Validated sampling parameters for a prompt that leaves so much room.
 
         :raises ChangeSomething: naming a field that is out of range.
@@ -135,7 +136,7 @@ class GenerationRequest(BaseModel):
             top_k=self.top_k or 0,
             top_p=1.0 if self.top_p is None else self.top_p,
             seed=self.seed,
-            max_tokens=self._max_tokens(room_tokens),
+            max_tokens=self._max_tokens(room),
             stop=self._stop_strings(),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
@@ -206,12 +207,12 @@ class GenerationRequest(BaseModel):
             found[int(token)] = bias
         return found
 
-    def _max_tokens(self, room_tokens: int) -> int:
+    def _max_tokens(self, room: AnswerRoom) -> int:
         limit = self.output_limit()
         if limit is None:
-            return room_tokens
-        if limit > room_tokens:
-            remedy = f"ask for at most {room_tokens} or shorten the prompt"
+            return room.usual_tokens
+        if limit > room.most_tokens:
+            remedy = f"ask for at most {room.most_tokens} or shorten the prompt"
             raise ChangeSomething("max_tokens", limit, "exceeds the model's context", remedy)
         return limit
 
@@ -249,7 +250,7 @@ class CompletionRequest(GenerationRequest):
         """Whether the answer is the prompt and nothing else, to see how likely it is."""
         return bool(self.echo) and self.max_tokens == 0
 
-    def sampling(self, room_tokens: int) -> SamplingParams:
+    def sampling(self, room: AnswerRoom) -> SamplingParams:
         """Validated sampling parameters for a prompt that leaves so much room.
 
         :raises ChangeSomething: naming a field that is not served or out of range.
@@ -259,7 +260,7 @@ class CompletionRequest(GenerationRequest):
         if self.best_of not in (None, 1, self.choices()):
             remedy = f"use {self.choices()}, or leave it out"
             raise ChangeSomething("best_of", self.best_of, "differs from n", remedy)
-        return super().sampling(room_tokens)
+        return super().sampling(room)
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each as text or token ids.

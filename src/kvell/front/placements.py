@@ -1,0 +1,167 @@
+"""Requests that are longer than the memory of one instance, as a front places them."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from kvell.cluster.steering.placements import Placement, placement
+from kvell.cluster.steering.relief import MemoryView
+from kvell.errors import ChangeSomething, TryLater
+from kvell.front.instance_load import InstanceLoad
+from kvell.front.request_log import LogEntry
+from kvell.vocabulary import SECTION_TOKENS, RequestId
+
+PREFILL = "prefill"
+"""The role of instances that compute prompts alone."""
+
+
+class Placements:
+    """Decides where such a request is computed, and who holds its other sections.
+
+    :param lines: of the front, by instance; what they say of their memory is changed only by what
+        they are about to lend.
+    :ivar awaits_memory: whether a request waits until instances have more memory to lend.
+    """
+
+    def __init__(self, lines: Mapping[str, InstanceLoad]) -> None:
+        self._lines = lines
+        self._placed: dict[RequestId, LogEntry] = {}
+        self.awaits_memory = False
+
+    def reach_tokens(self) -> int:
+        """Most tokens of a request, while all but its own instance lend what they can."""
+        return max((self._reach(line) for line in self._lines.values()), default=0)
+
+    def is_long(self, entry: LogEntry) -> bool:
+        """Whether a request may become longer than what one instance can hold, and others lend."""
+        if entry.model or entry.tensors or len(self._lines) < 2:
+            return False  # such requests stay within one instance
+        reach = next(iter(self._lines.values())).reach  # instances are alike
+        lends = bool(reach.local_blocks) and reach.most_tokens > reach.alone_tokens
+        return lends and _tokens(entry, reach.alone_tokens, reach.most_tokens) > reach.alone_tokens
+
+    def check(self, entry: LogEntry) -> None:
+        """Check that a request can be served now that is longer than one instance's memory.
+
+        :raises ChangeSomething: if it is longer than what all instances hold together.
+        :raises TryLater: if others have no memory to lend just now.
+        """
+        if not self.is_long(entry):
+            return
+        reach = self.reach_tokens()
+        if entry.prompt_tokens >= reach + bool(entry.pooling):
+            problem = f"exceeds the {reach} tokens that the instances can hold together"
+            remedy = f"send at most {reach - 1} tokens, or start more instances"
+            raise ChangeSomething("prompt", f"{entry.prompt_tokens} tokens", problem, remedy)
+        open_lines = [line for line in self._lines.values() if line.has_room]
+        if open_lines and not any(self._planned(entry, one) for one in self.homes(open_lines)):
+            problem = "it is longer than the memory of one instance"
+            raise TryLater(f"{problem}, and the others have too little to lend just now")
+
+    def homes(self, lines: Sequence[InstanceLoad]) -> list[InstanceLoad]:
+        """Return those of some lines whose instances may borrow: that borrow, or else lend not."""
+        debtors, creditors = self._parties()
+        free = [
+            one
+            for one in lines
+            if one.reach.local_blocks and one.role != PREFILL and one.instance_id not in creditors
+        ]
+        return [one for one in free if one.instance_id in debtors] or free
+
+    def roomy(self, entry: LogEntry, lines: list[InstanceLoad]) -> list[InstanceLoad]:
+        """Return the lines to instances in whose memory a short request has room.
+
+        While some borrow or lend, these have little for others, who would make them recall what
+        they have lent.  All lines if no instance has room, or nothing is lent.
+        """
+        debtors, creditors = self._parties()
+        if not debtors:
+            return lines
+        parties, coming = debtors | creditors, self._coming()
+        tokens = entry.prompt_tokens + entry.emitted_tokens + entry.expected_output_tokens
+        found = [
+            one
+            for one in lines
+            if one.instance_id not in parties or one.has_memory_for(tokens, coming[one.instance_id])
+        ]
+        return found or lines
+
+    def place(self, entry: LogEntry, home: InstanceLoad) -> bool:
+        """Say where a request lies that is about to go to an instance; whether there is room."""
+        entry.placement = self._planned(entry, home)
+        entry.pulls_from = ""
+        self.awaits_memory |= not entry.placement
+        if entry.placement:
+            self._placed[entry.request_id] = entry
+        return bool(entry.placement)
+
+    def _planned(self, entry: LogEntry, home: InstanceLoad) -> Placement:
+        reach, most = home.reach, self._reach(home)
+        tokens = min(_tokens(entry, reach.alone_tokens, most), most)
+        (debtors, _), coming = self._parties(), self._coming()
+        others = (
+            _less(one.memory(), coming[one.instance_id] * reach.block_bytes)
+            for one in self._others(home)
+            if one.is_open and one.instance_id not in debtors
+        )
+        blocks = -(-tokens // SECTION_TOKENS)
+        return placement(
+            entry.request_id, blocks, reach.local_blocks, home.memory(), others, reach.block_bytes
+        )
+
+    def _parties(self) -> tuple[set[str], set[str]]:
+        """Instances that borrow for requests of this front, and those that lend to them."""
+        for name, entry in list(self._placed.items()):
+            line = self._lines.get(entry.line)
+            if line is None or line.in_flight.get(name) is not entry:
+                del self._placed[name]
+        parts = [part for entry in self._placed.values() for part in entry.placement]
+        debtors = {part.inst_id for part in parts if part.local}
+        return debtors, {part.inst_id for part in parts if part.num_blocks and not part.local}
+
+    def _coming(self) -> Counter[str]:
+        """Sections of this front's requests that instances are to lend and do not yet."""
+        coming: Counter[str] = Counter()
+        for name, entry in self._placed.items():
+            planned, lent = _away(name, entry.placement), Counter[str]()
+            if (line := self._lines.get(entry.line)) is not None:
+                lent = _away(name, line.placements)
+            left = max(0, planned.total() - lent.total())  # a refused one may be elsewhere
+            for instance_id, count in planned.items():
+                coming[instance_id] += min(left, max(0, count - lent[instance_id]))
+        return coming
+
+    def _reach(self, line: InstanceLoad) -> int:
+        """Most tokens of a request to an instance."""
+        return line.reach.with_others(one.pool_bytes for one in self._others(line))
+
+    def _others(self, home: InstanceLoad) -> list[InstanceLoad]:
+        """Instances that could lend to one."""
+        size_bytes = home.reach.block_bytes
+        lines = self._lines.values()
+        return [one for one in lines if one is not home and one.reach.block_bytes == size_bytes]
+
+
+def _away(name: RequestId, parts: Placement) -> Counter[str]:
+    """Sections of one request by the instance that lends them."""
+    away = [one for one in parts if one.req_id == name and not one.local]
+    return Counter({one.inst_id: one.num_blocks for one in away})
+
+
+def _less(view: MemoryView, size_bytes: int) -> MemoryView:
+    """Return a view with less free memory."""
+    return replace(view, free_bytes=max(0, view.free_bytes - size_bytes))
+
+
+def _tokens(entry: LogEntry, alone: int, most: int) -> int:
+    """Tokens that a request may have in the end.
+
+    :param alone: most of a request to which nobody lends.
+    :param most: that one may have which does not say how long its answer may be.
+    """
+    if entry.pooling:
+        return entry.prompt_tokens
+    answer = entry.sampling.max_tokens
+    if answer is None:
+        return alone if entry.prompt_tokens < alone else most
+    return entry.prompt_tokens + answer
