@@ -24,6 +24,7 @@ from kvell.engine.core.index_watch import indexed_groups
 from kvell.engine.protocol.messages import HEARTBEAT_SECONDS, Event
 from kvell.engine.protocol.notices import IndexNotice
 from kvell.engine.requests.limits import Limits
+from kvell.engine.running.pool_link import section_bytes
 from kvell.fleet.instance.death import Cause, InstanceDeath
 from kvell.front.dispatch import Command
 from kvell.front.request_queue import RequestQueue
@@ -41,6 +42,7 @@ from kvell.simulator.replay.runner import StepTimer, TraceRunner
 from kvell.simulator.replay.schedule import Arrivals, Schedule
 from kvell.simulator.traces.prompts import PromptMaker
 from kvell.simulator.traces.rows import TraceRow
+from kvell.vocabulary import SECTION_TOKENS
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,9 @@ class ClusterSpec:
     :param restart_seconds: from an instance's death to the next incarnation.
     :param seed: decides what messages are lost, late and doubled.
     :param streams: what pulls cost that begin before a step has ended; None: none do.
+    :param hosts: of instances that are not on the common host, by name: those of one host lend
+        each other memory.  None: nobody lends any, as where pools are not in a host's memory.
+    :param section_tokens: that are lent at once.
     """
 
     counts: Mapping[str, int]
@@ -82,6 +87,8 @@ class ClusterSpec:
     restart_seconds: float = 1.0
     seed: int = 0
     streams: StreamCosts | None = None
+    hosts: Mapping[str, str] | None = field(default_factory=dict)
+    section_tokens: int = SECTION_TOKENS
 
 
 MakeDevice = Callable[[EngineCore], Device]
@@ -114,7 +121,7 @@ class VirtualCluster:
         self.spec, self.loop = spec, Loop()
         self.transport = VirtualTransport(spec.links.messages, spec.seed)
         page_bytes = [group.page_stride_bytes for group in spec.layout.groups]
-        self.network = Network(self.loop, self.transport, spec.links, page_bytes)
+        self.network = Network(self.loop, self.transport, spec.links, page_bytes, spec.hosts)
         self._prompts = prompts or PromptMaker(rows)
         self._device: MakeDevice = device or (lambda _: TraceDevice(TraceRunner(self._prompts)))
         self._records = records
@@ -181,6 +188,11 @@ class VirtualCluster:
         pause_seconds = max(self.spec.restart_seconds, self.spec.links.hang_up_seconds)
         self.loop.after(pause_seconds, partial(self._start, name))
 
+    def pause(self, name: str, seconds: float) -> None:
+        """Let an instance stand still, which nobody else sees but by its silence."""
+        if name in self.instances:
+            self.instances[name].pause(seconds)
+
     def partition(self, side: Collection[str], other: Collection[str]) -> None:
         """Cut instances off from each other, not from the front, until :meth:`heal`."""
         self.network.partition(side, other)
@@ -205,6 +217,8 @@ class VirtualCluster:
             pd_caching=spec.pd_caching,
             streams=spec.streams,
         )
+        assert core.handovers is not None
+        core.handovers.borrowed.section_tokens = spec.section_tokens
         return core, agent
 
     def _start(self, name: str) -> None:
@@ -226,6 +240,7 @@ class VirtualCluster:
             free_bytes=self.spec.layout.pool_bytes,
             token_bytes=_token_bytes(self.spec.layout),
             joins_others=not is_first,
+            section_bytes=self._section_bytes,
             indexed=indexed_groups(self.spec.layout.groups),
         )
         if is_first:  # a front takes requests once all of these are ready
@@ -274,6 +289,13 @@ class VirtualCluster:
             instance.beat()
         if not is_last and (self.front.queue.in_flight or self.front.queue.waiting):
             self._beat_later()
+
+    @property
+    def _section_bytes(self) -> int:
+        """Memory of a section that others may lend; 0: none can."""
+        if self.spec.hosts is None:
+            return 0
+        return section_bytes(self.spec.layout.groups, self.spec.section_tokens)
 
     def _front_seconds(self, name: str) -> float:
         return self.spec.front_seconds.get(name, 0.0)

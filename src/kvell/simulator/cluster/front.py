@@ -92,6 +92,7 @@ class VirtualFront:
         free_bytes: int,
         token_bytes: int,
         joins_others: bool,
+        section_bytes: int,
         indexed: Sequence[IndexedGroup],
     ) -> None:
         """An incarnation serves; see :meth:`.RequestQueue.open`."""
@@ -103,6 +104,7 @@ class VirtualFront:
             free_bytes=free_bytes,
             token_bytes=token_bytes,
             joins_others=joins_others,
+            section_bytes=section_bytes,
             indexed=indexed,
         )
         self._tell_all(told)

@@ -1,0 +1,61 @@
+"""Pools of other instances behind an instance's own, as its node would map them."""
+
+from collections import deque
+
+from kvell.engine.requests.plan import BorrowedPages
+from kvell.errors import TryLater
+from kvell.mempool.entries import NOT_IN_PLACE
+from kvell.mempool.transports.places import Places, num_places
+from kvell.simulator.cluster.device import Device
+from kvell.simulator.cluster.network import Endpoint
+
+
+class Behind:
+    """Whose pages an instance reads in place, and whether it still may.
+
+    An incarnation may be met again before its loss is taken in; then both of its mappings are
+    there for a while, and the older one is what is read.
+
+    :param device: of the instance.
+    :param pool_bytes: of its pool, and of all others.
+    """
+
+    def __init__(self, device: Device, pool_bytes: int, large_page_bytes: int) -> None:
+        self._device, self._pool_bytes = device, pool_bytes
+        count = num_places(pool_bytes, large_page_bytes)
+        self._places = Places(pool_bytes, large_page_bytes, count)
+        self._mapped: dict[tuple[str, int], deque[tuple[int, Endpoint]]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._mapped.values()))
+
+    def put(self, other: Endpoint) -> int:
+        """Let an instance's pages be read in place; return the first large page of them.
+
+        :returns: ``NOT_IN_PLACE`` if no place is left.
+        """
+        try:
+            first = self._places.find(self._pool_bytes)
+            self._places.set_taken(first, self._pool_bytes, True)
+            self._device.put_behind(other.device, first)
+        except TryLater:
+            first = NOT_IN_PLACE
+        self._mapped.setdefault((other.name, other.incarnation), deque()).append((first, other))
+        return first
+
+    def take_away(self, name: str, incarnation: int) -> None:
+        """Forget an instance that is lost, if its pages were there; no step reads them any more."""
+        mapped = self._mapped.get((name, incarnation))
+        if not mapped:
+            return
+        first, _ = mapped.popleft()
+        if first != NOT_IN_PLACE:
+            self._places.set_taken(first, self._pool_bytes, False)
+            self._device.take_away(first)
+        if not mapped:
+            del self._mapped[name, incarnation]
+
+    def stands(self, pages: BorrowedPages) -> bool:
+        """Whether the creditor lets this instance read pages still."""
+        mapped = self._mapped.get((pages.instance, pages.incarnation))
+        return mapped is not None and pages.right in mapped[0][1].rights
