@@ -157,7 +157,7 @@ class Borrowed:
         if isinstance(news, LoanRecalled) and index < borrower.away:
             before = borrower.recalled
             borrower.recalled = index if before is None else min(index, before)
-            return []
+            return self._drop_from(borrower, borrower.away)  # no copy reads these
         if index < borrower.away:
             return self._lose(borrower)
         # Nobody reads it yet.  Later sections stay here too, so that the rest is one run.
@@ -210,6 +210,8 @@ class Borrowed:
     def missed(self, handles: Sequence[int]) -> list[Action]:
         """Act on rows that do not count: their requests compute all of it anew."""
         late = [one for one in self._borrowers.values() if one.handle in handles]
+        for borrower in late:
+            borrower.request.is_spoiled = True  # a state was advanced from what was read
         return [action for borrower in late for action in self._lose(borrower)]
 
     def ended(self, request: Request) -> list[Action]:

@@ -25,6 +25,8 @@ class Behind:
         count = num_places(pool_bytes, large_page_bytes)
         self._places = Places(pool_bytes, large_page_bytes, count)
         self._mapped: dict[tuple[str, int], deque[tuple[int, Endpoint]]] = {}
+        self._losses: dict[tuple[str, int], deque[int]] = {}
+        """Mappings that end with each loss that is not taken in yet."""
 
     def __len__(self) -> int:
         return sum(map(len, self._mapped.values()))
@@ -43,17 +45,24 @@ class Behind:
         self._mapped.setdefault((other.name, other.incarnation), deque()).append((first, other))
         return first
 
+    def lose(self, name: str, incarnation: int) -> None:
+        """Note that an instance is lost, whether it was met or not; steps may read it still."""
+        key = name, incarnation
+        losses = self._losses.setdefault(key, deque())
+        losses.append(len(self._mapped.get(key, ())) - sum(losses))
+
     def take_away(self, name: str, incarnation: int) -> None:
-        """Forget an instance that is lost, if its pages were there; no step reads them any more."""
-        mapped = self._mapped.get((name, incarnation))
-        if not mapped:
-            return
-        first, _ = mapped.popleft()
-        if first != NOT_IN_PLACE:
-            self._places.set_taken(first, self._pool_bytes, False)
-            self._device.take_away(first)
-        if not mapped:
-            del self._mapped[name, incarnation]
+        """Take in the oldest loss of an instance: no step reads what was met before it."""
+        key = name, incarnation
+        for _ in range(self._losses[key].popleft()):
+            first, _ = self._mapped[key].popleft()
+            if first != NOT_IN_PLACE:
+                self._places.set_taken(first, self._pool_bytes, False)
+                self._device.take_away(first)
+        if not self._losses[key]:
+            del self._losses[key]
+        if not self._mapped.get(key):
+            self._mapped.pop(key, None)
 
     def stands(self, pages: BorrowedPages) -> bool:
         """Whether the creditor lets this instance read pages still."""

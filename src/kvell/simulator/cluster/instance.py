@@ -148,6 +148,8 @@ class VirtualInstance:
 
     def hear(self, entry: PeerEntry) -> None:
         """Take in what other instances and copies bring."""
+        if isinstance(entry, PeerLost):
+            self.behind.lose(entry.peer, entry.incarnation)
         self._take(entry)
 
     def meet(self, other: Endpoint, *, is_near: bool) -> None:
