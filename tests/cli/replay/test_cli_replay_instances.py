@@ -107,6 +107,8 @@ class TestFigures:
         assert ended.code == 0, ended.stderr
         for word in ("prefill", "decode", "pulled bytes", "to the first token", "requests moved"):
             assert word in ended.stdout
+        for name in ("lent", "borrowed", "returned", "lost", "recalled"):
+            assert f"sections {name}" in ended.stdout
 
 
 class TestRefusals:

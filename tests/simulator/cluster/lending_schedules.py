@@ -170,7 +170,9 @@ def drawn(seed: int) -> LendingScenario:
     early = [row_between(chance, 0.0, 0.1, 40) for _ in range(chance.randint(1, 3))]
     late = [row_between(chance, 0.2, 0.5, 4) for _ in range(chance.randint(2, 9))]
     counts = pick(SHAPES)
-    faults = [order_drawn(chance, "lend", 0.08, 0.35) for _ in range(chance.randint(2, 8))]
+    faults: list[Fault] = [
+        order_drawn(chance, "lend", 0.08, 0.35) for _ in range(chance.randint(2, 8))
+    ]
     num_faults = pick([0, 1, 2, 4])
     faults += [order_drawn(chance, pick(HAPPENINGS), 0.15, 0.8) for _ in range(num_faults)]
     return LendingScenario(

@@ -209,6 +209,7 @@ def replay(
             routing=together.routing,
             pd_caching=together.caching,
             eviction=eviction,
+            hosts=together.hosts(machine),
         )
         with progress_bar("replaying") as progress:
             found, requests = replay_together(
