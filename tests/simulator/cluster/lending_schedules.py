@@ -167,8 +167,9 @@ def drawn(seed: int) -> LendingScenario:
     """A scenario for a number: long answers, of which parts are lent, and then too many prompts."""
     chance = Random(seed)
     pick = chance.choice
-    early = [row_between(chance, 0.0, 0.1, 40) for _ in range(chance.randint(1, 3))]
-    late = [row_between(chance, 0.2, 0.5, 4) for _ in range(chance.randint(2, 9))]
+    large = pick([10, 12, 14, 16, 20, 26])
+    early = [row_between(chance, 0.0, 0.1, large, 3) for _ in range(chance.randint(1, 3))]
+    late = [row_between(chance, 0.15, 0.45, large, 1) for _ in range(chance.randint(3, 10))]
     counts = pick(SHAPES)
     faults: list[Fault] = [
         order_drawn(chance, "lend", 0.08, 0.35) for _ in range(chance.randint(2, 8))
@@ -178,7 +179,7 @@ def drawn(seed: int) -> LendingScenario:
     return LendingScenario(
         mix=pick(list(MIXES)),
         counts=counts,
-        large=pick([12, 16, 20, 24, 30]),
+        large=large,
         seats=chance.randint(2, 5),
         batched=pick([8, 16]),
         pd_caching=pick(PD_CACHINGS),
@@ -200,15 +201,52 @@ def drawn(seed: int) -> LendingScenario:
     )
 
 
+def pressed(seed: int) -> LendingScenario:
+    """A scenario for a number: one long answer is lent in parts, and then its creditors need all
+    of their memory, while debtor or creditor often stand still."""
+    chance = Random(seed)
+    large = chance.choice([18, 20, 24])
+    long = row(round(chance.uniform(0.0, 0.05), 3), chance.randint(50, 70), chance.randint(40, 50))
+    late = [
+        row(round(chance.uniform(0.2, 0.4), 3), chance.randint(30, 80), chance.randint(8, 30))
+        for _ in range(chance.randint(5, 9))
+    ]
+    faults: list[Fault] = [
+        Order(round(chance.uniform(0.08, 0.2), 3), "lend", 0, chance.randint(0, 9))
+        for _ in range(chance.randint(2, 5))
+    ]
+    for _ in range(chance.choice([0, 1, 1, 2, 3])):
+        what = chance.choice(["pause", "pause", "pause", "crash", "partition", "heal", "cancel"])
+        # Numbers below 2 are those of the instance that has the long answer, and of its first
+        # creditor.
+        one, other = chance.randint(0, 1), chance.randint(0, 9)
+        faults.append(Order(round(chance.uniform(0.2, 0.6), 3), what, one, other))
+    return replace(
+        drawn(seed),
+        counts=chance.choice([{"mixed": 2}, {"mixed": 2}, {"mixed": 3}]),
+        large=large,
+        seats=4,
+        routing="round-robin",
+        rows=[long, *late],
+        faults=faults,
+        pulls=[],
+        changes_roles=False,
+    )
+
+
 HAPPENINGS = (*["pause"] * 6, *["stale"] * 3, *["lend"] * 2, *WHATS)
 
 
-def row_between(chance: Random, first: float, last: float, fewest: int) -> TraceRow:
-    """A request that comes between two moments, in seconds, with so many tokens of each kind."""
-    prompt, output = chance.randint(10, 60), chance.randint(fewest, 60)
+def row_between(chance: Random, first: float, last: float, large: int, answers: int) -> TraceRow:
+    """A request that comes between two moments, in seconds, and that a pool of ``large`` serves.
+
+    :param answers: fifths of the text that its answer has at least.
+    """
+    tokens = chance.randint(2 * large, min(110, 6 * large))
+    output = chance.randint(tokens * answers // 5, tokens * 4 // 5)
     shared, family = chance.choice([0, 0, 0, 8, 16, 30]), chance.randint(0, 1)
-    session = chance.choice([None, None, None, "s"])
-    return row(round(chance.uniform(first, last), 3), prompt, output, shared, family, session)
+    session, at = chance.choice([None, None, None, "s"]), round(chance.uniform(first, last), 3)
+    return row(at, tokens - output, output, shared, family, session)
 
 
 def order_drawn(chance: Random, what: str, first: float, last: float) -> Order:
