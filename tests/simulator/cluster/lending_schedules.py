@@ -208,14 +208,18 @@ def pressed(seed: int) -> LendingScenario:
     large = chance.choice([18, 20, 24])
     long = row(round(chance.uniform(0.0, 0.05), 3), chance.randint(50, 70), chance.randint(40, 50))
     late = [
-        row(round(chance.uniform(0.2, 0.4), 3), chance.randint(30, 80), chance.randint(8, 30))
-        for _ in range(chance.randint(5, 9))
+        row(round(chance.uniform(*when), 3), chance.randint(30, 80), chance.randint(8, 30))
+        # The later ones write where a creditor took its memory back from who stands still.
+        for when, count in (((0.2, 0.4), chance.randint(4, 7)), ((2.3, 2.8), chance.randint(0, 6)))
+        for _ in range(count)
     ]
     faults: list[Fault] = [
         Order(round(chance.uniform(0.08, 0.2), 3), "lend", 0, chance.randint(0, 9))
         for _ in range(chance.randint(2, 5))
     ]
-    for _ in range(chance.choice([0, 1, 1, 2, 3])):
+    if chance.random() < 0.5:  # the debtor, in the middle of a step, for a while or for long
+        faults.append(Order(round(chance.uniform(0.18, 0.3), 3), "pause", 0, chance.choice([1, 3])))
+    for _ in range(chance.choice([0, 0, 1, 1, 2])):
         what = chance.choice(["pause", "pause", "pause", "crash", "partition", "heal", "cancel"])
         # Numbers below 2 are those of the instance that has the long answer, and of its first
         # creditor.
