@@ -118,6 +118,8 @@ def test_a_step_that_reads_a_creditor_that_dies_is_missed(mix: str) -> None:
     seen = run.seen()
     assert seen["missed"] == 1 and seen["lost"] == 4
     assert run.cluster.front.ends[0].preemptions == 1
+    index = run.cluster.instances["mixed-0"].agent.core.snapshot().index
+    assert max(one.end for one in index) >= LONG.num_tokens - 4, "what is right is kept"
 
 
 def test_a_debtor_that_is_cancelled_in_a_missed_step_leaves_nothing_wrong() -> None:
@@ -129,8 +131,7 @@ def test_a_debtor_that_is_cancelled_in_a_missed_step_leaves_nothing_wrong() -> N
     )
     assert run.seen()["missed"] == 1 and run.cluster.front.ends[0].reason == "cancelled"
     memory = run.cluster.instances["mixed-0"].agent.core
-    states = [one for one in memory.snapshot().index if one.group == 1]
-    assert all(run.texts.digests(0)[one.end] == 0 for one in states)
+    assert not [one for one in memory.snapshot().index if one.group == 1]
 
 
 def burst(**changes: Any) -> LendingRun:
