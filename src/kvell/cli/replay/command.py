@@ -206,8 +206,7 @@ def replay(
         _check_alone(draft_tokens, timeline_path, cpu_buffer_bytes)
         spec = ClusterSpec(
             *(counts, layout, limits, machine, Links(together.pages_link(hardware, machine))),
-            routing=together.routing,
-            pd_caching=together.caching,
+            *(together.routing, together.caching),
             eviction=eviction,
             hosts=together.hosts(machine),
         )

@@ -45,7 +45,7 @@ class Neighbours:
         :raises TryLater: if no places are left, or the system refuses.
         """
         with self._lock:
-            first = self._places.find(pool_bytes)
+            first = self._places.first_free(pool_bytes)
             self._device.map_beyond(first * self._large_page_bytes, descriptor, pool_bytes)
             self._places.set_taken(first, pool_bytes, True)
             self._mapped[first] = pool_bytes

@@ -50,7 +50,7 @@ class Places:
     def __len__(self) -> int:
         return len(self._is_taken)
 
-    def find(self, pool_bytes: int) -> int:
+    def first_free(self, pool_bytes: int) -> int:
         """Return the first large page of free places in which a pool can lie.
 
         :raises TryLater: if no places are left.

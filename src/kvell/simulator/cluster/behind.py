@@ -37,7 +37,7 @@ class Behind:
         :returns: ``NOT_IN_PLACE`` if no place is left.
         """
         try:
-            first = self._places.find(self._pool_bytes)
+            first = self._places.first_free(self._pool_bytes)
             self._places.set_taken(first, self._pool_bytes, True)
             self._device.put_behind(other.device, first)
         except TryLater:
