@@ -140,6 +140,7 @@ def run(case: Case) -> dict[str, Any]:
         Links(Link(link.latency_seconds, link.bytes_per_second)),
         routing="session",
         pd_caching=CACHINGS[case.caching],
+        hosts=None,
     )
     rows = rows_of(case)
     cluster = VirtualCluster(spec, rows)

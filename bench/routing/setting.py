@@ -48,4 +48,4 @@ def cluster_spec(
         swap_bytes_per_second=link.bytes_per_second,
         chunk_tokens=BATCHED_TOKENS,
     )
-    return ClusterSpec(counts, layout, limits, machine, links, costs=costs, **more)
+    return ClusterSpec(counts, layout, limits, machine, links, costs=costs, hosts=None, **more)

@@ -111,7 +111,7 @@ class VirtualModel:
         for copy in plan.copies:
             self.memory[copy.group][copy.target] = self._page(copy.group, copy.source)
         stands = None if self.beyond is None else self.beyond.stands
-        self._missed = {one.handle for one in plan.borrowed if stands is None or not stands(one)}
+        self._missed = set(plan.missed(stands))
         for handle in plan.released:
             self._digests.pop(handle, None)
         arrays = [self._tables.arrays(g, plan.work) for g in range(len(self.layout.groups))]

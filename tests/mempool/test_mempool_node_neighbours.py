@@ -170,6 +170,28 @@ def test_one_that_died_stays_readable_until_it_is_taken_away(host: Host) -> None
     assert a.mapped() == PeerMapped("c", 1, first)
 
 
+def test_one_that_is_met_again_before_its_loss_is_taken_in_keeps_its_new_place(host: Host) -> None:
+    """A connection broke and another was made, both while a step was computed."""
+    a, b = host.start(Start("a", places=2)), host.start(Start("b"))
+    b.node.rights.grant(RIGHT, "a", [])
+    b.page(3)[:] = 5
+    firsts = []
+    for _ in range(2):
+        meet(a, b)
+        firsts.append(a.mapped().first_large)
+        b.mapped()
+        if len(firsts) == 1:
+            a.node.ask(a.node._hang_up)
+            assert a.next() == PeerLost("b", 1) and b.next() == PeerLost("a", 1)
+    assert len({*firsts}) == 2 and NOT_IN_PLACE not in firsts
+    assert a.node.stands("b", 1, RIGHT)
+    a.node.take_away("b", 1)
+    assert (a.page(firsts[1] * GROUP.pages_per_large + 3) == 5).all()
+    assert a.node.stands("b", 1, RIGHT)
+    meet(a, host.start(Start("c")))
+    assert a.mapped() == PeerMapped("c", 1, firsts[0])
+
+
 @pytest.mark.parametrize("why", ["another layout", "another host", "no place"])
 def test_what_cannot_be_read_in_place(host: Host, why: str) -> None:
     far = why == "another host"

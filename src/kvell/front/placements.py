@@ -9,7 +9,7 @@ from kvell.cluster.steering.relief import MemoryView
 from kvell.errors import ChangeSomething, TryLater
 from kvell.front.instance_load import InstanceLoad
 from kvell.front.request_log import LogEntry
-from kvell.vocabulary import SECTION_TOKENS, RequestId
+from kvell.vocabulary import RequestId
 
 PREFILL = "prefill"
 """The role of instances that compute prompts alone."""
@@ -104,7 +104,7 @@ class Placements:
             for one in self._others(home)
             if one.is_open and one.instance_id not in debtors
         )
-        blocks = -(-tokens // SECTION_TOKENS)
+        blocks = -(-tokens // reach.section_tokens)
         return placement(
             entry.request_id, blocks, reach.local_blocks, home.memory(), others, reach.block_bytes
         )

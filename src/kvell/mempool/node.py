@@ -111,7 +111,7 @@ class Node:
         )
         self.mover = Mover(groups, memory, self._pull_ended)
         self._neighbours = neighbours
-        self._in_place: dict[tuple[str, int], MappedPages] = {}
+        self._in_place: dict[tuple[str, int], list[MappedPages]] = {}
         self._peers: dict[str, Peer] = {}
         self._beside: dict[str, list[Peer]] = {}
         self._asked: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
@@ -244,19 +244,19 @@ class Node:
         first = NOT_IN_PLACE
         if isinstance(source, MappedPages):
             first = source.put_behind(self._neighbours)
-            self._in_place[told.instance, told.incarnation] = source
+            self._in_place.setdefault((told.instance, told.incarnation), []).append(source)
         self.act(self._handle(PeerMapped(told.instance, told.incarnation, first)))
 
     def stands(self, instance: str, incarnation: int, number: int) -> bool:
         """Whether what an instance lent under this number may still be read; from any thread."""
-        source = self._in_place.get((instance, incarnation))
-        return source is not None and source.stands(number)
+        met = self._in_place.get((instance, incarnation))
+        return met[0].stands(number) if met else False
 
     def take_away(self, instance: str, incarnation: int) -> None:
         """Forget the pool of an instance that is gone, once no step reads it; from any thread."""
-        source = self._in_place.pop((instance, incarnation), None)
-        if source is not None:
-            source.take_away()
+        met = self._in_place.get((instance, incarnation))  # maybe again, behind this loss
+        if met:
+            met.pop(0).take_away()
 
     def _lose(self, peer: Peer) -> None:
         """An instance is gone: what it sent and was sent ends."""

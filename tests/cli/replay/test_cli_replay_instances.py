@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from kvell.cli.replay.instances import LINKS, Together
 from kvell.errors import ChangeSomething
 from kvell.simulator.hardware.profiles import hardware_names, link_names
-from kvell.simulator.replay.runner import Machine
+from kvell.simulator.replay.runner import CalibratedMachine, Machine
+from tests.cost.test_cost_calibration import MADE
 from tests.simulator.replays import MACHINE
 
 Kvell = Callable[..., Any]
@@ -107,6 +109,8 @@ class TestFigures:
         assert ended.code == 0, ended.stderr
         for word in ("prefill", "decode", "pulled bytes", "to the first token", "requests moved"):
             assert word in ended.stdout
+        for name in ("lent", "borrowed", "returned", "lost", "recalled"):
+            assert f"sections {name}" in ended.stdout
 
 
 class TestRefusals:
@@ -158,3 +162,12 @@ class TestLinks:
             Together().pages_link("mine.toml", MACHINE)
         assert Together(link_bandwidth=5).pages_link("mine.toml", MACHINE).bandwidth_bytes == 5
         assert isinstance(MACHINE, Machine)
+
+
+class TestHosts:
+    def test_instances_share_a_host_where_pools_are_in_its_memory(self) -> None:
+        assert MADE.machine.device == "cpu"
+        assert Together().hosts(CalibratedMachine(MADE)) == {}
+        on_gpu = replace(MADE, machine=replace(MADE.machine, device="cuda"))
+        assert Together().hosts(CalibratedMachine(on_gpu)) is None
+        assert Together().hosts(MACHINE) is None

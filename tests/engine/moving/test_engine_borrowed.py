@@ -156,6 +156,25 @@ def test_a_recall_brings_sections_home() -> None:
     assert creditor.core.num_running() == 0
 
 
+def test_a_recall_that_finds_a_section_on_its_way_makes_nothing_be_computed_anew() -> None:
+    """Only what is read elsewhere is copied home; nobody reads the one that is asked for."""
+    cluster = start(max_tokens=20)
+    debtor, creditor = cluster.instances["p"], cluster.instances["d"]
+    cluster.lend(NAME, 2, "d")
+    run(cluster, lambda: away(debtor) == 2)
+    cluster.lend(NAME, 1, "d")
+    asked = cluster.messages.pop()
+    lending = creditor.handovers.agent.loans.lending
+    cluster.act(creditor, lending.recall([1] * len(cluster.layout.groups), cluster.now, 2_000))
+    cluster.deliver(-1)
+    cluster.step("p")
+    assert away(debtor) == 1
+    cluster.messages.append(asked)
+    end(cluster)
+    assert preemptions(cluster) == 0
+    assert debtor.handovers.borrowed.tally() == {"borrowed": 0, "returned": 1, "lost": 0}
+
+
 def test_a_creditor_that_needs_it_takes_it_from_a_debtor_that_is_silent() -> None:
     """The debtor does not hear the recall: its right goes at the deadline, and it computes anew."""
     cluster = start(max_tokens=20, large=10)

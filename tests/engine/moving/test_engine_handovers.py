@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from kvell.engine.core.index_watch import IndexWatch, indexed_groups
+from kvell.engine.protocol.messages import Cancel
 from kvell.engine.protocol.notices import IndexNotice
 from kvell.engine.requests.block_hashes import BlockHashes
 from kvell.engine.requests.limits import Limits
@@ -19,6 +20,7 @@ from kvell.mempool.entries import Draining
 from kvell.mempool.rendezvous import PD_CACHINGS, PdCaching
 from kvell.mempool.transfers.methods import ALWAYS, StreamCosts
 from kvell.pages.layout import GroupSpec
+from kvell.vocabulary import RequestId
 from tests.engine.moving.handing_over import Cluster, Entry
 from tests.engine.virtual_model import expected_output
 from tests.pages.pools import group, pool_of
@@ -201,6 +203,26 @@ def test_the_next_turn_crosses_without_what_is_there() -> None:
     cluster.settle()
     cluster.check_ends()
     assert cluster.moved == 2
+
+
+def test_who_waits_for_pages_of_a_text_that_was_to_come_goes_on_when_it_is_cancelled() -> None:
+    """The instance had nothing to do, and does not have the request that the cancel is of."""
+    cluster = cluster_of("full", large=10)
+    cluster.submit("coming", Entry(prompt_of(1, 40), 9, ""), "p", "d")
+    while cluster.messages:
+        cluster.deliver(0)
+    instance = cluster.instances["d"]
+    assert len(instance.handovers.agent.holds)
+    cluster.submit("waiting", Entry(prompt_of(2, 50), 4, ""), "d", "")
+    for _ in range(3):
+        cluster.step("d")
+    assert not cluster.works("d") and instance.core.num_waiting() == 1
+    cluster.entries["coming"].is_dropped = True
+    cluster.hear(instance, instance.engine.tell(Cancel(RequestId("coming"))))
+    assert cluster.works("d")
+    cluster.cancel("coming")
+    cluster.settle()
+    cluster.check_ends()
 
 
 def test_where_there_is_no_room_the_request_stays() -> None:

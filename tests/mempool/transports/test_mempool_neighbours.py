@@ -16,7 +16,8 @@ from kvell.device import host_chunks, portable
 from kvell.device.host import CHUNK_BYTES
 from kvell.device.host_chunks import HostChunks
 from kvell.errors import TryLater
-from kvell.mempool.transports.neighbours import MOST_BEYOND_BYTES, Neighbours, place_bytes
+from kvell.mempool.transports.neighbours import Neighbours
+from kvell.mempool.transports.places import MOST_BEYOND_BYTES, place_bytes
 
 LARGE = 3 * 4096 * 5
 """A large page that divides no chunk."""

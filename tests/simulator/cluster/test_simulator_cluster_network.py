@@ -6,7 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from kvell.mempool.entries import Heard, PeerEntry, PeerLost, PullEnded
+from kvell.mempool.entries import (
+    NOT_IN_PLACE,
+    Heard,
+    PeerEntry,
+    PeerLost,
+    PeerMapped,
+    PullEnded,
+)
 from kvell.mempool.transfers.actions import Pull
 from kvell.mempool.transfers.messages import Abandon, Transfer, Written
 from kvell.simulator.clock.links import Link
@@ -29,6 +36,15 @@ class Pages:
     def run(self, plan: Any) -> Any:
         raise NotImplementedError
 
+    def finish(self, plan: Any, missed: Any) -> None:
+        raise NotImplementedError
+
+    def put_behind(self, source: "Pages", first_large: int) -> None:
+        raise NotImplementedError
+
+    def take_away(self, first_large: int) -> None:
+        raise NotImplementedError
+
     def read(self, source: "Pages", rows: Any) -> None:
         for group, page, own in rows.tolist():
             self.content[group, own] = source.content.get((group, page), "")
@@ -48,14 +64,17 @@ class Ear:
     def hear(self, entry: PeerEntry) -> None:
         self.heard.append((round(self.loop.now_seconds, 6), entry))
 
+    def meet(self, other: "Ear", *, is_near: bool) -> None:
+        self.hear(PeerMapped(other.name, other.incarnation, 64 if is_near else NOT_IN_PLACE))
+
 
 class Place:
     """A network of three endpoints."""
 
-    def __init__(self) -> None:
+    def __init__(self, hosts: dict[str, str] | None = None) -> None:
         self.loop = Loop()
         self.transport = VirtualTransport(LINKS.messages)
-        self.network = Network(self.loop, self.transport, LINKS, PAGE_BYTES)
+        self.network = Network(self.loop, self.transport, LINKS, PAGE_BYTES, hosts)
         self.a, self.b, self.c = (self.enter(name, i + 1) for i, name in enumerate("abc"))
 
     def enter(self, name: str, incarnation: int) -> Ear:
@@ -90,6 +109,33 @@ def test_who_writes_to_nobody_hears_so() -> None:
     place.network.send(place.a, "nobody", SAID)
     place.settle()
     assert place.a.heard == [(2.0, PeerLost("nobody", 0))]
+
+
+def test_instances_meet_before_a_message_and_again_when_they_were_apart() -> None:
+    place = Place({"c": "another"})
+    place.network.send(place.a, "b", SAID)
+    place.network.send(place.a, "c", SAID)
+    place.network.send(place.a, "b", SAID)
+    place.settle()
+    assert place.a.heard == [(0.0, PeerMapped("b", 2, 64)), (0.0, PeerMapped("c", 3, NOT_IN_PLACE))]
+    assert place.b.heard == [(1.0, PeerMapped("a", 1, 64)), *[(1.0, Heard("a", SAID))] * 2]
+    assert place.c.heard[0] == (1.0, PeerMapped("a", 1, NOT_IN_PLACE))
+    place.network.partition(["a"], ["b"])
+    place.settle()
+    place.network.heal()
+    place.network.send(place.b, "a", SAID)
+    place.settle()
+    assert [entry for _, entry in place.a.heard[2:]] == [
+        PeerLost("b", 2),
+        PeerMapped("b", 2, 64),
+        Heard("b", SAID),
+    ]
+    place.network.leave(place.b)
+    new = place.enter("b", 9)
+    place.settle()
+    place.network.send(place.a, "b", SAID)
+    assert [entry for _, entry in place.a.heard[5:]] == [PeerLost("b", 2), PeerMapped("b", 9, 64)]
+    assert not new.heard
 
 
 FOUR = [[1, page, page + 10] for page in range(4)]

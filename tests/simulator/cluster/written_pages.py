@@ -1,6 +1,8 @@
 """A device whose pages say what is in them, and that checks whatever a step reads."""
 
+from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -59,65 +61,111 @@ def readable_from(spec: GroupSpec, end: int) -> int:
 class WrittenPages:
     """Pages of digests: of a token the one of all tokens up to it, of a state its prefix's.
 
-    A page that was evicted, shared, copied too late or written by a stale copy cannot pass.
+    A page that was evicted, shared, copied too late or written by a stale copy cannot pass.  What a
+    row reads of others' pages must be right when its step begins and when it ends, unless it is
+    missed; what it wrote is spoiled then.
     """
 
     def __init__(self, layout: Layout, texts: Texts) -> None:
         self._layout, self._texts = layout, texts
         self._runner = TraceRunner(texts.prompts)
         self._places: dict[int, dict[tuple[int, int], int]] = {}
-        self.tokens_computed = 0
+        self._behind: dict[int, WrittenPages] = {}
+        self.tokens_computed = self.borrowed_reads = 0
 
     @cached_property
     def memory(self) -> list[Pages]:
         """By group [pages, slots]."""
-        return [
-            np.full((self._layout.num_large_pages * g.pages_per_large, slots_of(g)), -1, np.int64)
-            for g in self._layout.groups
-        ]
+        return [np.full((self._pages(i), slots_of(g)), -1, np.int64) for i, g in self._groups]
+
+    @property
+    def _groups(self) -> list[tuple[int, GroupSpec]]:
+        return list(enumerate(self._layout.groups))
+
+    def _pages(self, group: int) -> int:
+        return self._layout.num_large_pages * self._layout.groups[group].pages_per_large
 
     def read(self, source: "WrittenPages", rows: Ints) -> None:
         for group, page, own in rows.tolist():
             self.memory[group][own] = source.memory[group][page]
 
+    def put_behind(self, source: "WrittenPages", first_large: int) -> None:
+        assert first_large >= self._layout.num_large_pages
+        assert all(abs(first_large - one) >= self._layout.num_large_pages for one in self._behind)
+        self._behind[first_large] = source
+
+    def take_away(self, first_large: int) -> None:
+        del self._behind[first_large]
+
+    def _page(self, group: int, page: int) -> Pages:
+        """A page, own or another's."""
+        if page < self._pages(group):
+            own: Pages = self.memory[group][page]
+            return own
+        per_large = self._layout.groups[group].pages_per_large
+        first = max(one for one in self._behind if one * per_large <= page)
+        self.borrowed_reads += 1
+        found: Pages = self._behind[first].memory[group][page - first * per_large]
+        return found
+
     def run(self, plan: StepPlan) -> StepResult:
         for handle in plan.released:
             self._places.pop(handle, None)
         for copy in plan.copies:
-            self.memory[copy.group][copy.target] = self.memory[copy.group][copy.source]
+            self.memory[copy.group][copy.target] = self._page(copy.group, copy.source)
         for handle, group, position, page in plan.new_pages.tolist():
             self._places.setdefault(handle, {})[group, position] = page
+        borrows = {one.handle for one in plan.borrowed}
+        self._wrong_at_first = {
+            work.handle: wrong for work in plan.work if (wrong := self._wrong(work))
+        }
+        for handle, wrong in self._wrong_at_first.items():
+            assert handle in borrows, wrong
         for work in plan.work:
-            self._check(work)
-        for work in plan.work:
-            self._write(work)
+            self._write(work, self._texts.digests(int(work.request_id)))
         for handle, group, tokens, _, page in plan.checkpoints.tolist():
             work = next(one for one in plan.work if one.handle == handle)
             self.memory[group][page] = self._texts.digests(int(work.request_id))[tokens]
         self.tokens_computed += plan.num_tokens
         return self._runner.run(plan)
 
-    def _check(self, work: TokenWork) -> None:
+    def finish(self, plan: StepPlan, missed: Sequence[int]) -> None:
+        borrows = {one.handle for one in plan.borrowed}
+        for work in plan.work:
+            if work.handle in missed:
+                self._write(work, SPOILED)
+            elif work.handle in borrows:
+                wrong = self._wrong_at_first.get(work.handle) or self._wrong(work, elsewhere=True)
+                assert not wrong, wrong
+        for handle, group, _, _, page in plan.checkpoints.tolist():
+            if handle in missed:
+                self.memory[group][page] = SPOILED[0]
+
+    def _wrong(self, work: TokenWork, *, elsewhere: bool = False) -> str:
+        """What a row reads that is not what it should be; of others' pages alone, or of all."""
         index = int(work.request_id)
         known = self._texts.tokens(index)[work.start : work.start + work.count]
         assert work.token_ids.tolist() == known, f"request {index} computes another text"
         digests, places = self._texts.digests(index), self._places[work.handle]
-        for group, spec in enumerate(self._layout.groups):
-            memory = self.memory[group]
+        for group, spec in self._groups:
             if spec.kind is GroupKind.STATE:
-                for state in range(spec.slices if work.start else 0):
-                    found = memory[places[group, state], 0]
-                    assert found == digests[work.start], f"group {group} has another state"
+                for state in range(spec.slices if work.start and not elsewhere else 0):
+                    found = self.memory[group][places[group, state], 0]
+                    if found != digests[work.start]:
+                        return f"group {group} has another state"
                 continue
             for position in range(readable_from(spec, work.start), work.start):
                 page = places[group, position // spec.page_tokens]
-                found = memory[page, position % spec.page_tokens]
-                assert found == digests[position + 1], f"group {group} lost token {position}"
+                if elsewhere and page < self._pages(group):
+                    continue
+                found = self._page(group, page)[position % spec.page_tokens]
+                if found != digests[position + 1]:
+                    return f"group {group} lost token {position}"
+        return ""
 
-    def _write(self, work: TokenWork) -> None:
-        digests, places = self._texts.digests(int(work.request_id)), self._places[work.handle]
-        end = work.start + work.count
-        for group, spec in enumerate(self._layout.groups):
+    def _write(self, work: TokenWork, digests: Sequence[int]) -> None:
+        places, end = self._places[work.handle], work.start + work.count
+        for group, spec in self._groups:
             memory = self.memory[group]
             if spec.kind is GroupKind.STATE:
                 for state in range(spec.slices):
@@ -129,6 +177,19 @@ class WrittenPages:
                     assert position < readable_from(spec, end), "a page was never allocated"
                     continue
                 memory[page, position % spec.page_tokens] = digests[position + 1]
+
+
+class _Spoiled(Sequence[int]):
+    """What a row that does not count has written."""
+
+    def __len__(self) -> int:
+        return 1 << 30
+
+    def __getitem__(self, position: Any) -> Any:
+        return -7
+
+
+SPOILED = _Spoiled()
 
 
 def slots_of(spec: GroupSpec) -> int:

@@ -206,9 +206,9 @@ def replay(
         _check_alone(draft_tokens, timeline_path, cpu_buffer_bytes)
         spec = ClusterSpec(
             *(counts, layout, limits, machine, Links(together.pages_link(hardware, machine))),
-            routing=together.routing,
-            pd_caching=together.caching,
+            *(together.routing, together.caching),
             eviction=eviction,
+            hosts=together.hosts(machine),
         )
         with progress_bar("replaying") as progress:
             found, requests = replay_together(

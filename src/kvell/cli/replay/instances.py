@@ -94,6 +94,17 @@ class Together:
         rate = self.link_bandwidth or profile.bytes_per_second
         return Link(profile.latency_seconds, float(rate))
 
+    def hosts(self, machine: "StepTimer") -> dict[str, str] | None:
+        """Return hosts as :class:`.ClusterSpec` takes them: one, if pools are in its memory.
+
+        Instances lend each other memory there, and on no GPU.
+        """
+        from kvell.simulator.replay.runner import CalibratedMachine
+
+        if not isinstance(machine, CalibratedMachine):
+            return None
+        return {} if machine.calibration.machine.device == "cpu" else None
+
 
 def instances_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the flags; the command gets them as ``together``."""

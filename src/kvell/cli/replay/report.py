@@ -55,6 +55,9 @@ def roles_table(report: Mapping[str, Any]) -> Table:
     for name, written in shown.items():
         values = (written(figures[name]) for figures in roles.values())
         table.add_row(name.replace("_", " "), *values)
+    for name in report["sections"]:
+        values = (f"{figures['sections'][name]:,}" for figures in roles.values())
+        table.add_row(f"sections {name}", *values)
     for name in ("requests_finished", "requests_refused", "requests_moved"):
         table.add_row(name.replace("_", " "), f"{report[name]:,}")
     return table

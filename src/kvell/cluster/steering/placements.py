@@ -25,23 +25,25 @@ class Reach:
     :param alone_tokens: most tokens of a request while nobody lends.
     :param most_tokens: the same if others lend as much as it takes; 0: none do.
     :param block_bytes: KV memory of a section, the unit that is lent; 0: none is.
+    :param section_tokens: tokens of a section.
     """
 
     alone_tokens: int = 0
     most_tokens: int = 0
     block_bytes: int = 0
+    section_tokens: int = SECTION_TOKENS
 
     @property
     def local_blocks(self) -> int:
         """Sections that it can hold of a request for which others lend; 0: they do not."""
-        return self.alone_tokens // SECTION_TOKENS if self.block_bytes else 0
+        return self.alone_tokens // self.section_tokens if self.block_bytes else 0
 
     def with_others(self, pool_bytes: Iterable[int]) -> int:
         """Most tokens of a request while instances with such pools lend all that they can."""
         if not self.local_blocks or self.most_tokens <= self.alone_tokens:
             return self.alone_tokens
         lent_blocks = sum(lendable_blocks(one, self.block_bytes) for one in pool_bytes)
-        reached_tokens = (self.local_blocks + lent_blocks) * SECTION_TOKENS
+        reached_tokens = (self.local_blocks + lent_blocks) * self.section_tokens
         return max(self.alone_tokens, min(self.most_tokens, reached_tokens))
 
 

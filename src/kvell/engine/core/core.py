@@ -200,13 +200,13 @@ class EngineCore:
 
     def cancel(self, command: Cancel) -> list[Event]:
         """End a request; release its pages at once, or with the result of the step in flight."""
+        self._is_idle = False  # pages that were held for it are free, wherever it is
         if self.handovers is not None:
             self.handovers.cancelled(command)
         request = self._requests.get(command.request_id)
         if request is None or request.finish_reason or command.spares(request.attempt):
             return []
         request.finish_reason = "cancelled"
-        self._is_idle = False
         return [] if self._in_flight.has(request) else [*self._end(request), *self._noticed()]
 
     @property

@@ -242,6 +242,8 @@ class Borrowed:
     def missed(self, handles: Sequence[int]) -> list[Action]:
         """Act on rows that do not count: their requests compute all of it anew."""
         late = [one for one in self._borrowers.values() if one.handle in handles]
+        for borrower in late:
+            borrower.request.is_spoiled = True  # a state was advanced from what was read
         return [action for borrower in late for action in self._lose(borrower)]
 
     def ended(self, request: Request) -> list[Action]:
@@ -312,7 +314,7 @@ class Borrowed:
             return self._ask_others(borrower)
         before = borrower.recalled
         borrower.recalled = index if before is None else min(index, before)
-        return []
+        return self.sections.give_back(self.sections.cut(borrower, borrower.away))  # no copy reads
 
     def _ask_others(self, borrower: Borrower) -> list[Action]:
         """Ask further creditors for room for sections that are recalled.

@@ -151,7 +151,7 @@ class Seats:
         """Let a running request compute all of its tokens anew, when its turn comes."""
         self.running.remove(request)
         self._close(request, returns=True)
-        request.state = RequestState.WAITING
+        request.state, request.is_spoiled = RequestState.WAITING, False
         request.computed = request.settled = request.repeats = 0
         request.preemptions += 1
         self.waiting.put_back([request])

@@ -5,7 +5,7 @@ carries it out and answers with a :class:`StepResult`.  Plans are equal if they
 do the same: replaying a journal must give equal plans.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from itertools import accumulate
@@ -194,6 +194,16 @@ class StepPlan:
     def num_logits(self) -> int:
         """Number of logit rows that the step needs."""
         return sum(work.num_logits for work in self.work)
+
+    def missed(self, stands: Callable[[BorrowedPages], bool] | None) -> tuple[int, ...]:
+        """Return the requests for which pages were read that their owner may have given to others.
+
+        To be called when all is read: rights that still stand stood while it was.
+
+        :param stands: whether pages may still be read; None: none may.
+        """
+        gone = {one.handle for one in self.borrowed if stands is None or not stands(one)}
+        return tuple(sorted(gone))
 
     def __eq__(self, other: object) -> bool:
         names = [item.name for item in fields(self)]

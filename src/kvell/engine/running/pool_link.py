@@ -153,7 +153,10 @@ class PoolLink:
         return []
 
 
-def section_bytes(groups: Sequence[GroupSpec]) -> int:
-    """Return the bytes of a section in the groups whose pages may lie elsewhere."""
+def section_bytes(groups: Sequence[GroupSpec], tokens: int = SECTION_TOKENS) -> int:
+    """Return the bytes of a section in the groups whose pages may lie elsewhere.
+
+    :param tokens: of a section.
+    """
     # Where instances share a pool there is one model, which has no name, and no draft model.
-    return SECTION_TOKENS * sum(group.token_bytes for _, group in full_groups("", groups))
+    return tokens * sum(group.token_bytes for _, group in full_groups("", groups))

@@ -178,18 +178,9 @@ class ModelRunner:
         in_order = next(iter(tokens.values())) if len(tokens) == 1 else _in_turn(plan, tokens)
         result = _told(verified(plan, in_order), drawn)
         if plan.borrowed:
-            result = structs.replace(result, missed=self._missed(plan))
+            result = structs.replace(result, missed=plan.missed(self.stands))
         self._before.note(plan, result)
         return result
-
-    def _missed(self, plan: StepPlan) -> tuple[int, ...]:
-        """Requests for which pages were read that their owner may have given to others meanwhile.
-
-        All is read by now: rights that still stand stood while it was.
-        """
-        stands = self.stands
-        gone = {one.handle for one in plan.borrowed if stands is None or not stands(one)}
-        return tuple(sorted(gone))
 
     def _parts(self, plan: StepPlan, begun: Callable[[], None] | None = None) -> dict[str, _Part]:
         """The parts by model, for models that have work."""

@@ -24,13 +24,11 @@ from kvell.engine.setup.warmer import Warmer
 from kvell.errors import ChangeSomething
 from kvell.memory import Layout, MemoryCore, WithholdingCore
 from kvell.mempool.transports.neighbours import Neighbours
+from kvell.mempool.transports.places import MOST_NEIGHBOURS
 from kvell.models.forward.kv_memory import host_pool, pool_tensor
 from kvell.models.fused.decoder import FusedDecoder
 from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import MIB
-
-MOST_NEIGHBOURS = 64
-"""Instances of one host whose pools an engine can read in place."""
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,21 @@ Everything happens in one loop, in order of virtual time, so equal runs are equa
 
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 
 from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
 from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
+from kvell.cluster.steering.placements import Reach
 from kvell.cluster.steering.roles import RoleChanger, RoleRules
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.index_watch import indexed_groups
 from kvell.engine.protocol.messages import HEARTBEAT_SECONDS, Event
 from kvell.engine.protocol.notices import IndexNotice
 from kvell.engine.requests.limits import Limits
+from kvell.engine.running.pool_link import section_bytes
 from kvell.fleet.instance.death import Cause, InstanceDeath
 from kvell.front.dispatch import Command
 from kvell.front.request_queue import RequestQueue
@@ -41,6 +43,7 @@ from kvell.simulator.replay.runner import StepTimer, TraceRunner
 from kvell.simulator.replay.schedule import Arrivals, Schedule
 from kvell.simulator.traces.prompts import PromptMaker
 from kvell.simulator.traces.rows import TraceRow
+from kvell.vocabulary import SECTION_TOKENS
 
 
 @dataclass(frozen=True)
@@ -62,6 +65,9 @@ class ClusterSpec:
     :param restart_seconds: from an instance's death to the next incarnation.
     :param seed: decides what messages are lost, late and doubled.
     :param streams: what pulls cost that begin before a step has ended; None: none do.
+    :param hosts: of instances that are not on the common host, by name: those of one host lend
+        each other memory.  None: nobody lends any, as where pools are not in a host's memory.
+    :param section_tokens: that are lent at once.
     """
 
     counts: Mapping[str, int]
@@ -82,6 +88,8 @@ class ClusterSpec:
     restart_seconds: float = 1.0
     seed: int = 0
     streams: StreamCosts | None = None
+    hosts: Mapping[str, str] | None = field(default_factory=dict)
+    section_tokens: int = SECTION_TOKENS
 
 
 MakeDevice = Callable[[EngineCore], Device]
@@ -114,7 +122,7 @@ class VirtualCluster:
         self.spec, self.loop = spec, Loop()
         self.transport = VirtualTransport(spec.links.messages, spec.seed)
         page_bytes = [group.page_stride_bytes for group in spec.layout.groups]
-        self.network = Network(self.loop, self.transport, spec.links, page_bytes)
+        self.network = Network(self.loop, self.transport, spec.links, page_bytes, spec.hosts)
         self._prompts = prompts or PromptMaker(rows)
         self._device: MakeDevice = device or (lambda _: TraceDevice(TraceRunner(self._prompts)))
         self._records = records
@@ -181,6 +189,11 @@ class VirtualCluster:
         pause_seconds = max(self.spec.restart_seconds, self.spec.links.hang_up_seconds)
         self.loop.after(pause_seconds, partial(self._start, name))
 
+    def pause(self, name: str, seconds: float) -> None:
+        """Let an instance stand still, which nobody else sees but by its silence."""
+        if name in self.instances:
+            self.instances[name].pause(seconds)
+
     def partition(self, side: Collection[str], other: Collection[str]) -> None:
         """Cut instances off from each other, not from the front, until :meth:`heal`."""
         self.network.partition(side, other)
@@ -198,7 +211,7 @@ class VirtualCluster:
         agent = Agent(memory, name, incarnation, "virtual")
         core = EngineCore(
             memory,
-            spec.limits,
+            replace(spec.limits, section_tokens=spec.section_tokens),
             frozenset(),
             incarnation,
             agent=agent,
@@ -226,6 +239,7 @@ class VirtualCluster:
             free_bytes=self.spec.layout.pool_bytes,
             token_bytes=_token_bytes(self.spec.layout),
             joins_others=not is_first,
+            reach=self._reach,
             indexed=indexed_groups(self.spec.layout.groups),
         )
         if is_first:  # a front takes requests once all of these are ready
@@ -274,6 +288,16 @@ class VirtualCluster:
             instance.beat()
         if not is_last and (self.front.queue.in_flight or self.front.queue.waiting):
             self._beat_later()
+
+    @property
+    def _reach(self) -> Reach:
+        """How long requests can be, alone and with what others lend."""
+        spec = self.spec
+        if spec.hosts is None:
+            return Reach(spec.limits.max_model_len)
+        block_bytes = section_bytes(spec.layout.groups, spec.section_tokens)
+        most = spec.limits.max_model_len, spec.limits.reach_tokens
+        return Reach(*most, block_bytes, spec.section_tokens)
 
     def _front_seconds(self, name: str) -> float:
         return self.spec.front_seconds.get(name, 0.0)

@@ -1,5 +1,6 @@
 """What computes steps and holds pages in a virtual instance."""
 
+from collections.abc import Sequence
 from typing import Protocol, Self
 
 from kvell.engine.requests.plan import StepPlan, StepResult
@@ -11,7 +12,14 @@ class Device(Protocol):
     """Pages of one incarnation of an instance, and the model that computes into them."""
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Carry out a step."""
+        """Begin a step, whose result is known before it ends."""
+        ...
+
+    def finish(self, plan: StepPlan, missed: Sequence[int]) -> None:
+        """End a step, all of which is read now.
+
+        :param missed: handles of rows that read others' pages too late.
+        """
         ...
 
     def read(self, source: Self, rows: Ints) -> None:
@@ -19,6 +27,14 @@ class Device(Protocol):
 
         :param rows: int32 [m, 3]: group, page there, own page.
         """
+        ...
+
+    def put_behind(self, source: Self, first_large: int) -> None:
+        """Let pages of another instance's device continue one's own from a large page on."""
+        ...
+
+    def take_away(self, first_large: int) -> None:
+        """Let no pages lie there any more."""
         ...
 
 
@@ -32,5 +48,14 @@ class TraceDevice:
         """Return the trace's tokens; see :class:`Device`."""
         return self._runner.run(plan)
 
+    def finish(self, plan: StepPlan, missed: Sequence[int]) -> None:
+        """Do nothing; see :class:`Device`."""
+
     def read(self, source: Self, rows: Ints) -> None:
+        """Do nothing; see :class:`Device`."""
+
+    def put_behind(self, source: Self, first_large: int) -> None:
+        """Do nothing; see :class:`Device`."""
+
+    def take_away(self, first_large: int) -> None:
         """Do nothing; see :class:`Device`."""

@@ -34,6 +34,7 @@ def cluster_figures(cluster: VirtualCluster) -> dict[str, Any]:
         "output_tokens": output_tokens,
         "output_tokens_per_second": output_tokens / max(1e-9, seconds),
         "virtual_seconds": seconds,
+        "sections": _sections(instances),
         "roles": {
             role: _role_figures(cluster, [one for one in instances if one.role == role], seconds)
             for role in cluster.spec.counts
@@ -65,4 +66,22 @@ def _role_figures(
         "arriving_hit_rate": were_there / max(1, arriving),
         "pulled_bytes": sum(cluster.network.pulled_bytes.get(name, 0) for name in names),
         "preemptions": sum(one.preemptions for one in stats),
+        "sections": _sections(instances),
+    }
+
+
+def _sections(instances: Sequence[VirtualInstance]) -> dict[str, int]:
+    """Return how many sections were lent by these instances and read elsewhere by them.
+
+    Of those read elsewhere ``returned`` were copied home and ``lost`` were computed anew;
+    ``recalled`` are those that creditors wanted back.
+    """
+    ended = [one.core.stats().sections for one in instances]
+    counts = [one.counts for one in instances]
+    return {
+        "lent": sum(len(one.lent) for one in counts),
+        "borrowed": sum(len(one.borrowed) for one in counts),
+        "returned": sum(one["returned"] for one in ended),
+        "lost": sum(one["lost"] for one in ended),
+        "recalled": sum(len(one.recalled) for one in counts),
     }

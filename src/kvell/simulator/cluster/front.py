@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from kvell.cluster.steering.placements import Reach
 from kvell.engine.protocol.messages import (
     CREDITS,
     Event,
@@ -92,6 +93,7 @@ class VirtualFront:
         free_bytes: int,
         token_bytes: int,
         joins_others: bool,
+        reach: Reach,
         indexed: Sequence[IndexedGroup],
     ) -> None:
         """An incarnation serves; see :meth:`.RequestQueue.open`."""
@@ -103,6 +105,7 @@ class VirtualFront:
             free_bytes=free_bytes,
             token_bytes=token_bytes,
             joins_others=joins_others,
+            reach=reach,
             indexed=indexed,
         )
         self._tell_all(told)

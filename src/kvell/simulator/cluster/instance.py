@@ -17,6 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from msgspec import structs
+
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.index_watch import IndexWatch
 from kvell.engine.core.journal import Journal, JournaledCore
@@ -29,9 +31,10 @@ from kvell.engine.protocol.messages import (
     Submit,
 )
 from kvell.engine.protocol.notices import WatchIndex
-from kvell.engine.requests.plan import StepPlan
+from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.mempool.agent import Agent
-from kvell.mempool.entries import PeerEntry, Ticked
+from kvell.mempool.entries import NOT_IN_PLACE, PeerEntry, PeerLost, PeerMapped, Ticked
+from kvell.mempool.loans.messages import Filled, Loan, Recall
 from kvell.mempool.node import TICK_MILLISECONDS
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import (
@@ -45,9 +48,10 @@ from kvell.mempool.transfers.actions import (
 )
 from kvell.mempool.transfers.messages import Offer, Prepared, Written
 from kvell.mempool.transfers.receiving import owner_of
+from kvell.simulator.cluster.behind import Behind
 from kvell.simulator.cluster.device import Device
 from kvell.simulator.cluster.loop import Loop
-from kvell.simulator.cluster.network import Network
+from kvell.simulator.cluster.network import Endpoint, Network
 from kvell.simulator.replay.runner import StepTimer
 
 LATEST_TICK: Tick = 1 << 50
@@ -63,6 +67,10 @@ class Counts:
 
     :ivar arriving_tokens: of texts that were announced to it.
     :ivar arriving_hits: of these the ones that were there already.
+    :ivar lent: loans that it has filled, and ``recalled``: those that it wanted back.
+    :ivar borrowed: rights under which its steps read others' pages: creditor, its incarnation and
+        number.
+    :ivar missed: rows that did not count, since a right was gone when they had read.
     """
 
     steps: int = 0
@@ -71,6 +79,10 @@ class Counts:
     pulls: int = 0
     arriving_tokens: int = 0
     arriving_hits: int = 0
+    lent: set[Loan] = field(default_factory=set)
+    recalled: set[Loan] = field(default_factory=set)
+    borrowed: set[tuple[str, int, int]] = field(default_factory=set)
+    missed: int = 0
 
 
 @dataclass
@@ -116,6 +128,8 @@ class VirtualInstance:
         self.record = record
         self.watch: Callable[[], None] = _nothing
         self.is_dead = False
+        layout = agent.core.layout
+        self.behind = Behind(device, layout.pool_bytes, layout.large_page_bytes)
         self._told = JournaledCore(core, record.journal if record else None)
         self._machine, self._loop, self._network, self._says = machine, loop, network, says
         self._inbox: deque[Input] = deque()
@@ -125,6 +139,7 @@ class VirtualInstance:
         self._ticked: Tick = -TICK_MILLISECONDS
         self._wakes_at: Tick = LATEST_TICK
         self._beat_seconds = -math.inf
+        self._stands_until_seconds = -math.inf
 
     @property
     def role(self) -> str:
@@ -133,7 +148,14 @@ class VirtualInstance:
 
     def hear(self, entry: PeerEntry) -> None:
         """Take in what other instances and copies bring."""
+        if isinstance(entry, PeerLost):
+            self.behind.lose(entry.peer, entry.incarnation)
         self._take(entry)
+
+    def meet(self, other: Endpoint, *, is_near: bool) -> None:
+        """Connect to another instance; taken in before what comes from it."""
+        first = self.behind.put(other) if is_near else NOT_IN_PLACE
+        self._inbox.append(PeerMapped(other.name, other.incarnation, first))
 
     def tell(self, command: Command) -> None:
         """Take a command of the front."""
@@ -141,13 +163,24 @@ class VirtualInstance:
 
     def beat(self) -> None:
         """Say a heartbeat while nothing is computed; one that computes says it behind its step."""
-        if not self._is_busy and not self.is_dead and (beat := self._pulse()):
+        is_silent = self._is_busy or self.is_dead or self._is_paused
+        if not is_silent and (beat := self._pulse()):
             self._says(beat)
 
+    def pause(self, seconds: float) -> None:
+        """Stand still, as a process that is stopped: what comes waits, and a step ends later.
+
+        Its memory stays what it is, and others read it.
+        """
+        until_seconds = self._loop.now_seconds + seconds
+        self._stands_until_seconds = max(self._stands_until_seconds, until_seconds)
+        self._loop.at(until_seconds, self._run)
+
     def die(self) -> None:
-        """Nothing reaches it or comes from it any more."""
+        """Nothing reaches it or comes from it any more, and nobody may read its pages."""
         self.is_dead = True
         self._inbox.clear()
+        self.rights.clear()
 
     # ----------------------------------------------------------------------- loop
 
@@ -158,7 +191,7 @@ class VirtualInstance:
 
     def _run(self) -> None:
         """Take in all that waits, and begin a step if there is anything to compute."""
-        if self._is_busy or self.is_dead:
+        if self._is_busy or self.is_dead or self._is_paused:
             return
         self._is_busy = True  # what comes of this is taken in here
         while self._inbox:
@@ -182,9 +215,15 @@ class VirtualInstance:
     def _index_watch(self) -> IndexWatch:
         return IndexWatch(self.agent.core, with_tokens=False)
 
+    @property
+    def _is_paused(self) -> bool:
+        return self._loop.now_seconds < self._stands_until_seconds
+
     def _heard(self, entry: PeerEntry) -> None:
         if isinstance(entry, Ticked):
             self._ticked = entry.now
+        elif isinstance(entry, PeerLost):  # between two steps: none reads its pool
+            self.behind.take_away(entry.peer, entry.incarnation)
         self._done(self._told.heard(entry))
 
     def _tell_time(self) -> None:
@@ -214,16 +253,24 @@ class VirtualInstance:
         self.counts.computed_tokens += plan.num_tokens
         if self.record is not None:
             self.record.plans.append(plan)
-        result = self.device.run(plan)
+        self._loop.after(seconds, partial(self._end, plan, self.device.run(plan)))
 
-        def end() -> None:
-            if not self.is_dead:
-                self._tell_time()
-                self._done([*self._told.commit(result), *self._pulse()])
-                self._is_busy = False
-                self._run()
-
-        self._loop.after(seconds, end)
+    def _end(self, plan: StepPlan, result: StepResult) -> None:
+        """Commit a step; rows count whose rights to read others' pages still stand."""
+        if self.is_dead:
+            return
+        if self._is_paused:
+            self._loop.at(self._stands_until_seconds, partial(self._end, plan, result))
+            return
+        if plan.borrowed:
+            result = structs.replace(result, missed=plan.missed(self.behind.stands))
+            self.counts.missed += len(result.missed)
+            self.counts.borrowed |= {one[1:] for one in plan.borrowed if one.right}
+        self.device.finish(plan, result.missed)
+        self._tell_time()
+        self._done([*self._told.commit(result), *self._pulse()])
+        self._is_busy = False
+        self._run()
 
     def _tell_written(self, plan: StepPlan, seconds: float) -> None:
         """Say of each stage of a step when it is written, to those who pull it meanwhile."""
@@ -235,7 +282,9 @@ class VirtualInstance:
                 self._loop.after(after_seconds, partial(self._hint, target, hint))
 
     def _hint(self, target: str, hint: Written) -> None:
-        if not self.is_dead:
+        if self._is_paused:
+            self._loop.at(self._stands_until_seconds, partial(self._hint, target, hint))
+        elif not self.is_dead:
             self._network.send(self, target, hint)
 
     def _pulse(self) -> list[Event]:
@@ -264,6 +313,10 @@ class VirtualInstance:
                 self._count_arriving(action.message)
             elif isinstance(action.message, Offer) and action.message.stages:
                 self._streaming[action.message.transfer.number] = action.instance, action.message
+            elif isinstance(action.message, Filled):
+                self.counts.lent.add(action.message.loan)
+            elif isinstance(action.message, Recall):
+                self.counts.recalled.add(action.message.loan)
             self._network.send(self, action.instance, action.message)
         elif isinstance(action, Pull):
             self.counts.pulls += 1

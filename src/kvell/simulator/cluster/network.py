@@ -10,9 +10,9 @@ Pages have no layers here: where a real pull in stages brings a part of every pa
 some whole pages, as many bytes.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, Self
 
 import msgspec
 
@@ -79,6 +79,13 @@ class Endpoint(Protocol):
         """Take in what happens, between two steps."""
         ...
 
+    def meet(self, other: Self, *, is_near: bool) -> None:
+        """Connect to another instance, before anything is heard of it or said to it.
+
+        :param is_near: whether it is of the same host.
+        """
+        ...
+
 
 @dataclass(eq=False)
 class _Copy:
@@ -110,12 +117,22 @@ class Network:
     """All instances that live, and what crosses between them.
 
     :param page_bytes: of each group.
+    :param hosts: of instances that are not on the common host, by name; None: no pool can be read
+        in place, wherever it is, and nobody is told whom it meets.
     """
 
     def __init__(
-        self, loop: Loop, transport: VirtualTransport, links: Links, page_bytes: list[int]
+        self,
+        loop: Loop,
+        transport: VirtualTransport,
+        links: Links,
+        page_bytes: list[int],
+        hosts: Mapping[str, str] | None = None,
     ) -> None:
         self._loop, self._transport, self._links = loop, transport, links
+        self._hosts = hosts
+        self._met: set[tuple[str, str]] = set()
+        """Who is connected to whom, by address."""
         self._page_bytes = page_bytes
         self._alive: dict[str, Endpoint] = {}
         self._cut: set[frozenset[str]] = set()
@@ -148,18 +165,20 @@ class Network:
         for other in self._alive.values():
             for way in ((endpoint, other), (other, endpoint)):
                 self._transport.cut(*map(_address, way))
-            self._tell(other, lost, self._links.hang_up_seconds)
+            self._lose(other, lost, self._links.hang_up_seconds)
 
     def send(self, sender: Endpoint, target: str, message: PeerMessage) -> None:
         """Send a message; a sender that cannot reach the other is told so."""
         other = self._alive.get(target)
         if other is None:
-            self._tell(sender, PeerLost(target, 0), self._links.hang_up_seconds)
+            self._lose(sender, PeerLost(target, 0), self._links.hang_up_seconds)
             return
         body = _ENCODER.encode(message)
         self._transport.send(_address(sender), _address(other), body, self._loop.now_seconds)
         if self._is_cut(sender.name, target):
             self._loop.after(self._links.unreached_seconds, lambda: self._give_up(sender, target))
+        else:
+            self._meet(sender, other)
 
     def pull(self, reader: Endpoint, action: Pull) -> None:
         """Begin to read pages of another instance."""
@@ -199,6 +218,7 @@ class Network:
             for target in self._alive.values():
                 if _address(target) == one.receiver:
                     sender, message = one.sender.rpartition("#")[0], _DECODER.decode(one.payload)
+                    self._meet(target, self._alive[sender])  # the dead have no messages under way
                     self._heard(target, sender, message)
         return bool(arrived)
 
@@ -241,6 +261,7 @@ class Network:
 
         def told() -> None:
             if self._is_cut(name, lost):
+                self._met.discard((_address(me), _address(other)))
                 me.hear(entry)
 
         self._loop.after(self._links.unreached_seconds, told)
@@ -320,6 +341,24 @@ class Network:
 
     def _tell(self, endpoint: Endpoint, entry: PeerEntry, seconds: float) -> None:
         self._loop.after(seconds, lambda: endpoint.hear(entry))
+
+    def _meet(self, one: Endpoint, other: Endpoint) -> None:
+        """Connect an instance to another, unless it is."""
+        pair = _address(one), _address(other)
+        if self._hosts is None or pair in self._met:
+            return
+        self._met.add(pair)
+        is_near = self._hosts.get(one.name, "") == self._hosts.get(other.name, "")
+        one.meet(other, is_near=is_near)
+
+    def _lose(self, endpoint: Endpoint, lost: PeerLost, seconds: float) -> None:
+        """Let an instance see after a while that another is no more."""
+
+        def see() -> None:
+            self._met.discard((_address(endpoint), f"{lost.peer}#{lost.incarnation}"))
+            endpoint.hear(lost)
+
+        self._loop.after(seconds, see)
 
 
 def _address(endpoint: Endpoint) -> str:

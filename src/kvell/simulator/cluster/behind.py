@@ -1,0 +1,70 @@
+"""Pools of other instances behind an instance's own, as its node would map them."""
+
+from collections import deque
+
+from kvell.engine.requests.plan import BorrowedPages
+from kvell.errors import TryLater
+from kvell.mempool.entries import NOT_IN_PLACE
+from kvell.mempool.transports.places import Places, num_places
+from kvell.simulator.cluster.device import Device
+from kvell.simulator.cluster.network import Endpoint
+
+
+class Behind:
+    """Whose pages an instance reads in place, and whether it still may.
+
+    An incarnation may be met again before its loss is taken in; then both of its mappings are
+    there for a while, and the older one is what is read.
+
+    :param device: of the instance.
+    :param pool_bytes: of its pool, and of all others.
+    """
+
+    def __init__(self, device: Device, pool_bytes: int, large_page_bytes: int) -> None:
+        self._device, self._pool_bytes = device, pool_bytes
+        count = num_places(pool_bytes, large_page_bytes)
+        self._places = Places(pool_bytes, large_page_bytes, count)
+        self._mapped: dict[tuple[str, int], deque[tuple[int, Endpoint]]] = {}
+        self._losses: dict[tuple[str, int], deque[int]] = {}
+        """Mappings that end with each loss that is not taken in yet."""
+
+    def __len__(self) -> int:
+        return sum(map(len, self._mapped.values()))
+
+    def put(self, other: Endpoint) -> int:
+        """Let an instance's pages be read in place; return the first large page of them.
+
+        :returns: ``NOT_IN_PLACE`` if no place is left.
+        """
+        try:
+            first = self._places.first_free(self._pool_bytes)
+            self._places.set_taken(first, self._pool_bytes, True)
+            self._device.put_behind(other.device, first)
+        except TryLater:
+            first = NOT_IN_PLACE
+        self._mapped.setdefault((other.name, other.incarnation), deque()).append((first, other))
+        return first
+
+    def lose(self, name: str, incarnation: int) -> None:
+        """Note that an instance is lost, whether it was met or not; steps may read it still."""
+        key = name, incarnation
+        losses = self._losses.setdefault(key, deque())
+        losses.append(len(self._mapped.get(key, ())) - sum(losses))
+
+    def take_away(self, name: str, incarnation: int) -> None:
+        """Take in the oldest loss of an instance: no step reads what was met before it."""
+        key = name, incarnation
+        for _ in range(self._losses[key].popleft()):
+            first, _ = self._mapped[key].popleft()
+            if first != NOT_IN_PLACE:
+                self._places.set_taken(first, self._pool_bytes, False)
+                self._device.take_away(first)
+        if not self._losses[key]:
+            del self._losses[key]
+        if not self._mapped.get(key):
+            self._mapped.pop(key, None)
+
+    def stands(self, pages: BorrowedPages) -> bool:
+        """Whether the creditor lets this instance read pages still."""
+        mapped = self._mapped.get((pages.instance, pages.incarnation))
+        return mapped is not None and pages.right in mapped[0][1].rights
