@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from kvell.cluster.routing.policies import router_named
+from kvell.cluster.steering.placements import Reach
 from kvell.engine.protocol.messages import (
     Cancel,
     Finished,
@@ -29,6 +30,9 @@ def opened(*names: str) -> RequestQueue:
     for number, name in enumerate(names):
         queue.line(name).open(4, 100 + number)
     return queue
+
+
+LENDS = Reach(9000, 9000, block_bytes=512)
 
 
 def entry(name: str = "a") -> LogEntry:
@@ -273,7 +277,7 @@ def test_the_only_request_of_an_instance_without_memory_lies_elsewhere_in_part()
     """The front that decides by itself tells the instance that has it, once in a second."""
     queue, request = RequestQueue(8, steers=True), entry()
     for number, name in enumerate(("mixed-0", "mixed-1")):
-        queue.line(name).open(4, 100 + number, free_bytes=9000, token_bytes=1, section_bytes=512)
+        queue.line(name).open(4, 100 + number, free_bytes=9000, token_bytes=1, reach=LENDS)
     instance, _ = submitted(queue, request)
     queue.tokens(Tokens(request.request_id, 0, 0, tuple(range(2000))), 1.0)
     other = {"mixed-0": "mixed-1", "mixed-1": "mixed-0"}[instance]

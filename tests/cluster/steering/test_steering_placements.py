@@ -1,0 +1,116 @@
+"""Where the sections of a request go that is longer than one instance's memory."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvell.cluster.steering.placements import Placement, Reach, lendable_blocks, placement
+from kvell.cluster.steering.relief import MemoryView
+from kvell.vocabulary import RequestId
+
+BLOCK = 100
+"""Bytes of a section."""
+NAME = RequestId("r")
+
+
+def view(name: str, free: float, pool: float = 4, waiting: int = 0) -> MemoryView:
+    """An instance with room for so many sections."""
+    return MemoryView(name, waiting, int(free * BLOCK), int(pool * BLOCK))
+
+
+def placed(
+    blocks: int, others: list[MemoryView], most_local: int = 4, home_free: float = 4
+) -> Placement:
+    home = view("home", home_free)
+    return placement(NAME, blocks, most_local, home, others, BLOCK)
+
+
+def counts(found: Placement) -> dict[str, int]:
+    return {one.inst_id: one.num_blocks for one in found}
+
+
+def test_what_has_room_stays() -> None:
+    found = placed(6, [view("a", 4), view("b", 4)])
+    assert counts(found) == {"home": 4, "a": 1, "b": 1}
+    assert [one.local for one in found] == [True, False, False]
+    assert {one.req_id for one in found} == {NAME}
+
+
+def test_the_instance_with_most_memory_lends_most() -> None:
+    assert counts(placed(8, [view("a", 1.5), view("b", 9, 9), view("c", 4)])) == {
+        "home": 4,
+        "b": 4,
+        "c": 0,
+        "a": 0,
+    }
+
+
+def test_all_become_alike_before_one_is_emptied() -> None:
+    others = [view("a", 8, 8), view("b", 8, 8)]
+    assert counts(placed(16, others)) == {"home": 4, "a": 6, "b": 6}
+    assert counts(placed(18, others)) == {"home": 4, "a": 7, "b": 7}
+
+
+def test_less_stays_where_others_use_the_memory() -> None:
+    assert counts(placed(6, [view("a", 4), view("b", 4)], home_free=2.5))["home"] == 2
+    assert counts(placed(5, [view("a", 4), view("b", 4)], home_free=0))["home"] == 1
+
+
+def test_more_stays_than_is_free_where_others_lack_memory_too() -> None:
+    """The request waits at home for what others use there."""
+    assert counts(placed(6, [view("a", 3)], home_free=0)) == {"home": 3, "a": 3}
+
+
+def test_nobody_lends_what_it_lacks() -> None:
+    assert placed(9, [view("a", 2), view("b", 2)]) == ()
+    assert placed(5, []) == ()
+    assert placed(5, [view("a", 4, waiting=1)]) == (), "its own requests wait for memory"
+    assert placed(5, [view("a", 4)], most_local=0) == ()
+
+
+def test_a_part_of_every_pool_is_never_lent() -> None:
+    assert lendable_blocks(32 * BLOCK, BLOCK) == 31
+    assert lendable_blocks(64 * BLOCK, BLOCK) == 62
+    assert lendable_blocks(BLOCK, BLOCK) == 0
+    assert placed(8, [view("a", 4)]) == (), "of four it keeps one"
+
+
+def test_reach_is_what_all_hold_together() -> None:
+    reach = Reach(1088, 8192, 512 * 10)
+    assert reach.local_blocks == 2
+    assert reach.with_others([]) == 1088
+    assert reach.with_others([1088 * 10]) == (2 + 2) * 512
+    assert reach.with_others([1088 * 10] * 5) == 12 * 512
+    assert reach.with_others([1088 * 10] * 50) == 8192
+
+
+@pytest.mark.parametrize("reach", [Reach(), Reach(1088), Reach(1088, 8192), Reach(300, 8192, 9)])
+def test_who_borrows_nothing_reaches_no_further(reach: Reach) -> None:
+    assert reach.with_others([1 << 30] * 9) == reach.alone_tokens
+
+
+@given(
+    blocks=st.integers(1, 40),
+    most_local=st.integers(1, 8),
+    home_free=st.integers(0, 8),
+    others=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 1)), max_size=6),
+)
+def test_a_plan_has_room_for_all_of_a_request(
+    blocks: int, most_local: int, home_free: int, others: list[tuple[int, int]]
+) -> None:
+    views = [view(f"i{n}", free, 20, waiting) for n, (free, waiting) in enumerate(others)]
+    found = placed(blocks, views, most_local, home_free)
+    lendable = {
+        one.instance_id: min(one.free_bytes // BLOCK, lendable_blocks(one.pool_bytes, BLOCK))
+        for one in views
+        if not one.waiting
+    }
+    if not found:
+        assert blocks - most_local > sum(lendable.values())
+        return
+    home, *away = found
+    assert home.local and not any(one.local for one in away)
+    assert 1 <= home.num_blocks <= most_local
+    assert home.num_blocks + sum(one.num_blocks for one in away) >= blocks
+    assert all(one.num_blocks <= lendable[one.inst_id] for one in away)
+    assert len({one.inst_id for one in away}) == len(away)

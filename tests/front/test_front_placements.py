@@ -1,0 +1,162 @@
+"""A front's requests that are longer than the memory of one instance."""
+
+import numpy as np
+import pytest
+
+from kvell.cluster.steering.placements import Reach
+from kvell.engine.protocol.messages import Finished, Heartbeat, Submit
+from kvell.engine.protocol.placements import RequestPlacementEntry
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.errors import ChangeSomething, TryLater
+from kvell.fleet.instance.death import InstanceDeath
+from kvell.front.dispatch import Dispatch
+from kvell.front.request_log import LogEntry
+from kvell.front.request_queue import RequestQueue
+from kvell.vocabulary import RequestId
+
+SECTION = 8
+ALONE = 40
+"""Tokens that an instance holds; each takes one byte."""
+LENDS = Reach(ALONE, 200, SECTION, SECTION)
+NAMES = ("mixed-0", "mixed-1", "mixed-2")
+
+
+def opened(*names: str, reach: Reach = LENDS, credits: int = 4) -> RequestQueue:  # noqa: A002
+    queue = RequestQueue(8, steers=False)
+    for number, name in enumerate(names):
+        queue.line(name).open(credits, 100 + number, free_bytes=ALONE, token_bytes=1, reach=reach)
+    return queue
+
+
+def entry(tokens: int, max_tokens: int | None = 4, name: str = "long") -> LogEntry:
+    prompt = np.arange(tokens, dtype="<i4").tobytes()
+    return LogEntry(RequestId(name), prompt, SamplingParams(max_tokens=max_tokens), "", 0.0)
+
+
+def submitted(queue: RequestQueue, request: LogEntry) -> tuple[str, Submit]:
+    queue.add(request)
+    ((instance, command),) = queue.due(0.0)
+    return instance, command
+
+
+def beat(free: int, placements: tuple[RequestPlacementEntry, ...] = ()) -> Heartbeat:
+    return Heartbeat(1, 1, 0, 0, 9, 9, free, ALONE, placements=placements)
+
+
+def parts(command: Submit) -> dict[str, int]:
+    return {one.inst_id: one.num_blocks for one in command.placement}
+
+
+def test_a_long_request_comes_with_its_placement() -> None:
+    queue = opened(*NAMES)
+    at, command = submitted(queue, entry(70, 10))
+    assert parts(command)[at] == 5
+    assert sorted(count for name, count in parts(command).items() if name != at) == [2, 3]
+    (local,) = (one for one in command.placement if one.local)
+    assert local.inst_id == at and local.req_id == "long"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "max_tokens", "is_long"),
+    [(36, 4, False), (36, 5, True), (39, None, False), (40, None, True), (8, 90, True)],
+)
+def test_long_is_what_may_outgrow_one_instance(
+    tokens: int, max_tokens: int | None, is_long: bool
+) -> None:
+    queue = opened(*NAMES)
+    _, command = submitted(queue, entry(tokens, max_tokens))
+    assert bool(command.placement) == is_long
+
+
+def test_where_nobody_lends_nothing_is_placed() -> None:
+    """One instance, or several that do not: the instance says what it cannot serve."""
+    for queue in (opened("mixed-0"), opened(*NAMES, reach=Reach(ALONE))):
+        _, command = submitted(queue, entry(90))
+        assert command.placement == ()
+
+
+def test_beyond_what_all_hold_something_must_change() -> None:
+    queue = opened(*NAMES)
+    reach = queue.placements.reach_tokens()
+    assert reach == (5 + 4 + 4) * SECTION
+    assert submitted(opened(*NAMES), entry(reach - 1, 1))[1].placement
+    with pytest.raises(ChangeSomething, match=f"prompt.*exceeds the {reach} tokens"):
+        queue.add(entry(reach, 1))
+
+
+def test_within_reach_and_nobody_to_lend_is_for_later() -> None:
+    queue = opened(*NAMES)
+    for name in NAMES:
+        queue.heard(name, beat(10), 0.0)
+    with pytest.raises(TryLater, match="too little to lend"):
+        queue.add(entry(90))
+    assert queue.waiting == 0
+
+
+def test_a_second_long_request_goes_to_the_debtor() -> None:
+    """Nobody lends and borrows at once."""
+    queue = opened(*NAMES)
+    at, first = submitted(queue, entry(50, 4))
+    again, second = submitted(queue, entry(50, 4, "other"))
+    assert again == at
+    creditors = {name for name in parts(first) if name != at}
+    assert {name for name in parts(second) if name != at} <= creditors
+
+
+def test_short_requests_go_where_there_is_room_for_them() -> None:
+    queue = opened(*NAMES)
+    at, command = submitted(queue, entry(70, 10))
+    lending = {name: count for name, count in parts(command).items() if name != at}
+    (roomy,) = (name for name, count in lending.items() if count == 2)
+    # Three sections of one creditor and two of the other are still to come.
+    assert submitted(queue, entry(12, 8, "short"))[0] == roomy
+    reported = tuple(
+        RequestPlacementEntry(RequestId("long"), name, count, local=False)
+        for name, count in lending.items()
+    )
+    queue.heard(at, beat(0, reported), 1.0)
+    for name, count in lending.items():
+        queue.heard(name, beat(ALONE - count * SECTION), 1.0)
+    assert submitted(queue, entry(12, 8, "next"))[0] == roomy, "they are there, and counted once"
+    queue.finished(Finished(RequestId("long"), 0, "length"), 2.0)
+    assert queue.placements.roomy(entry(90), list(queue.lines.values())) == list(
+        queue.lines.values()
+    )
+
+
+def test_a_request_waits_for_memory_and_a_heartbeat_tells_of_it() -> None:
+    queue = opened(*NAMES, credits=1)
+    dispatch = Dispatch(queue)
+    for name in NAMES:
+        dispatch.added(entry(4, 4, f"short-{name}"), 0.0)
+    assert dispatch.added(entry(90, 4), 0.0) == [], "no credit is left"
+    for name in NAMES:
+        queue.heard(name, beat(4), 1.0)
+    told = dispatch.said("mixed-0", [Finished(RequestId("short-mixed-0"), 0, "length")], 1.0)
+    assert told == [] and queue.placements.awaits_memory
+    for name in NAMES:
+        told += dispatch.said(name, [beat(ALONE)], 2.0)
+    ((_, command),) = told
+    assert isinstance(command, Submit) and command.placement
+
+
+def test_after_a_death_it_is_placed_anew() -> None:
+    queue = opened(*NAMES)
+    at, command = submitted(queue, entry(50, 4))
+    queue.lost(at, InstanceDeath("it died", "killed"), 1.0)
+    ((again, second),) = queue.due(2.0)
+    assert again != at and second.attempt == command.attempt + 1
+    assert at not in parts(second) and second.placement
+
+
+def test_it_neither_moves_nor_asks_for_its_history() -> None:
+    queue = opened(*NAMES)
+    request = entry(50, 4)
+    request.session = "s"
+    _, command = submitted(queue, request)
+    assert (command.goes_to, command.pulls_from) == ("", "")
+    queue.finished(Finished(request.request_id, 0, "length"), 1.0)
+    later = entry(60, 4, "later")
+    later.session = "s"
+    _, command = submitted(queue, later)
+    assert command.placement and command.pulls_from == ""
