@@ -140,6 +140,34 @@ Plan planned(const Call& call, int threads, RecordSpace* space) {
 
 Plan make_plan(const Call& call, int threads) { return planned(call, threads, nullptr); }
 
+Plan make_partials_plan(const Call& call, int threads) {
+  Plan plan;
+  std::vector<Task> folded;
+  const std::vector<Task> units = all_units(call, wide_rows(call.layer.head_size), false);
+  plan.threads = useful_threads(call, units, threads);
+  for (const Task& unit : units) {
+    plan.max_rows = std::max(plan.max_rows, task_rows(call, unit));
+    if (call.partials.count(unit.request, call.batch) == 1) {
+      folded.push_back(unit);
+    } else {
+      for (int32_t s = unit.section_begin; s < unit.section_end; ++s) {
+        Task part = unit;
+        part.section_begin = s;
+        part.section_end = s + 1;
+        plan.tasks.push_back(part);
+      }
+    }
+  }
+  if (plan.threads > 1 && int64_t(folded.size() + plan.tasks.size()) < plan.threads * kTasksPerThread) {
+    plan.records.resize(floats_of(call, folded));
+    split_sections(call, folded, plan.records.data(), plan);
+  } else {
+    plan.tasks.insert(plan.tasks.end(), folded.begin(), folded.end());
+  }
+  if (plan.threads > 1) largest_first(call, plan.tasks);
+  return plan;
+}
+
 Plan make_plan_in(RecordSpace& space, const Call& call, int threads) {
   return planned(call, threads, &space);
 }
