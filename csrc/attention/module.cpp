@@ -2,7 +2,8 @@
 //
 // Pointers come as integers because that costs a fifth of a microsecond a call where
 // array arguments cost seven. attention/native.py checks dtypes, shapes and strides;
-// what only the data can tell (page ids, starts) is checked here before it is used.
+// what only the data can tell (page ids, starts) is checked here before it is used. Where records
+// of sections begin, attention/sections.py checks for all kernels.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
