@@ -8,6 +8,7 @@ have a softmax of their own and are folded in their order, as in the compiled ke
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 
@@ -185,12 +186,8 @@ def _put(part: Partial, used: slice, into: Partial) -> None:
 
 
 def _folded(states: Sequence[SoftmaxState]) -> SoftmaxState:
-    """States of sections as one, in their order."""
-    kv_heads, rows, size = states[0].output.shape
-    whole = SoftmaxState.empty(kv_heads, rows, size, like=states[0].output)
-    for state in states:
-        whole = whole.then(state)
-    return whole
+    """States of one or more sections as one, in their order."""
+    return reduce(SoftmaxState.then, states)
 
 
 def _sections(spans: Spans, tile: _Tile, params: AttendParams) -> list[SoftmaxState]:

@@ -22,13 +22,6 @@ class SoftmaxState:
     output: torch.Tensor
 
     @classmethod
-    def empty(cls, kv_heads: int, rows: int, output_size: int, like: torch.Tensor) -> Self:
-        """Of nothing read, on the device of ``like``."""
-        denominator = like.new_zeros((kv_heads, rows), dtype=torch.float32)
-        output = denominator.new_zeros((kv_heads, rows, output_size))
-        return cls(torch.full_like(denominator, -torch.inf), denominator, output)
-
-    @classmethod
     def of_record(cls, record: torch.Tensor, kv_heads: int) -> Self:
         """From what travels: float32 [T, heads, 2 + output_size]."""
         tokens, heads, size = record.shape
