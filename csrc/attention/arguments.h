@@ -18,6 +18,9 @@ using LayerArgs =
 using BatchArgs = std::tuple<int32_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, uintptr_t, int64_t,
                              int64_t>;
 
+// (values, starts), zeros for none
+using RecordsArgs = std::tuple<uintptr_t, uintptr_t>;
+
 template <class T>
 T* at(uintptr_t address) {
   return reinterpret_cast<T*>(address);
@@ -33,6 +36,10 @@ inline Batch batch_of(const BatchArgs& args) {
   return {at<const int32_t>(std::get<1>(args)), at<const int32_t>(std::get<2>(args)),
           at<const int32_t>(std::get<3>(args)), at<const int32_t>(std::get<4>(args)),
           at<const int32_t>(std::get<5>(args)), std::get<0>(args)};
+}
+
+inline Records records_of(const RecordsArgs& args) {
+  return {at<float>(std::get<0>(args)), at<const int32_t>(std::get<1>(args))};
 }
 
 [[noreturn]] inline void refuse(const std::string& what) { throw std::invalid_argument(what); }

@@ -52,12 +52,8 @@ class Scratch {
   size_t slice_bytes_ = 0, bytes_ = 0;
 };
 
-}  // namespace
-
-void attend(const Backend& backend, const Call& call, int threads) {
-  if (threads <= 0) threads = default_threads();
-  const Plan plan = make_plan(call, threads);
-  threads = plan.threads;
+void run(const Backend& backend, const Call& call, const Plan& plan) {
+  int threads = plan.threads;
   const int64_t tasks = plan.tasks.size();
   if (tasks == 0 && plan.folds.empty()) return;
   if (tasks > 0 && tasks < threads) threads = int(tasks);
@@ -68,6 +64,13 @@ void attend(const Backend& backend, const Call& call, int threads) {
   for (int64_t i = 0; i < tasks; ++i) backend.run(call, plan.tasks[i], scratch.of_this_thread());
   // Few and short: one more barrier would cost more than it saves.
   for (const Fold& fold : plan.folds) backend.fold(call, fold, scratch.of_this_thread());
+}
+
+}  // namespace
+
+void attend(const Backend& backend, const Call& call, int threads) {
+  if (threads <= 0) threads = default_threads();
+  run(backend, call, call.partials.starts ? make_partials_plan(call, threads) : make_plan(call, threads));
 }
 
 }  // namespace kvell

@@ -233,6 +233,17 @@ struct TileKernel {
     }
   }
 
+  // The opposite: the even ones first, then the odd ones.
+  static void put_apart(float* row, int32_t size) {
+    const __m512i even = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    const __m512i odd = _mm512_add_epi32(even, _mm512_set1_epi32(1));
+    for (int32_t d = 0; d < size; d += kSizes) {
+      const __m512 first = _mm512_load_ps(row + d), second = _mm512_load_ps(row + d + kTileRows);
+      _mm512_store_ps(row + d, _mm512_permutex2var_ps(first, even, second));
+      _mm512_store_ps(row + d + kTileRows, _mm512_permutex2var_ps(first, odd, second));
+    }
+  }
+
  private:
   // Rows of queries that this thread's tiles are shaped for; 0: others may have shaped them.
   static int32_t& shaped_rows() {

@@ -21,6 +21,7 @@ struct PlainRooms {
   static int64_t value_room(int64_t padded_size) { return kvell::kSpan / PerItem * padded_size; }
   static int64_t query_room(int64_t rows, int64_t, int64_t row_items) { return rows * row_items; }
   static void put_in_order(float*, int32_t) {}
+  static void put_apart(float*, int32_t) {}  // its opposite
 };
 
 template <class K>
@@ -86,13 +87,40 @@ struct Lay {
     }
   }
 
+  // The totals begin with the sections that are elsewhere, in order. Their numbers are in the order
+  // of a result, so the totals are too until all of them are in.
+  void add_elsewhere(const kvell::Task& task, int32_t rows_per_head) {
+    const int32_t records = call.elsewhere.count(task.request, call.batch);
+    for (int32_t row = 0; records > 0 && row < rows; ++row) {
+      float* section = output + row * padded_size;
+      __builtin_memset(section, 0, sizeof(float) * padded_size);
+      for (int32_t i = 0; i < records; ++i) {
+        const float* record = record_at(call.elsewhere, task, i, place_of(task, row, rows_per_head));
+        __builtin_memcpy(section, record + 2, sizeof(float) * value_size);
+        add_to_total(row, record[0], record[1], section);
+      }
+      K::put_apart(total_output + row * padded_size, padded_size);
+    }
+  }
+
+  // Leaves the rows' totals as a record for another instance.
+  void keep_partials(const kvell::Task& task, int32_t rows_per_head) {
+    const int32_t first = call.batch.table_begin(task.request, call.layer.page_tokens) / kvell::kSection;
+    for (int32_t row = 0; row < rows; ++row) {
+      const Place place = place_of(task, row, rows_per_head);
+      float* record = record_at(call.partials, task, task.section_begin - first, place);
+      K::put_in_order(total_output + row * padded_size, padded_size);
+      record[0] = total_maximum[row];
+      record[1] = total_sum[row];
+      __builtin_memcpy(record + 2, total_output + row * padded_size, sizeof(float) * value_size);
+    }
+  }
+
   // Writes the rows' results: divided by the denominator, sinks added when not partial.
   void finish(const kvell::Task& task, int32_t rows_per_head) {
-    const int32_t group = call.group_heads();
     for (int32_t row = 0; row < rows; ++row) {
-      const int32_t in_head = row % rows_per_head;
-      const int32_t head = (task.head_begin + row / rows_per_head) * group + in_head % group;
-      const int64_t at = int64_t(task.token_begin + in_head / group) * call.query.heads + head;
+      const auto [token, head] = place_of(task, row, rows_per_head);
+      const int64_t at = int64_t(token) * call.query.heads + head;
       float scale = 0.0f;
       if (total_sum[row] > 0.0f || total_sum[row] != total_sum[row]) scale = result_scale(row, head);
       K::put_in_order(total_output + row * padded_size, padded_size);
@@ -113,6 +141,24 @@ struct Lay {
   size_t used_bytes;
 
  private:
+  // A row's token, counted over the batch, and its query head.
+  struct Place {
+    int32_t token, head;
+  };
+
+  Place place_of(const kvell::Task& task, int32_t row, int32_t rows_per_head) const {
+    const int32_t group = call.group_heads(), in_head = row % rows_per_head;
+    return {task.token_begin + in_head / group,
+            (task.head_begin + row / rows_per_head) * group + in_head % group};
+  }
+
+  float* record_at(const kvell::Records& records, const kvell::Task& task, int32_t index, Place place) const {
+    const int32_t begin = call.batch.query_starts[task.request];
+    const int64_t token = records.starts[task.request] +
+                          int64_t(index) * call.batch.new_tokens(task.request) + place.token - begin;
+    return records.values + (token * call.query.heads + place.head) * (2 + value_size);
+  }
+
   static typename L::Vec minus(typename L::Vec a, typename L::Vec b) {
     return L::madd(b, L::set(-1.0f), a);
   }

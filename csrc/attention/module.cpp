@@ -2,7 +2,8 @@
 //
 // Pointers come as integers because that costs a fifth of a microsecond a call where
 // array arguments cost seven. attention/native.py checks dtypes, shapes and strides;
-// what only the data can tell (page ids, starts) is checked here before it is used.
+// what only the data can tell (page ids, starts) is checked here before it is used. Where records
+// of sections begin, attention/sections.py checks for all kernels.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -39,7 +40,8 @@ void attend_args(const std::string& instruction_set, const LayerArgs& layer_args
                  const BatchArgs& batch_args, uintptr_t query, int query_element,
                  int64_t token_stride, int64_t head_stride, int32_t heads, float scale,
                  int32_t window_tokens, int32_t chunk_tokens, float softcap, uintptr_t sinks, uintptr_t output, int output_element,
-                 uintptr_t maximum, uintptr_t denominator, int num_threads) {
+                 uintptr_t maximum, uintptr_t denominator, const RecordsArgs& elsewhere,
+                 const RecordsArgs& partials, int num_threads) {
   const Backend* backend = backend_named(instruction_set.c_str());
   if (!backend) refuse("instruction_set: this processor has no " + instruction_set);
   const Call call{layer_of(layer_args),
@@ -48,7 +50,9 @@ void attend_args(const std::string& instruction_set, const LayerArgs& layer_args
                    head_stride, heads},
                   {scale, softcap, window_tokens, chunk_tokens, at<const float>(sinks)},
                   {at<void>(output), static_cast<Element>(output_element), at<float>(maximum),
-                   at<float>(denominator)}};
+                   at<float>(denominator)},
+                  records_of(elsewhere),
+                  records_of(partials)};
   check_batch(call.layer, call.batch, std::get<6>(batch_args), std::get<7>(batch_args));
   attend(*backend, call, num_threads);
 }
@@ -73,6 +77,6 @@ NB_MODULE(_kernels, m) {
   m.def("attend", &kvell::attend_args, "instruction_set"_a, "layer"_a, "batch"_a, "query"_a,
         "query_element"_a, "token_stride"_a, "head_stride"_a, "heads"_a, "scale"_a,
         "window_tokens"_a, "chunk_tokens"_a, "softcap"_a,
-        "sinks"_a, "output"_a, "output_element"_a, "maximum"_a, "denominator"_a, "num_threads"_a,
-        release());
+        "sinks"_a, "output"_a, "output_element"_a, "maximum"_a, "denominator"_a, "elsewhere"_a,
+        "partials"_a, "num_threads"_a, release());
 }

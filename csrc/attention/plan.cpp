@@ -79,6 +79,12 @@ void split_sections(const Call& call, const std::vector<Task>& units, float* rec
   }
 }
 
+int64_t sections_of(const std::vector<Task>& units) {
+  int64_t sections = 0;
+  for (const Task& unit : units) sections += unit.section_end - unit.section_begin;
+  return sections;
+}
+
 int useful_threads(const Call& call, const std::vector<Task>& units, int threads) {
   int64_t work = 0;
   for (const Task& unit : units) {
@@ -114,11 +120,8 @@ Plan planned(const Call& call, int threads, RecordSpace* space) {
   const int64_t wanted = threads > 1 ? threads * kTasksPerThread : 0;
   if (int64_t(units.size()) < wanted) units = all_units(call, kTileRows, false);
   bool split = int64_t(units.size()) < wanted;
-  if (split && int64_t(units.size()) < threads) {
-    int64_t sections = 0;
-    for (const Task& unit : units) sections += unit.section_end - unit.section_begin;
-    if (sections < threads) units = all_units(call, kTileRows, true);
-  }
+  if (split && int64_t(units.size()) < threads && sections_of(units) < threads)
+    units = all_units(call, kTileRows, true);
   const int64_t floats = split ? floats_of(call, units) : 0;
   if (space && floats > space->floats) {
     split = false;
@@ -139,6 +142,34 @@ Plan planned(const Call& call, int threads, RecordSpace* space) {
 }  // namespace
 
 Plan make_plan(const Call& call, int threads) { return planned(call, threads, nullptr); }
+
+Plan make_partials_plan(const Call& call, int threads) {
+  Plan plan;
+  std::vector<Task> folded, units = all_units(call, wide_rows(call.layer.head_size), false);
+  plan.threads = useful_threads(call, units, threads);
+  if (sections_of(units) < plan.threads) units = all_units(call, kTileRows, true);
+  for (const Task& unit : units) {
+    plan.max_rows = std::max(plan.max_rows, task_rows(call, unit));
+    if (call.partials.count(unit.request, call.batch) == 1) {
+      folded.push_back(unit);
+    } else {
+      for (int32_t s = unit.section_begin; s < unit.section_end; ++s) {
+        Task part = unit;
+        part.section_begin = s;
+        part.section_end = s + 1;
+        plan.tasks.push_back(part);
+      }
+    }
+  }
+  if (plan.threads > 1 && int64_t(folded.size() + plan.tasks.size()) < plan.threads * kTasksPerThread) {
+    plan.records.resize(floats_of(call, folded));
+    split_sections(call, folded, plan.records.data(), plan);
+  } else {
+    plan.tasks.insert(plan.tasks.end(), folded.begin(), folded.end());
+  }
+  if (plan.threads > 1) largest_first(call, plan.tasks);
+  return plan;
+}
 
 Plan make_plan_in(RecordSpace& space, const Call& call, int threads) {
   return planned(call, threads, &space);

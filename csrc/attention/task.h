@@ -65,4 +65,8 @@ struct Plan {
 
 Plan make_plan(const Call& call, int threads);
 
+// For a call that leaves records for another instance (Call::partials): each section's is a task,
+// but all sections of a request that leaves one record make one.
+Plan make_partials_plan(const Call& call, int threads);
+
 }  // namespace kvell

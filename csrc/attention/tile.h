@@ -74,23 +74,32 @@ class Tile {
     Range range = kvell::readable(call_, task_);
     range.begin = max(range.begin, task_.section_begin * kSection);
     range.end = min(range.end, task_.section_end * kSection);
-    if (!task_.record) lay_.clear_totals();
+    if (!task_.record) begin_totals();
     K::pack_query(call_, task_, lay_);
     if constexpr (K::kPageRows > 0)
       if (rows_per_head_ <= K::kPageRows) K::widen_query(lay_, rows_per_head_);
     spans(range);
-    if (!task_.record) lay_.finish(task_, rows_per_head_);
+    if (!task_.record) end_totals();
   }
 
   void fold(const float* records, int32_t sections) {
-    lay_.clear_totals();
+    begin_totals();
     for (int32_t s = 0; s < sections; ++s)
       for (int32_t row = 0; row < rows_; ++row, records += lay_.record_floats)
         lay_.add_to_total(row, records[0], records[1], records + 16);
-    lay_.finish(task_, rows_per_head_);
+    end_totals();
   }
 
  private:
+  void begin_totals() {
+    lay_.clear_totals();
+    if (call_.elsewhere.starts) lay_.add_elsewhere(task_, rows_per_head_);
+  }
+
+  void end_totals() {
+    call_.partials.starts ? lay_.keep_partials(task_, rows_per_head_) : lay_.finish(task_, rows_per_head_);
+  }
+
   // Heads whose rows of a span are fetched together: a page's are neighbours in memory, but
   // what is fetched must stay in the second-level cache until its turn.
   static int32_t heads_ahead(const kvell::Layer& layer) {

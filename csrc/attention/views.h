@@ -105,12 +105,27 @@ struct Result {
   float* denominator;
 };
 
+// Finished records of whole sections, as instances send them to each other (attention/sections.py).
+// Request i's are [records][its new tokens][heads][2 + value_size] floats: the largest score, the sum of
+// exp(score - largest), and the unnormalised output. They begin `starts[i]` rows of all heads behind `values`.
+struct Records {
+  float* values = nullptr;
+  const int32_t* starts = nullptr;  // null: none are given, or wanted
+
+  int32_t count(int32_t request, const Batch& batch) const {
+    const int32_t rows = batch.new_tokens(request);
+    return rows > 0 ? (starts[request + 1] - starts[request]) / rows : 0;
+  }
+};
+
 struct Call {
   Layer layer;
   Batch batch;
   Query query;
   Rule rule;
   Result result;
+  Records elsewhere{};  // of the sections before each table, which the totals begin with
+  Records partials{};   // to be left instead of a result
 
   int32_t group_heads() const { return query.heads / layer.kv_heads; }
 };

@@ -200,18 +200,29 @@ def dense_attention(case: Case) -> torch.Tensor:
     return torch.cat([*rows, empty])
 
 
-def _dense_request(case: Case, i: int, context: int, new: int) -> torch.Tensor:
+def dense_scores(case: Case, i: int, read: slice) -> torch.Tensor:
+    """Scores of request ``i``'s rows over some positions, float64 [rows, heads, positions]."""
     shape, params = case.shape, case.shape.params
-    repeat = shape.heads // shape.kv_heads
+    context, new = shape.requests[i]
     query = case.queries[i][context - new :].double()
-    key = _read_back(case.keys[i], shape).double().repeat_interleave(repeat, 1)
-    value = _read_back(case.values[i], shape).double()
-    if shape.value_size:  # V is a part of what was stored as K
-        value = _read_back(case.keys[i], shape)[..., : shape.value_size].double()
-    value = value.repeat_interleave(repeat, 1)
+    key = _read_back(case.keys[i][read], shape).double()
+    key = key.repeat_interleave(shape.heads // shape.kv_heads, 1)
     scores = torch.einsum("thd,shd->ths", query, key) * params.scale
-    if params.softcap:
-        scores = params.softcap * torch.tanh(scores / params.softcap)
+    return params.softcap * torch.tanh(scores / params.softcap) if params.softcap else scores
+
+
+def values_read(case: Case, i: int, read: slice) -> torch.Tensor:
+    """What query heads read at some positions, float64 [positions, heads, size]."""
+    shape = case.shape
+    value = _read_back(case.values[i][read], shape)
+    if shape.value_size:  # V is a part of what was stored as K
+        value = _read_back(case.keys[i][read], shape)[..., : shape.value_size]
+    return value.double().repeat_interleave(shape.heads // shape.kv_heads, 1)
+
+
+def _dense_request(case: Case, i: int, context: int, new: int) -> torch.Tensor:
+    params = case.shape.params
+    scores, value = (of(case, i, slice(context)) for of in (dense_scores, values_read))
     own = torch.arange(context - new, context).view(-1, 1, 1)
     position = torch.arange(context)
     hidden = position > own

@@ -1,5 +1,6 @@
 """Every implementation against attention written out densely."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -122,7 +123,7 @@ def test_scores_far_apart_weigh_nothing(kernels: AttentionKernels) -> None:
     torch.testing.assert_close(output.double(), exact, atol=2e-2, rtol=2e-2)
 
 
-def _all_kernels() -> list[AttentionKernels]:
+def _all_kernels() -> Sequence[AttentionKernels]:
     from tests.attention.conftest import implementations
 
     return implementations()

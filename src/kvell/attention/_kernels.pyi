@@ -2,6 +2,7 @@
 
 LayerArgs = tuple[int, int, int, int, int, int, int, int, int]
 BatchArgs = tuple[int, int, int, int, int, int, int, int]
+RecordsArgs = tuple[int, int]
 
 def instruction_sets() -> list[str]: ...
 def write_kv(
@@ -34,5 +35,7 @@ def attend(
     output_element: int,
     maximum: int,
     denominator: int,
+    elsewhere: RecordsArgs,
+    partials: RecordsArgs,
     num_threads: int,
 ) -> None: ...

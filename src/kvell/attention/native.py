@@ -7,6 +7,7 @@ from kvell.attention.checks import check_kv, check_layer, check_query, check_sin
 from kvell.attention.host_batch import HostGroupBatch
 from kvell.attention.interface import AttendParams, GroupBatch, LayerPages, Partial
 from kvell.attention.quantised import quantise
+from kvell.attention.sections import SectionRecords, check_elsewhere, check_full, new_records
 from kvell.errors import ChangeSomething
 
 _EightInts = tuple[int, int, int, int, int, int, int, int]
@@ -67,14 +68,22 @@ class NativeKernels:
         )
 
     def attend(
-        self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
+        self,
+        layer: LayerPages,
+        batch: GroupBatch,
+        query: torch.Tensor,
+        params: AttendParams,
+        elsewhere: SectionRecords | None = None,
     ) -> torch.Tensor:
         """Attention of query [T, heads, head_size]; returns [T, heads, output_size].
 
+        :param elsewhere: records of the sections before the tables (:class:`SectionKernels`).
         :raises ValueError: if dtypes, shapes or the batch's metadata are wrong.
         """
+        if elsewhere is not None:
+            check_elsewhere(layer, batch, query, params, elsewhere)
         output = torch.empty((*query.shape[:2], layer.output_size), dtype=query.dtype)
-        self._attend(layer, batch, query, params, output, None)
+        self._attend(layer, batch, query, params, output, elsewhere=elsewhere)
         return output
 
     def attend_partial(
@@ -87,6 +96,22 @@ class NativeKernels:
         self._attend(layer, batch, query, params, output, partial)
         return partial
 
+    def partials(
+        self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
+    ) -> SectionRecords:
+        """Records of query [T, heads, head_size] over the tables' sections; no sinks are in them.
+
+        :raises ValueError: if dtypes, shapes or the batch's metadata are wrong, or a table does
+            not cover whole sections before its request's query rows.
+        """
+        check_layer(layer, _ELEMENTS)
+        check_query(layer, query)
+        check_full("params", params)
+        self._batches.args(batch, query.shape[0])
+        records = new_records(layer, batch, query)
+        self._attend(layer, batch, query, params, records.values, records=records)
+        return records
+
     def _attend(
         self,
         layer: LayerPages,
@@ -94,7 +119,10 @@ class NativeKernels:
         query: torch.Tensor,
         params: AttendParams,
         output: torch.Tensor,
-        partial: Partial | None,
+        partial: Partial | None = None,
+        *,
+        elsewhere: SectionRecords | None = None,
+        records: SectionRecords | None = None,
     ) -> None:
         check_layer(layer, _ELEMENTS)
         check_query(layer, query)
@@ -117,6 +145,8 @@ class NativeKernels:
             _ELEMENTS[output.dtype],
             0 if partial is None else partial.maximum.data_ptr(),
             0 if partial is None else partial.denominator.data_ptr(),
+            _records_args(elsewhere),
+            _records_args(records),
             self.num_threads,
         )
 
@@ -143,6 +173,10 @@ class _KnownBatches:
 def instruction_sets() -> list[str]:
     """What this build has and this processor can run, best first."""
     return _kernels.instruction_sets()
+
+
+def _records_args(records: SectionRecords | None) -> tuple[int, int]:
+    return (0, 0) if records is None else (records.values.data_ptr(), records.starts.data_ptr())
 
 
 def layer_args(layer: LayerPages) -> _NineInts:

@@ -2,32 +2,30 @@
 
 A context is cut into spans of 64 positions and queries into rows of 8 positions,
 both counted from position 0, so that every matrix product has a shape and a place
-given by positions alone; sums over spans run in their order.
+given by positions alone; sums over spans run in their order.  Sections of 512 positions
+have a softmax of their own and are folded in their order, as in the compiled kernels.
 """
 
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 
 from kvell.attention.interface import AttendParams, GroupBatch, LayerPages, Partial
 from kvell.attention.merge import sink_share
-from kvell.attention.quantised import dequantise, quantise
+from kvell.attention.quantised import quantise
+from kvell.attention.sections import (
+    SectionRecords,
+    check_elsewhere,
+    check_full,
+    new_records,
+)
+from kvell.attention.softmax_state import SoftmaxState
+from kvell.attention.spans import SPAN_TOKENS, Spans, gather_spans, page_views, skip_pages
+from kvell.vocabulary import SECTION_TOKENS
 
-SPAN_TOKENS = 64
 ROW_TOKENS = 8
-
-
-@dataclass(frozen=True)
-class _Spans:
-    """One request's K and V, float32 [kv_heads, spans, SPAN_TOKENS, head_size (V: output_size)],
-    zero where nothing is stored.  ``first`` is the position of the first row; tables cover
-    positions [begin, end)."""
-
-    key: torch.Tensor
-    value: torch.Tensor
-    first: int
-    begin: int
-    end: int
 
 
 class PortableKernels:
@@ -45,10 +43,21 @@ class PortableKernels:
             stored[pages, :, rows] = quantise(new, layer.dtype) if layer.quantised else new
 
     def attend(
-        self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
+        self,
+        layer: LayerPages,
+        batch: GroupBatch,
+        query: torch.Tensor,
+        params: AttendParams,
+        elsewhere: SectionRecords | None = None,
     ) -> torch.Tensor:
-        """Attention of query [T, heads, head_size]; returns [T, heads, output_size]."""
-        whole = self.attend_partial(layer, batch, query, params)
+        """Attention of query [T, heads, head_size]; returns [T, heads, output_size].
+
+        :param elsewhere: records of the sections before the tables (:class:`SectionKernels`).
+        :raises ValueError: if they do not fit the batch.
+        """
+        if elsewhere is not None:
+            check_elsewhere(layer, batch, query, params, elsewhere)
+        whole = self._whole(layer, batch, query, params, elsewhere)
         output = whole.output
         if params.sinks is not None:
             output = output * sink_share(whole, params.sinks)[..., None]
@@ -58,29 +67,85 @@ class PortableKernels:
         self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
     ) -> Partial:
         """As :meth:`attend`, in float32 and mergeable; sinks are not applied."""
-        partial = _empty_partial(query, layer.output_size)
-        starts = batch.query_starts.tolist()
-        table_starts = batch.table_starts.tolist()
-        first_positions = batch.first_positions.tolist()
-        for i, context in enumerate(batch.context_lens.tolist()):
-            if starts[i] == starts[i + 1]:
-                continue
-            table = batch.page_ids[table_starts[i] : table_starts[i + 1]].long()
-            begin = first_positions[i] * layer.page_tokens
-            first = context - (starts[i + 1] - starts[i])
-            table, begin = _skip_pages(layer, table, begin, params.first_readable(first))
-            spans = _gather(layer, table, begin, context)
-            rows = slice(starts[i], starts[i + 1])
-            _attend_request(spans, query[rows], first, params, _rows_of(partial, rows))
-        return partial
+        return self._whole(layer, batch, query, params, None)
+
+    def partials(
+        self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
+    ) -> SectionRecords:
+        """Records of query [T, heads, head_size] over the tables' sections; no sinks are in them.
+
+        :raises ValueError: if a table does not cover whole sections before its request's query
+            rows.
+        """
+        check_full("params", params)
+        found = new_records(layer, batch, query)
+        for request in _requests(layer, batch, query, params):
+            records = found.of(request.number, len(request.query))
+            for rows, tile in _tiles(request):
+                states = _sections(request.spans, tile, params)
+                if len(records) == 1:
+                    states = [_folded(states)]
+                for record, state in zip(records, states, strict=True):
+                    record[rows] = state.record(ROW_TOKENS)[tile.used]
+        return found
+
+    def _whole(
+        self,
+        layer: LayerPages,
+        batch: GroupBatch,
+        query: torch.Tensor,
+        params: AttendParams,
+        elsewhere: SectionRecords | None,
+    ) -> Partial:
+        whole = _empty_partial(query, layer.output_size)
+        for request in _requests(layer, batch, query, params):
+            into = _rows_of(whole, request.rows)
+            records: Iterable[torch.Tensor] = ()
+            if elsewhere is not None:
+                records = elsewhere.of(request.number, len(request.query)).to(query.device)
+            for rows, tile in _tiles(request):
+                before = [_padded_state(record[rows], tile, layer.kv_heads) for record in records]
+                states = [*before, *_sections(request.spans, tile, params)]
+                if states:
+                    _put(_folded(states).normalised(ROW_TOKENS), tile.used, _rows_of(into, rows))
+        return whole
 
 
-def _skip_pages(
-    layer: LayerPages, table: torch.Tensor, begin: int, needed: int
-) -> tuple[torch.Tensor, int]:
-    """The table without the pages that lie wholly before position ``needed``."""
-    pages = min(max(0, (needed - begin) // layer.page_tokens), len(table))
-    return table[pages:], begin + pages * layer.page_tokens
+@dataclass(frozen=True)
+class _Request:
+    """One request's query rows of a batch, the first at position ``first``, and what they read."""
+
+    number: int
+    spans: Spans
+    query: torch.Tensor
+    rows: slice
+    first: int
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """ROW_TOKENS query tokens from position ``first`` on, zero where not ``used``, in float32."""
+
+    query: torch.Tensor
+    first: int
+    used: slice
+
+
+def _requests(
+    layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
+) -> Iterator[_Request]:
+    starts = batch.query_starts.tolist()
+    table_starts = batch.table_starts.tolist()
+    first_positions = batch.first_positions.tolist()
+    for i, context in enumerate(batch.context_lens.tolist()):
+        rows = slice(starts[i], starts[i + 1])
+        if rows.start == rows.stop:
+            continue
+        table = batch.page_ids[table_starts[i] : table_starts[i + 1]].long()
+        begin = first_positions[i] * layer.page_tokens
+        first = context - (rows.stop - rows.start)
+        table, begin = skip_pages(layer, table, begin, params.first_readable(first))
+        yield _Request(i, gather_spans(layer, table, begin, context), query[rows], rows, first)
 
 
 def _empty_partial(query: torch.Tensor, output_size: int) -> Partial:
@@ -93,96 +158,68 @@ def _rows_of(partial: Partial, rows: slice) -> Partial:
     return Partial(partial.output[rows], partial.maximum[rows], partial.denominator[rows])
 
 
-def page_views(layer: LayerPages) -> tuple[torch.Tensor, ...]:
-    """The layer's stored tensors as [pages, kv_heads, page_tokens, row] views of the pool.
-
-    K and V, or K alone if V is a part of it; rows are of the layer's dtype, or bytes with
-    the scale behind the vector.
-    """
-    dtype = torch.uint8 if layer.quantised else layer.dtype
-    pool = layer.pool.view(dtype)
-    stride, offset, row, tensor = (
-        size_bytes // dtype.itemsize
-        for size_bytes in (
-            layer.page_stride_bytes,
-            layer.layer_offset_bytes,
-            layer.row_bytes,
-            layer.tensor_bytes,
-        )
-    )
-    count = layer.page_bytes // layer.tensor_bytes
-    pages = max(0, (pool.shape[0] - offset - count * tensor) // stride + 1)
-    shape = (pages, layer.kv_heads, layer.page_tokens, row)
-    strides = (stride, layer.page_tokens * row, row, 1)
-    at = pool.storage_offset() + offset
-    return tuple(pool.as_strided(shape, strides, at + i * tensor) for i in range(count))
-
-
-def _gather(layer: LayerPages, table: torch.Tensor, begin: int, context: int) -> _Spans:
-    """Copies a request's pages into spans; rows past the context are left out."""
-    end = max(begin, min(begin + len(table) * layer.page_tokens, context))
-    first = begin // SPAN_TOKENS * SPAN_TOKENS
-    spans = -(-(end - first) // SPAN_TOKENS)
-    stored = [_rows(view[table], end - begin) for view in page_views(layer)]
-    plain = [dequantise(rows, layer.dtype) if layer.quantised else rows for rows in stored]
-    whole = [_spread(rows, begin - first, spans) for rows in plain]
-    return _Spans(whole[0], whole[-1][..., : layer.output_size], first, begin, end)
-
-
-def _rows(pages: torch.Tensor, tokens: int) -> torch.Tensor:
-    """[pages, kv_heads, page_tokens, row] → [kv_heads, tokens, row]."""
-    return pages.transpose(0, 1).reshape(pages.shape[1], -1, pages.shape[3])[:, :tokens]
-
-
-def _spread(rows: torch.Tensor, at: int, spans: int) -> torch.Tensor:
-    """[kv_heads, tokens, size] → float32 [kv_heads, spans, SPAN_TOKENS, size], from ``at`` on."""
-    kv_heads, tokens, size = rows.shape
-    whole = rows.new_zeros((kv_heads, spans * SPAN_TOKENS, size), dtype=torch.float32)
-    whole[:, at : at + tokens] = rows
-    return whole.view(kv_heads, spans, SPAN_TOKENS, size)
-
-
-def _attend_request(
-    spans: _Spans, query: torch.Tensor, first: int, params: AttendParams, into: Partial
-) -> None:
-    """Fills one request's rows, ROW_TOKENS positions at a time."""
+def _tiles(request: _Request) -> Iterator[tuple[slice, _Tile]]:
+    """A request's rows, ROW_TOKENS positions at a time, and which of its rows they are."""
+    query, first = request.query, request.first
     last = first + query.shape[0]
-    for row_first in range(first // ROW_TOKENS * ROW_TOKENS, last, ROW_TOKENS):
-        begin, end = max(first, row_first), min(last, row_first + ROW_TOKENS)
-        used = slice(begin - row_first, end - row_first)
-        padded = query.new_zeros((ROW_TOKENS, *query.shape[1:]), dtype=torch.float32)
-        padded[used] = query[begin - first : end - first]
-        part = _rows_of(_attend_rows(spans, padded, row_first, params), used)
+    for tile_first in range(first // ROW_TOKENS * ROW_TOKENS, last, ROW_TOKENS):
+        begin, end = max(first, tile_first), min(last, tile_first + ROW_TOKENS)
+        used = slice(begin - tile_first, end - tile_first)
         rows = slice(begin - first, end - first)
-        into.output[rows] = part.output
-        into.maximum[rows] = part.maximum
-        into.denominator[rows] = part.denominator
+        padded = query.new_zeros((ROW_TOKENS, *query.shape[1:]), dtype=torch.float32)
+        padded[used] = query[rows]
+        yield rows, _Tile(padded, tile_first, used)
 
 
-def _attend_rows(
-    spans: _Spans, query: torch.Tensor, row_first: int, params: AttendParams
-) -> Partial:
-    """Attention of ROW_TOKENS query tokens from position ``row_first`` on, over all spans."""
-    tokens, heads, head_size = query.shape
+def _padded_state(record: torch.Tensor, tile: _Tile, kv_heads: int) -> SoftmaxState:
+    """A record of a tile's rows; rows that are not used have read nothing."""
+    whole = record.new_zeros((ROW_TOKENS, *record.shape[1:]))
+    whole[..., 0] = -torch.inf
+    whole[tile.used] = record
+    return SoftmaxState.of_record(whole, kv_heads)
+
+
+def _put(part: Partial, used: slice, into: Partial) -> None:
+    into.output[:] = part.output[used]
+    into.maximum[:] = part.maximum[used]
+    into.denominator[:] = part.denominator[used]
+
+
+def _folded(states: Sequence[SoftmaxState]) -> SoftmaxState:
+    """States of one or more sections as one, in their order."""
+    return reduce(SoftmaxState.then, states)
+
+
+def _sections(spans: Spans, tile: _Tile, params: AttendParams) -> list[SoftmaxState]:
+    """Attention of a tile over each section that has spans, in order."""
+    tokens, heads, head_size = tile.query.shape
     kv_heads, count = spans.key.shape[:2]
-    group = heads // kv_heads
     if count == 0:
-        return _empty_partial(query, spans.value.shape[3])
-    rows = query.view(tokens, kv_heads, group, head_size).permute(1, 0, 2, 3)
+        return []
+    group = heads // kv_heads
+    rows = tile.query.view(tokens, kv_heads, group, head_size).permute(1, 0, 2, 3)
     rows = rows.reshape(kv_heads, 1, tokens * group, head_size).expand(-1, count, -1, -1)
     scores = _shape_scores(rows @ spans.key.transpose(2, 3), params)
-    readable = _readable(spans, row_first, params).repeat_interleave(group, 1)
+    readable = _readable(spans, tile.first, params).repeat_interleave(group, 1)
     scores = scores.masked_fill(~readable, -torch.inf)
+    return [_section(scores[:, cut], spans.value[:, cut]) for cut in _cuts(spans.first, count)]
+
+
+def _cuts(first: int, count: int) -> list[slice]:
+    """Which of ``count`` spans from position ``first`` on each section has."""
+    each = SECTION_TOKENS // SPAN_TOKENS
+    before = first % SECTION_TOKENS // SPAN_TOKENS
+    bounds = range(-before, count, each)
+    return [slice(max(0, begin), min(begin + each, count)) for begin in bounds]
+
+
+def _section(scores: torch.Tensor, value: torch.Tensor) -> SoftmaxState:
+    """Of scores [kv_heads, spans, rows, SPAN_TOKENS] of one section."""
     maximum = scores.amax((1, 3))
     shift = torch.where(maximum == -torch.inf, 0.0, maximum)
     weights = torch.exp(scores - shift[:, None, :, None])
-    denominator = _sum_in_order(weights.sum(3))
-    output = _sum_in_order(weights @ spans.value)
-    output = output / torch.where(denominator == 0, 1.0, denominator)[..., None]
-    return Partial(
-        output.view(kv_heads, tokens, group, -1).transpose(0, 1).reshape(tokens, heads, -1),
-        maximum.view(kv_heads, tokens, group).transpose(0, 1).reshape(tokens, heads),
-        denominator.view(kv_heads, tokens, group).transpose(0, 1).reshape(tokens, heads),
+    return SoftmaxState(
+        maximum, _sum_in_order(weights.sum(3)), _sum_in_order(weights @ value).contiguous()
     )
 
 
@@ -193,7 +230,7 @@ def _shape_scores(scores: torch.Tensor, params: AttendParams) -> torch.Tensor:
     return scores
 
 
-def _readable(spans: _Spans, row_first: int, params: AttendParams) -> torch.Tensor:
+def _readable(spans: Spans, row_first: int, params: AttendParams) -> torch.Tensor:
     """Bool [spans, ROW_TOKENS, SPAN_TOKENS]: which positions each query token reads."""
     device = spans.key.device
     count = spans.key.shape[1]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.attention.interface import AttendParams, GroupBatch, LayerPages
-from kvell.attention.portable import page_views
 from kvell.attention.quantised import quantise
+from kvell.attention.spans import page_views
 from kvell.models.config.budgets import OBSERVED_TOKENS
 from kvell.models.forward.dropping import (
     POOLED_TOKENS,

@@ -22,8 +22,8 @@ import torch
 from torch.nn.functional import max_pool1d
 
 from kvell.attention.interface import AttendParams, GroupBatch, LayerPages
-from kvell.attention.portable import page_views
 from kvell.attention.quantised import dequantise
+from kvell.attention.spans import page_views
 from kvell.models.config.budgets import OBSERVED_TOKENS
 
 POOLED_TOKENS = 7

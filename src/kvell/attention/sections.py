@@ -1,0 +1,210 @@
+"""Records of whole sections: what a creditor computes of a context and a debtor begins with.
+
+Infinite-LLM (DistAttention, §4, equation 2): for query rows that travel, the instance that holds
+a part of the context returns the part's largest score m, the sum e of exp(score - m), and the
+unnormalised output o, the sum of exp(score - m)·v.  The instance that owns the request folds them
+in the order of positions and goes on with its own sections (equation 3).  Kernels reduce by
+sections anyway, so the result has the bits that it has where all pages are local.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+import torch
+
+from kvell.attention.interface import AttendParams, AttentionKernels, GroupBatch, LayerPages
+from kvell.vocabulary import SECTION_TOKENS
+
+
+@dataclass(frozen=True)
+class SectionRecords:
+    """Records of n requests of a batch.
+
+    This is how they travel: request i's are contiguous, ``values[starts[i]:starts[i + 1]]`` is
+    ``[records, rows, heads, 2 + output_size]`` of float32, where rows are its new tokens and
+    records are in order of position.  Numbers of a record are m, e, then o.
+
+    A record covers one section.  A part of the context that begins at position 0 has one record
+    for all of its sections: nothing comes before it, so its holder folds it without changing a bit.
+
+    :param starts: int32 [n + 1], in rows of all heads, in host memory.
+    :param values: float32 [starts[n], heads, 2 + output_size], contiguous, in host memory.
+    """
+
+    starts: torch.Tensor
+    values: torch.Tensor
+
+    def of(self, request: int, rows: int) -> torch.Tensor:
+        """One request's, as a view ``[records, rows, heads, 2 + output_size]``."""
+        begin, end = self.starts[request : request + 2].tolist()
+        values = self.values[begin:end]
+        return values.view((end - begin) // max(1, rows), rows, *values.shape[1:])
+
+
+class SectionKernels(AttentionKernels, Protocol):
+    """Kernels that can attend to contexts of which others hold the first sections."""
+
+    def attend(
+        self,
+        layer: LayerPages,
+        batch: GroupBatch,
+        query: torch.Tensor,
+        params: AttendParams,
+        elsewhere: SectionRecords | None = None,
+    ) -> torch.Tensor:
+        """As :meth:`AttentionKernels.attend`.
+
+        :param elsewhere: records of all sections before each request's table, whose first
+            position is a multiple of ``SECTION_TOKENS`` there.  A request without any has none
+            elsewhere.
+        :raises ValueError: if they do not fit the batch, or attention is not full.
+        """
+        ...
+
+    def partials(
+        self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
+    ) -> SectionRecords:
+        """Records of query [T, heads, head_size] over the sections that the tables hold.
+
+        Each request's table covers whole sections, all of them before its query rows; sinks are
+        not applied.  A request may come several times, with different sections.
+
+        :raises ValueError: if a table does not, or attention is not full.
+        """
+        ...
+
+
+def join_records(parts: Sequence[Sequence[torch.Tensor]], empty: torch.Tensor) -> SectionRecords:
+    """Records of a batch from what several instances returned.
+
+    :param parts: of each request, in order of position, each as :meth:`SectionRecords.of`.
+    :param empty: float32 [0, heads, 2 + output_size], for batches without records.
+    """
+    flat = [[part.flatten(0, 1) for part in of_request] for of_request in parts]
+    rows = [sum(len(part) for part in of_request) for of_request in flat]
+    starts = torch.tensor([0, *accumulate(rows)], dtype=torch.int32)
+    return SectionRecords(starts, torch.cat([empty, *(one for parts in flat for one in parts)]))
+
+
+def new_records(layer: LayerPages, batch: GroupBatch, query: torch.Tensor) -> SectionRecords:
+    """Room for what :meth:`SectionKernels.partials` returns.
+
+    :raises ValueError: if a table does not cover whole sections before its request's query rows.
+    """
+    firsts, counts = _check_sections(layer, batch)
+    rows = batch.query_starts.diff().tolist()
+    records = [
+        min(count, 1) if first == 0 else count for first, count in zip(firsts, counts, strict=True)
+    ]
+    starts = accumulate((n * of_each for n, of_each in zip(rows, records, strict=True)), initial=0)
+    at = torch.tensor([*starts], dtype=torch.int32)
+    shape = (int(at[-1]), query.shape[1], 2 + layer.output_size)
+    return SectionRecords(at, torch.empty(shape, dtype=torch.float32))
+
+
+def check_full(name: str, params: AttendParams) -> None:
+    """Only layers with full attention have sections elsewhere."""
+    if params.window_tokens or params.chunk_tokens:
+        raise ValueError(
+            f"{name}: this layer reads a window or chunk, whose pages stay local; "
+            "use groups of full attention only"
+        )
+
+
+def check_elsewhere(
+    layer: LayerPages,
+    batch: GroupBatch,
+    query: torch.Tensor,
+    params: AttendParams,
+    elsewhere: SectionRecords,
+) -> None:
+    """Records fit a batch: their shape, how many there are, and where the tables begin."""
+    check_full("elsewhere", params)
+    starts, values = elsewhere.starts, elsewhere.values
+    on_host = values.device.type == "cpu"
+    if values.dtype != torch.float32 or not values.is_contiguous() or not on_host:
+        raise ValueError(
+            f"elsewhere.values: is {values.dtype} on {values.device} with strides "
+            f"{values.stride()}; pass contiguous float32 in host memory"
+        )
+    shape = (query.shape[1], 2 + layer.output_size)
+    if values.dim() != 3 or values.shape[1:] != shape:
+        raise ValueError(
+            f"elsewhere.values: is {list(values.shape)}; pass [rows, {shape[0]}, {shape[1]}]: "
+            "heads, and two numbers before the output's"
+        )
+    if starts.dtype != torch.int32 or starts.shape != batch.query_starts.shape:
+        raise ValueError(
+            f"elsewhere.starts: is {starts.dtype} {list(starts.shape)}; "
+            f"pass int32 [{len(batch.query_starts)}], one more than there are requests"
+        )
+    bounds = starts.tolist()
+    if not starts.is_contiguous() or bounds[0] != 0 or bounds[-1] != len(values):
+        raise ValueError(
+            f"elsewhere.starts: runs from {bounds[0]} to {bounds[-1]}; "
+            f"pass contiguous starts that run from 0 to the {len(values)} rows of values"
+        )
+    lengths, rows = starts.diff().tolist(), batch.query_starts.diff().tolist()
+    contexts, firsts = batch.context_lens.tolist(), batch.first_positions.tolist()
+    for i, length in enumerate(lengths):
+        if rows[i]:
+            begin = firsts[i] * layer.page_tokens
+            _check_request(i, length, rows[i], begin, contexts[i] - rows[i])
+        elif length:
+            raise ValueError(
+                f"elsewhere.starts: request {i} has no query rows; leave its records out"
+            )
+
+
+def _check_request(request: int, length: int, rows: int, begin: int, first_row: int) -> None:
+    """One request's records: ``length`` rows of them, for a table from position ``begin`` on."""
+    if length < 0 or length % rows:
+        raise ValueError(
+            f"elsewhere.starts: request {request} has {length} rows of records for {rows} query "
+            "rows; pass as many records for each of them"
+        )
+    if not length and not begin:
+        return
+    _check_boundary(request, begin)
+    sections, records = begin // SECTION_TOKENS, length // rows
+    if not 1 <= records <= sections:
+        raise ValueError(
+            f"elsewhere.starts: request {request} has {records} records of the {sections} sections "
+            "before its table; pass one for each, or one for all that are folded"
+        )
+    if first_row < begin:
+        raise ValueError(
+            f"context_lens: request {request} has a query row at position {first_row}, among the "
+            f"{begin} that are elsewhere; lend only sections before the step's first new token"
+        )
+
+
+def _check_boundary(request: int, begin: int) -> None:
+    if begin % SECTION_TOKENS:
+        raise ValueError(
+            f"first_positions: request {request}'s table begins at position {begin}, inside a "
+            f"section; begin at a multiple of {SECTION_TOKENS}"
+        )
+
+
+def _check_sections(layer: LayerPages, batch: GroupBatch) -> tuple[list[int], list[int]]:
+    """The first section of each table, and how many it covers."""
+    begins = (batch.first_positions * layer.page_tokens).tolist()
+    lengths = (batch.table_starts.diff() * layer.page_tokens).tolist()
+    first_rows = (batch.context_lens - batch.query_starts.diff()).tolist()
+    for i, (begin, length, row) in enumerate(zip(begins, lengths, first_rows, strict=True)):
+        _check_boundary(i, begin)
+        if length % SECTION_TOKENS:
+            raise ValueError(
+                f"table_starts: request {i}'s table covers {length} tokens; pass whole sections "
+                f"of {SECTION_TOKENS}"
+            )
+        if row < begin + length:
+            raise ValueError(
+                f"context_lens: request {i} has a query row at position {row}, inside or before "
+                f"its sections, which end at {begin + length}; pass sections before its query rows"
+            )
+    firsts, counts = ([one // SECTION_TOKENS for one in some] for some in (begins, lengths))
+    return firsts, counts

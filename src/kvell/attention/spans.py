@@ -1,0 +1,81 @@
+"""A request's pages as spans of positions, in torch: what the portable kernels read."""
+
+from dataclasses import dataclass
+
+import torch
+
+from kvell.attention.interface import LayerPages
+from kvell.attention.quantised import dequantise
+
+SPAN_TOKENS = 64
+"""Positions of a span, counted from position 0."""
+
+
+@dataclass(frozen=True)
+class Spans:
+    """One request's K and V, float32 [kv_heads, spans, SPAN_TOKENS, head_size (V: output_size)],
+    zero where nothing is stored.  ``first`` is the position of the first row; tables cover
+    positions [begin, end)."""
+
+    key: torch.Tensor
+    value: torch.Tensor
+    first: int
+    begin: int
+    end: int
+
+
+def page_views(layer: LayerPages) -> tuple[torch.Tensor, ...]:
+    """The layer's stored tensors as [pages, kv_heads, page_tokens, row] views of the pool.
+
+    K and V, or K alone if V is a part of it; rows are of the layer's dtype, or bytes with
+    the scale behind the vector.
+    """
+    dtype = torch.uint8 if layer.quantised else layer.dtype
+    pool = layer.pool.view(dtype)
+    stride, offset, row, tensor = (
+        size_bytes // dtype.itemsize
+        for size_bytes in (
+            layer.page_stride_bytes,
+            layer.layer_offset_bytes,
+            layer.row_bytes,
+            layer.tensor_bytes,
+        )
+    )
+    count = layer.page_bytes // layer.tensor_bytes
+    pages = max(0, (pool.shape[0] - offset - count * tensor) // stride + 1)
+    shape = (pages, layer.kv_heads, layer.page_tokens, row)
+    strides = (stride, layer.page_tokens * row, row, 1)
+    at = pool.storage_offset() + offset
+    return tuple(pool.as_strided(shape, strides, at + i * tensor) for i in range(count))
+
+
+def gather_spans(layer: LayerPages, table: torch.Tensor, begin: int, context: int) -> Spans:
+    """Copies a request's pages into spans; rows past the context are left out."""
+    end = max(begin, min(begin + len(table) * layer.page_tokens, context))
+    first = begin // SPAN_TOKENS * SPAN_TOKENS
+    spans = -(-(end - first) // SPAN_TOKENS)
+    stored = [_rows(view[table], end - begin) for view in page_views(layer)]
+    plain = [dequantise(rows, layer.dtype) if layer.quantised else rows for rows in stored]
+    whole = [_spread(rows, begin - first, spans) for rows in plain]
+    return Spans(whole[0], whole[-1][..., : layer.output_size], first, begin, end)
+
+
+def _rows(pages: torch.Tensor, tokens: int) -> torch.Tensor:
+    """[pages, kv_heads, page_tokens, row] → [kv_heads, tokens, row]."""
+    return pages.transpose(0, 1).reshape(pages.shape[1], -1, pages.shape[3])[:, :tokens]
+
+
+def _spread(rows: torch.Tensor, at: int, spans: int) -> torch.Tensor:
+    """[kv_heads, tokens, size] → float32 [kv_heads, spans, SPAN_TOKENS, size], from ``at`` on."""
+    kv_heads, tokens, size = rows.shape
+    whole = rows.new_zeros((kv_heads, spans * SPAN_TOKENS, size), dtype=torch.float32)
+    whole[:, at : at + tokens] = rows
+    return whole.view(kv_heads, spans, SPAN_TOKENS, size)
+
+
+def skip_pages(
+    layer: LayerPages, table: torch.Tensor, begin: int, needed: int
+) -> tuple[torch.Tensor, int]:
+    """The table without the pages that lie wholly before position ``needed``."""
+    pages = min(max(0, (needed - begin) // layer.page_tokens), len(table))
+    return table[pages:], begin + pages * layer.page_tokens
