@@ -37,7 +37,7 @@ class Setting:
 
 SIX = Setting(6, 48 * MIB, 4000, 50, 2, 0.0)
 """The prompt takes 176 MiB: 3.7 pools."""
-NINE = Setting(9, 60 * MIB, 8110, 40, 38, 0.25)
+NINE = Setting(9, 60 * MIB, 8110, 40, 40, 0.25)
 """With its answer the prompt takes six pools."""
 
 

@@ -150,8 +150,8 @@ class Engine:
             indexed_groups(self.core.memory.layout.groups),
             "" if self._link is None else self._link.listens,
             self._staying,
-            section_bytes := 0 if self._link is None else self._link.section_bytes,
-            self.core.limits.reach_tokens if section_bytes else 0,
+            0 if self._link is None else self._link.section_bytes,
+            self.core.limits.reach_tokens,
         )
 
     def pulse(self) -> Heartbeat:
@@ -206,9 +206,7 @@ class Engine:
 
     def _entered(self, command: RequestCommand) -> list[Event]:
         """Hand a command to the core; whatever it needs is there."""
-        events: list[Event] = []
-        if not isinstance(command, Cancel):
-            events += self._ticked()  # deadlines count from now
+        events = [] if isinstance(command, Cancel) else self._ticked()  # deadlines count from now
         events += self._told.tell(command)
         self._do_actions()
         if self._objectives is not None and isinstance(command, Submit | Cancel):

@@ -299,7 +299,9 @@ class EngineCore:
             events += self._handed_over(self.handovers, *happened)
             self._is_idle = step.plan.is_idle and self.handovers.holds_pages
         if self._scheduler.steps_put_off >= MOST_STEPS_PUT_OFF and self._scheduler.running:
-            events.append(self._refuse_youngest())
+            self._scheduler.steps_put_off = 0
+            why = f"the device refused memory for {MOST_STEPS_PUT_OFF} steps in a row"
+            events.append(self._refuse(self._scheduler.running[-1], why))
         return events + self._noticed() if self._index_watch is not None else events
 
     def fail(self, failure: StepFailure) -> list[Event]:
@@ -323,12 +325,6 @@ class EngineCore:
         running = (request.handle for request in self._scheduler.running)
         notice = self._index_watch.notice(self._in_flight.handles.union(running))
         return [] if notice is None else [notice]
-
-    def _refuse_youngest(self) -> Event:
-        """Refuse the youngest request, since the device refuses memory step after step."""
-        self._scheduler.steps_put_off = 0
-        why = f"the device refused memory for {MOST_STEPS_PUT_OFF} steps in a row"
-        return self._refuse(self._scheduler.running[-1], why)
 
     def _refuse(self, request: Request, why: str) -> Event:
         """End a running request for want of memory; it may be tried later."""

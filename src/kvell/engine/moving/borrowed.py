@@ -176,7 +176,7 @@ class Borrowed:
         if isinstance(news, LoanGranted) and self.sections.is_in_place(news.loan):
             if placement is not None:
                 placement.grants()
-            return self.sections.fill(borrower, index)
+            return self.sections.let_pull(borrower, index)
         if isinstance(news, LoanFilled):
             self.sections.note_filled(borrower)
             return []

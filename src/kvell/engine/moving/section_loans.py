@@ -37,7 +37,7 @@ class SectionLoans:
     def ask(self, borrower: Borrower, creditor: str) -> tuple[Loan, list[Action]]:
         """Ask for room for a section; the answer comes as news, even one that is known at once."""
         model = borrower.request.model
-        counts = self._sections(borrower).counts()
+        counts = self._sections(borrower).page_counts()
         loan, actions = self._loans.borrow(
             creditor, counts, self._agent.now, GRANT_TICKS, model=model
         )
@@ -49,7 +49,7 @@ class SectionLoans:
         """Whether attention can read a creditor's pool where it lies."""
         return self._loans.creditor_of(loan) in self._agent.neighbours
 
-    def fill(self, borrower: Borrower, section: int) -> list[Action]:
+    def let_pull(self, borrower: Borrower, section: int) -> list[Action]:
         """Let a creditor pull a section from here."""
         held = self._core.held_pages(borrower.handle)
         pages = self._sections(borrower).own(held, section)

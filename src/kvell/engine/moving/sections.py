@@ -22,7 +22,7 @@ class Sections:
         self._groups, self._num_groups = list(full_groups(model, groups)), len(groups)
         self._section_tokens = section_tokens
 
-    def counts(self) -> list[int]:
+    def page_counts(self) -> list[int]:
         """Return the pages of each group of the layout in a section."""
         counts = [0] * self._num_groups
         for index, group in self._groups:

@@ -221,7 +221,7 @@ class Ready:
     :param section_bytes: KV memory of a section that another instance of its host may lend it; 0:
         it borrows nothing.
     :param reach_tokens: most tokens of a request to the first model, if others lend as much as it
-        takes; 0: none do.
+        takes.
     """
 
     schema_version: int
@@ -242,7 +242,7 @@ class Ready:
     @property
     def longest_tokens(self) -> int:
         """Most tokens that a request to the first model could ever have."""
-        return max(self.max_model_len, self.reach_tokens)
+        return max(self.max_model_len, self.reach_tokens if self.section_bytes else 0)
 
 
 class Tokens(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):

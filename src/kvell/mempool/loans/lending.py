@@ -165,7 +165,7 @@ class Lending:
         limits = zip(lent, counts, self._most_lent, strict=True)
         if any(wanted and had + wanted > most for had, wanted, most in limits):
             return [_over(debtor, loan, NO_ROOM)]
-        owner = Owner("loan", *_parts(loan))
+        owner = Owner("loan", loan.debtor, loan.incarnation, loan.number)
         try:
             hold = self._holds.hold_pages(
                 owner, FOREVER, np.asarray(counts, np.int32), model=message.model
@@ -391,10 +391,6 @@ class Lending:
         """Release the pages: the caller carries the actions out before anybody else gets them."""
         self._numbers.free(one.right.number)
         self._holds.release(one.owner)
-
-
-def _parts(loan: Loan) -> tuple[str, int, int]:
-    return loan.debtor, loan.incarnation, loan.number
 
 
 def _over(debtor: str, loan: Loan, why: str) -> Send:

@@ -63,7 +63,7 @@ def build_app(
     :param reasoning_parser: how it writes its reasoning, likewise.
     """
     ready, work = front.ready, TextWork()
-    length = ContextLength(ready.max_model_len, front.reach_tokens, ready.reach_tokens)
+    length = ContextLength(ready.max_model_len, front.reach_tokens, ready.longest_tokens)
     first = _served(model, "", length, work, tool_call_parser, reasoning_parser)
     lengths = [ContextLength(ready.beside[one.name]) for one in beside]
     others = [_served(one, one.name, own, work) for one, own in zip(beside, lengths, strict=True)]

@@ -140,9 +140,9 @@ class PromptEncoder:
         token_text = self._model.token_text
         return await self._work.run(size_bytes, lambda: [token_text(one) for one in token_ids])
 
-    def room(self, ids: TokenIds) -> AnswerRoom:
+    def answer_room(self, ids: TokenIds) -> AnswerRoom:
         """Output tokens that fit behind a prompt."""
-        return self._length.room(len(ids))
+        return self._length.answer_room(len(ids))
 
     def _checked(self, field: str, ids: TokenIds, answer_tokens: int = 1) -> TokenIds:
         self._check_count(field, len(ids), answer_tokens)

@@ -22,7 +22,7 @@ class ContextLength:
 
     :param alone_tokens: at most, in the memory of one instance.
     :param reach: returns the most while others lend it memory; it follows how many there are.
-    :param model_tokens: that no number of them exceeds; 0: nobody lends.
+    :param model_tokens: that no number of them exceeds; 0: the former.
     """
 
     alone_tokens: int
@@ -39,7 +39,7 @@ class ContextLength:
         """Most tokens of a request, while others lend what they can."""
         return self.alone_tokens if self.reach is None else max(self.alone_tokens, self.reach())
 
-    def room(self, prompt_tokens: int) -> AnswerRoom:
+    def answer_room(self, prompt_tokens: int) -> AnswerRoom:
         """Return the room that a prompt leaves; without further words it stays in one instance."""
         alone, most = self.alone_tokens - prompt_tokens, self.reach_tokens - prompt_tokens
         return AnswerRoom(alone if alone > 0 else most, most)

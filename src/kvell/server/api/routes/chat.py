@@ -100,7 +100,7 @@ class ChatApi:
         offered = [] if choice == "none" else tools
         prompt, tensors = await _prompt(served.prompts, body, offered)
         end = await served.prompts.decoded(prompt[-PROMPT_END_TOKENS:].tolist())
-        sampling = body.sampling(served.prompts.room(prompt))
+        sampling = body.sampling(served.prompts.answer_room(prompt))
         if forced is not None:
             sampling = _forced(sampling, forced)
         sampling = _bound_behind(sampling, served.answers.reasoning_behind(end))

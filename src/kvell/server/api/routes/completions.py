@@ -50,7 +50,7 @@ class CompletionsApi:
         given = body.prompts()
         prompts = [await served.prompts.prompt(prompt) for prompt in given]
         asked = Asked(heading_of("cmpl", name, body), served, body, prompts, visit_of(request))
-        samplings = [body.sampling(served.prompts.room(ids)) for ids in prompts]
+        samplings = [body.sampling(served.prompts.answer_room(ids)) for ids in prompts]
         echoes = [
             prompt if isinstance(prompt, str) else await served.prompts.decoded(prompt)
             for prompt in given
