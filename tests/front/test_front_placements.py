@@ -114,6 +114,7 @@ def test_short_requests_go_where_there_is_room_for_them() -> None:
         RequestPlacementEntry(RequestId("long"), name, count, local=False)
         for name, count in lending.items()
     )
+    queue.finished(Finished(RequestId("short"), 0, "length"), 1.0)
     queue.heard(at, beat(0, reported), 1.0)
     for name, count in lending.items():
         queue.heard(name, beat(ALONE - count * SECTION), 1.0)

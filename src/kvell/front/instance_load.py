@@ -105,10 +105,15 @@ class InstanceLoad:
         self._view = None
         self._ramp = Ramp(credits) if joins_others else None
 
-    def has_memory_for(self, tokens: int, num_blocks: int) -> bool:
-        """Whether a request has room beside what others have, and sections it is about to lend."""
-        needed_bytes = tokens * self._token_bytes + num_blocks * self.reach.block_bytes
-        return needed_bytes <= self._free_bytes
+    def spare_bytes(self, tokens: int, num_blocks: int) -> int:
+        """KV memory that is left with one more request, once all there have their whole answers.
+
+        :param tokens: of the request.
+        :param num_blocks: sections that the instance is about to lend.
+        """
+        coming_tokens = tokens + self.outstanding_output_tokens
+        coming_bytes = coming_tokens * self._token_bytes + num_blocks * self.reach.block_bytes
+        return self._free_bytes - coming_bytes
 
     def close(self) -> None:
         """Give it no further request; what it has goes on."""

@@ -72,19 +72,16 @@ class Placements:
         """Return the lines to instances in whose memory a short request has room.
 
         While some borrow or lend, these have little for others, who would make them recall what
-        they have lent.  All lines if no instance has room, or nothing is lent.
+        they have lent.  Where none has room, that with most; all lines while nothing is lent.
         """
         debtors, creditors = self._parties()
         if not debtors:
             return lines
         parties, coming = debtors | creditors, self._coming()
         tokens = entry.prompt_tokens + entry.emitted_tokens + entry.expected_output_tokens
-        found = [
-            one
-            for one in lines
-            if one.instance_id not in parties or one.has_memory_for(tokens, coming[one.instance_id])
-        ]
-        return found or lines
+        spare = {one: one.spare_bytes(tokens, coming[one.instance_id]) for one in lines}
+        found = [one for one in lines if one.instance_id not in parties or spare[one] >= 0]
+        return found or [max(lines, key=lambda one: spare[one])] if lines else lines
 
     def place(self, entry: LogEntry, home: InstanceLoad) -> bool:
         """Say where a request lies that is about to go to an instance; whether there is room."""

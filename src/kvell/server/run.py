@@ -205,6 +205,10 @@ def _contract(front: Front, front_bytes: int) -> list[str]:
     told = {one.instance_id: one.ready.memory for one, _ in front.instances() if one.ready}
     is_one_host = not any(one.host for one, _ in front.instances())
     lines = contract_lines(told, front_bytes, shares_weights=is_one_host)
+    alone_tokens, reach_tokens = front.ready.max_model_len, front.reach_tokens()
+    if reach_tokens > alone_tokens:
+        lent = f"{reach_tokens:,} while the others lend all that they can"
+        lines.append(f"longest request: {alone_tokens:,} tokens, and {lent}")
     if front.ready.staying:
         with_it = f"with {front.ready.staying} none helps another that is short of memory"
         lines.append(f"requests stay at the instance that has them: {with_it}")

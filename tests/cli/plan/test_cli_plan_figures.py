@@ -88,6 +88,22 @@ class TestLlamaByHand:
         assert "on a GPU beside KV memory: 15.0 GiB of weights, 1,002 MiB for a step" in lines
 
 
+def test_what_instances_reach_together(kvell: Kvell) -> None:
+    """68 pages of 16 tokens hold two sections of 512, of which each lends two."""
+
+    def planned(size: str, *flags: str) -> Any:
+        shown = kvell("plan", "--dtype", "float32", "--kv-memory", size, *flags)
+        assert shown.code == 0, shown.stderr
+        return shown.stdout
+
+    data = json.loads(planned("48MiB", "--json"))
+    assert data["longest_request_tokens"] == 1088
+    assert data["reach_tokens"] == {"2": 2048, "4": 4096, "8": 8192}
+    line = "on instances that lend each other memory: 2,048 on 2, 4,096 on 4, 8,192 on 8"
+    assert line in planned("48MiB").splitlines()
+    assert json.loads(planned("1GiB", "--json"))["reach_tokens"] == {}
+
+
 class TestJambaByHand:
     """28 states of (8192, 3) and (8192, 16) numbers; 4 layers of 8 heads of 128."""
 

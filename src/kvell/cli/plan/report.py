@@ -4,13 +4,17 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvell.cli.plan.devices import DeviceFit
+from kvell.cluster.steering.placements import Reach
+from kvell.engine.moving.sections import local_reason
 from kvell.engine.requests.limits import Limits
+from kvell.engine.running.pool_link import section_bytes
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.prefix.groups.capacity import longest_request, request_bytes, requests_that_fit
 
 if TYPE_CHECKING:
     from kvell.models.config.description import ModelDescription
 
+INSTANCES = (2, 4, 8)
 LENGTHS_TOKENS = (1 << 10, 4 << 10, 16 << 10, 64 << 10)
 
 
@@ -59,6 +63,19 @@ class PlanReport:
     beside: tuple["PlanReport", ...] = ()
 
     @property
+    def reach_tokens(self) -> dict[int, int]:
+        """The longest request by the number of instances of one host that lend each other memory.
+
+        Empty where one instance is enough for any request, or requests stay within one.
+        """
+        groups, alone_tokens = self.layout.groups, self.longest_request_tokens
+        if alone_tokens >= self.max_model_len or self.beside or local_reason("", groups):
+            return {}
+        reach = Reach(alone_tokens, self.max_model_len, section_bytes(groups))
+        pool_bytes = self.layout.pool_bytes
+        return {count: reach.with_others([pool_bytes] * (count - 1)) for count in INSTANCES}
+
+    @property
     def own_layout(self) -> Layout:
         """The layout with only the model's own groups, if groups carry model names."""
         named = any(group.model for group in self.layout.groups)
@@ -93,6 +110,7 @@ class PlanReport:
         return {
             "max_model_len": self.max_model_len,
             "longest_request_tokens": self.longest_request_tokens,
+            "reach_tokens": self.reach_tokens,
             "requests_that_fit": [asdict(fit) for fit in self.fits],
             "refusal": self.refusal,
             **asdict(self.taken),

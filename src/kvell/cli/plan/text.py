@@ -55,6 +55,9 @@ def _model_lines(report: PlanReport) -> list[str]:
             f"one request of {report.max_model_len:,} tokens needs "
             f"--kv-memory {-(-needed_bytes // MIB)}MiB"
         )
+    if report.reach_tokens:
+        reached = (f"{tokens:,} on {count}" for count, tokens in report.reach_tokens.items())
+        lines.append(f"on instances that lend each other memory: {', '.join(reached)}")
     if report.taken.weights_bytes is not None:
         lines.append(
             f"on a GPU beside KV memory: {format_bytes(report.taken.weights_bytes)} of weights, "

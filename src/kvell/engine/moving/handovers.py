@@ -54,7 +54,7 @@ HANDOVER_TICKS: Tick = 600_000
 """How long a request may take from its announcement until it is pulled: prompts wait in line."""
 FETCH_TICKS: Tick = 2_000
 """How long a request waits for what another instance has of its prompt."""
-RECALL_TICKS: Tick = 5_000  # from then on a creditor takes what it lent and needs
+RECALL_TICKS: Tick = 10_000  # from then on a creditor takes what it lent and needs
 RETURN_TICKS: Tick = 60_000
 """How long it may take until an instance has the text of a request that has ended."""
 
