@@ -69,8 +69,8 @@ class Stats:
         without one.
     :param problems: contradictions that the audit found; None if it was not asked for.
     :param misses: prompts whose prefix was not found as far as it was asked for, by reason.
-    :param sections: of 512 tokens: ``lent`` and ``borrowed`` now, ``returned`` from creditors and
-        ``lost`` there so far.
+    :param sections: of 512 tokens: ``lent`` and ``borrowed`` now, ``returned`` from creditors,
+        ``replaced`` by other creditors' and ``lost`` there so far.
     """
 
     incarnation: int

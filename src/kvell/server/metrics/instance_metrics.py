@@ -230,7 +230,7 @@ class _InstanceMetrics:
         now = {name: sections.get(name, 0) for name in ("lent", "borrowed")}
         text = "Sections of 512 tokens that lie at another instance, by whose they are."
         yield self._by_label("kv_sections", text, "side", now, GaugeMetricFamily)
-        ended = {name: sections.get(name, 0) for name in ("returned", "lost")}
+        ended = {name: sections.get(name, 0) for name in ("returned", "replaced", "lost")}
         text = "Borrowed sections that a creditor took back, by whether a copy was made in time."
         yield self._by_label("kv_sections_recalled", text, "end", ended)
 
