@@ -102,6 +102,7 @@ def instance(name: str, state: str) -> dict[str, Any]:
         "outstanding_output_tokens": 40,
         "pages": pages,
         "contract_bytes": 2 << 20,
+        "sections": {"lent": 6, "borrowed": 0},
     }
 
 
@@ -161,7 +162,7 @@ class TestStatus:
         title, _, _, row, total = (line for line in ended.stdout.splitlines() if line.strip())
         assert title.strip() == "routing least-load, 1,234 requests wait for an instance"
         shown = ["mixed-0", "serving", "123", "0", "3", "5,000", "40", "10", "(4)"]
-        assert row.split() == [*shown, "1", "MiB", "2", "MiB"]
+        assert row.split() == [*shown, "1", "MiB", "6,", "0", "2", "MiB"]
         assert total.split() == ["front", "and", "all", "1", "0", "3", "5,000", "40", *SIZES]
 
     def test_a_role_that_has_changed_is_shown(self, cluster: Kvell, fake: FakeCluster) -> None:

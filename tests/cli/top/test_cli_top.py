@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from rich.console import Console
 
 from kvell.cli.top.screen import (
@@ -18,6 +19,7 @@ from kvell.cli.top.screen import (
     USED,
     memory_bar,
     screen,
+    sections_text,
     tokens_per_second,
 )
 from kvell.cli.top.seen import (
@@ -63,6 +65,14 @@ def test_a_bar_has_one_length_and_shows_all_there_is(used: int, cached: int, len
         assert abs(bar.count(sign) - BAR_CELLS * size / 8) <= 2
         assert (sign in bar) == bool(size) or used + cached + lent == 8
     assert (FREE in bar) == (used + cached + lent < 8)
+
+
+def test_sections_that_instances_lend_each_other_are_shown() -> None:
+    assert sections_text({}) == sections_text({"lent": 0, "borrowed": 0, "lost": 0}) == "–"
+    assert sections_text({"lent": 2}) == "2 lent"
+    recalled = {"borrowed": 6, "returned": 1, "replaced": 2, "lost": 3}
+    assert sections_text(recalled) == "6 borrowed, 6 recalled"
+    assert "1,200 lent" in shown(seen(told=replace(stats(), sections={"lent": 1200})))
 
 
 def test_an_empty_pool_is_free() -> None:

@@ -18,6 +18,14 @@ class Pages:
 
 
 @dataclass(frozen=True)
+class LentSections:
+    """Sections of KV cache that an instance lends to others, and that others lend to it."""
+
+    lent: int = 0
+    borrowed: int = 0
+
+
+@dataclass(frozen=True)
 class Instance:
     """One instance.
 
@@ -38,6 +46,7 @@ class Instance:
     contract_bytes: int
     host: str = ""
     serves_as: str = ""
+    sections: LentSections = LentSections()
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ HEADERS = (
     "output tokens left",
     "large pages (empty)",
     "free KV",
+    "lent, borrowed",
     "memory",
 )
 
@@ -56,6 +57,7 @@ def _row(one: Instance) -> tuple[str, ...]:
         f"{one.outstanding_output_tokens:,}",
         f"{pages.large_pages:,} ({pages.empty_large_pages:,})",
         format_bytes(pages.free_bytes),
+        f"{one.sections.lent:,}, {one.sections.borrowed:,}",
         format_bytes(one.contract_bytes),
     )
 
@@ -72,5 +74,6 @@ def _total(cluster: Cluster) -> tuple[str, ...]:
         f"{sum(one.outstanding_output_tokens for one in several):,}",
         "",
         format_bytes(sum(one.pages.free_bytes for one in several)),
+        "",
         format_bytes(cluster.contract_bytes),
     )

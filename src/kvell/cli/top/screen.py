@@ -1,6 +1,7 @@
 """One look at a server as tables and bars; pure."""
 
 from collections import Counter
+from collections.abc import Mapping
 
 from rich.console import Group
 from rich.table import Table
@@ -35,6 +36,13 @@ def memory_bar(stats: InstanceStats, cells: int = BAR_CELLS) -> str:
     return bar[:cells].ljust(cells, FREE)
 
 
+def sections_text(sections: Mapping[str, int]) -> str:
+    """What an instance lends or borrows, and how much creditors wanted back so far."""
+    now = [f"{sections[name]:,} {name}" for name in ("lent", "borrowed") if sections.get(name)]
+    recalled = sum(sections.get(name, 0) for name in ("returned", "replaced", "lost"))
+    return ", ".join([*now, *([f"{recalled:,} recalled"] if recalled else [])]) or "–"
+
+
 def tokens_per_second(seen: Seen, before: Seen | None, instance_id: str) -> float | None:
     """Output tokens per second between two looks; None if it cannot be known."""
     now, then = _stats(seen, instance_id), _stats(before, instance_id)
@@ -48,7 +56,7 @@ def _instances(seen: Seen, before: Seen | None) -> Table:
     legend = f"{USED} used  {CACHED} cached  {LENT} lent to activations  {FREE} free"
     waiting = seen.requests.waiting
     table = Table(title=f"{legend}   ({waiting:,} requests wait in front)", title_justify="left")
-    for name in ("instance", "state", "KV memory", "of", "buffer"):
+    for name in ("instance", "state", "KV memory", "of", "buffer", "sections"):
         table.add_column(name, no_wrap=True)
     for name in ("running", "waiting", "preempted", "hits", "tokens/s"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -60,7 +68,7 @@ def _instances(seen: Seen, before: Seen | None) -> Table:
 def _instance(one: Instance, rate: float | None) -> tuple[str, ...]:
     stats = one.stats
     if stats is None:
-        return (one.id, one.state, "no answer just now", *"–" * 7)
+        return (one.id, one.state, "no answer just now", *"–" * 8)
     buffer = stats.bytes.cpu_buffer
     hits = f"{stats.hit_tokens / stats.query_tokens:.0%}" if stats.query_tokens else "–"
     return (
@@ -69,6 +77,7 @@ def _instance(one: Instance, rate: float | None) -> tuple[str, ...]:
         memory_bar(stats),
         format_bytes(stats.bytes.pool),
         "–" if buffer is None else format_bytes(buffer),
+        sections_text(stats.sections),
         f"{stats.running:,}",
         f"{stats.waiting:,}",
         f"{stats.preemptions:,}",

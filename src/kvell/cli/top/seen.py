@@ -18,7 +18,7 @@ class Uses(Struct, frozen=True):
 
 
 class InstanceStats(Struct, frozen=True):
-    """Counters and gauges of an instance."""
+    """Counters and gauges of an instance; ``sections`` are those that instances lend each other."""
 
     running: int
     waiting: int
@@ -28,6 +28,7 @@ class InstanceStats(Struct, frozen=True):
     output_tokens: int
     prompt_tokens: int
     preemptions: int
+    sections: dict[str, int] = {}
 
 
 class Miss(Struct, frozen=True):

@@ -38,10 +38,11 @@ class InstanceView {
     if (stats === null || this.columns === null) return "";
     const tally = this.columns.tally();
     const lent = tally.lent ? `, ${tally.lent} lent to activations` : "";
+    const sections = sectionsText(stats.sections);
     return `, step ${stats.step.toLocaleString("en")}: ${stats.running} running, `
       + `${stats.waiting} waiting; ${count(tally.total, "large page")} of `
       + `${bytes(stats.large_page_bytes)}: ${tally.used} used, ${tally.cached} cached, `
-      + `${tally.empty} empty${lent}`;
+      + `${tally.empty} empty${lent}${sections}`;
   }
 
   showPages(pages) {

@@ -36,3 +36,12 @@ function swatch(label, colour) {
   item.setAttribute("role", "listitem");
   return item;
 }
+
+// What an instance lends to others or borrows of them, and what creditors wanted back so far.
+function sectionsText(sections) {
+  const of = (...names) => names.reduce((sum, name) => sum + (sections[name] ?? 0), 0);
+  const lent = of("lent") ? `, lends ${count(of("lent"), "section")}` : "";
+  const borrowed = of("borrowed") ? `, borrows ${count(of("borrowed"), "section")}` : "";
+  const recalled = of("returned", "replaced", "lost");
+  return lent + borrowed + (recalled ? `, ${count(recalled, "section")} recalled` : "");
+}

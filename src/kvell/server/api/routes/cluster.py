@@ -1,5 +1,6 @@
 """``/cluster``: for operators, which instances there are, and how many there should be."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -7,6 +8,7 @@ from fastapi import FastAPI, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from kvell.cluster.instances import checked_counts
+from kvell.cluster.steering.placements import Placement
 from kvell.fleet.started.member import MemberStatus
 from kvell.front.front import Front
 from kvell.front.instance_load import InstanceLoad
@@ -64,14 +66,33 @@ class ClusterApi:
         promised = [status.ready.memory for status, _ in instances if status.ready]
         is_one_host = not any(status.host for status, _ in instances)
         promised_bytes = contract_of_all(promised, shares_weights=is_one_host)
+        sections = sections_of({one.instance_id: line.placements for one, line in instances})
         body = {
             "routing": front.routing,
             "front": {"pid": self._pid, "waiting": front.waiting},
-            "instances": [_instance(status, line) for status, line in instances],
+            "instances": [
+                {**_instance(status, line), "sections": sections[status.instance_id]}
+                for status, line in instances
+            ],
             "contract_bytes": promised_bytes + self._floor_bytes,
         }
         content = msgspec.json.encode(body)
         return Response(content, status_code, media_type="application/json")
+
+
+def sections_of(placements: Mapping[str, Placement]) -> dict[str, dict[str, int]]:
+    """Sections that every instance has ``lent`` and ``borrowed``.
+
+    :param placements: where instances say that the KV cache lies of requests that borrow.
+    """
+    found = {name: {"lent": 0, "borrowed": 0} for name in placements}
+    for debtor, entries in placements.items():
+        for entry in entries:
+            if not entry.local:
+                found[debtor]["borrowed"] += entry.num_blocks
+            if not entry.local and entry.inst_id in found:
+                found[entry.inst_id]["lent"] += entry.num_blocks
+    return found
 
 
 def _instance(status: MemberStatus, line: InstanceLoad) -> dict[str, Any]:
