@@ -1,0 +1,154 @@
+"""Sections that move and are recalled at random, while others' live data take their pages."""
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kvell.engine.assembly import EngineOptions, build_engine
+from kvell.engine.engine import Engine
+from kvell.engine.protocol.messages import Submit, Tokens
+from kvell.memory import pool_bytes_for
+from kvell.mempool.rendezvous import FolderRendezvous, make_folder
+from kvell.vocabulary import MIB, RequestId
+from tests.models.fused_models import bf16_module, fused_model, generic_model
+from tests.models.harness import prompt_ids, tiny_module
+from tests.models.serving.test_models_lent import PARAMS, SECTION_TOKENS, Lending, Said
+
+SEEDS = range(4)
+LONG = prompt_ids(130)
+CASES = [
+    ("LlamaForCausalLM", True, False),
+    ("LlamaForCausalLM", True, True),
+    ("Gemma3ForCausalLM", True, True),
+    ("FalconH1ForCausalLM", True, False),
+    ("MiniCPM3ForCausalLM", False, False),
+]
+"""Architecture, whether the compiled pass runs, and whether numbers are bfloat16."""
+
+
+def engine(architecture: str, is_fused: bool, is_half: bool, **more: Any) -> Engine:
+    module = (bf16_module if is_half else tiny_module)(architecture)
+    model = (fused_model if is_fused else generic_model)(module)
+    options = EngineOptions(max_model_len=256, max_num_batched_tokens=64, **more)
+    return build_engine(model, architecture, options)
+
+
+@cache
+def small_bytes(case: tuple[str, bool, bool]) -> int:
+    """A pool for little more than one request: what was lent is soon somebody else's page."""
+    one = engine(*case, kv_memory_bytes=8 * MIB)
+    return pool_bytes_for(one.core.memory.layout, 256, 64) * 5 // 4
+
+
+@contextmanager
+def lending(case: tuple[str, bool, bool], folder: Path) -> Iterator["Recalling"]:
+    folder.mkdir()
+    make_folder(folder)
+    kv_bytes = small_bytes(case)
+    engines = [
+        engine(*case, kv_memory_bytes=kv_bytes, pool_place=FolderRendezvous(name, folder))
+        for name in "abc"
+    ]
+    for one in engines:
+        assert one.core.handovers is not None
+        one.core.handovers.borrowed.sections.section_tokens = SECTION_TOKENS
+    try:
+        yield Recalling(engines)
+    finally:
+        for one in engines:
+            one.close()
+
+
+class Recalling(Lending):
+    """Creditors that want back what they lent at any moment."""
+
+    def recall(self, at: int, ticks: int) -> None:
+        """Want the youngest loan back; with no time left its pages are others' at once."""
+        core = self.engines[at].core
+        handovers = core.handovers
+        assert handovers is not None
+        agent = handovers.agent
+        one = [1] * len(core.memory.layout.groups)
+        handovers._sorted(agent.loans.lending.recall(one, agent.now, ticks))
+        self.engines[at]._do_actions()
+
+    def tally(self) -> dict[str, int]:
+        """What became of sections that the first engine borrowed."""
+        handovers = self.engines[0].core.handovers
+        assert handovers is not None
+        return handovers.borrowed.tally()
+
+
+def alone(case: tuple[str, bool, bool], prompts: dict[str, list[int]]) -> dict[str, Said]:
+    """What one engine says, which computes each request by itself."""
+    found: dict[str, Said] = {}
+    one = engine(*case, kv_memory_bytes=8 * MIB)
+    for name, prompt in prompts.items():
+        one.handle(Submit(RequestId(name), np.asarray(prompt, "<i4").tobytes(), PARAMS))
+        while one.has_work():
+            for event in one.step():
+                if isinstance(event, Tokens):
+                    said = found.setdefault(name, Said([], []))
+                    said.tokens.extend(event.token_ids)
+                    said.logprobs.extend(event.logprobs or ())
+    return found
+
+
+def texts(seed: int) -> dict[str, list[int]]:
+    """Short prompts for the creditors, none of which has a prefix of another."""
+    chance = random.Random(seed)
+    return {f"s{n}": prompt_ids(chance.randint(3, 90), seed=100 * seed + n) for n in range(8)}
+
+
+def turns(count: int) -> Callable[[], bool]:
+    """Whether every engine has had so many turns."""
+    left = iter([False] * count)
+    return lambda: next(left, True)
+
+
+def run_at_random(several: Recalling, seed: int) -> None:
+    """Let everything happen in some order until the long request has ended."""
+    chance, short = random.Random(seed), list(texts(seed).items())
+    several.submit("long", LONG, 0, PARAMS, goes_to="")
+    while "long" not in several.ends:
+        kind = chance.random()
+        if kind < 0.3:
+            several.move("long", chance.randint(1, 3), chance.choice("bc"))
+        elif kind < 0.4 and several.away("long"):
+            several.recall(chance.choice((1, 2)), chance.choice((0, 0, 5_000)))
+        elif kind < 0.5 and short:
+            name, prompt = short.pop()
+            several.submit(name, prompt, chance.choice((1, 2)), PARAMS, goes_to="")
+        several.run(turns(chance.randint(1, 3)), chance.choice((0.0, 0.01)))
+    for name, prompt in short:
+        several.submit(name, prompt, chance.choice((1, 2)), PARAMS, goes_to="")
+    several.run()
+
+
+@pytest.mark.parametrize(
+    "case", CASES, ids=[f"{a}-{'bf16' if h else 'float32'}" for a, _, h in CASES]
+)
+def test_no_recall_changes_an_answer(case: tuple[str, bool, bool], tmp_path: Path) -> None:
+    """Pages that were lent hold the texts of other requests soon after; nobody reads those."""
+    _, is_fused, _ = case
+    happened = dict.fromkeys(("returned", "lost"), 0)
+    for seed in SEEDS if is_fused else SEEDS[:2]:
+        prompts = {"long": LONG, **texts(seed)}
+        expected = alone(case, prompts)
+        with lending(case, tmp_path / str(seed)) as several:
+            run_at_random(several, seed)
+            told = several.tally()
+            several.check_pools()
+        happened = {name: count + told[name] for name, count in happened.items()}
+        assert {name: one.tokens for name, one in several.said.items()} == {
+            name: one.tokens for name, one in expected.items()
+        }
+        if is_fused:  # torch's modules round by what shares a step
+            assert several.said == expected
+    assert all(happened.values()), happened
