@@ -16,14 +16,14 @@ from tests.models.serving.test_models_pooling_served import engine_of
 MEMORY = {"weights_bytes": 5 * MIB, "contract_bytes": 90 * MIB}
 
 
-def lines(staying: str, count: int = 2) -> str:
+def lines(staying: str, count: int = 2, reach: int = 64) -> str:
     """What is printed when so many instances serve."""
     ready = Ready(SCHEMA_VERSION, 1, 8, "m", 64, 0, memory=MEMORY, staying=staying)
     members = [
         (SimpleNamespace(instance_id=f"mixed-{n}", ready=ready, host=""), None)
         for n in range(count)
     ]
-    front: Any = SimpleNamespace(instances=lambda: members, ready=ready)
+    front: Any = SimpleNamespace(instances=lambda: members, ready=ready, reach_tokens=lambda: reach)
     return "\n".join(_contract(cast(Front, front), 10 * MIB))
 
 
@@ -31,6 +31,12 @@ def test_the_setting_is_named_where_there_are_several() -> None:
     assert "with --cpu-buffer none helps another that is short of memory" in lines("--cpu-buffer")
     assert "helps another" not in lines("")
     assert not lines("--cpu-buffer", count=1)
+
+
+def test_it_is_said_how_long_requests_may_be_while_others_lend() -> None:
+    said = "longest request: 64 tokens, and 6,144 while the others lend all that they can"
+    assert said in lines("", reach=6144)
+    assert "longest request" not in lines("")
 
 
 @pytest.mark.parametrize(

@@ -78,3 +78,12 @@ def local_reason(model: str, groups: Sequence[GroupSpec]) -> str:
     if any(SECTION_TOKENS % group.page_tokens for group in full):
         return f"its pages do not divide {SECTION_TOKENS} tokens"
     return ""
+
+
+def section_bytes(groups: Sequence[GroupSpec], tokens: int = SECTION_TOKENS) -> int:
+    """Return the bytes of a section in the groups whose pages may lie elsewhere.
+
+    :param tokens: of a section.
+    """
+    # Where instances share a pool there is one model, which has no name, and no draft model.
+    return tokens * sum(group.token_bytes for _, group in full_groups("", groups))

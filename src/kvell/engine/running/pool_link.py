@@ -4,7 +4,7 @@ import contextlib
 import queue
 from collections.abc import Iterator, Mapping, Sequence
 
-from kvell.engine.moving.sections import full_groups
+from kvell.engine.moving.sections import section_bytes
 from kvell.engine.requests.plan import BorrowedPages
 from kvell.engine.running.moved_images import MovedImages
 from kvell.memory import GroupSpec
@@ -18,7 +18,6 @@ from kvell.mempool.transfers.actions import Action, Grant, Revoke, Send
 from kvell.mempool.transfers.messages import Offer, Transfer, Written
 from kvell.mempool.transports.neighbours import Neighbours
 from kvell.mempool.transports.page_copies import Bytes
-from kvell.vocabulary import SECTION_TOKENS
 from kvell.wire.bell import Bell
 
 
@@ -151,12 +150,3 @@ class PoolLink:
         self._entries.put(entry)
         self.bell.ring()
         return []
-
-
-def section_bytes(groups: Sequence[GroupSpec], tokens: int = SECTION_TOKENS) -> int:
-    """Return the bytes of a section in the groups whose pages may lie elsewhere.
-
-    :param tokens: of a section.
-    """
-    # Where instances share a pool there is one model, which has no name, and no draft model.
-    return tokens * sum(group.token_bytes for _, group in full_groups("", groups))
