@@ -172,7 +172,12 @@ def test_a_recall_that_finds_a_section_on_its_way_makes_nothing_be_computed_anew
     cluster.messages.append(asked)
     end(cluster)
     assert preemptions(cluster) == 0
-    assert debtor.handovers.borrowed.tally() == {"borrowed": 0, "returned": 1, "lost": 0}
+    assert debtor.handovers.borrowed.tally() == {
+        "borrowed": 0,
+        "returned": 1,
+        "replaced": 0,
+        "lost": 0,
+    }
 
 
 def test_a_creditor_that_needs_it_takes_it_from_a_debtor_that_is_silent() -> None:

@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import rule
+from hypothesis.stateful import rule, run_state_machine_as_test
 
 from kvell.engine.moving.placement import PATIENCE_TICKS, RETRY_TICKS, Placement
 from kvell.engine.protocol.messages import Finished, Submit
@@ -263,5 +264,9 @@ class PlacedLending(Lending):
         self.count += 1
 
 
-TestPlacedLending = PlacedLending.TestCase
-TestPlacedLending.settings = SOME
+LONG = settings(SOME, max_examples=300)
+
+
+@pytest.mark.long
+def test_whatever_happens_answers_are_right() -> None:
+    run_state_machine_as_test(PlacedLending, settings=LONG)

@@ -50,7 +50,7 @@ class Borrowed:
     """The borrowing requests of one engine core: what an rManager does for a debtor.
 
     :param agent: of the instance, over the scheduler's memory core.
-    :ivar section_tokens: that go at once.
+    :ivar ended_by_plan: what the latest plan ends, to be done before its step runs.
     """
 
     def __init__(self, scheduler: Scheduler, agent: Agent) -> None:
@@ -60,6 +60,7 @@ class Borrowed:
         self._borrowers: dict[RequestId, Borrower] = {}
         self._placements: dict[RequestId, Placement] = {}
         self._given_up: list[Request] = []
+        self.ended_by_plan: list[Action] = []
         self._planned = self._done = StepNumber(0)
 
     @property
@@ -226,6 +227,7 @@ class Borrowed:
         borrowed: list[BorrowedPages] = []
         handles = {work.handle for work in plan.work}
         for borrower in self._borrowers.values():
+            self.ended_by_plan += self.sections.cut_moved(borrower, plan.new_pages)
             if borrower.handle not in handles:
                 continue
             borrowed += self.sections.rights(borrower)
@@ -293,9 +295,8 @@ class Borrowed:
         placement = self._placements.get(borrower.request.request_id)
         if placement is None:
             return borrower.creditors.popleft() if borrower.creditors else ""
-        section = len(borrower.loans)
-        has_more = section < len(placement.planned)
-        return placement.creditor(section, self._agent.now) if has_more else ""
+        at, last = len(borrower.loans), len(placement.planned)
+        return placement.creditor(at, self._agent.now) if at < last else ""
 
     def _next_is_computed(self, borrower: Borrower) -> bool:
         """Whether the next section can go: it is complete, and not the last one."""

@@ -54,7 +54,7 @@ HANDOVER_TICKS: Tick = 600_000
 """How long a request may take from its announcement until it is pulled: prompts wait in line."""
 FETCH_TICKS: Tick = 2_000
 """How long a request waits for what another instance has of its prompt."""
-RECALL_TICKS: Tick = 10_000  # from then on a creditor takes what it lent and needs
+RECALL_TICKS: Tick = 2_000  # from then on a creditor takes what it lent and needs
 RETURN_TICKS: Tick = 60_000
 """How long it may take until an instance has the text of a request that has ended."""
 
@@ -308,7 +308,10 @@ class Handovers:
         if len(self.agent.loans.lending) and self._scheduler.lacks_memory(plan):
             one = [int(group.kind is GroupKind.FULL) for group in self._core.layout.groups]
             self._sorted(self.agent.loans.lending.recall(one, self.agent.now, RECALL_TICKS))
-        return self.borrowed.planned(plan, rows)
+        plan = self.borrowed.planned(plan, rows)
+        self._actions += self.borrowed.ended_by_plan
+        self.borrowed.ended_by_plan = []
+        return plan
 
     def missed(self, handles: Sequence[int]) -> None:
         """Let requests compute anew what they read elsewhere too late."""

@@ -86,7 +86,7 @@ class Placement:
         self.refused.discard(creditor)
 
     def tick(self, now: Tick, *, is_asking: bool) -> bool:
-        """Time has passed; returns whether the request is given up.
+        """Time has passed; returns whether the request is given up: all refused after its time.
 
         :param is_asking: whether a creditor still has to answer, or to fetch what it lends for.
         """
@@ -94,9 +94,10 @@ class Placement:
             self.grants()
         elif self.gives_up_at is None:
             self.gives_up_at = now + PATIENCE_TICKS
-        if self.retry_at is not None and self.retry_at <= now:
-            self.refused.clear()
-            self.retry_at = None
-            self.rounds += 1
-        is_over = self._end_at is not None and self._end_at <= now
-        return is_over and not is_asking and self.retry_at is not None
+        if self.retry_at is None or self.retry_at > now:
+            return False
+        refused_at, end_at = self.retry_at - RETRY_TICKS, self._end_at
+        self.refused.clear()
+        self.retry_at = None
+        self.rounds += 1
+        return not is_asking and end_at is not None and refused_at >= end_at

@@ -7,7 +7,7 @@ from itertools import chain
 from kvell.engine.moving.borrower import Borrower
 from kvell.engine.moving.sections import Place, Sections
 from kvell.engine.protocol.placements import RequestPlacementEntry
-from kvell.engine.requests.plan import BorrowedPages
+from kvell.engine.requests.plan import BorrowedPages, NewPages
 from kvell.mempool.agent import Agent
 from kvell.mempool.loans.messages import Loan
 from kvell.mempool.owners import Tick
@@ -64,6 +64,16 @@ class SectionLoans:
         if standing is None:
             return None
         return self._loans.fill(loan, list(chain(*standing.pages)), standing)
+
+    def cut_moved(self, borrower: Borrower, rows: NewPages) -> list[Action]:
+        """End loans that creditors fill from pages which a step moves; they are asked for again.
+
+        :param rows: of the plan.  The actions are carried out before the step runs.
+        """
+        filling = range(borrower.filled, len(borrower.loans))
+        own = rows[rows[:, 0] == borrower.handle] if filling else rows[:0]
+        moved = [one for one in self._sections(borrower).of_rows(own) if one in filling]
+        return self.give_back(self.cut(borrower, min(moved))) if moved else []
 
     def note_filled(self, borrower: Borrower) -> None:
         """Count the first sections that may be read."""

@@ -51,6 +51,15 @@ class Sections:
             for place, page in zip(self._places(section), chain(*pages), strict=True)
         }
 
+    def of_rows(self, rows: NewPages) -> set[int]:
+        """Return the sections of rows [m, 4] of one request: handle, group, position, page."""
+        tokens = {index: group.page_tokens for index, group in self._groups}
+        return {
+            position * tokens[group] // self._section_tokens
+            for _, group, position, _ in rows.tolist()
+            if group in tokens
+        }
+
     def _places(self, section: int) -> Iterator[Place]:
         for index, group in self._groups:
             count = self._section_tokens // group.page_tokens
