@@ -111,11 +111,18 @@ def lending(
         )
         for name in names
     ]
+    with small_sections(engines):
+        yield Lending(engines)
+
+
+@contextmanager
+def small_sections(engines: Sequence[Engine]) -> Iterator[None]:
+    """Let engines lend few tokens at once, and close them in the end."""
     for engine in engines:
         assert engine.core.handovers is not None
         engine.core.handovers.borrowed.sections.section_tokens = SECTION_TOKENS
     try:
-        yield Lending(engines)
+        yield
     finally:
         for engine in engines:
             engine.close()
@@ -124,8 +131,12 @@ def lending(
 def alone(
     architecture: str, is_fused: bool, prompts: dict[str, list[int]], batched: int = 256
 ) -> dict[str, Said]:
-    """What one engine says, which computes each request by itself."""
-    engine = engine_of(architecture, is_fused, batched=batched)
+    """What one engine says."""
+    return said_by(engine_of(architecture, is_fused, batched=batched), prompts)
+
+
+def said_by(engine: Engine, prompts: dict[str, list[int]]) -> dict[str, Said]:
+    """What an engine says that computes each request by itself."""
     found: dict[str, Said] = {}
     for name, prompt in prompts.items():
         engine.handle(Submit(RequestId(name), np.asarray(prompt, "<i4").tobytes(), PARAMS))

@@ -7,18 +7,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
-from kvell.engine.protocol.messages import Submit, Tokens
 from kvell.memory import pool_bytes_for
 from kvell.mempool.rendezvous import FolderRendezvous, make_folder
-from kvell.vocabulary import MIB, RequestId
+from kvell.vocabulary import MIB
 from tests.models.fused_models import bf16_module, fused_model, generic_model
 from tests.models.harness import prompt_ids, tiny_module
-from tests.models.serving.test_models_lent import PARAMS, SECTION_TOKENS, Lending, Said
+from tests.models.serving.test_models_lent import PARAMS, Lending, said_by, small_sections
 
 SEEDS = range(4)
 LONG = prompt_ids(130)
@@ -55,14 +53,8 @@ def lending(case: tuple[str, bool, bool], folder: Path) -> Iterator["Recalling"]
         engine(*case, kv_memory_bytes=kv_bytes, pool_place=FolderRendezvous(name, folder))
         for name in "abc"
     ]
-    for one in engines:
-        assert one.core.handovers is not None
-        one.core.handovers.borrowed.sections.section_tokens = SECTION_TOKENS
-    try:
+    with small_sections(engines):
         yield Recalling(engines)
-    finally:
-        for one in engines:
-            one.close()
 
 
 class Recalling(Lending):
@@ -83,21 +75,6 @@ class Recalling(Lending):
         handovers = self.engines[0].core.handovers
         assert handovers is not None
         return handovers.borrowed.tally()
-
-
-def alone(case: tuple[str, bool, bool], prompts: dict[str, list[int]]) -> dict[str, Said]:
-    """What one engine says, which computes each request by itself."""
-    found: dict[str, Said] = {}
-    one = engine(*case, kv_memory_bytes=8 * MIB)
-    for name, prompt in prompts.items():
-        one.handle(Submit(RequestId(name), np.asarray(prompt, "<i4").tobytes(), PARAMS))
-        while one.has_work():
-            for event in one.step():
-                if isinstance(event, Tokens):
-                    said = found.setdefault(name, Said([], []))
-                    said.tokens.extend(event.token_ids)
-                    said.logprobs.extend(event.logprobs or ())
-    return found
 
 
 def texts(seed: int) -> dict[str, list[int]]:
@@ -140,7 +117,7 @@ def test_no_recall_changes_an_answer(case: tuple[str, bool, bool], tmp_path: Pat
     happened = dict.fromkeys(("returned", "lost"), 0)
     for seed in SEEDS if is_fused else SEEDS[:2]:
         prompts = {"long": LONG, **texts(seed)}
-        expected = alone(case, prompts)
+        expected = said_by(engine(*case, kv_memory_bytes=8 * MIB), prompts)
         with lending(case, tmp_path / str(seed)) as several:
             run_at_random(several, seed)
             told = several.tally()

@@ -79,8 +79,8 @@ class LendingScenario(Scenario):
         last = list(made.counts)[-1]
         hosts = {f"{last}-{made.counts[last] - 1}": "another"} if self.apart else {}
         longest = max(2, longest_request(made.layout, LONGEST_TOKENS, 4))
-        limits = replace(made.limits, max_model_len=longest)
-        return replace(made, limits=limits, hosts=hosts, section_tokens=SECTION_TOKENS)
+        limits = replace(made.limits, max_model_len=longest, section_tokens=SECTION_TOKENS)
+        return replace(made, limits=limits, hosts=hosts)
 
 
 class LendingRun(Run):

@@ -131,9 +131,11 @@ class Entrance:
 def _limits(command: Submit, rules: ModelRules) -> Limits:
     """The limits of a request: one with a placement may be as long as that has room for."""
     limits = rules.limits
+    if not command.placement:
+        return limits
     placed = sum(entry.num_blocks for entry in command.placement) * limits.section_tokens
     most = max(limits.max_model_len, min(placed, limits.reach_tokens))
-    return replace(limits, max_model_len=most) if command.placement else limits
+    return replace(limits, max_model_len=most)
 
 
 def _refusal(command: Submit, problem: ChangeSomething) -> Finished:

@@ -50,7 +50,6 @@ class Borrowed:
     """The borrowing requests of one engine core: what an rManager does for a debtor.
 
     :param agent: of the instance, over the scheduler's memory core.
-    :ivar ended_by_plan: what the latest plan ends, to be done before its step runs.
     """
 
     def __init__(self, scheduler: Scheduler, agent: Agent) -> None:
@@ -60,7 +59,6 @@ class Borrowed:
         self._borrowers: dict[RequestId, Borrower] = {}
         self._placements: dict[RequestId, Placement] = {}
         self._given_up: list[Request] = []
-        self.ended_by_plan: list[Action] = []
         self._planned = self._done = StepNumber(0)
 
     @property
@@ -216,30 +214,32 @@ class Borrowed:
                 rows += [(borrower.handle, *place, page) for place, page in pages.items()]
         return np.array(rows, np.int32).reshape(-1, 4)
 
-    def planned(self, plan: StepPlan, rows: NewPages) -> StepPlan:
-        """Return the plan with what it reads elsewhere, and what it copies home.
+    def planned(self, plan: StepPlan, rows: NewPages) -> tuple[StepPlan, list[Action]]:
+        """Return the plan with what it reads elsewhere and copies home, and what comes before it.
 
         :param rows: of :meth:`before_plan`.
         """
         if not self._borrowers:
-            return plan
+            return plan, []
+        actions: list[Action] = []
         copies: list[PageCopy] = []
         borrowed: list[BorrowedPages] = []
         handles = {work.handle for work in plan.work}
         for borrower in self._borrowers.values():
-            self.ended_by_plan += self.sections.cut_moved(borrower, plan.new_pages)
+            actions += self.sections.cut_moved(borrower, plan.new_pages)
             if borrower.handle not in handles:
                 continue
             borrowed += self.sections.rights(borrower)
             if borrower.returning:
                 copies += borrower.copies_home(plan.new_pages)
                 borrower.ends_with = plan.step
-        return replace(
+        plan = replace(
             plan,
             new_pages=np.concatenate([plan.new_pages, rows]) if len(rows) else plan.new_pages,
             copies=(*plan.copies, *copies),
             borrowed=tuple(borrowed),
         )
+        return plan, actions
 
     def missed(self, handles: Sequence[int]) -> list[Action]:
         """Act on rows that do not count: their requests compute all of it anew."""

@@ -55,8 +55,6 @@ class Borrower:
 
         :param rows: [m, 4] of a plan: handle, group, position, page.
         """
-        if not self.returning:
-            return []
         own = rows[rows[:, 0] == self.handle]
         given = {(group, position): page for _, group, position, page in own.tolist()}
         found = [place for place in self.returning if place in given]

@@ -308,9 +308,8 @@ class Handovers:
         if len(self.agent.loans.lending) and self._scheduler.lacks_memory(plan):
             one = [int(group.kind is GroupKind.FULL) for group in self._core.layout.groups]
             self._sorted(self.agent.loans.lending.recall(one, self.agent.now, RECALL_TICKS))
-        plan = self.borrowed.planned(plan, rows)
-        self._actions += self.borrowed.ended_by_plan
-        self.borrowed.ended_by_plan = []
+        plan, actions = self.borrowed.planned(plan, rows)
+        self._actions += actions
         return plan
 
     def missed(self, handles: Sequence[int]) -> None:

@@ -11,7 +11,7 @@ Everything happens in one loop, in order of virtual time, so equal runs are equa
 
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
@@ -43,7 +43,6 @@ from kvell.simulator.replay.runner import StepTimer, TraceRunner
 from kvell.simulator.replay.schedule import Arrivals, Schedule
 from kvell.simulator.traces.prompts import PromptMaker
 from kvell.simulator.traces.rows import TraceRow
-from kvell.vocabulary import SECTION_TOKENS
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,6 @@ class ClusterSpec:
     :param streams: what pulls cost that begin before a step has ended; None: none do.
     :param hosts: of instances that are not on the common host, by name: those of one host lend
         each other memory.  None: nobody lends any, as where pools are not in a host's memory.
-    :param section_tokens: that are lent at once.
     """
 
     counts: Mapping[str, int]
@@ -89,7 +87,6 @@ class ClusterSpec:
     seed: int = 0
     streams: StreamCosts | None = None
     hosts: Mapping[str, str] | None = field(default_factory=dict)
-    section_tokens: int = SECTION_TOKENS
 
 
 MakeDevice = Callable[[EngineCore], Device]
@@ -211,7 +208,7 @@ class VirtualCluster:
         agent = Agent(memory, name, incarnation, "virtual")
         core = EngineCore(
             memory,
-            replace(spec.limits, section_tokens=spec.section_tokens),
+            spec.limits,
             frozenset(),
             incarnation,
             agent=agent,
@@ -295,9 +292,10 @@ class VirtualCluster:
         spec = self.spec
         if spec.hosts is None:
             return Reach(spec.limits.max_model_len)
-        block_bytes = section_bytes(spec.layout.groups, spec.section_tokens)
+        section_tokens = spec.limits.section_tokens
+        block_bytes = section_bytes(spec.layout.groups, section_tokens)
         most = spec.limits.max_model_len, spec.limits.reach_tokens
-        return Reach(*most, block_bytes, spec.section_tokens)
+        return Reach(*most, block_bytes, section_tokens)
 
     def _front_seconds(self, name: str) -> float:
         return self.spec.front_seconds.get(name, 0.0)
