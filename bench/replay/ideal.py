@@ -105,6 +105,10 @@ class IdealCore:
         """Not supported: nothing is swapped here."""
         raise ValueError("there are no pages to receive")
 
+    def send_away(self, handle: int, away_tokens: int) -> None:
+        """Not supported: nobody lends here."""
+        raise ValueError("there are no pages to send away")
+
     def grow(self, handles: Ints, until: Ints) -> tuple[int, Ints]:
         """Grow holders in order while bytes are free; reports no pages."""
         served = 0

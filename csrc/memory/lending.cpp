@@ -13,7 +13,10 @@ std::string why_not(const Holder& h, int64_t away) {
   if (model.counts_images) return "its model counts images in pages of the text";
   if (!model.full_alignment) return "its model has no full attention";
   if (h.is_reservation || h.lease_until) return "it is a lease or a reservation";
-  if (!h.sources.empty()) return "copies to its pages are still to be made";
+  // A page that was moved stays until the next step, and is copied whatever becomes of it.
+  for (const Source& source : h.sources)
+    if (source.length || away < h.facts.away_tokens)
+      return "copies to its pages are still to be made";
   if (away < 0 || away > h.computed)
     return std::to_string(away) + " of " + std::to_string(h.computed) + " computed tokens";
   if (away % model.full_alignment) return std::to_string(away) + " tokens end inside a page";

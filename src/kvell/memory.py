@@ -62,9 +62,7 @@ from kvell.prefix.index.radix import Tokens, common_prefix
 from kvell.prefix.interface import (
     HoldingCore,
     Ints,
-    LendingCore,
     MemoryCore,
-    SharedCore,
     VisibleCore,
     WithholdingCore,
 )
@@ -91,12 +89,10 @@ __all__ = [
     "Ints",
     "LayerSpec",
     "Layout",
-    "LendingCore",
     "Manager",
     "MemoryCore",
     "PoolSnapshot",
     "PoolTotals",
-    "SharedCore",
     "SlotTable",
     "Tokens",
     "VisibleCore",

@@ -143,8 +143,7 @@ PAGES = (
                 "A core and its calls",
                 (
                     *_memory(
-                        "create_core register MemoryCore WithholdingCore HoldingCore LendingCore"
-                        " SharedCore VisibleCore"
+                        "create_core register MemoryCore WithholdingCore HoldingCore VisibleCore"
                     ),
                     *_memory("Implementation Eviction EVICTIONS common_prefix"),
                 ),

@@ -5,7 +5,7 @@ The scheduler's process, the library and the simulator run the same agent.
 
 from collections.abc import Sequence
 
-from kvell.memory import SharedCore
+from kvell.memory import HoldingCore
 from kvell.mempool.entries import (
     NOT_IN_PLACE,
     Draining,
@@ -50,7 +50,7 @@ class Agent:
 
     def __init__(
         self,
-        core: SharedCore,
+        core: HoldingCore,
         instance: str,
         incarnation: int,
         content: str,

@@ -163,9 +163,26 @@ class MemoryCore(Protocol):
         """
         ...
 
+    def send_away(self, handle: int, away_tokens: int) -> None:
+        """Let a request's first ``away_tokens`` tokens lie elsewhere in full attention groups.
+
+        More than before: their pages here lose their user and go first; others may hit them.
+        Fewer: the next :meth:`grow` gives empty pages for those that come home too, and
+        the next :meth:`advance` names them in holes.  Source: Infinite-LLM §4.2.
+
+        :raises ValueError: if the tokens are negative, more than computed or end inside a page; if
+            the holder is a lease or reservation or has :meth:`sources`, unless pages
+            that were moved are all of them and no token comes home; if its model has no full
+            attention, drops tokens or counts images in pages of the text.
+        """
+        ...
+
     def sources(self, handle: int) -> Ints:
         """Return cached pages that a holder keeps for copies that are still to be made
-        [m, ``SOURCE_COLUMNS``]: what its prefix fills in part, states, and pages behind a hole."""
+        [m, ``SOURCE_COLUMNS``]: what its prefix fills in part, states, and pages behind a hole.
+
+        Pages from which :meth:`compact` moved are among them, with 0 tokens.
+        """
         ...
 
     def grow(self, handles: Ints, until: Ints) -> tuple[int, Ints]:
@@ -345,28 +362,7 @@ class WithholdingCore(MemoryCore, Protocol):
         ...
 
 
-class LendingCore(MemoryCore, Protocol):
-    """A memory core whose requests may have their first tokens on another instance."""
-
-    def send_away(self, handle: int, away_tokens: int) -> None:
-        """Let a request's first ``away_tokens`` tokens lie elsewhere in full attention groups.
-
-        More than before: their pages here lose their user and go first; others may hit them.
-        Fewer: the next :meth:`MemoryCore.grow` gives empty pages for those that come home too, and
-        the next :meth:`MemoryCore.advance` names them in holes.  Source: Infinite-LLM §4.2.
-
-        :raises ValueError: if the tokens are negative, more than computed or end inside a page; if
-            the holder is a lease or reservation or has :meth:`MemoryCore.sources`; if its model has
-            no full attention, drops tokens or counts images in pages of the text.
-        """
-        ...
-
-
-class SharedCore(HoldingCore, LendingCore, Protocol):
-    """A memory core of one instance among several: texts come and go, pages lie elsewhere."""
-
-
-class VisibleCore(WithholdingCore, SharedCore, Protocol):
+class VisibleCore(WithholdingCore, HoldingCore, Protocol):
     """A memory core that shows parts of its state cheaply, for people who watch it."""
 
     def large_pages(self) -> LongInts:

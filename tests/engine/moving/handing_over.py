@@ -359,7 +359,8 @@ class Cluster:
                 self.step(name)
             if all(entry.end for entry in self.entries.values()) and not self.messages:
                 break
-            if turn % 300 == 299:
+            waits = not self.messages and not any(self.works(name) for name in self.names)
+            if waits or turn % 300 == 299:
                 self.pass_time(1_000_000)
         for _ in range(50):
             while self.messages:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvell.cli.plan.devices import DeviceFit
 from kvell.cluster.steering.placements import Reach
-from kvell.engine.moving.sections import local_reason, section_bytes
+from kvell.engine.lending.sections import local_reason, section_bytes
 from kvell.engine.requests.limits import Limits
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.prefix.groups.capacity import longest_request, request_bytes, requests_that_fit

@@ -20,9 +20,9 @@ from kvell.engine.core.yields import StepInFlight, StepsInFlight, Yields, end_of
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.failing.failures import StepFailure, end_failed, forget_text
+from kvell.engine.lending.placement import NOBODY_LENDS
 from kvell.engine.moving.encoding import ArrivedRequest
 from kvell.engine.moving.handovers import Handovers
-from kvell.engine.moving.placement import NOBODY_LENDS
 from kvell.engine.planning.overlap import require_depth
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.planning.step_memory import StepMemory

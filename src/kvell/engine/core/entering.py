@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from kvell.engine.lending.sections import local_reason
 from kvell.engine.moving.encoding import ArrivedRequest
-from kvell.engine.moving.sections import local_reason
 from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.pooling import POOLED
 from kvell.engine.protocol.sampling_params import SamplingParams

@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvell.engine.moving.borrowed import Borrowed
+from kvell.engine.lending.borrowed import Borrowed
 from kvell.engine.moving.caching import handed_over_root
 from kvell.engine.moving.encoding import (
     ArrivedRequest,

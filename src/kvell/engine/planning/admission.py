@@ -9,7 +9,7 @@ from kvell.engine.planning.chunks import Chunks
 from kvell.engine.planning.embedded import embedded_images
 from kvell.engine.planning.plan_draft import PlanDraft
 from kvell.engine.planning.seats import Seats
-from kvell.engine.requests.cache_roots import DROPPING_ROOT
+from kvell.engine.requests.cache_roots import DROPPING_ROOT, kept_root
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import NewPages
 from kvell.engine.requests.request import NO_HANDLE, Request, RequestState
@@ -115,15 +115,23 @@ class Admission:
         tokens = request.tokens(0, request.num_tokens)
         if request.runs_alone:
             self._chunks.protected.yield_all()
+        kept = request.kept_tokens
+        if kept and self._peek(request) >= kept:
+            kept = 0  # it lies here too
         handle = self._core.open(
             tokens,
-            self._root(request),
+            kept_root(f"{request.number}/{request.preemptions}") if kept else self._root(request),
             reuse=not request.runs_alone,
             images=request.images,
             prompt_tokens=len(request.prompt),
             model=request.model,
         )
         request.handle, request.computed = handle, self._core.hit_tokens(handle)
+        request.found_tokens = request.computed
+        if kept:
+            self._core.receive(handle, kept)
+            self._core.send_away(handle, kept)
+            request.computed = request.away_tokens = kept
         if self._seats.swapping is not None:
             self._seats.swapping.resume(request)
         request.settled = request.computed
@@ -131,7 +139,7 @@ class Admission:
             return True
         self._core.close(handle, renew=False)
         request.handle = NO_HANDLE
-        request.computed = request.settled = request.repeats = 0
+        request.computed = request.settled = request.repeats = request.away_tokens = 0
         asks_again = self._shares_pool or request.runs_alone or self._seats.is_swapped(request)
         self._turned_away = None if asks_again else request
         if not self._seats.running and self._chunks.protected.yield_all():

@@ -21,3 +21,13 @@ def cache_root(salt: str, unique: str, *, is_scored: bool, is_cached: bool = Tru
     if not is_cached:
         return f"{RESERVED}own {unique}"
     return RESERVED + salt if salt.startswith(RESERVED) else salt
+
+
+def kept_root(unique: str) -> str:
+    """Return the root of a request whose first tokens lie elsewhere from the start.
+
+    The index has no page of it before, so that the request holds none of those tokens here.
+
+    :param unique: names this start of this request and no other of the instance.
+    """
+    return f"{RESERVED}kept {unique}"

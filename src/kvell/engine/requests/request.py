@@ -55,7 +55,10 @@ class Request:
     :ivar returns_to: the instance that gets its text when it has ended; "" for none.
     :ivar local_tokens: most of its newest tokens whose pages are here, since it is longer than this
         instance's memory; 0: all of them.
+    :ivar found_tokens: of its first tokens, those that were cached here when it was let in.
     :ivar away_tokens: of its first tokens, those whose pages lie at other instances.
+    :ivar kept_tokens: while it has no pages here, those of its first tokens whose pages still lie
+        elsewhere; it goes on behind them.
     :ivar repeats: accepted draft tokens to compute again, since states do not advance over drafts.
     """
 
@@ -88,7 +91,9 @@ class Request:
     embedding: bytes = b""
     returns_to: str = ""
     local_tokens: int = 0
+    found_tokens: int = 0
     away_tokens: int = 0
+    kept_tokens: int = 0
     problem: str = ""
     is_spoiled: bool = False
     step_failed: StepBlame = ""
@@ -128,14 +133,17 @@ class Request:
     @property
     def end_for_now(self) -> int:
         """Tokens that may be computed for now; more once further sections lie elsewhere."""
-        if not self.local_tokens:
-            return self.num_tokens
-        return min(self.num_tokens, self.away_tokens + self.local_tokens)
+        return min(self.num_tokens, self._window_end) if self.local_tokens else self.num_tokens
+
+    @property
+    def _window_end(self) -> int:
+        """Where tokens end that may lie here for now; one at least behind what was cached."""
+        return max(self.away_tokens + self.local_tokens, self.found_tokens + 1)
 
     @property
     def is_held_up(self) -> bool:
         """Whether it waits until more of it lies elsewhere."""
-        return 0 < self.local_tokens <= self.computed - self.away_tokens
+        return self.local_tokens > 0 and self.computed >= self._window_end
 
     @property
     def borrows(self) -> bool:

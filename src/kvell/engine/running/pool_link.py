@@ -4,7 +4,7 @@ import contextlib
 import queue
 from collections.abc import Iterator, Mapping, Sequence
 
-from kvell.engine.moving.sections import section_bytes
+from kvell.engine.lending.sections import section_bytes
 from kvell.engine.requests.plan import BorrowedPages
 from kvell.engine.running.moved_images import MovedImages
 from kvell.memory import GroupSpec

@@ -12,7 +12,7 @@ from kvell.prefix.placement.store import Store
 
 
 def send_away(store: Store, publisher: Publisher, holder: Holder, away_tokens: int) -> None:
-    """Let so many first tokens lie elsewhere; see :class:`LendingCore`."""
+    """Let so many first tokens lie elsewhere; see :class:`MemoryCore`."""
     reason = _why_not([store.groups[index] for index in holder.own], holder, away_tokens)
     if reason:
         raise ValueError(f"tokens of handle {holder.handle} cannot lie elsewhere: {reason}")
@@ -37,7 +37,9 @@ def _why_not(groups: Sequence[GroupSpec], holder: Holder, away_tokens: int) -> s
         return "its model has no full attention"
     if holder.is_reservation or holder.lease_until is not None:
         return "it is a lease or a reservation"
-    if any(held.sources for held in holder.groups):
+    sources = [place for held in holder.groups for place, _ in held.sources.values()]
+    # A page that was moved stays until the next step, and is copied whatever becomes of it.
+    if any(tokens for tokens, _ in sources) or (sources and away_tokens < holder.facts.away_tokens):
         return "copies to its pages are still to be made"
     if not 0 <= away_tokens <= holder.computed:
         return f"{away_tokens} of {holder.computed} computed tokens"

@@ -304,7 +304,7 @@ class ReferenceCore:
     # ------------------------------------------------- memory that others have
 
     def send_away(self, handle: int, away_tokens: int) -> None:
-        """See :class:`LendingCore`."""
+        """See :class:`MemoryCore`."""
         send_away(self._store, self._publisher, self._holders[handle], away_tokens)
 
     def reclaim_order(self) -> LongInts:

@@ -22,7 +22,7 @@ from kvell.cluster.steering.placements import Reach
 from kvell.cluster.steering.roles import RoleChanger, RoleRules
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.index_watch import indexed_groups
-from kvell.engine.moving.sections import section_bytes
+from kvell.engine.lending.sections import section_bytes
 from kvell.engine.protocol.messages import HEARTBEAT_SECONDS, Event
 from kvell.engine.protocol.notices import IndexNotice
 from kvell.engine.requests.limits import Limits

@@ -120,6 +120,10 @@ class MeteredCore:
         """Passed on."""
         return self._timed(self._core.hit_tokens, handle)
 
+    def send_away(self, handle: int, away_tokens: int) -> None:
+        """Passed on."""
+        self._timed(self._core.send_away, handle, away_tokens)
+
     def receive(self, handle: int, computed: int) -> None:
         """Passed on."""
         self._timed(self._core.receive, handle, computed)

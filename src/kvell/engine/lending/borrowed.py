@@ -5,7 +5,7 @@
     computed here ──move_kvcache──► ASKED ──granted──► FILLING ──filled──► AWAY, read there
          ▲                            │                   │                  │
          │◄──── refused, no creditor ─┴───────────────────┘                  │ recalled
-         └────────────── copied back, or computed anew if there is no room ◄─┘
+         └────────── copied back, or computed anew from there on if lost ◄───┘
 
 Sections go in order, from the first of a text on, so what is left here is always its end.  The
 last section never goes: a request writes there.  What is away is read in place, since a creditor's
@@ -13,6 +13,9 @@ pool continues the numbers of the pool's own pages (:mod:`kvell.mempool.transpor
 
 A request that is longer than the memory here comes with a placement.  What is recalled of it, and
 has no room here, goes to another creditor, which pulls it from the one that wants it back.
+
+A request that gives way, or loses a section, keeps those before it where they are, and goes on
+behind them once it is let in again.
 
 Pure: the loans themselves are a machine of the memory pool (:mod:`kvell.mempool.loans`).
 Source: Infinite-LLM §4, §5.2.1, §6.2 (Listing 1).
@@ -23,10 +26,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvell.engine.moving.borrower import Borrower
-from kvell.engine.moving.placement import Placement
-from kvell.engine.moving.section_loans import SectionLoans
-from kvell.engine.moving.sections import local_reason
+from kvell.engine.lending.borrower import Borrower
+from kvell.engine.lending.placement import Placement
+from kvell.engine.lending.recalls import Recalls
+from kvell.engine.lending.section_loans import SectionLoans
+from kvell.engine.lending.sections import local_reason, resumes
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.requests.plan import BorrowedPages, NewPages, PageCopy, StepPlan
@@ -55,9 +59,10 @@ class Borrowed:
     def __init__(self, scheduler: Scheduler, agent: Agent) -> None:
         self._core, self._scheduler, self._agent = agent.core, scheduler, agent
         self.sections = SectionLoans(agent, scheduler.limits.section_tokens)
-        self._returned = self._lost = self._replaced = 0
+        self._returned = self._lost = 0
         self._borrowers: dict[RequestId, Borrower] = {}
         self._placements: dict[RequestId, Placement] = {}
+        self._recalls = Recalls(agent, self.sections, self._placements)
         self._given_up: list[Request] = []
         self._planned = self._done = StepNumber(0)
 
@@ -90,7 +95,7 @@ class Borrowed:
         return {
             "borrowed": sum(one.away for one in self._borrowers.values()),
             "returned": self._returned,
-            "replaced": self._replaced,
+            "replaced": self._recalls.replaced,
             "lost": self._lost,
         }
 
@@ -151,10 +156,10 @@ class Borrowed:
                 self._borrower(request)
         for borrower in list(self._borrowers.values()):
             if not borrower.has_pages:
-                actions += self._forget(borrower)
+                actions += self._keep(borrower)
                 continue
             actions += self._given_back(borrower)
-            actions += self._ask_others(borrower) if borrower.wanted_back else []
+            actions += self._recalls.ask_others(borrower) if borrower.wanted_back else []
             actions += self._ask_on(borrower)
             is_over = not (borrower.creditors or borrower.returning or borrower.ends)
             if is_over and not borrower.loans:
@@ -166,11 +171,11 @@ class Borrowed:
         borrower = self.sections.borrower(news.loan)
         if borrower is None:
             return []
-        if not borrower.has_pages:
-            return self._forget(borrower)
         if news.loan not in borrower.loans:
-            return self._take_in_replacing(borrower, news)
+            return self._recalls.take_in(borrower, news) if borrower.has_pages else []
         index = borrower.loans.index(news.loan)
+        if not borrower.has_pages:
+            return self._keep(borrower, index)
         placement = self._placements.get(borrower.request.request_id)
         if isinstance(news, LoanGranted) and self.sections.is_in_place(news.loan):
             if placement is not None:
@@ -180,9 +185,9 @@ class Borrowed:
             self.sections.note_filled(borrower)
             return []
         if isinstance(news, LoanRecalled) and index < borrower.away:
-            return self._recalled(borrower, index)
+            return self._recalls.recalled(borrower, index)
         if index < borrower.away:
-            return self._lose(borrower)
+            return self._lose(borrower, index)
         # Nobody reads it yet.  Later sections stay here too, so that the rest is one run.
         borrower.creditors.clear()
         if placement is not None:
@@ -200,18 +205,20 @@ class Borrowed:
             return NO_ROWS
         rows: list[tuple[int, int, int, int]] = []
         for borrower in self._borrowers.values():
-            if not borrower.has_pages or len(self._core.sources(borrower.handle)):
-                continue  # a step must make its copies first
+            if not borrower.has_pages:
+                continue
+            sources = self._core.sources(borrower.handle)
+            if sources[:, 3].any():
+                continue  # a step must copy its prefix first
             if borrower.recalled is not None and borrower.recalled < borrower.away:
-                self._come_home(borrower, borrower.recalled)
+                if not len(sources):
+                    self._come_home(borrower, borrower.recalled)
                 continue
             sections = self._replace(borrower) if borrower.replaced else []
             if borrower.filled > borrower.away and borrower.recalled is None:
                 sections += range(borrower.away, borrower.filled)
                 self._send_away(borrower, borrower.filled)
-            for index in sections:
-                pages = self.sections.beyond(borrower, index)
-                rows += [(borrower.handle, *place, page) for place, page in pages.items()]
+            rows += self.sections.rows(borrower, sections)
         return np.array(rows, np.int32).reshape(-1, 4)
 
     def planned(self, plan: StepPlan, rows: NewPages) -> tuple[StepPlan, list[Action]]:
@@ -225,7 +232,12 @@ class Borrowed:
         copies: list[PageCopy] = []
         borrowed: list[BorrowedPages] = []
         handles = {work.handle for work in plan.work}
-        for borrower in self._borrowers.values():
+        pages = [plan.new_pages, rows] if len(rows) else [plan.new_pages]
+        for borrower in list(self._borrowers.values()):
+            if not borrower.has_pages:
+                actions += self._keep(borrower)
+                more = self.sections.rows(borrower, range(borrower.away))
+                pages += [np.array(more, np.int32)] if borrower.has_pages else []
             actions += self.sections.cut_moved(borrower, plan.new_pages)
             if borrower.handle not in handles:
                 continue
@@ -235,18 +247,20 @@ class Borrowed:
                 borrower.ends_with = plan.step
         plan = replace(
             plan,
-            new_pages=np.concatenate([plan.new_pages, rows]) if len(rows) else plan.new_pages,
+            new_pages=np.concatenate(pages) if len(pages) > 1 else plan.new_pages,
             copies=(*plan.copies, *copies),
             borrowed=tuple(borrowed),
         )
         return plan, actions
 
     def missed(self, handles: Sequence[int]) -> list[Action]:
-        """Act on rows that do not count: their requests compute all of it anew."""
+        """Act on rows that do not count: their requests compute what they lost anew."""
+        actions: list[Action] = []
         late = [one for one in self._borrowers.values() if one.handle in handles]
         for borrower in late:
             borrower.request.is_spoiled = True  # a state was advanced from what was read
-        return [action for borrower in late for action in self._lose(borrower)]
+            actions += self._lose(borrower, self.sections.first_lost(borrower))
+        return actions
 
     def ended(self, request: Request) -> list[Action]:
         """A request ends here, however: creditors get their memory back."""
@@ -263,6 +277,9 @@ class Borrowed:
                 borrower.request.away_tokens
             ):
                 found.append(f"{name}: {borrower.request.away_tokens} tokens are away")
+            kept = 0 if borrower.has_pages else borrower.away * self.section_tokens
+            if borrower.request.kept_tokens != kept:
+                found.append(f"{name}: {borrower.request.kept_tokens} tokens are kept, not {kept}")
             if not borrower.away <= borrower.filled <= len(borrower.loans):
                 found.append(f"{name}: {borrower.away} sections away of {borrower.filled} filled")
             if borrower.away * self.section_tokens >= max(1, borrower.request.num_tokens):
@@ -303,59 +320,11 @@ class Borrowed:
         end = (len(borrower.loans) + 1) * self.section_tokens
         return borrower.recalled is None and end <= borrower.request.settled
 
-    def _recalled(self, borrower: Borrower, index: int) -> list[Action]:
-        """A creditor wants a section back: it comes home with all behind it, if that has room.
-
-        Of a request that is longer than the memory here, another creditor gets it.
-        """
-        request = borrower.request
-        home_tokens = request.num_tokens - index * self.section_tokens
-        if request.local_tokens and home_tokens > request.local_tokens:
-            borrower.wanted_back.add(index)
-            return self._ask_others(borrower)
-        before = borrower.recalled
-        borrower.recalled = index if before is None else min(index, before)
-        return self.sections.give_back(self.sections.cut(borrower, borrower.away))  # no copy reads
-
-    def _ask_others(self, borrower: Borrower) -> list[Action]:
-        """Ask further creditors for room for sections that are recalled.
-
-        One that none of them takes is lost at the deadline, and the request is computed anew.
-        """
-        actions: list[Action] = []
-        for index in sorted(borrower.wanted_back - borrower.replacing.keys()):
-            placement = self._placements[borrower.request.request_id]
-            old = borrower.creditor_of[borrower.loans[index]]
-            creditor = placement.creditor(index, self._agent.now, without=old)
-            if creditor:
-                borrower.replacing[index], asked = self.sections.ask(borrower, creditor)
-                actions += asked
-        return actions
-
-    def _take_in_replacing(self, borrower: Borrower, news: LoanNews) -> list[Action]:
-        """Act on what happened to a loan of a section that another creditor wants back."""
-        loan = news.loan
-        index = next(at for at, one in borrower.replacing.items() if one == loan)
-        if isinstance(news, LoanGranted) and self.sections.is_in_place(loan):
-            passed_on = self.sections.pass_on(loan, borrower.loans[index])
-            if passed_on is not None:
-                return passed_on
-        if isinstance(news, LoanFilled):
-            borrower.replaced.add(index)
-            return []
-        self._placements[borrower.request.request_id].refuses(borrower.creditor_of[loan])
-        del borrower.replacing[index]
-        borrower.replaced.discard(index)
-        self.sections.forget(borrower, loan)
-        return self.sections.give_back([loan]) + self._ask_others(borrower)
-
     def _replace(self, borrower: Borrower) -> list[int]:
         """Read sections where they are now; returns which."""
-        replaced = sorted(borrower.replaced)
-        borrower.replaced.clear()
-        self._end_with_plan(borrower, [self.sections.replace(borrower, at) for at in replaced])
-        self._replaced += len(replaced)
-        return replaced
+        sections, over = self._recalls.replace(borrower)
+        self._end_with_plan(borrower, over)
+        return sections
 
     def _end_with_plan(self, borrower: Borrower, loans: Sequence[Loan]) -> None:
         """Give loans back once the step is over that is planned now."""
@@ -385,16 +354,41 @@ class Borrowed:
         ends, borrower.ends = borrower.ends, []
         return self.sections.give_back(ends)
 
-    def _lose(self, borrower: Borrower) -> list[Action]:
-        """Pages that a request needs are gone: it computes all of its tokens anew."""
+    def _lose(self, borrower: Borrower, index: int) -> list[Action]:
+        """A section that a request needs is gone: it computes it anew, and all behind it."""
         request = borrower.request
-        self._lost += borrower.away
-        actions = self._forget(borrower)
-        is_running = request.state is RequestState.RUNNING and request.finish_reason is None
-        if is_running and borrower.has_pages:
+        self._lost += borrower.away - index
+        if request.state is not RequestState.RUNNING or request.finish_reason is not None:
+            return self._forget(borrower)
+        if borrower.has_pages:
             self._scheduler.start_again(request)
-        return actions
+        return self._keep(borrower, index)
+
+    def _keep(self, borrower: Borrower, most: int | None = None) -> list[Action]:
+        """A request has given its pages back, and may have been let in again since.
+
+        Its first sections stay where they are, if it can go on behind them.
+
+        :param most: of its sections; None: all that are elsewhere.
+        """
+        request = borrower.request
+        most = borrower.away if most is None else min(most, borrower.away)
+        sections = min([most, *borrower.wanted_back])
+        if not resumes(request.model, self._core.layout.groups) or request.finish_reason:
+            sections = 0
+        is_in = request.state is RequestState.RUNNING
+        if is_in and request.away_tokens != sections * self.section_tokens:
+            sections = 0  # all of that lies here
+        loans = self.sections.cut(borrower, sections) + borrower.ends
+        borrower.starts_again(sections)
+        request.kept_tokens = sections * self.section_tokens
+        if not sections:
+            return self._forget(borrower) + self.sections.give_back(loans)
+        if is_in:
+            borrower.handle, request.kept_tokens = request.handle, 0
+        return self.sections.give_back(loans)
 
     def _forget(self, borrower: Borrower) -> list[Action]:
+        borrower.request.kept_tokens = 0
         del self._borrowers[borrower.request.request_id]
         return self.sections.give_back([*self.sections.cut(borrower, 0), *borrower.ends])

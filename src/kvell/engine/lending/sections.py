@@ -89,6 +89,12 @@ def local_reason(model: str, groups: Sequence[GroupSpec]) -> str:
     return ""
 
 
+def resumes(model: str, groups: Sequence[GroupSpec]) -> bool:
+    """Whether a request can go on behind sections that lie elsewhere with no other pages here."""
+    own = [group for group in groups if group.model == model]
+    return all(group.kind is GroupKind.FULL and not group.is_draft for group in own)
+
+
 def section_bytes(groups: Sequence[GroupSpec], tokens: int = SECTION_TOKENS) -> int:
     """Return the bytes of a section in the groups whose pages may lie elsewhere.
 

@@ -1,11 +1,11 @@
 """The loans of borrowing requests: one for each section, and where its pages are."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from kvell.engine.moving.borrower import Borrower
-from kvell.engine.moving.sections import Place, Sections
+from kvell.engine.lending.borrower import Borrower
+from kvell.engine.lending.sections import Place, Sections
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.requests.plan import BorrowedPages, NewPages
 from kvell.mempool.agent import Agent
@@ -110,6 +110,21 @@ class SectionLoans:
     def give_back(self, loans: Sequence[Loan]) -> list[Action]:
         """End loans that are not read any more."""
         return [action for loan in loans for action in self._loans.give_back(loan)]
+
+    def rows(self, borrower: Borrower, sections: Iterable[int]) -> list[tuple[int, int, int, int]]:
+        """Tables' rows of sections that are read elsewhere: handle, group, position, page."""
+        return [
+            (borrower.handle, *place, page)
+            for index in sections
+            for place, page in self.beyond(borrower, index).items()
+        ]
+
+    def first_lost(self, borrower: Borrower) -> int:
+        """The first section that may not be there any more; 0 if nobody knows which."""
+        standing = self._loans.standing()
+        gone = [at for at, one in enumerate(borrower.loans[: borrower.away]) if one not in standing]
+        recalled = [] if borrower.recalled is None else [borrower.recalled]
+        return min([*gone, *borrower.wanted_back, *recalled], default=0)
 
     def beyond(self, borrower: Borrower, section: int) -> dict[Place, int]:
         """A creditor's pages of a section, numbered as pages behind the own pool."""

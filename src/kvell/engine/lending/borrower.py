@@ -3,7 +3,7 @@
 from collections import deque
 from dataclasses import dataclass, field
 
-from kvell.engine.moving.sections import Place
+from kvell.engine.lending.sections import Place
 from kvell.engine.requests.plan import NewPages, PageCopy
 from kvell.engine.requests.request import Request
 from kvell.mempool.loans.messages import Loan
@@ -19,7 +19,7 @@ class Borrower:
     :ivar creditors: to whom further sections go, in order.
     :ivar loans: of its first sections, in order; the first ``filled`` may be read.
     :ivar creditor_of: each loan.
-    :ivar away: sections that its tables say are elsewhere.
+    :ivar away: sections that its tables say are elsewhere; without pages, those that still are.
     :ivar recalled: the first section that must come home; None if none must.
     :ivar wanted_back: recalled sections that other creditors are to have; of these, ``replacing``
         have loans there, and ``replaced`` are filled.
@@ -47,6 +47,14 @@ class Borrower:
     def has_pages(self) -> bool:
         """Whether the request still holds what the loans belong to; a preempted one does not."""
         return self.request.handle == self.handle
+
+    def starts_again(self, sections: int) -> None:
+        """Its request has no pages here now, and of it only so many first sections."""
+        self.away = self.filled = sections
+        self.recalled = None
+        self.creditors.clear()
+        self.returning.clear()
+        self.ends = []
 
     def copies_home(self, rows: NewPages) -> list[PageCopy]:
         """Return the copies for pages that it was given for what comes home.

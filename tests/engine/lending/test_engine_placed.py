@@ -9,16 +9,25 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
-from kvell.engine.moving.placement import PATIENCE_TICKS, RETRY_TICKS, Placement
+from kvell.engine.lending.placement import PATIENCE_TICKS, RETRY_TICKS, Placement
 from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.request import Request
 from kvell.errors import ChangeSomething
 from kvell.mempool.entries import Ticked
 from kvell.vocabulary import RequestId
+from tests.engine.lending.test_engine_borrowed import (
+    Lending,
+    away,
+    end,
+    lent,
+    preemptions,
+    run,
+    turn,
+)
 from tests.engine.moving.handing_over import REACH_TOKENS, SECTION_TOKENS, Cluster, Entry
-from tests.engine.moving.test_engine_borrowed import Lending, away, end, lent, preemptions, run
 from tests.engine.moving.test_engine_handovers import NAMES, SOME, cluster_of, prompt_of
+from tests.engine.virtual_model import expected_output
 
 NAME = "r"
 LARGE = 6
@@ -181,6 +190,110 @@ def test_a_death_at_any_moment(dies: str, after: int) -> None:
     ended = cluster.entries[NAME].end
     assert ended is not None
     assert ended.reason == "length" or ended.try_later
+
+
+def give_way(cluster: Cluster, at: str = "p") -> Request:
+    """Let the only running request of an instance give its pages back, as others need them."""
+    debtor = cluster.instances[at]
+    (request,) = debtor.core.running
+    debtor.core._scheduler.start_again(request)
+    cluster.hear(debtor, debtor.engine.heard(Ticked(cluster.now)))
+    return request
+
+
+def settle(cluster: Cluster) -> None:
+    """Let all end, after a change that is not in the journal."""
+    cluster.settle()
+    entry = cluster.entries[NAME]
+    assert entry.end is not None and len(entry.emitted) == entry.max_tokens
+    assert entry.emitted == expected_output(entry.prompt, entry.max_tokens)
+    assert not any(lent(cluster, name) for name in NAMES)
+
+
+def starts(cluster: Cluster, at: str = "p") -> list[int]:
+    """Where each step of an instance went on with the request."""
+    plans = cluster.instances[at].plans
+    return [work.start for plan in plans for work in plan.work if work.request_id == NAME]
+
+
+def silent(cluster: Cluster, creditor: str) -> None:
+    """A creditor takes the youngest section back, and does not wait for an answer."""
+    lender = cluster.instances[creditor]
+    lending = lender.handovers.agent.loans.lending
+    counts = [1] * len(cluster.layout.groups)
+    cluster.act(lender, lending.recall(counts, cluster.now, 0))
+
+
+def test_what_lies_before_a_lost_section_is_not_computed_again() -> None:
+    cluster = placed(max_tokens=6)
+    debtor = cluster.instances["p"]
+    run(cluster, lambda: answered(cluster) and away(debtor) >= 9)
+    (request,) = debtor.core.running
+    silent(cluster, "e")
+    while not request.preemptions:
+        cluster.deliver(0)
+    before = len(starts(cluster))
+    kept = request.kept_tokens
+    assert kept >= 8 * SECTION_TOKENS and lent(cluster, "d") == 5
+    end(cluster)
+    assert starts(cluster)[before] == min(starts(cluster)[before:]) == kept
+    assert preemptions(cluster) == 1
+
+
+def test_a_missed_step_takes_back_only_what_may_be_gone() -> None:
+    """The step reads before the debtor hears that the section is lost."""
+    cluster = placed(max_tokens=30)
+    debtor = cluster.instances["p"]
+    run(cluster, lambda: answered(cluster) and away(debtor) >= 9)
+    silent(cluster, "e")
+    held, before = cluster.messages[:], len(starts(cluster))
+    cluster.messages.clear()
+    cluster.step("p")
+    assert debtor.handovers.borrowed.tally()["lost"] > 0, "its step was missed"
+    cluster.messages.extend(held)
+    end(cluster)
+    assert preemptions(cluster) == 1 and starts(cluster)[before + 1] == 0, "nobody knew which"
+
+
+def test_a_request_that_gives_way_keeps_what_lies_elsewhere() -> None:
+    cluster = placed()
+    debtor = cluster.instances["p"]
+    run(cluster, lambda: answered(cluster) and away(debtor) >= 8)
+    sections, before = away(debtor), len(starts(cluster))
+    give_way(cluster)
+    turn(cluster)
+    assert starts(cluster)[before] == sections * SECTION_TOKENS
+    settle(cluster)
+    assert preemptions(cluster) == 1 and debtor.handovers.borrowed.tally()["lost"] == 0
+
+
+def test_what_is_kept_for_a_request_that_waits_is_recalled_at_once() -> None:
+    cluster = placed()
+    debtor = cluster.instances["p"]
+    run(cluster, lambda: answered(cluster) and away(debtor) >= 8)
+    request = give_way(cluster)
+    assert request.kept_tokens >= 8 * SECTION_TOKENS
+    lender = cluster.instances["d"]
+    one = [1] * len(cluster.layout.groups)
+    cluster.act(lender, lender.handovers.agent.loans.lending.recall(one, cluster.now, 2_000))
+    while cluster.messages:
+        cluster.deliver(0)
+    assert lent(cluster, "d") == 4 and request.kept_tokens == 4 * SECTION_TOKENS
+    settle(cluster)
+
+
+def test_what_lies_here_too_is_not_read_elsewhere() -> None:
+    """Another request has computed the same prefix meanwhile."""
+    cluster = placed(large=30)
+    debtor = cluster.instances["p"]
+    run(cluster, lambda: answered(cluster) and away(debtor) == 9)
+    same = Entry(PROMPT, 1, "")
+    cluster.submit("same", same, "p", "")
+    run(cluster, lambda: same.end is not None)
+    request = give_way(cluster)
+    turn(cluster)
+    assert request.kept_tokens == 0 and starts(cluster)[-1] > 9 * SECTION_TOKENS
+    settle(cluster)
 
 
 def submission(prompt: Sequence[int], entry: Entry) -> Submit:
