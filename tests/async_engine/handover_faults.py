@@ -1,4 +1,4 @@
-"""Faults of prefill and decode instances while requests move between them, each proven."""
+"""Faults of two instances while a request of one is partly at the other, each proven."""
 
 import asyncio
 import os
@@ -25,6 +25,8 @@ MOST_STOPPED_SECONDS = 0.5
 """Far less than the silence after which the front gives an instance up."""
 
 Victims = tuple[str, ...]
+Pair = tuple[str, str, LogEntry]
+"""The instance that has a request, the other, and the request."""
 
 
 @dataclass
@@ -32,7 +34,7 @@ class Outcome:
     """What a run under faults came to.
 
     :ivar faults: by kind, those that were proven.
-    :ivar struck: by kind, requests whose transfer a fault has prevented or held up.
+    :ivar struck: by kind, requests whose transfer or loan a fault has prevented or held up.
     :ivar aborted: requests that their reader ended while an instance was stopped.
     :ivar wrong: answers that differ from the undisturbed ones, as far as they go.
     """
@@ -46,16 +48,30 @@ class Outcome:
     wrong: list[tuple[Job, list[int]]] = field(default_factory=list)
 
 
-def moving(engine: AsyncEngine) -> list[LogEntry]:
+def moving(engine: AsyncEngine) -> list[Pair]:
     """Requests with a computed prompt that go from one instance that serves to another."""
     names = {one.instance_id for one in serving(engine)}
     submitted, _ = engine._front.entries()
     return [
-        entry
+        (entry.line, entry.goes_to, entry)
         for entry in submitted
         if entry.line.startswith("prefill")
         and {entry.line, entry.goes_to} <= names
         and not entry.pending_prompt_tokens
+    ]
+
+
+def borrowing(engine: AsyncEngine) -> list[Pair]:
+    """Requests of an instance that serves with sections at another one that does."""
+    names = {one.instance_id for one in serving(engine)}
+    submitted, _ = engine._front.entries()
+    entries = {entry.request_id: entry for entry in submitted}
+    return [
+        (entries[part.req_id].line, part.inst_id, entries[part.req_id])
+        for _, line in engine._front.instances()
+        for part in line.placements
+        if part.req_id in entries and {entries[part.req_id].line, part.inst_id} <= names
+        if not part.local
     ]
 
 
@@ -70,8 +86,9 @@ def state_of(pid: int) -> str:
 class Faults:
     """Lets instances of one engine fail.
 
-    :param engine: with prefill and decode instances.
-    :param most_delay_seconds: from when a transfer is seen to a fault in it, at most.
+    :param find: the transfers or loans that are met.
+    :param most_delay_seconds: from when one is seen to a fault in it, at most.
+    :param most_stopped_seconds: how long one is stopped that wakes again, at most.
     """
 
     def __init__(
@@ -80,24 +97,28 @@ class Faults:
         chance: random.Random,
         outcome: Outcome,
         most_delay_seconds: float = MOST_DELAY_SECONDS,
+        find: Callable[[AsyncEngine], list[Pair]] = moving,
+        most_stopped_seconds: float = MOST_STOPPED_SECONDS,
     ) -> None:
         self._engine, self._chance, self._outcome = engine, chance, outcome
+        self._find, self._most_stopped_seconds = find, most_stopped_seconds
         self._most_delay_seconds = most_delay_seconds
 
     async def strike(self, kind: str) -> None:
-        """Wait for a transfer, let one or both of its sides fail, and wait for the proof.
+        """Wait for a transfer or a loan, let one or both of its sides fail, and wait for the proof.
 
-        :param kind: of :data:`KINDS`.
+        :param kind: a word of :data:`ACTS`, and the side: one of :data:`FIRST`, another, or "both".
         """
-        prefill, decode, entries = await self._transfer()
-        act, victims = KINDS[kind]
-        sides = {"prefill": (prefill,), "decode": (decode,), "both": (prefill, decode)}[victims]
+        first, second, entries = await self._pair()
+        word, _, side = kind.partition(" ")
+        one = (first,) if side in FIRST else (second,)
+        sides = (first, second) if side == "both" else one
         attempts = {entry.request_id: entry.attempt for entry in entries}
-        held_up = await act(self, sides, (prefill, decode), entries)
+        held_up = await ACTS[word](self, sides, (first, second), entries)
         prevented = sum(
             1
             for entry in entries
-            if entry.attempt > attempts[entry.request_id] or entry.line == prefill  # it stayed
+            if entry.attempt > attempts[entry.request_id] or entry.line == first  # it stayed
         )
         self._outcome.faults[kind] += 1
         self._outcome.struck[kind] += max(held_up, prevented)
@@ -117,7 +138,7 @@ class Faults:
         pids = [self._status(side).pid for side in sides]
         await self._stop(pids)
         self._abort_one(entries)
-        await asyncio.sleep(self._chance.uniform(0, MOST_STOPPED_SECONDS))
+        await asyncio.sleep(self._chance.uniform(0, self._most_stopped_seconds))
         held_up = sum(1 for entry in entries if entry.line == pair[0])
         await self._wake(pids)
         return held_up
@@ -132,17 +153,16 @@ class Faults:
         await self._wake(pids)
         return 0
 
-    async def _transfer(self) -> tuple[str, str, list[LogEntry]]:
-        """The two sides of a transfer that is under way, at a random moment of it."""
+    async def _pair(self) -> tuple[str, str, list[LogEntry]]:
+        """Both sides of a transfer or loan that is under way, at a random moment of it."""
         while True:
-            while not moving(self._engine):
+            while not self._find(self._engine):
                 await asyncio.sleep(LOOK_SECONDS)
             if self._most_delay_seconds:
                 await asyncio.sleep(self._chance.uniform(0, self._most_delay_seconds))
-            if found := moving(self._engine):
-                chosen = self._chance.choice(found)
-                pair = chosen.line, chosen.goes_to
-                return *pair, [one for one in found if (one.line, one.goes_to) == pair]
+            if found := self._find(self._engine):
+                first, second, _ = self._chance.choice(found)
+                return first, second, [e for *sides, e in found if sides == [first, second]]
 
     async def _fail(self, names: Sequence[str], number: signal.Signals) -> None:
         """Send a signal to all of them at once; they are gone and started again after this."""
@@ -177,28 +197,36 @@ class Faults:
 
 
 Act = Callable[[Faults, Victims, Victims, list[LogEntry]], Awaitable[int]]
-KINDS: dict[str, tuple[Act, str]] = {
-    "kill prefill": (Faults.kill, "prefill"),
-    "kill decode": (Faults.kill, "decode"),
-    "kill both": (Faults.kill, "both"),
-    "hang prefill": (Faults.hang, "prefill"),
-    "hang decode": (Faults.hang, "decode"),
-    "hang both": (Faults.hang, "both"),
-    "pause prefill": (Faults.pause, "prefill"),
-    "pause decode": (Faults.pause, "decode"),
-    "pause both": (Faults.pause, "both"),
-    "orphaned prefill": (Faults.orphan, "prefill"),
-    "orphaned decode": (Faults.orphan, "decode"),
+ACTS: dict[str, Act] = {
+    "kill": Faults.kill,
+    "hang": Faults.hang,
+    "pause": Faults.pause,
+    "orphaned": Faults.orphan,
 }
+FIRST = ("prefill", "debtor")
+"""Names of the side that has the request."""
+KINDS = [
+    f"{word} {side}"
+    for word in ACTS
+    for side in ("prefill", "decode", "both")
+    if (word, side) != ("orphaned", "both")
+]
 """What happens, and to which side of a transfer."""
+LENDING_KINDS = [kind.replace("prefill", "debtor").replace("decode", "creditor") for kind in KINDS]
+"""The same, to the sides of a loan."""
 
 
 async def disturbed(
-    engine: AsyncEngine, jobs: Sequence[Job], kinds: Sequence[str], streams: int, seed: int
+    engine: AsyncEngine,
+    jobs: Sequence[Job],
+    kinds: Sequence[str],
+    streams: int,
+    seed: int,
+    make: Callable[[AsyncEngine, random.Random, Outcome], Faults] = Faults,
 ) -> Outcome:
     """Keep so many streams busy while faults of these kinds happen, at random moments."""
     outcome, chance, over = Outcome(), random.Random(seed), asyncio.Event()
-    faults = Faults(engine, chance, outcome)
+    faults = make(engine, chance, outcome)
 
     async def stream(number: int) -> None:
         own = random.Random(f"{seed}-{number}")

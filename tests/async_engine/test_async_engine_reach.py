@@ -15,7 +15,7 @@ from tests.async_engine.test_async_engine_lent import Said, alone, said, texts
 
 LONG_ANSWER, SHORT_ANSWER = 24, 40
 PAGES_OF_SECTION = 32
-PATIENCE_SECONDS = 800
+PATIENCE_SECONDS = 1500
 POLL_SECONDS = 0.2
 
 
@@ -38,7 +38,7 @@ class Setting:
 
 SIX = Setting(6, 48 * MIB, 4000, 50, 2, 0.0)
 """The prompt takes 176 MiB: 3.7 pools."""
-NINE = Setting(9, 60 * MIB, 8110, 40, 24, 0.12)
+NINE = Setting(9, 60 * MIB, 8110, 40, 50, 0.25)
 """With its answer the prompt takes six pools."""
 
 

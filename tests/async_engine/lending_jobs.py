@@ -1,0 +1,52 @@
+"""A model and requests for instances that lend: some prompts are longer than one's memory."""
+
+import random
+import shutil
+from pathlib import Path
+
+from kvell import LLM
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.models.loading.random_weights import write_random_model
+from kvell.vocabulary import MIB
+from tests.async_engine.faults import Job
+from tests.models.harness import tiny_config
+
+WORDS = 49_152
+KV_BYTES = 56 * MIB
+"""Of an instance: 1,792 tokens, three sections and a little."""
+LONG_TOKENS = (2600, 3200)
+SHORT_TOKENS = (40, 200)
+
+
+def wide_model(smollm2_path: Path, directory: Path) -> Path:
+    """Write a model of little work and large pages, 32 KiB a token."""
+    config = tiny_config(
+        "LlamaForCausalLM",
+        num_hidden_layers=4,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=8192,
+        vocab_size=WORDS,
+    )
+    path = write_random_model(directory, config, seed=1)
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(smollm2_path / name, path)
+    return path
+
+
+def long_jobs(directory: Path) -> list[Job]:
+    """Prompts longer than an instance's memory and short ones in turn, and right answers."""
+    chance = random.Random(7)
+    sizes = [chance.randrange(*(SHORT_TOKENS if i % 2 else LONG_TOKENS)) for i in range(12)]
+    prompts = [[chance.randrange(3, WORDS) for _ in range(size)] for size in sizes]
+    asked = [
+        SamplingParams(temperature=i % 3 / 2, seed=i, max_tokens=16 + 8 * (i % 4), ignore_eos=True)
+        for i in range(len(prompts))
+    ]
+    llm = LLM(str(directory), dtype="float32", kv_memory_bytes=8 * KV_BYTES)
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], asked)
+    return [
+        Job(prompt, params, output.token_ids)
+        for prompt, params, output in zip(prompts, asked, outputs, strict=True)
+    ]
