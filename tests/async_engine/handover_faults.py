@@ -19,6 +19,8 @@ from tests.front.scenarios import is_gone, until
 MOST_PAUSE_SECONDS = 0.5
 MOST_DELAY_SECONDS = 0.02
 """A transfer takes about as long."""
+LATER_SECONDS = 0.05
+"""After which somebody who was turned away comes again."""
 LOOK_SECONDS = 0.001
 """Between two looks for a transfer."""
 MOST_STOPPED_SECONDS = 0.5
@@ -277,8 +279,9 @@ async def _one(engine: AsyncEngine, job: Job, outcome: Outcome) -> None:
             tokens, reason = output.token_ids, output.finish_reason or ""
     except RequestFailed as error:
         outcome.refused.append(str(error))
-    except InstanceDied:  # not accepted: all instances are down at once
+    except (InstanceDied, TryLater):  # not accepted: all are down at once, or nobody may lend
         outcome.turned_away += 1
+        await asyncio.sleep(LATER_SECONDS)
         await until(lambda: bool(serving(engine)))
         return
     is_aborted = reason == "stop"

@@ -83,6 +83,7 @@ def test_a_few_faults_of_debtors_and_creditors(directory: Path, jobs: list[Job])
 
 
 @pytest.mark.long
+@pytest.mark.timeout(MANY_SECONDS + 100)
 def test_a_hundred_faults_of_debtors_and_creditors(directory: Path, jobs: list[Job]) -> None:
     kinds = list(itertools.islice(itertools.cycle(LENDING_KINDS), 100))
     run(directory, jobs, kinds, MANY_SECONDS)

@@ -126,5 +126,6 @@ def test_a_prompt_of_four_pools_in_six_instances(smollm2_path: Path) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(PATIENCE_SECONDS + 100)
 def test_a_request_of_six_pools_in_nine_instances(smollm2_path: Path) -> None:
     check(smollm2_path, NINE)

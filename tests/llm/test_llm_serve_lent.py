@@ -136,7 +136,10 @@ class Asking:
                 self.problems.append(f"a wrong answer to {len(job.prompt)} tokens")
 
 
-@pytest.mark.parametrize("pauses", [2, pytest.param(30, marks=pytest.mark.long)])
+MANY = (pytest.mark.long, pytest.mark.timeout(3600))
+
+
+@pytest.mark.parametrize("pauses", [2, pytest.param(30, marks=MANY)])
 def test_who_decides_sleeps_while_memory_is_lent(
     directory: Path, jobs: list[Job], pauses: int
 ) -> None:
@@ -152,7 +155,7 @@ def test_who_decides_sleeps_while_memory_is_lent(
         assert httpx.get(f"{server.url}/debug/audit", timeout=60).json()["clean"]
 
 
-@pytest.mark.parametrize("deaths", [1, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.parametrize("deaths", [1, pytest.param(10, marks=MANY)])
 def test_who_decides_dies_while_memory_is_lent(
     directory: Path, jobs: list[Job], deaths: int
 ) -> None:
