@@ -14,6 +14,7 @@ from kvell.engine.protocol.messages import (
     MoveKvCache,
     Tokens,
 )
+from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.fleet.instance.death import InstanceDeath
@@ -273,7 +274,7 @@ def test_a_request_that_reached_an_instance_that_drains_goes_on_from_there() -> 
     assert request.attempt == 0 and list(queue.line(other).in_flight) == [request.request_id]
 
 
-def test_the_only_request_of_an_instance_without_memory_lies_elsewhere_in_part() -> None:
+def test_the_longest_request_of_an_instance_without_memory_lies_elsewhere_in_part() -> None:
     """The front that decides by itself tells the instance that has it, once in a second."""
     queue, request = RequestQueue(8, steers=True), entry()
     for number, name in enumerate(("mixed-0", "mixed-1")):
@@ -281,10 +282,16 @@ def test_the_only_request_of_an_instance_without_memory_lies_elsewhere_in_part()
     instance, _ = submitted(queue, request)
     queue.tokens(Tokens(request.request_id, 0, 0, tuple(range(2000))), 1.0)
     other = {"mixed-0": "mixed-1", "mixed-1": "mixed-0"}[instance]
-    assert queue.heard(other, Heartbeat(1, 1, 0, 0, 9, 9, 9000, 9000), 1.0) == []
-    told = queue.heard(instance, Heartbeat(1, 1, 1, 0, 9, 9, 100, 9000), 2.0)
+    idle = Heartbeat(1, 1, 0, 0, 9, 9, 9000, 9000)
+    long = RequestPlacementEntry(request.request_id, instance, 3, local=True)
+    short = Heartbeat(
+        *(1, 1, 1, 1, 9, 9, 900, 9000), held_tokens=2000, waiting_tokens=700, longest=(long,)
+    )
+    assert queue.heard(instance, short, 1.0) == [], "the other has said nothing yet"
+    assert queue.heard(other, idle, 1.5) == []
+    told = queue.heard(instance, short, 2.0)
     assert told == [(instance, MoveKvCache(request.request_id, 0, 2, other))]
-    assert queue.heard(instance, Heartbeat(1, 1, 1, 0, 9, 9, 100, 9000), 2.5) == []
+    assert queue.heard(instance, short, 3.5) == [], "the other has said nothing since"
     assert not queue.line(other).coming and not request.goes_to, "it stays where it is"
 
 

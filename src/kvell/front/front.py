@@ -319,7 +319,7 @@ class Front:
             free_bytes=ready.kv_pool_bytes,
             token_bytes=ready.token_bytes,
             joins_others=others and self._started,
-            reach=Reach(ready.max_model_len, ready.reach_tokens, ready.section_bytes),
+            reach=Reach.of(ready),
             indexed=ready.indexed,
             watches=None if self._index_observer is None else WatchIndex(),
         )

@@ -3,6 +3,7 @@
 from kvell.cluster.routing.costs import FIT_CONTEXT_TOKENS, pairs
 from kvell.cluster.routing.ramp import Ramp
 from kvell.cluster.routing.views import InstanceView
+from kvell.cluster.steering.lending.views import LendingView
 from kvell.cluster.steering.placements import NO_REACH, Reach
 from kvell.cluster.steering.relief import MemoryView, MovableView, is_short
 from kvell.cluster.steering.roles import RoleView
@@ -44,6 +45,8 @@ class InstanceLoad:
         self._token_bytes = 0
         self.reach = NO_REACH
         self.placements: tuple[RequestPlacementEntry, ...] = ()
+        self._beats = 0
+        self._beat: Heartbeat | None = None
         self._pool_bytes = self._waiting = 0
         self._others_prompt_tokens = self._others_requests = 0
         self.coming: set[RequestId] = set()
@@ -99,7 +102,7 @@ class InstanceLoad:
         """
         self._credits, self.incarnation = credits, incarnation
         self._free_bytes, self._token_bytes = free_bytes, token_bytes
-        self.reach, self.placements = reach, ()
+        self.reach, self.placements, self._beat = reach, (), None
         self._pool_bytes = free_bytes
         self._others_prompt_tokens = self._others_requests = 0
         self._view = None
@@ -125,7 +128,8 @@ class InstanceLoad:
         self._pool_bytes, self._waiting = beat.pool_bytes, beat.waiting
         self._others_prompt_tokens = beat.others_prompt_tokens
         self._others_requests = beat.others_requests
-        self.placements = beat.placements
+        self.placements, self._beat = beat.placements, beat
+        self._beats += 1
 
     @property
     def pool_bytes(self) -> int:
@@ -152,12 +156,18 @@ class InstanceLoad:
 
     def steered(self) -> Steered:
         """What is decided from, where what this front knows of the instance is all there is."""
-        return Steered(self.memory(), self.part(), self.role != "prefill" and self.has_room)
+        takes = self.role != "prefill" and self.has_room
+        return Steered(self.memory(), self.part(), takes, self._lends())
+
+    def _lends(self) -> LendingView | None:
+        if self._beat is None:
+            return None
+        return LendingView.of(self._beat, self._beats, self.reach, self._token_bytes)
 
     def movable(self) -> list[MovableView]:
         """Requests that decode, as far as is known, and stay; the oldest first."""
         return [
-            MovableView(one.request_id, self.size_bytes(one), self.reach.block_bytes)
+            MovableView(one.request_id, self.size_bytes(one))
             for one in self.in_flight.values()
             if not (one.goes_to or one.is_dropped or one.pending_prompt_tokens or one.placement)
         ]

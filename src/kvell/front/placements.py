@@ -134,9 +134,8 @@ class Placements:
 
     def _others(self, home: InstanceLoad) -> list[InstanceLoad]:
         """Instances that could lend to one."""
-        size_bytes = home.reach.block_bytes
         lines = self._lines.values()
-        return [one for one in lines if one is not home and one.reach.block_bytes == size_bytes]
+        return [one for one in lines if one is not home and one.reach.meets(home.reach)]
 
 
 def _away(name: RequestId, parts: Placement) -> Counter[str]:

@@ -73,7 +73,7 @@ class RequestQueue:
         self.lines: dict[str, InstanceLoad] = {}
         self._in_flight = InFlight(self.lines)
         self._locality = locality
-        self._steering = Steering(roles) if steers else None
+        self._steering = Steering(roles, costs=costs) if steers else None
         self._short: set[str] = set()
         self.role_changes = 0
         self._routes = Routes(self.lines, router, pulls=pulls, locality=locality, costs=costs)

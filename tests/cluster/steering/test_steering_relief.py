@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.cluster.steering.relief import ROOM_PART, MemoryView, MovableView, loan, relief
+from kvell.cluster.steering.relief import ROOM_PART, MemoryView, MovableView, relief
 
 FULL = MemoryView("full", 0, 50, 1000)
 EMPTY = MemoryView("empty", 0, 900, 1000)
@@ -69,60 +69,3 @@ def test_what_left_has_no_reason_to_come_back(
     back = replace(source, waiting=0, free_bytes=source.free_bytes + size)
     assert after.free_bytes * ROOM_PART >= after.pool_bytes
     assert relief(after, [back], [*movable, *movable]) is None
-
-
-LONG = MovableView("long", 950, 100)
-
-
-def test_the_longest_request_lies_in_part_where_there_is_most_room() -> None:
-    """As many sections as make both alike: 4 of 9."""
-    assert loan(FULL, EMPTY, [MovableView("short", 60, 100), LONG]) == ("long", 4)
-
-
-@pytest.mark.parametrize(
-    ("source", "target", "movable"),
-    [
-        (replace(FULL, leaving=1), EMPTY, [LONG]),
-        (replace(FULL, free_bytes=500), EMPTY, [LONG]),
-        (FULL, replace(EMPTY, free_bytes=340), [LONG]),
-        (FULL, replace(EMPTY, free_bytes=200), [LONG]),
-        (FULL, EMPTY, []),
-        (FULL, EMPTY, [replace(LONG, block_bytes=0)]),
-        (FULL, EMPTY, [replace(LONG, size_bytes=199)]),
-    ],
-    ids=[
-        "one leaves",
-        "it is not short",
-        "a section has no room",
-        "none is to spare",
-        "it has no request",
-        "none can be lent",
-        "its last section stays",
-    ],
-)
-def test_nothing_is_lent(
-    source: MemoryView, target: MemoryView, movable: list[MovableView]
-) -> None:
-    assert loan(source, target, movable) is None
-
-
-@given(
-    free=st.integers(0, 1000),
-    there=st.integers(0, 1000),
-    sizes=st.lists(st.integers(1, 1000), max_size=5),
-    block=st.integers(1, 200),
-)
-def test_a_loan_leaves_room_on_both_sides(
-    free: int, there: int, sizes: list[int], block: int
-) -> None:
-    source, target = MemoryView("s", 1, free, 1000), MemoryView("t", 0, there, 1000)
-    movable = [MovableView(f"r{n}", size, block) for n, size in enumerate(sizes)]
-    found = loan(source, target, movable)
-    if found is None:
-        return
-    name, count = found
-    lent_bytes = count * block
-    assert there - lent_bytes >= 1000 // ROOM_PART
-    assert there - lent_bytes >= free + lent_bytes, "the creditor is not worse off afterwards"
-    size = next(one.size_bytes for one in movable if one.request_id == name)
-    assert size == max(sizes) and lent_bytes + block <= size

@@ -124,9 +124,10 @@ def test_a_pulse_counts_what_no_running_request_uses() -> None:
     idle = Heartbeat(0, 0, 0, 0, large, large, pool_bytes, pool_bytes)
     assert engine.pulse() == idle
     engine.handle(make_submit("a", range(20), 3))
-    assert engine.pulse() == replace(idle, waiting=1)
+    assert engine.pulse() == replace(idle, waiting=1, waiting_tokens=20)
     engine.step()
     beat = engine.pulse()
+    assert (beat.held_tokens, beat.waiting_tokens, beat.longest) == (20, 0, ())
     [stats] = engine.handle(AskStats())
     assert isinstance(stats, Stats)
     used_bytes = sum(group.used_pages * group.page_bytes for group in stats.groups)

@@ -1,20 +1,25 @@
 """Several fronts at one instance that is short of memory: one request leaves it, not one each."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import kvell.fleet.manager.manager as manager_module
+from kvell.cluster.steering.lending.planner import RESERVED_ROUNDS
 from kvell.cluster.steering.steering import Move, Orders, Steering
-from kvell.engine.protocol.messages import Heartbeat
+from kvell.engine.protocol.messages import SCHEMA_VERSION, Heartbeat, Ready
+from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.fleet.manager.messages import FrontBeat, Movable, MoveRequest, Pressed, RosterEntry
 from kvell.fleet.manager.steered import SETTLING_LOOKS, FleetSteering
+from kvell.vocabulary import RequestId
 from tests.fleet.manager.front_client import joined, managed
 from tests.front.scenarios import run, until
 
 CommandFactory = Callable[..., list[str]]
+READY = Ready(SCHEMA_VERSION, 1, 8, "m", 9000, 1000, token_bytes=1, section_bytes=100)
 FRONTS = tuple(f"front-{name}" for name in "abcd")
 
 
@@ -35,7 +40,8 @@ def decided(
     one: FleetSteering, now_seconds: float, beats: dict[str, Heartbeat], epoch: int = 7
 ) -> Orders:
     entries = [entry(name) for name in beats]
-    return one.decide(entries, beats, {}, FRONTS, now_seconds, epoch)
+    ready = dict.fromkeys(beats, READY)
+    return one.decide(entries, ready, beats, {}, FRONTS, now_seconds, epoch)
 
 
 def test_four_fronts_at_one_instance_move_one_request_in_a_beat() -> None:
@@ -123,13 +129,24 @@ def test_of_four_fronts_one_is_told_to_move_a_request(
     run(scenario())
 
 
-def test_the_only_request_of_an_instance_goes_in_part() -> None:
-    """Its front is told how many of its sections lie elsewhere from then on."""
+def test_sections_of_the_longest_request_go_so_that_one_that_waits_has_room() -> None:
+    """Its front is told, by its name in the request's."""
     one = FleetSteering(Steering(None, SETTLING_LOOKS))
-    only = Pressed(0, (Movable("front-b:0", 890, 100),))
-    one.heard("front-b", FrontBeat(pressed={"mixed-0": only}))
-    beats = {"mixed-0": heartbeat(100), "mixed-1": heartbeat(900)}
-    orders = decided(one, 1.0, beats)
-    assert orders.moves == (Move("front-b:0", "mixed-0", "mixed-1", 4),)
-    assert one.messages(orders) == [("front-b", MoveRequest(7, "front-b:0", "mixed-1", 4))]
-    assert not decided(one, 2.0, beats).moves, "it shows in what is free by the third look"
+    for front in FRONTS:
+        one.heard(front, FrontBeat())
+
+    def beats() -> dict[str, Heartbeat]:
+        long = RequestPlacementEntry(RequestId("front-b:0"), "mixed-0", 8, local=True)
+        short = replace(
+            heartbeat(100, waiting=1), running=1, held_tokens=5, waiting_tokens=150, longest=(long,)
+        )
+        return {"mixed-0": short, "mixed-1": heartbeat(900)}
+
+    orders = decided(one, 1.0, beats())
+    assert orders.moves == (Move("front-b:0", "mixed-0", "mixed-1", 2),)
+    assert one.messages(orders) == [("front-b", MoveRequest(7, "front-b:0", "mixed-1", 2))]
+    for look in range(RESERVED_ROUNDS + SETTLING_LOOKS):
+        assert not decided(one, 2.0 + look, beats()).moves, "it is on its way"
+    said = beats()
+    assert decided(one, 8.0, said).moves, "it was refused, and is planned anew"
+    assert not decided(one, 99.0, said).moves, "nobody has said anything since"

@@ -10,7 +10,13 @@ from dataclasses import dataclass
 
 from kvell.cluster.routing.views import InstanceView, RequestView
 from kvell.cost.amounts import ModelShape
-from kvell.cost.model import CHUNK_TOKENS, CostModel, decode_seconds, prefill_seconds
+from kvell.cost.model import (
+    CHUNK_TOKENS,
+    CostModel,
+    batch_seconds,
+    decode_seconds,
+    prefill_seconds,
+)
 
 PROMPT_TOKENS_PER_OUTPUT_TOKEN = 4
 """An output token counts as so many prompt tokens.
@@ -24,6 +30,8 @@ FIT_BATCH, FIT_CONTEXT_TOKENS = 8, 1024
 """The step of decodes whose tokens are priced, as in the measurement above."""
 MANY_BATCH = 64
 """A step of so many tells what a request adds to it."""
+BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+"""Decode steps of so many requests are priced one by one."""
 FIT_TOKENS = (1024, 8192)
 """The prompts between which tokens and pairs are told apart."""
 
@@ -52,6 +60,12 @@ class ExecCosts:
     :param fetch_token_seconds: of a token's pages from another instance.
     :param swap_token_seconds: of a token's pages from the CPU buffer.
     :param chunk_tokens: prompt tokens of a step, with each of which all running requests decode.
+    :param away_token_seconds: as ``held_token_seconds``, of a token whose pages are read at another
+        instance of the host.  The default is the same: ``bench/lending/remote_share`` can tell no
+        difference in the memory of one host.
+    :param natn_seconds: T^natn of Infinite-LLM's equation 5 for each of ``BATCHES``: a decode step
+        of so many requests without attention to what came before, W(β)/f(β).  Empty: a line
+        through the prices above.
     """
 
     request_seconds: float = 6e-3
@@ -64,6 +78,19 @@ class ExecCosts:
     fetch_token_seconds: float = 4.7e-6
     swap_token_seconds: float = 1.9e-6
     chunk_tokens: int = CHUNK_TOKENS
+    away_token_seconds: float = 1.6e-7
+    natn_seconds: tuple[float, ...] = ()
+
+    def batch_seconds(self, batch: int) -> float:
+        """W(β)/f(β) of Infinite-LLM's equation 5, over all layers.
+
+        :param batch: one of ``BATCHES``.
+        """
+        if self.natn_seconds:
+            return self.natn_seconds[BATCHES.index(batch)]
+        each = self.output_token_seconds - self.request_seconds / FIT_BATCH
+        each -= FIT_CONTEXT_TOKENS * self.held_token_seconds
+        return self.request_seconds + batch * max(0.0, each)
 
     def exec_seconds(self, prompt_tokens: int, cached_tokens: int, running: int = 0) -> float:
         """exec(x, y): from a prompt's first step to its first token.
@@ -145,6 +172,7 @@ def fitted(
     fetch_bytes_per_second: float,
     swap_bytes_per_second: float,
     chunk_tokens: int = CHUNK_TOKENS,
+    away_bytes_per_second: float | None = None,
 ) -> ExecCosts:
     """Return the prices of a cost model, like that of a file of ``kvell calibrate``.
 
@@ -154,6 +182,8 @@ def fitted(
     :param shape: of the model's layers, for the bytes of a token.
     :param fetch_bytes_per_second: between two instances.
     :param swap_bytes_per_second: between the CPU buffer and the pool.
+    :param away_bytes_per_second: of pages that are read in place at another instance; None: as in
+        the own memory, which it is on one host.
     """
     request = prefill_seconds(model, 1, 0.0, chunk_tokens=chunk_tokens)
     short, long = FIT_TOKENS
@@ -165,16 +195,19 @@ def fitted(
     token_bytes = shape.stored_bytes(long) / long
     decodes = decode_seconds(model, [FIT_CONTEXT_TOKENS] * FIT_BATCH)
     many = decode_seconds(model, [FIT_CONTEXT_TOKENS] * MANY_BATCH)
+    held = max(0.0, many - decodes) / ((MANY_BATCH - FIT_BATCH) * FIT_CONTEXT_TOKENS)
+    away = 0.0 if away_bytes_per_second is None else token_bytes / away_bytes_per_second
     return ExecCosts(
         request_seconds=request,
         token_seconds=max(0.0, per_long - pair * pairs(long, 0) / long),
         pair_seconds=pair,
         output_token_seconds=decodes / FIT_BATCH,
-        held_token_seconds=max(0.0, many - decodes)
-        / ((MANY_BATCH - FIT_BATCH) * FIT_CONTEXT_TOKENS),
+        held_token_seconds=held,
         fetch_token_seconds=token_bytes / fetch_bytes_per_second,
         swap_token_seconds=token_bytes / swap_bytes_per_second,
         chunk_tokens=chunk_tokens,
+        away_token_seconds=max(held, away),
+        natn_seconds=tuple(batch_seconds(model, batch) for batch in BATCHES),
     )
 
 

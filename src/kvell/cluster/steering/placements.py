@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from kvell.cluster.steering.relief import ROOM_PART, MemoryView
+from kvell.engine.protocol.messages import Ready
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.mempool.loans.ledger import LENDABLE_PARTS
 from kvell.vocabulary import SECTION_TOKENS, RequestId
@@ -26,12 +27,23 @@ class Reach:
     :param most_tokens: the same if others lend as much as it takes; 0: none do.
     :param block_bytes: KV memory of a section, the unit that is lent; 0: none is.
     :param section_tokens: tokens of a section.
+    :param host: whose instances read each other's memory in place; "" is the front's.
     """
 
     alone_tokens: int = 0
     most_tokens: int = 0
     block_bytes: int = 0
     section_tokens: int = SECTION_TOKENS
+    host: str = ""
+
+    @classmethod
+    def of(cls, ready: Ready) -> "Reach":
+        """As an instance says at its start; those that lend are all of one host."""
+        return cls(ready.max_model_len, ready.reach_tokens, ready.section_bytes)
+
+    def meets(self, other: "Reach") -> bool:
+        """Whether instances read each other's sections in place."""
+        return 0 < self.block_bytes == other.block_bytes and self.host == other.host
 
     @property
     def local_blocks(self) -> int:

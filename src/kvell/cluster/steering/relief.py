@@ -1,7 +1,8 @@
-"""What leaves an instance that is short of memory for one that is not: a request, or a part of one.
+"""Which request leaves an instance that is short of memory for one that is not.
 
-The alternative is that the instance preempts requests and computes them again.  Sources: Llumnix
-§4.4 for whole requests, Infinite-LLM §5.3 for parts.
+The alternative is that the instance preempts requests and computes them again.  Source: Llumnix
+§4.4.  Where none has room elsewhere as a whole, parts of requests go
+(:mod:`kvell.cluster.steering.lending`).
 """
 
 from collections.abc import Iterable, Sequence
@@ -39,12 +40,10 @@ class MovableView:
     """A request that could leave: its prompt is computed, and it stays otherwise.
 
     :param size_bytes: of its pages, at most.
-    :param block_bytes: of one of its sections, the unit that is lent; 0: none can be.
     """
 
     request_id: str
     size_bytes: int
-    block_bytes: int = 0
 
 
 def is_short(waiting: int, free_bytes: int, pool_bytes: int) -> bool:
@@ -74,23 +73,3 @@ def relief(
         if has_room and left_bytes > source.free_bytes + one.size_bytes:
             return one.request_id, target.instance_id
     return None
-
-
-def loan(
-    source: MemoryView, target: MemoryView, movable: Sequence[MovableView]
-) -> tuple[str, int] | None:
-    """Return the request whose first sections should lie at ``target``, and how many; or None.
-
-    The longest request of the instance that has the least memory, the instance that has most
-    (Infinite-LLM, Algorithm 1).  As many as make both alike, as long as a part of the creditor's
-    pool stays free; at least one section of the request stays, in which it writes.
-    """
-    lendable = [one for one in movable if one.block_bytes]
-    if not source.is_short or source.leaving or not lendable:
-        return None
-    longest = max(lendable, key=lambda one: one.size_bytes)
-    spare_bytes = target.free_bytes - target.pool_bytes // ROOM_PART
-    even_bytes = (target.free_bytes - source.free_bytes) // 2
-    blocks = longest.size_bytes // longest.block_bytes - 1
-    count = min(blocks, min(spare_bytes, even_bytes) // longest.block_bytes)
-    return (longest.request_id, count) if count > 0 else None

@@ -1,4 +1,4 @@
-"""Roles and relief of memory: decided once a second, for all fronts together.
+"""Roles, relief of memory and loans: decided once a second, for all fronts together.
 
 ::
 
@@ -14,7 +14,10 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from kvell.cluster.steering.relief import MemoryView, MovableView, loan, relief
+from kvell.cluster.routing.costs import ExecCosts
+from kvell.cluster.steering.lending.planner import LoanPlanner
+from kvell.cluster.steering.lending.views import LendingView
+from kvell.cluster.steering.relief import MemoryView, MovableView, relief
 from kvell.cluster.steering.roles import Role, RoleChanger, RoleView
 
 LOOK_SECONDS = 1.0
@@ -26,12 +29,14 @@ class Steered:
     """An instance that serves, as its heartbeat and all fronts tell of it.
 
     :param part: what it does of the work; None: all of it.
-    :param takes: whether it may go on with requests of others.
+    :param takes: whether it may go on with requests of others, or lend them memory.
+    :param lending: what it said that loans are planned from; None: nothing yet.
     """
 
     memory: MemoryView
     part: RoleView | None = None
     takes: bool = True
+    lending: LendingView | None = None
 
     @property
     def gives(self) -> bool:
@@ -60,7 +65,8 @@ class Orders:
 
     :param epoch: of who decided it.
     :param roles: instances, and the role that each has from now on; the others keep theirs.
-    :param moves: at most one from an instance, and one to it.
+    :param moves: of whole requests at most one from an instance, and one to it; of sections any
+        number, and then none of the other kind.
     """
 
     epoch: int = 0
@@ -74,10 +80,17 @@ class Steering:
     :param roles: changes roles by load; None: all keep theirs.
     :param settling_looks: after so many further looks a move shows in what fronts tell; until then
         neither instance of it is in another one.
+    :param costs: of the instances' model, for loans.
     """
 
-    def __init__(self, roles: RoleChanger | None = None, settling_looks: int = 0) -> None:
+    def __init__(
+        self,
+        roles: RoleChanger | None = None,
+        settling_looks: int = 0,
+        costs: ExecCosts | None = None,
+    ) -> None:
         self._roles, self._settling_looks = roles, settling_looks
+        self._loans = LoanPlanner(costs or ExecCosts(), LOOK_SECONDS, settling_looks)
         self._next_seconds = -math.inf
         self._look = 0
         self._settles_at: dict[str, int] = {}
@@ -114,12 +127,25 @@ class Steering:
     def _moves(
         self, instances: Sequence[Steered], movable: Callable[[str], Sequence[MovableView]]
     ) -> list[Move]:
-        short = [one.memory for one in instances if one.gives]
-        if not short:
+        """Whole requests that leave; where none has room elsewhere, sections of the longest."""
+        if not any(one.gives for one in instances):
             return []
         self._settles_at = {k: at for k, at in self._settles_at.items() if at > self._look}
-        short = [one for one in short if one.instance_id not in self._settles_at]
-        targets = [one.memory for one in instances if one.takes and self._may_take(one.memory)]
+        moves = self._whole(instances, movable)
+        moving = {name for move in moves for name in (move.source, move.target)}
+        settled = self._look + 1 + self._settling_looks
+        self._settles_at |= dict.fromkeys(moving, settled)
+        for loan in self._loans.plan(instances, self._settles_at.keys()):
+            moves.append(Move(loan.req_id, loan.source, loan.target, loan.num_blocks))
+        return moves
+
+    def _whole(
+        self, instances: Sequence[Steered], movable: Callable[[str], Sequence[MovableView]]
+    ) -> list[Move]:
+        busy = self._settles_at.keys() | self._loans.parties
+        free = [one for one in instances if one.memory.instance_id not in busy]
+        short = [one.memory for one in free if one.gives]
+        targets = [one.memory for one in free if one.takes and _may_take(one.memory)]
         targets.sort(key=lambda one: one.free_bytes)  # the last has most
         short.sort(key=lambda one: one.free_bytes)
         moves: list[Move] = []
@@ -132,23 +158,12 @@ class Steering:
             target = targets[-1]
             if source.instance_id in moving or target.free_bytes <= source.free_bytes:
                 continue
-            move = _move(source, target, movable(source.instance_id))
-            if move is not None:
-                moves.append(move)
+            found = relief(source, [target], movable(source.instance_id))
+            if found is not None:
+                moves.append(Move(found[0], source.instance_id, found[1]))
                 moving |= {source.instance_id, target.instance_id}
-        settled = self._look + 1 + self._settling_looks
-        self._settles_at |= dict.fromkeys(moving, settled)
         return moves
 
-    def _may_take(self, one: MemoryView) -> bool:
-        return not one.waiting and not one.coming and one.instance_id not in self._settles_at
 
-
-def _move(source: MemoryView, target: MemoryView, movable: Sequence[MovableView]) -> Move | None:
-    """A request that leaves; where none has room elsewhere as a whole, a part of the longest."""
-    names = source.instance_id, target.instance_id
-    whole = relief(source, [target], movable)
-    if whole is not None:
-        return Move(whole[0], *names)
-    part = loan(source, target, movable)
-    return None if part is None else Move(part[0], *names, part[1])
+def _may_take(one: MemoryView) -> bool:
+    return not one.waiting and not one.coming

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from kvell.engine.core.miss_watch import MissWatch
+from kvell.engine.lending.longest import longest
 from kvell.engine.moving.handovers import NOTHING_LENT, Handovers
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.protocol.messages import Heartbeat
@@ -72,16 +73,20 @@ class Figures:
     def heartbeat(self, step: StepNumber) -> Heartbeat:
         """Contents of a heartbeat; they cost as much as counting the pool."""
         totals, layout = self._memory.totals(), self._memory.layout
+        running, handovers = self._scheduler.running, self._handovers
         return Heartbeat(
             incarnation=self._incarnation,
             step=step,
-            running=len(self._scheduler.running),
+            running=len(running),
             waiting=self.num_waiting,
             large_pages=layout.num_large_pages,
             empty_large_pages=totals.empty_large,
             free_bytes=layout.pool_bytes - _used_bytes(totals, layout),
             pool_bytes=layout.pool_bytes,
-            placements=() if self._handovers is None else self._handovers.borrowed.placements(),
+            placements=() if handovers is None else handovers.borrowed.placements(),
+            held_tokens=sum(one.computed for one in running),
+            waiting_tokens=sum(one.num_tokens for one in self._scheduler.waiting),
+            longest=() if handovers is None else longest(handovers.borrowed, running, layout),
         )
 
     def stats(self, step: StepNumber) -> Stats:

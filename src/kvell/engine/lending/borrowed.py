@@ -84,6 +84,12 @@ class Borrowed:
         found = (one.retry_at for one in self._placements.values())
         return min((at for at in found if at is not None), default=None)
 
+    def sections_asked(self, request: Request) -> int | None:
+        """Return how many sections are elsewhere or on their way; None for a placed request."""
+        borrower = self._borrowers.get(request.request_id)
+        asked = 0 if borrower is None else len(borrower.loans)
+        return None if request.request_id in self._placements else asked
+
     def sections_away(self, request: Request) -> int:
         """Return how many of a request's sections are read elsewhere."""
         borrower = self._borrowers.get(request.request_id)

@@ -30,6 +30,11 @@ class SectionLoans:
         self.section_tokens = section_tokens
         self._borrowers: dict[Loan, Borrower] = {}
 
+    @property
+    def instance(self) -> str:
+        """The debtor."""
+        return self._agent.instance
+
     def borrower(self, loan: Loan) -> Borrower | None:
         """Return whose section a loan has; None if that is over."""
         return self._borrowers.get(loan)
@@ -150,7 +155,7 @@ class SectionLoans:
         request = borrower.request
         counts = Counter(borrower.creditor_of[loan] for loan in borrower.loans)
         here = -(-request.num_tokens // self.section_tokens) - borrower.away
-        name, own = request.request_id, self._agent.instance
+        name, own = request.request_id, self.instance
         away = [RequestPlacementEntry(name, *one, local=False) for one in counts.items()]
         return [RequestPlacementEntry(name, own, here, local=True), *away]
 

@@ -47,7 +47,7 @@ from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import Bound, ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
 
-SCHEMA_VERSION = 18
+SCHEMA_VERSION = 19
 StepBlame = Literal["", "suspect", "blameless"]
 
 HEARTBEAT_SECONDS = 0.5
@@ -56,6 +56,8 @@ KEEP_ALIVE_SECONDS = 1.0
 """A front sends a :class:`KeepAlive` this often to an instance that others may have too."""
 FRONT_LEASE_SECONDS = 10.0
 """What a front has there is cancelled when it is silent for so long."""
+MOST_LONGEST = 4
+"""Requests that a heartbeat names as the longest, at most."""
 CREDITS = 1024
 """Most unfinished requests of a front."""
 
@@ -324,6 +326,10 @@ class Heartbeat:
     :param others_requests: requests of other fronts.
     :param placements: where the KV cache lies of requests that borrow memory; all of them, so that
         who hears it for the first time knows as much as others.
+    :param held_tokens: that a step of the running requests reads.
+    :param waiting_tokens: prompts of the requests that wait, and what they have emitted.
+    :param longest: of the running requests at most ``MOST_LONGEST``: those with most sections here
+        that others could have, and how many of each.
     """
 
     incarnation: int
@@ -337,6 +343,9 @@ class Heartbeat:
     others_prompt_tokens: int = 0
     others_requests: int = 0
     placements: tuple[RequestPlacementEntry, ...] = ()
+    held_tokens: int = 0
+    waiting_tokens: int = 0
+    longest: tuple[RequestPlacementEntry, ...] = ()
 
 
 Command = (

@@ -313,5 +313,5 @@ class FollowedMembers:
 def _pressed(line: RoleLoad) -> Pressed:
     """What the manager is told of an instance that is short of memory."""
     youngest = line.movable()[-MOST_MOVABLE:]
-    movable = tuple(Movable(one.request_id, one.size_bytes, one.block_bytes) for one in youngest)
+    movable = tuple(Movable(one.request_id, one.size_bytes) for one in youngest)
     return Pressed(line.memory().leaving, movable)

@@ -239,8 +239,9 @@ class Manager:
         if not self._steering.is_due(now):
             return
         said = {one.instance_id: one.beat for one in self._members if one.beat is not None}
+        ready = {one.instance_id: one.ready for one in self._members if one.ready is not None}
         loads, epoch = self._fronts.loads(now), self._leadership.epoch
-        orders = self._steered.decide(self._entries(), said, loads, living, now, epoch)
+        orders = self._steered.decide(self._entries(), ready, said, loads, living, now, epoch)
         for instance_id, role in orders.roles:
             logger.info("instance %s changes to %s", instance_id, role)
             self._fronts.change_role(instance_id, role)

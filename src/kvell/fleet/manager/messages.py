@@ -128,12 +128,11 @@ class Roster(_Message, frozen=True):
 class Movable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request that could go on elsewhere.
 
-    :param size_bytes: of its pages, at most, and ``block_bytes`` of one of its sections.
+    :param size_bytes: of its pages, at most.
     """
 
     request_id: str
     size_bytes: Count
-    block_bytes: Count = 0
 
 
 class Pressed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):

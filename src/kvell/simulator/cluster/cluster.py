@@ -39,6 +39,7 @@ from kvell.simulator.cluster.front import VirtualFront
 from kvell.simulator.cluster.instance import Record, VirtualInstance
 from kvell.simulator.cluster.loop import Loop
 from kvell.simulator.cluster.network import Links, Network
+from kvell.simulator.cluster.reads import IN_ONE_MEMORY, NeighbourReads
 from kvell.simulator.replay.runner import StepTimer, TraceRunner
 from kvell.simulator.replay.schedule import Arrivals, Schedule
 from kvell.simulator.traces.prompts import PromptMaker
@@ -66,6 +67,7 @@ class ClusterSpec:
     :param streams: what pulls cost that begin before a step has ended; None: none do.
     :param hosts: of instances that are not on the common host, by name: those of one host lend
         each other memory.  None: nobody lends any, as where pools are not in a host's memory.
+    :param reads: what it costs that pages are read at other instances.
     """
 
     counts: Mapping[str, int]
@@ -87,6 +89,7 @@ class ClusterSpec:
     seed: int = 0
     streams: StreamCosts | None = None
     hosts: Mapping[str, str] | None = field(default_factory=dict)
+    reads: NeighbourReads = IN_ONE_MEMORY
 
 
 MakeDevice = Callable[[EngineCore], Device]
@@ -224,6 +227,7 @@ class VirtualCluster:
             *(core, agent, self._device(core), self.spec.machine, self.loop, self.network),
             partial(self._say, name),
             Record() if self._records else None,
+            reads=self.spec.reads,
         )
         self.instances[name] = instance
         self.network.enter(instance)
@@ -236,7 +240,7 @@ class VirtualCluster:
             free_bytes=self.spec.layout.pool_bytes,
             token_bytes=_token_bytes(self.spec.layout),
             joins_others=not is_first,
-            reach=self._reach,
+            reach=self._reach(name),
             indexed=indexed_groups(self.spec.layout.groups),
         )
         if is_first:  # a front takes requests once all of these are ready
@@ -286,22 +290,22 @@ class VirtualCluster:
         if not is_last and (self.front.queue.in_flight or self.front.queue.waiting):
             self._beat_later()
 
-    @property
-    def _reach(self) -> Reach:
-        """How long requests can be, alone and with what others lend."""
+    def _reach(self, name: str) -> Reach:
+        """How long requests to an instance can be, alone and with what others lend."""
         spec = self.spec
         if spec.hosts is None:
             return Reach(spec.limits.max_model_len)
         section_tokens = spec.limits.section_tokens
         block_bytes = section_bytes(spec.layout.groups, section_tokens)
         most = spec.limits.max_model_len, spec.limits.reach_tokens
-        return Reach(*most, block_bytes, section_tokens)
+        return Reach(*most, block_bytes, section_tokens, spec.hosts.get(name, ""))
 
     def _front_seconds(self, name: str) -> float:
         return self.spec.front_seconds.get(name, 0.0)
 
     def _is_served(self, rows: Sequence[TraceRow], index: int) -> bool:
-        return rows[index].num_tokens <= self.spec.limits.max_model_len
+        limits = self.spec.limits
+        return rows[index].num_tokens <= max(limits.max_model_len, limits.reach_tokens)
 
 
 def _token_bytes(layout: Layout) -> int:

@@ -52,6 +52,7 @@ from kvell.simulator.cluster.behind import Behind
 from kvell.simulator.cluster.device import Device
 from kvell.simulator.cluster.loop import Loop
 from kvell.simulator.cluster.network import Endpoint, Network
+from kvell.simulator.cluster.reads import IN_ONE_MEMORY, NeighbourReads
 from kvell.simulator.replay.runner import StepTimer
 
 LATEST_TICK: Tick = 1 << 50
@@ -107,6 +108,7 @@ class VirtualInstance:
     :param core: with ``agent``.
     :param says: takes its events to the front.
     :param record: is filled, if given.
+    :param reads: what pages at other instances cost.
     :ivar watch: called after each input and each step.
     """
 
@@ -120,6 +122,7 @@ class VirtualInstance:
         network: Network,
         says: Say,
         record: Record | None = None,
+        reads: NeighbourReads = IN_ONE_MEMORY,
     ) -> None:
         self.core, self.agent, self.device = core, agent, device
         self.name, self.incarnation = agent.instance, agent.incarnation
@@ -131,6 +134,7 @@ class VirtualInstance:
         layout = agent.core.layout
         self.behind = Behind(device, layout.pool_bytes, layout.large_page_bytes)
         self._told = JournaledCore(core, record.journal if record else None)
+        self._reads = reads
         self._machine, self._loop, self._network, self._says = machine, loop, network, says
         self._inbox: deque[Input] = deque()
         self._streaming: dict[int, tuple[str, Offer]] = {}
@@ -245,6 +249,7 @@ class VirtualInstance:
         self._is_busy = True
         plan = self._told.plan()
         seconds = self._machine.step_seconds(plan)
+        seconds += self._reads.seconds(plan, self.agent.loans.lending)
         if plan.streams:  # its pages are offered before it runs
             self._done([])
             self._tell_written(plan, seconds)

@@ -1,0 +1,1 @@
+"""Which sections of whose requests lie at which other instance: the paper's gManager."""

@@ -1,0 +1,196 @@
+"""Rounds of heartbeats: what is planned from old views, and what becomes of refused moves."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvell.cluster.steering.lending.planner import MOVING_PART, RESERVED_ROUNDS, LoanPlanner
+from kvell.cluster.steering.lending.views import LendingView
+from kvell.cluster.steering.placements import Reach, lendable_blocks
+from kvell.cluster.steering.relief import SHORT_PART, MemoryView
+from kvell.cluster.steering.steering import Steered
+from kvell.engine.protocol.placements import RequestPlacementEntry
+from kvell.vocabulary import RequestId
+from tests.cluster.steering.lending.loads import BLOCK, COSTS, SECTION, entries
+
+POOL = 64
+"""Sections of a pool."""
+REACH = Reach(block_bytes=BLOCK, section_tokens=SECTION)
+
+
+def placed(request: str, home: str, **away: int) -> tuple[RequestPlacementEntry, ...]:
+    name = RequestId(request)
+    there = [RequestPlacementEntry(name, at, count, local=False) for at, count in away.items()]
+    return (RequestPlacementEntry(name, home, 9, local=True), *there)
+
+
+def party(
+    name: str,
+    free: int,
+    waiting: int = 0,
+    placements: tuple[RequestPlacementEntry, ...] = (),
+    longest: tuple[int, ...] = (),
+    takes: bool = True,
+) -> Steered:
+    memory = MemoryView(name, waiting, free * BLOCK, POOL * BLOCK)
+    view = LendingView(
+        *(0, REACH, BLOCK // SECTION, 2, (POOL - free) * SECTION, waiting * SECTION),
+        *(entries(name, list(longest)), placements),
+    )
+    return Steered(memory, None, takes, view)
+
+
+class Rounds:
+    """A planner, and heartbeats that come to it."""
+
+    def __init__(self, settling: int = 0) -> None:
+        self.planner = LoanPlanner(COSTS, 1.0, settling)
+        self._beat = 0
+
+    def moves(self, *instances: Steered, silent: str = "") -> list[tuple[str, str, str, int]]:
+        self._beat += 1
+        heard = []
+        for one in instances:
+            assert one.lending is not None
+            beat = self._beat - (one.memory.instance_id == silent)
+            heard.append(replace(one, lending=replace(one.lending, beat=beat)))
+        moves = self.planner.plan(heard)
+        return [(one.req_id, one.source, one.target, one.num_blocks) for one in moves]
+
+
+DEBTOR = party("d", 8, waiting=2, longest=(40, 3))
+CREDITOR = party("c", 50)
+
+
+def test_who_waits_has_room_once_sections_are_elsewhere() -> None:
+    assert Rounds().moves(DEBTOR, CREDITOR) == [("d:0", "d", "c", 2)]
+
+
+def test_nothing_is_planned_before_all_have_beaten_again() -> None:
+    rounds = Rounds()
+    rounds.moves(party("d", 50), CREDITOR)
+    assert rounds.moves(DEBTOR, CREDITOR, silent="c") == []
+    assert rounds.moves(DEBTOR, CREDITOR)
+
+
+def test_one_that_has_said_nothing_yet_holds_up_the_plan() -> None:
+    new = Steered(MemoryView("new", 0, 0, 0))
+    assert LoanPlanner(COSTS, 1.0).plan([DEBTOR, CREDITOR, new]) == []
+
+
+@pytest.mark.parametrize("settling", [0, 2])
+def test_a_refused_move_is_planned_anew_when_its_reservation_has_expired(settling: int) -> None:
+    rounds = Rounds(settling)
+    assert rounds.moves(DEBTOR, CREDITOR)
+    for _ in range(RESERVED_ROUNDS + settling):
+        assert rounds.moves(DEBTOR, CREDITOR) == []
+    assert rounds.moves(DEBTOR, CREDITOR) == [("d:0", "d", "c", 2)]
+
+
+def test_what_has_come_is_reserved_no_longer() -> None:
+    rounds = Rounds()
+    rounds.moves(DEBTOR, CREDITOR)
+    there = party("d", 8, 2, placed("d:0", "d", c=2), longest=(38, 3))
+    assert rounds.moves(there, party("c", 48)) == [("d:0", "d", "c", 2)]
+    assert rounds.planner.parties == {"c", "d"}
+
+
+def test_memory_that_is_spoken_for_is_not_planned_twice() -> None:
+    rounds = Rounds()
+    small = party("c", 19)
+    assert rounds.moves(DEBTOR, small) == [("d:0", "d", "c", 2)]
+    other = party("e", 8, waiting=9, longest=(40,))
+    (move,) = rounds.moves(DEBTOR, small, other)
+    assert move[:3] == ("e:0", "e", "c") and move[3] <= 19 - POOL // SHORT_PART - 2
+
+
+def test_nobody_borrows_and_lends() -> None:
+    """As heartbeats tell: the debtor of another lends to one, and the creditor of one is short."""
+    lends = party("c", 8, waiting=2, longest=(30,))
+    borrows = party("d", 8, 2, placed("d:0", "d", c=4), longest=(30,))
+    third = party("e", 50)
+    moves = Rounds().moves(lends, borrows, third)
+    assert moves == [("d:0", "d", "e", 2)], "not the creditor, and not to it"
+    idle = party("d", 60, 0, placed("d:0", "d", c=4))
+    assert Rounds().moves(idle, party("e", 8, 2, longest=(30,)), CREDITOR) == [("e:0", "e", "c", 2)]
+
+
+@pytest.mark.parametrize(
+    "lender",
+    [
+        party("c", 50, waiting=1),
+        party("c", 15),
+        party("c", 50, takes=False),
+        replace(CREDITOR, memory=replace(CREDITOR.memory, coming=1)),
+    ],
+    ids=["others wait there", "above the threshold", "it takes nothing", "one comes"],
+)
+def test_who_needs_its_memory_lends_none(lender: Steered) -> None:
+    assert Rounds().moves(DEBTOR, lender) == []
+
+
+def test_those_in_other_moves_are_left_alone() -> None:
+    planner = LoanPlanner(COSTS, 1.0)
+    assert planner.plan([DEBTOR, CREDITOR], {"c"}) == []
+
+
+def test_a_period_moves_what_can_be_copied_in_a_part_of_it() -> None:
+    slow = replace(COSTS, fetch_token_seconds=1 / SECTION / 12)
+    planner = LoanPlanner(slow, 1.0)
+    crowd = party("d", 8, waiting=9, longest=(40,))
+    (move,) = planner.plan([crowd, CREDITOR])
+    assert move.num_blocks == 12 // MOVING_PART
+
+
+some = st.lists(
+    st.tuples(
+        st.integers(0, POOL),
+        st.integers(0, 4),
+        st.lists(st.integers(1, 30), max_size=3),
+        st.booleans(),
+    ),
+    min_size=4,
+    max_size=4,
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(some, min_size=1, max_size=5), st.data())
+def test_whatever_is_told_nobody_is_both_and_nobody_lends_what_it_lacks(
+    told: list[list[tuple[int, int, list[int], bool]]], data: st.DataObject
+) -> None:
+    """Views of drawn rounds, in which moves are carried out in part, or refused."""
+    rounds = Rounds()
+    away: dict[str, Counter[str]] = {}
+    for views in told:
+        instances = [
+            party(f"i{n}", free, waiting, _told(away, f"i{n}"), tuple(longest), takes)
+            for n, (free, waiting, longest, takes) in enumerate(views)
+        ]
+        free_blocks = {one.memory.instance_id: one.memory.free_bytes // BLOCK for one in instances}
+        moves = rounds.moves(*instances)
+        lent: Counter[str] = Counter()
+        for counts in away.values():
+            lent.update(counts)
+        debtors = {name.rpartition(":")[0] for name, counts in away.items() if counts.total()}
+        sources, targets = {one[1] for one in moves}, {one[2] for one in moves}
+        assert not sources & targets
+        assert not sources & {name for name in lent if lent[name]} and not targets & debtors
+        came: Counter[str] = Counter()
+        for _, _, target, count in moves:
+            came[target] += count
+        for name, count in came.items():
+            assert count <= free_blocks[name] - POOL // SHORT_PART
+            assert count + lent[name] <= lendable_blocks(POOL * BLOCK, BLOCK)
+        for request, _, target, count in moves:
+            done = data.draw(st.integers(0, count))
+            if done:
+                away.setdefault(request, Counter())[target] += done
+
+
+def _told(away: dict[str, Counter[str]], home: str) -> tuple[RequestPlacementEntry, ...]:
+    found = [(name, counts) for name, counts in away.items() if name.rpartition(":")[0] == home]
+    return tuple(one for name, counts in found for one in placed(name, home, **counts))
