@@ -64,11 +64,12 @@ int64_t floats_of(const Call& call, const std::vector<Task>& units) {
   return floats;
 }
 
-void split_sections(const Call& call, const std::vector<Task>& units, float* record, Plan& plan) {
+void split_sections(const Call& call, const std::vector<Task>& units, float* record,
+                    std::vector<Fold>& folds, Plan& plan) {
   const int64_t row_floats = record_floats(call.layer.value_size());
   for (const Task& unit : units) {
     const int32_t sections = unit.section_end - unit.section_begin;
-    plan.folds.push_back({unit, record, sections});
+    folds.push_back({unit, record, sections});
     for (int32_t s = 0; s < sections; ++s, record += task_rows(call, unit) * row_floats) {
       Task part = unit;
       part.section_begin = unit.section_begin + s;
@@ -113,7 +114,32 @@ Range readable(const Call& call, const Task& task) {
 
 namespace {
 
-Plan planned(const Call& call, int threads, RecordSpace* space) {
+// Takes the units that begin with records of others out of all.
+std::vector<Task> begun_elsewhere(const Call& call, std::vector<Task>& units) {
+  const auto local = std::stable_partition(units.begin(), units.end(), [&](const Task& unit) {
+    return call.elsewhere.count(unit.request, call.batch) == 0;
+  });
+  std::vector<Task> found(local, units.end());
+  units.erase(local, units.end());
+  return found;
+}
+
+// Computes what it can of some units before others' records are in.
+void put_apart(const Call& call, const std::vector<Task>& units, RecordSpace& apart, Plan& plan) {
+  int64_t used = 0;
+  for (const Task& unit : units) {
+    const int64_t floats = floats_of(call, {unit});
+    if (used + floats > apart.floats) {
+      plan.later.push_back(unit);
+      continue;
+    }
+    split_sections(call, {unit}, apart.at + used, plan.later_folds, plan);
+    used += floats;
+  }
+  apart.used = std::max(apart.used, used);
+}
+
+Plan planned(const Call& call, int threads, RecordSpace* space, RecordSpace* apart = nullptr) {
   Plan plan;
   std::vector<Task> units = all_units(call, wide_rows(call.layer.head_size), false);
   threads = plan.threads = useful_threads(call, units, threads);
@@ -122,18 +148,22 @@ Plan planned(const Call& call, int threads, RecordSpace* space) {
   bool split = int64_t(units.size()) < wanted;
   if (split && int64_t(units.size()) < threads && sections_of(units) < threads)
     units = all_units(call, kTileRows, true);
+  std::vector<Task> begun;
+  if (apart) begun = begun_elsewhere(call, units);
   const int64_t floats = split ? floats_of(call, units) : 0;
   if (space && floats > space->floats) {
     split = false;
     units = all_units(call, kTileRows, true);
+    if (apart) begun = begun_elsewhere(call, units);
   }
   if (split) {
     if (!space) plan.records.resize(floats);
     if (space) space->used = std::max(space->used, floats);
-    split_sections(call, units, space ? space->at : plan.records.data(), plan);
+    split_sections(call, units, space ? space->at : plan.records.data(), plan.folds, plan);
   } else {
     plan.tasks = units;
   }
+  if (apart) put_apart(call, begun, *apart, plan);
   if (threads > 1) largest_first(call, plan.tasks);
   for (const Task& unit : units) plan.max_rows = std::max(plan.max_rows, task_rows(call, unit));
   return plan;
@@ -163,7 +193,7 @@ Plan make_partials_plan(const Call& call, int threads) {
   }
   if (plan.threads > 1 && int64_t(folded.size() + plan.tasks.size()) < plan.threads * kTasksPerThread) {
     plan.records.resize(floats_of(call, folded));
-    split_sections(call, folded, plan.records.data(), plan);
+    split_sections(call, folded, plan.records.data(), plan.folds, plan);
   } else {
     plan.tasks.insert(plan.tasks.end(), folded.begin(), folded.end());
   }
@@ -173,6 +203,10 @@ Plan make_partials_plan(const Call& call, int threads) {
 
 Plan make_plan_in(RecordSpace& space, const Call& call, int threads) {
   return planned(call, threads, &space);
+}
+
+Plan make_plan_apart(RecordSpace& space, RecordSpace& apart, const Call& call, int threads) {
+  return planned(call, threads, &space, &apart);
 }
 
 int32_t most_task_rows(const Call& call) {

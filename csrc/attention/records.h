@@ -14,6 +14,10 @@ struct RecordSpace {
 // by heads instead of by sections, which changes no result.
 Plan make_plan_in(RecordSpace& space, const Call& call, int threads);
 
+// The same for a call with `elsewhere`, of which only the starts need to be known: tasks and folds wait
+// for no record, and what does comes later. `apart` lends the records of those requests.
+Plan make_plan_apart(RecordSpace& space, RecordSpace& apart, const Call& call, int threads);
+
 // Rows of any task of a call of this shape.
 int32_t most_task_rows(const Call& call);
 

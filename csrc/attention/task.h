@@ -59,6 +59,10 @@ struct Plan {
   std::vector<Task> tasks;
   std::vector<Fold> folds;
   std::vector<float> records;
+  // Of requests whose first sections are elsewhere (make_plan_apart): to be done once their records
+  // are in, as folds of the tasks before, or whole.
+  std::vector<Fold> later_folds;
+  std::vector<Task> later;
   int32_t max_rows = 0;
   int threads = 1;  // at most as many as were offered
 };

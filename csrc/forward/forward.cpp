@@ -5,6 +5,7 @@
 #include <exception>
 #include <stdexcept>
 
+#include "cut.h"
 #include "largest.h"
 #include "model.h"
 #include "scratch.h"
@@ -14,40 +15,7 @@ namespace kvell {
 namespace {
 
 constexpr int64_t kFewRows = 4;               // of norms and the like, in one share
-constexpr int64_t kShareBytes = 64 << 10;     // of weights, at least, in one share
-constexpr int64_t kMostShareBytes = 1 << 20;  // and at most: one run of memory, read in a row
-constexpr int64_t kSharesEach = 6;            // for each thread then, so that all end alike
-constexpr int64_t kLinePanels = 2;            // whose gated numbers of a row share a line of bf16
 constexpr int64_t kShareChannels = 256;       // of a request's convolution, in one share
-
-int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// Panels of a matrix in one share: many where memory bounds a product, which is quicker to read
-// in long runs than in pieces that threads take in turn; else few, so that all end alike, but no
-// line that two threads would write.
-int64_t panels_of_share(const Matrix& matrix, int64_t rows, const Pace& pace, int threads) {
-  const bool reads = rows <= pace.reading_rows;
-  const int64_t even =
-      reads ? matrix.panels() * matrix.panel_bytes() / (threads * kSharesEach) : kShareBytes;
-  const int64_t bytes = std::clamp(even, kShareBytes, kMostShareBytes);
-  const int64_t panels = std::max<int64_t>(1, bytes / matrix.panel_bytes());
-  return reads ? panels : up(panels, kLinePanels) * kLinePanels;
-}
-
-// How a product is cut into shares: blocks of rows, in each of them chunks of panels.
-struct Cut {
-  int64_t block_rows, chunk_panels, chunks, shares;
-
-  Cut(const Product& product, const Pace& pace, int threads) {
-    const Matrix& matrix = *product.matrix;
-    const int64_t passes = pace.shared_rows_bytes / (matrix.steps * 4 * pace.pass_rows);
-    const int64_t most = std::max<int64_t>(1, passes) * pace.pass_rows;
-    block_rows = up(product.rows, up(product.rows, most));
-    chunk_panels = panels_of_share(matrix, product.rows, pace, threads);
-    chunks = up(matrix.panels(), chunk_panels);
-    shares = chunks * up(product.rows, block_rows);
-  }
-};
 
 // Of a decoder's own shape, without pages or requests: what its sizes follow from.
 Call bare_call(const Decoder& decoder) {
@@ -73,12 +41,12 @@ class Pass {
         work_(decoder, step.tokens, step.rows, step.workspace),
         plans_(decoder.layers.size()),
         scratch_(step.scratch, step.scratch_bytes, slice_bytes(decoder), threads) {
+    if (step.away) begin_away();
     if (!scratch_.fits()) throw std::invalid_argument("scratch: too small for so many threads");
     for (size_t index = 0; index < decoder.layers.size(); ++index) {
       const DecoderLayer& layer = decoder.layers[index];
       plan_of_.push_back(first_alike(index));
-      if (plan_of_[index] == index)
-        plans_[index] = make_plan_in(scratch_.records, call_of(layer), threads);
+      if (plan_of_[index] == index) plans_[index] = plan_for(layer, threads);
     }
     for (const StateBatch& batch : step.states) tracks_.emplace_back(batch);
   }
@@ -198,6 +166,28 @@ class Pass {
             {work_.attended, element, nullptr, nullptr}};
   }
 
+  // Whether others hold sections of a layer's contexts.
+  bool asks(const DecoderLayer& layer) const { return step_.away && step_.away->reads(layer.group); }
+
+  void begin_away() const {
+    std::vector<AwayGroup> groups;
+    for (const GroupStep& group : step_.groups) groups.push_back({group.batch, 0, true});
+    for (const DecoderLayer& layer : decoder_.layers) {
+      AwayGroup& group = groups[layer.group];
+      group.page_tokens = layer.pages.page_tokens;
+      group.is_full &= layer.rule.window_tokens == 0 && layer.rule.chunk_tokens == 0;
+    }
+    const int32_t size = int32_t(decoder_.head_size);
+    step_.away->begin({int32_t(decoder_.heads), size, size, int32_t(decoder_.element_size())}, groups);
+  }
+
+  Plan plan_for(const DecoderLayer& layer, int threads) {
+    Call call = call_of(layer);
+    if (!asks(layer)) return make_plan_in(scratch_.records, call, threads);
+    call.elsewhere = step_.away->records(0, layer.group);
+    return make_plan_apart(scratch_.records, step_.away->space(), call, threads);
+  }
+
   // The first layer that reads the same positions of the same pages: their plan is one.
   size_t first_alike(size_t index) const {
     const std::vector<DecoderLayer>& layers = decoder_.layers;
@@ -213,15 +203,36 @@ class Pass {
     const Call call = call_of(layer);
     const Plan& plan = plans_[plan_of_[index]];
     const int64_t tasks = plan.tasks.size(), folds = plan.folds.size();
-    team.each(self, tasks + convolutions(layer), [&](int64_t share) {
+    // The queries leave first, and the caller's own thread waits for what comes back: share 0 is its own.
+    const int64_t ask = asks(layer) ? 1 : 0;
+    team.each(self, ask + tasks + convolutions(layer), [&](int64_t share) {
+      if (share < ask) return step_.away->post(index, layer.group, work_.query);
+      share -= ask;
       if (share >= tasks) return convolve(layer, share - tasks);
       decoder_.attention->run(call, plan.tasks[share], scratch_.of(self));
     });
     const int64_t heads = scans(layer);
-    if (heads + folds == 0) return;
-    team.each(self, heads + folds, [&](int64_t share) {
+    if (ask + heads + folds == 0) return;
+    team.each(self, ask + heads + folds, [&](int64_t share) {
+      if (share < ask) return step_.away->wait(index, layer.group, work_.query);
+      share -= ask;
       if (share < heads) return scan(layer, share, scratch_.of(self));
       decoder_.attention->fold(call, plan.folds[share - heads], scratch_.of(self));
+    });
+    if (ask) begin_elsewhere(team, self, index, plan);
+  }
+
+  // Requests whose first sections others hold: those come first.
+  void begin_elsewhere(Team& team, int self, int index, const Plan& plan) {
+    const DecoderLayer& layer = decoder_.layers[index];
+    Call call = call_of(layer);
+    call.elsewhere = step_.away->records(index, layer.group);
+    const int64_t folds = plan.later_folds.size();
+    team.each(self, folds + int64_t(plan.later.size()), [&](int64_t share) {
+      if (share < folds)
+        decoder_.attention->fold(call, plan.later_folds[share], scratch_.of(self));
+      else
+        decoder_.attention->run(call, plan.later[share - folds], scratch_.of(self));
     });
   }
 

@@ -6,6 +6,7 @@
 #include "attention/backend.h"
 #include "kernels.h"
 #include "mixer.h"
+#include "partials/away.h"
 
 namespace kvell {
 
@@ -83,6 +84,7 @@ struct Step {
   float* logits;     // [rows, vocab]
   int64_t* largest;  // [rows], the first of the largest logits of each, or kNotNumbers; null if nobody asks
   int threads;
+  Away* away;  // sections that others hold; null: none
 };
 
 // What attention, and scans, get beside a step's workspace, for contexts of so many tokens.

@@ -15,6 +15,7 @@
 
 #include "attention/arguments.h"
 #include "model.h"
+#include "partials/bindings.h"
 #include "state_arguments.h"
 
 namespace nb = nanobind;
@@ -140,13 +141,13 @@ class Forward {
 
   // tokens: (count, ids, positions); rows: (count, logits_rows)
   // groups: (metadata as of attention, write_page_ids, write_offsets); states: of groups of states
-  // hook: called or None; workspace, scratch: (address, bytes)
+  // hook: called or None; workspace, scratch: (address, bytes); away: what others hold, or None
   // Returns how many bytes of both it used, and, if wanted, where each row's logits are largest.
   std::tuple<int64_t, std::vector<int64_t>> run(const std::tuple<int64_t, uintptr_t, uintptr_t>& tokens,
            const std::tuple<int64_t, uintptr_t>& rows,
            const std::vector<std::tuple<BatchArgs, uintptr_t, uintptr_t>>& groups,
            const std::vector<StateBatchArgs>& states, const Memory& workspace, const Memory& scratch,
-           uintptr_t logits, bool wants_largest, int threads, nb::object hook) {
+           uintptr_t logits, bool wants_largest, int threads, nb::object hook, Away* away) {
     if (!attached_) refuse("run: attach pages first");
     const auto& [count, ids, positions] = tokens;
     const auto& [rows_count, logits_rows] = rows;
@@ -154,7 +155,7 @@ class Forward {
     Step step{count, at<const int64_t>(ids), at<const int64_t>(positions), rows_count,
               at<const int64_t>(logits_rows), {}, {}, at<uint8_t>(std::get<0>(workspace)),
               at<uint8_t>(std::get<0>(scratch)), std::get<1>(scratch), at<float>(logits),
-              largest.empty() ? nullptr : largest.data(), threads};
+              largest.empty() ? nullptr : largest.data(), threads, away};
     for (const auto& [batch, write_page_ids, write_offsets] : groups)
       step.groups.push_back({batch_of(batch), at<const int32_t>(write_page_ids),
                              at<const int32_t>(write_offsets)});
@@ -254,5 +255,6 @@ NB_MODULE(_forward, m) {
       .def("attention_bytes", &Forward::attention_bytes, "threads"_a, "longest_tokens"_a)
       .def("attention_offsets", &Forward::attention_offsets, "tokens"_a, "rows"_a)
       .def("run", &Forward::run, "tokens"_a, "rows"_a, "groups"_a, "states"_a, "workspace"_a,
-           "scratch"_a, "logits"_a, "wants_largest"_a, "threads"_a, "hook"_a.none());
+           "scratch"_a, "logits"_a, "wants_largest"_a, "threads"_a, "hook"_a.none(), "away"_a.none() = nb::none());
+  kvell::bind_partials(m);
 }

@@ -297,22 +297,29 @@ class PagedRunner:
 
         :param cuts: lengths at which the states of a request are kept.
         """
+        logits = self.model.forward(self.batch(work, cuts), self.callbacks)
+        for name, tokens in work:
+            self.requests[name].computed += len(tokens)
+        return logits
+
+    def batch(
+        self,
+        work: Sequence[tuple[str, Sequence[int]]],
+        cuts: Mapping[str, Sequence[int]] = MappingProxyType({}),
+    ) -> ForwardBatch:
+        """The batch of such a step, with pages for its tokens."""
         for name, tokens in work:
             self._grow(name, len(tokens))
         positions = [
             self.requests[name].computed + index for name, t in work for index in range(len(t))
         ]
         flat = [token for _, tokens in work for token in tokens]
-        batch = ForwardBatch(
+        return ForwardBatch(
             torch.tensor(flat),
             torch.tensor(positions),
             tuple(self._group(index, work, cuts) for index in range(len(self.layout.groups))),
             torch.arange(len(flat)),
         )
-        logits = self.model.forward(batch, self.callbacks)
-        for name, tokens in work:
-            self.requests[name].computed += len(tokens)
-        return logits
 
     def page_bytes(self, group: int, page: int) -> torch.Tensor:
         stride = self.layout.groups[group].page_stride_bytes

@@ -3,26 +3,25 @@
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from kvell.attention.host_batch import HostGroupBatch, HostRows
-from kvell.attention.interface import AttentionKernels, GroupBatch, LayerPages
-from kvell.attention.states import StateBatch
+from kvell.attention.interface import AttentionKernels, LayerPages
 from kvell.device.weight_memory import PrivateWeights, WeightMemory
 from kvell.elastic.arena import StepBuffers
 from kvell.models.config.description import ModelDescription
-from kvell.models.forward.forward_batch import ForwardBatch, HostForwardBatch
+from kvell.models.forward.forward_batch import ForwardBatch
 from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.fused.forms import WeightForms
 from kvell.models.fused.grouped import GroupedWeight
 from kvell.models.fused.need import DecoderShape, StepParts, aligned
+from kvell.models.fused.partials.remote_sections import RemoteSections
+from kvell.models.fused.partials.served_layers import ServedLayer, ServedLayers
 from kvell.models.fused.parts import NormRecipe
 from kvell.models.fused.recipe import DecoderRecipe, LayerRecipe, recipe_of, weights_of
 from kvell.models.fused.room import Room
 from kvell.models.fused.skeleton import DecoderSkeleton
-from kvell.models.fused.states import batch_args as state_batch_args
 from kvell.models.fused.states import state_args
+from kvell.models.fused.step_args import group_args, host_rows, states_args
 from kvell.models.fused.weights import LayerMatrices, PackedWeights, in_memory, packed_inner
 from kvell.models.states.state_memory import StateMemory
 from kvell.models.states.state_pages import StateShapes
@@ -46,6 +45,8 @@ class FusedDecoder:
     Not for concurrent use.
 
     :ivar state_shapes: shapes of the state of each layer with a mixer, in order.
+    :ivar elsewhere: whom passes may ask for sections that others hold; None: nobody.
+    :ivar served: what it attends with, once pages are attached.
     :ivar largest: index of each row's largest logit (the first of equals) in the last step, if
         it was asked for.
     """
@@ -81,6 +82,10 @@ class FusedDecoder:
         self._table = None if tied else table.detach()
         self._shape = _shape(recipe)
         self.state_shapes = _state_shapes(recipe)
+        self._instruction_set = kernels.instruction_set
+        self._rules = [(one.scale, one.softcap, one.window_tokens) for one in recipe.layers]
+        self._full_groups: list[int] = []
+        self.elsewhere: RemoteSections | None = None
         self._forward = self._build(recipe, kernels.instruction_set)
         self._attention_bytes = aligned(
             self._forward.attention_bytes(self._threads, longest_tokens)
@@ -126,6 +131,16 @@ class FusedDecoder:
         self._kept_pages = [*pages.values(), *held.values()]
         self._groups = sorted(set(groups.values()))
         self._state_groups = sorted(set(of_states.values()))
+        self.served = ServedLayers(
+            self._instruction_set,
+            self._dtype,
+            self._heads,
+            tuple(
+                ServedLayer(pages[index], rule, groups[index])
+                for index, rule in zip(sorted(pages), self._rules, strict=True)
+            ),
+        )
+        self._full_groups = [self._groups.index(group) for group in self.served.full_groups]
         self._forward.attach(
             [layer_args(pages[index]) for index in sorted(pages)],
             [self._groups.index(groups[index]) for index in sorted(pages)],
@@ -145,7 +160,7 @@ class FusedDecoder:
             needs more memory than it was given.
         :raises RuntimeError: if a group has metadata of another kind than its layers.
         """
-        rows, groups = _host_rows(batch), batch.groups
+        rows, groups = host_rows(batch), batch.groups
         room = self._room_for(rows.sizes[0], rows.sizes[2])
         lasts = self._given is None and not batch.wants_largest
         logits = torch.empty_like(room.logits) if lasts else room.logits
@@ -154,14 +169,15 @@ class FusedDecoder:
         asked = (
             (room.tokens, ids, positions),
             (room.rows, wanted),
-            [_group_args(groups[index], room.tokens) for index in self._groups],
-            [_states_args(groups[index]) for index in self._state_groups],
+            [group_args(groups[index], room.tokens) for index in self._groups],
+            [states_args(groups[index]) for index in self._state_groups],
             (at + parts.attention_bytes, parts.rows_bytes),
             (at, parts.attention_bytes),
             logits.data_ptr() if lasts else at + parts.logits_at,
             batch.wants_largest,
             self._threads,
             None if callbacks is None else self._hook(callbacks, room),
+            None if self.elsewhere is None else self.elsewhere.compiled(self._full_groups),
         )
         if batch.begun is not None:
             batch.begun()
@@ -363,29 +379,3 @@ def _shape(recipe: DecoderRecipe) -> DecoderShape:
         mixed=0 if mixer is None else mixer.mixed,
         gated=0 if mixer is None else mixer.inner,
     )
-
-
-def _group_args(
-    group: object, tokens: int
-) -> tuple[tuple[int, int, int, int, int, int, int, int], int, int]:
-    if isinstance(group, HostGroupBatch):
-        return ((*group.args, tokens), *group.writes)
-    if not isinstance(group, GroupBatch):
-        raise RuntimeError("the step has no metadata for a group of keys and values")
-    from kvell.attention.native import batch_args
-
-    writes = (group.write_page_ids.data_ptr(), group.write_offsets.data_ptr())
-    return (batch_args(group, tokens), *writes)
-
-
-def _states_args(group: object) -> tuple[tuple[int, int, int], list[int]]:
-    if not isinstance(group, StateBatch):
-        raise RuntimeError("the step has no metadata for a group of states")
-    return state_batch_args(group)
-
-
-def _host_rows(batch: ForwardBatch) -> HostRows:
-    if isinstance(batch, HostForwardBatch):
-        return batch.rows
-    parts = (batch.token_ids, batch.positions, batch.logits_rows)
-    return HostRows.of([part.numpy() for part in parts], np.int64)

@@ -1,0 +1,104 @@
+// The part of a step's attention that others compute: queries out, records back, layer by layer.
+#pragma once
+#include <memory>
+#include <set>
+#include <utility>
+#include <vector>
+
+#include "attention/records.h"
+#include "message.h"
+#include "seam.h"
+
+namespace kvell {
+
+// Consecutive sections of one request, at one creditor.
+struct AwayRun {
+  int32_t group, request;  // of the step's groups of keys and values; of the batch
+  int32_t creditor;
+  int32_t first_section;
+  std::vector<uint64_t> rights;  // to read them, one for each section
+};
+
+// One group's batch, as far as others need it.
+struct AwayGroup {
+  Batch batch;
+  int32_t page_tokens;
+  bool is_full;  // all of its layers read everything before a token
+};
+
+// Kept from step to step, with its memory. Records of a layer are in one of two buffers, so that
+// one of an earlier layer never meets those at hand.
+class Away {
+ public:
+  explicit Away(std::vector<std::shared_ptr<Creditor>> creditors) : creditors_(std::move(creditors)) {}
+
+  // What the next pass asks for. Runs of a request follow each other from section 0 on.
+  void expect(std::vector<AwayRun> runs, std::chrono::nanoseconds patience);
+
+  // Of the last pass: requests that lack records of others. What was computed for them counts nothing.
+  std::vector<int32_t> missed() const { return {missed_.begin(), missed_.end()}; }
+
+  // By a pass, before it writes anything; its deadline is the patience from now on. Throws
+  // std::invalid_argument if the runs do not fit the groups.
+  void begin(const RowShape& shape, const std::vector<AwayGroup>& groups);
+
+  bool reads(int group) const { return !starts_[group].empty(); }
+
+  // Sends the group's query rows [tokens, heads, head_size], as far as creditors take them at once.
+  void post(int layer, int group, const void* query);
+
+  // Returns when the layer's records are in, or known not to come.
+  void wait(int layer, int group, const void* query);
+
+  // Where the layer's are.
+  Records records(int layer, int group) {
+    return {values_[layer % 2].data(), starts_[group].data()};
+  }
+
+  // For records of what is here of the same requests.
+  RecordSpace& space() { return space_; }
+
+ private:
+  // Some rows of a run, in a message.
+  struct Piece {
+    size_t run;
+    int32_t first_row, rows;
+  };
+  struct Message {
+    std::vector<Piece> pieces;
+    int64_t sections = 0, rows = 0, record_rows = 0;
+    uint64_t number = 0;
+  };
+  // What one creditor is asked for one group, in each of its layers.
+  struct Asked {
+    std::vector<Message> messages;
+    size_t posted = 0;  // of the layer at hand
+  };
+
+  void check(const std::vector<AwayGroup>& groups) const;
+  void place(const std::vector<AwayGroup>& groups);
+  void cut(const std::vector<AwayGroup>& groups);
+  bool fits(const Message& message, const Creditor& creditor) const;
+  bool post_next(Creditor& creditor, Asked& asked, int layer, const void* query);
+  void wait_for(size_t creditor, int layer, int group, const void* query);
+  bool take(Creditor& creditor, const Message& message, int layer);
+  void lose(const Message& message, int layer);
+  void lose(const Piece& piece, int layer);
+  float* record(int layer, const Piece& piece, int64_t index);
+
+  std::vector<std::shared_ptr<Creditor>> creditors_;
+  std::vector<AwayRun> runs_;
+  std::chrono::nanoseconds patience_{0};
+  Deadline deadline_;
+  RowShape shape_{};
+  std::set<int32_t> missed_;
+  std::vector<bool> silent_;                  // by creditor: not asked any more in this pass
+  std::vector<std::vector<int32_t>> starts_;  // by group, of records; empty: it reads nothing elsewhere
+  std::vector<int64_t> first_rows_, rows_, records_rows_;  // by run: query rows, their number, and where records begin
+  std::vector<std::vector<Asked>> asked_;     // by group, by creditor
+  std::vector<float> values_[2], local_;
+  RecordSpace space_{};
+  uint64_t number_ = 0;
+};
+
+}  // namespace kvell

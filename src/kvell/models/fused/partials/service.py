@@ -1,0 +1,113 @@
+"""The creditor's side: one compiled thread that answers query rows of others (Infinite-LLM §4).
+
+::
+
+    debtor's pass ── rows, rights ──► ring ──► service: rights stand? ─► partials ─► stand still?
+                  ◄── records m, e, o ──────────◄────────────────────────────────────────┘
+
+A query names sections by their rights, never pages: what is read is what a loan names, for the
+debtor that it was made to.  What cannot be read is answered as wrong, and a right that is gone
+before or after the reading makes its run gone; neither raises.
+
+The fence of a loan: its word is cleared first (:mod:`kvell.mempool.transports.rights`), then
+:meth:`AttentionService.end` says when nobody reads its pages any more, and only then they are
+others'.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from kvell.models.fused.partials.rings import Bytes, RingMemory
+from kvell.models.fused.partials.served_layers import ServedLayers
+
+_ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
+
+
+class AttentionService:
+    """Computes partials over pages that this instance lends.
+
+    :param model: its layers; the pool that they lie in must outlive the service.
+    :param words: uint64 [n], the table of rights: the word at a right's remainder holds its number
+        while it stands.  It is read at each query, and kept.
+    :param bell: uint8 [``BELL_BYTES``] by which debtors wake the thread, zeros at first.
+    """
+
+    def __init__(self, model: ServedLayers, words: npt.NDArray[np.uint64], bell: Bytes) -> None:
+        from kvell.attention.native import layer_args
+        from kvell.models.fused import _forward
+
+        self._kept = (model, words, bell)
+        self._rings: dict[int, RingMemory] = {}
+        table: tuple[int, int] = (words.__array_interface__["data"][0], len(words))
+        bell_at: int = bell.__array_interface__["data"][0]
+        self._compiled = _forward.Service(
+            model.instruction_set,
+            _ELEMENTS[model.dtype],
+            model.heads,
+            [
+                (layer_args(layer.pages), layer.rule, layer.group if layer.is_full else -1)
+                for layer in model.layers
+            ],
+            table,
+            bell_at,
+        )
+
+    def start(self) -> None:
+        """Begin to answer rings, on a thread of its own."""
+        self._compiled.start()
+
+    def close(self) -> None:
+        """End the thread when it has answered what it reads; idempotent."""
+        self._compiled.close()
+
+    def answer_ring(self, debtor: int, ring: RingMemory) -> None:
+        """Answer a debtor's ring from now on.
+
+        :raises ValueError: if the debtor has one already, or the memory holds none.
+        """
+        self._compiled.connect(debtor, ring.args, ring.slots)
+        self._rings[debtor] = ring
+
+    def forget_ring(self, debtor: int) -> None:
+        """Answer it no longer; returns when its memory is not used any more; idempotent."""
+        self._compiled.disconnect(debtor)
+        self._rings.pop(debtor, None)
+
+    def lend(self, right: int, debtor: int, pages: Sequence[Sequence[int]]) -> None:
+        """Let a debtor ask for one section, as long as its right stands.
+
+        :param pages: of each group of the layout, in order of position; none where a group has no
+            full attention.
+        :raises ValueError: if they are not those of a section, or do not exist, or the right is
+            lent already.
+        """
+        self._compiled.lend(right, debtor, pages)
+
+    def end(self, right: int, patience_seconds: float = 0.0) -> bool:
+        """Let nobody begin to read by a right; the caller has revoked its word.
+
+        :returns: whether nobody reads by it now.  If not within the patience, ask again: its pages
+            are not others' yet.
+        """
+        return self._compiled.end(right, patience_seconds)
+
+    @property
+    def reading(self) -> int:
+        """Sections that are being read at this moment."""
+        return self._compiled.reading()
+
+    @property
+    def wrong(self) -> int:
+        """Queries so far that could not be read."""
+        return self._compiled.wrong()
+
+    def answer(self, debtor: int, query: bytes) -> bytes:
+        """Answer one query that came by other ways than a ring; from any thread.
+
+        :param query: as ``csrc/partials/message.h`` describes it.
+        :returns: the answer, whatever the query was.
+        """
+        return self._compiled.answer(debtor, query)

@@ -1,0 +1,275 @@
+"""A pass whose first sections others compute gives the bits of one with all pages local."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from kvell.attention.interface import GroupBatch
+from kvell.models.forward.forward_batch import ForwardBatch
+from kvell.models.fused.partials.remote_sections import RemoteSections, SectionRun
+from kvell.vocabulary import SECTION_TOKENS
+from tests.models.lent_pass import (
+    CONTEXT,
+    DEBTOR,
+    Lender,
+    Work,
+    lent_logits,
+    lent_runs,
+    local_logits,
+    prefix_of,
+    rows_of,
+)
+
+if TYPE_CHECKING:
+    from kvell.models.fused import _forward
+
+pytest.importorskip("kvell.models.fused._forward")
+DTYPES = (torch.float32, torch.bfloat16)
+FULL, MIXED = "LlamaForCausalLM", "Gemma2ForCausalLM"
+CREDITORS = ("x", "y")
+LATE_SECONDS = 0.05
+BOTH = [Work(1600, 1, ("x", "x", "y")), Work(1100, 1, ("y", "y")), Work(900, 1)]
+"""Decodes: of two creditors, of one, and of none."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _models() -> Iterator[None]:
+    """Models last as long as this file's tests."""
+    yield
+    prefix_of.cache_clear()
+
+
+@st.composite
+def works(draw: st.DrawFn) -> list[Work]:
+    found = []
+    for _ in range(draw(st.integers(1, 3))):
+        new = draw(st.sampled_from([1, 1, 1, 2, 7, 60]))
+        before = draw(st.integers(0, CONTEXT - new))
+        most = before // SECTION_TOKENS
+        owners = draw(st.lists(st.sampled_from(CREDITORS), max_size=most))
+        found.append(Work(before, new, tuple(owners)))
+    return found
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("architecture", [FULL, MIXED])
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(drawn=works())
+@example(drawn=BOTH)
+@example(drawn=[Work(1536, 1, ("x", "y", "x"))])  # nothing is local but the row itself
+@example(drawn=[Work(1100, 500, ("x", "y")), Work(1200, 1, ("y",))])  # a chunk beside a decode
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_what_others_compute_changes_no_bit(
+    architecture: str, dtype: torch.dtype, threads: int, drawn: list[Work]
+) -> None:
+    prefix = prefix_of(architecture, dtype, threads)
+    local = local_logits(prefix, drawn)
+    assert not local.isnan().any()
+    lenders = {name: Lender(prefix, seed) for seed, name in enumerate(CREDITORS)}
+    elsewhere = RemoteSections({name: one.creditor for name, one in lenders.items()})
+    lent = lent_logits(prefix, drawn, elsewhere, lent_runs(lenders, drawn))
+    assert elsewhere.lacking == []
+    assert torch.equal(lent, local)
+    assert [one.service.wrong + one.service.reading for one in lenders.values()] == [0, 0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_go_in_as_many_queries_as_a_ring_has_room_for(dtype: torch.dtype) -> None:
+    drawn = [Work(1100, 300, ("x", "y")), Work(1200, 1, ("y", "y"))]
+    prefix = prefix_of(FULL, dtype, 1)
+    local = local_logits(prefix, drawn)
+    lenders = {
+        name: Lender(prefix, seed, slots=2, slot_bytes=8 << 10)
+        for seed, name in enumerate(CREDITORS)
+    }
+    elsewhere = RemoteSections({name: one.creditor for name, one in lenders.items()})
+    assert torch.equal(lent_logits(prefix, drawn, elsewhere, lent_runs(lenders, drawn)), local)
+    assert elsewhere.lacking == []
+    posted = [int(one.ring.memory[:4].view("<u4")[0]) for one in lenders.values()]
+    assert min(posted) > 3 * 3, "of three layers, in several each"
+
+
+def called(
+    post: Callable[[bytes], bool], take: Callable[[float], bytes | None]
+) -> "_forward.Creditor":
+    from kvell.models.fused import _forward
+
+    return _forward.CalledCreditor(1 << 20, post, take)
+
+
+def by_call(
+    lender: Lender, before: Callable[[int], None] = lambda number: None, late: Sequence[int] = ()
+) -> "_forward.Creditor":
+    """A creditor whose service is called; ``before`` is told how many queries there were.
+
+    :param late: queries whose answers do not come.
+    """
+    answers: list[bytes] = []
+    count = 0
+
+    def post(query: bytes) -> bool:
+        nonlocal count
+        before(count)
+        if count not in late:
+            answers.append(lender.service.answer(DEBTOR, query))
+        count += 1
+        return True
+
+    def take(seconds: float) -> bytes | None:
+        return answers.pop(0) if answers else None
+
+    return called(post, take)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("late", [0, 1, 2])
+def test_a_late_answer_makes_its_row_missed_and_changes_no_other(late: int, threads: int) -> None:
+    """In any layer; the creditor is not asked again in the pass."""
+    drawn = [Work(1600, 1, ("x", "x")), Work(1100, 1, ("y", "y")), Work(900, 1)]
+    prefix = prefix_of(FULL, torch.float32, threads)
+    local = local_logits(prefix, drawn)
+    lenders = {name: Lender(prefix, seed) for seed, name in enumerate(CREDITORS)}
+    asked: list[int] = []
+    creditors = {
+        "x": by_call(lenders["x"], asked.append, late=[late]),
+        "y": lenders["y"].creditor,
+    }
+    elsewhere = RemoteSections(creditors)
+    runs = lent_runs(lenders, drawn)
+    lent = lent_logits(prefix, drawn, elsewhere, runs, LATE_SECONDS * 100)
+    assert elsewhere.lacking == [0]
+    assert asked == list(range(late + 1))
+    assert torch.equal(lent[1:], local[1:])
+    assert not torch.equal(lent[0], local[0])
+    assert torch.equal(lent_logits(prefix, drawn, elsewhere, runs), local), "and it is asked again"
+    assert elsewhere.lacking == []
+
+
+def test_a_creditor_that_is_silent_takes_no_time_from_others() -> None:
+    """Nobody answers a ring until the pass's time is up: its row is missed, and no other."""
+    prefix = prefix_of(FULL, torch.float32, 1)
+    local = local_logits(prefix, BOTH)
+    lenders = {"x": Lender(prefix, 0, starts=False), "y": Lender(prefix, 1)}
+    elsewhere = RemoteSections({name: one.creditor for name, one in lenders.items()})
+    runs = lent_runs(lenders, BOTH)
+    lent = lent_logits(prefix, BOTH, elsewhere, runs, 20 * LATE_SECONDS)
+    assert elsewhere.lacking == [0]
+    assert torch.equal(lent[1:], local[1:])
+    lenders["x"].service.start()
+    lent = lent_logits(prefix, BOTH, elsewhere, runs)
+    assert elsewhere.lacking == [], "late answers to the pass before are passed over"
+    assert torch.equal(lent, local)
+
+
+def test_a_full_ring_refuses() -> None:
+    drawn = [Work(1100, 1, ("x", "x")), Work(900, 1)]
+    prefix = prefix_of(FULL, torch.float32, 1)
+    local = local_logits(prefix, drawn)
+    lender = Lender(prefix, 0, slots=2, starts=False)
+    elsewhere = RemoteSections({"x": lender.creditor})
+    runs = lent_runs({"x": lender}, drawn)
+    posted = lender.ring.memory[:4].view("<u4")
+    for expected in (1, 2):
+        lent_logits(prefix, drawn, elsewhere, runs, LATE_SECONDS)
+        assert (int(posted[0]), elsewhere.lacking) == (expected, [0])
+    lent = lent_logits(prefix, drawn, elsewhere, runs)  # would wait for a minute
+    assert (int(posted[0]), elsewhere.lacking) == (2, [0])
+    assert torch.equal(lent[1], local[1])
+    lender.service.start()
+    while lender.ring.memory[64:68].view("<u4")[0] < 2:
+        pass
+    assert torch.equal(lent_logits(prefix, drawn, elsewhere, runs), local)
+    assert elsewhere.lacking == []
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_a_right_that_is_gone_makes_its_row_missed(layer: int) -> None:
+    """Revoked before a layer's query arrives; the creditor's other request is not missed."""
+    drawn = [Work(1600, 1, ("x", "x")), Work(1100, 1, ("x", "x")), Work(900, 1)]
+    prefix = prefix_of(FULL, torch.float32, 1)
+    local = local_logits(prefix, drawn)
+    lender = Lender(prefix, 0)
+    runs = lent_runs({"x": lender}, drawn)
+
+    def before(number: int) -> None:
+        if number == layer:
+            lender.revoke(runs[0].rights[1])
+
+    elsewhere = RemoteSections({"x": by_call(lender, before)})
+    lent = lent_logits(prefix, drawn, elsewhere, runs)
+    assert elsewhere.lacking == [0]
+    assert torch.equal(lent[1:], local[1:])
+    assert not torch.equal(lent[0], local[0])
+
+
+def test_an_answer_that_is_no_answer_makes_its_rows_missed() -> None:
+    drawn = [Work(1100, 1, ("x", "x")), Work(900, 1)]
+    prefix = prefix_of(FULL, torch.float32, 1)
+    local = local_logits(prefix, drawn)
+    lender = Lender(prefix, 0)
+    runs = lent_runs({"x": lender}, drawn)
+    for spoil in (lambda a: a[:-4], lambda a: a + b"    ", lambda a: a[:8] + b"\x01" + a[9:]):
+        answers: list[bytes] = []
+
+        def post(query: bytes, spoil: Callable[[bytes], bytes] = spoil) -> bool:
+            answers.append(spoil(lender.service.answer(DEBTOR, query)))  # noqa: B023
+            return True
+
+        creditor = called(post, lambda seconds: answers.pop(0))  # noqa: B023
+        elsewhere = RemoteSections({"x": creditor})
+        assert torch.equal(lent_logits(prefix, drawn, elsewhere, runs)[1], local[1])
+        assert elsewhere.lacking == [0]
+
+
+def test_a_creditor_that_raises_ends_the_step() -> None:
+    prefix = prefix_of(FULL, torch.float32, 2)
+    lender = Lender(prefix, 0)
+
+    def post(query: bytes) -> bool:
+        raise ConnectionError("gone")
+
+    elsewhere = RemoteSections({"x": called(post, lambda _: None)})
+    drawn = [Work(1100, 1, ("x", "x"))]
+    runs = lent_runs({"x": lender}, drawn)
+    with pytest.raises(ConnectionError, match="gone"):
+        lent_logits(prefix, drawn, elsewhere, runs)
+
+
+def changed_first(batch: ForwardBatch) -> ForwardBatch:
+    (group,) = batch.groups
+    assert isinstance(group, GroupBatch)
+    return replace(batch, groups=(replace(group, first_positions=group.first_positions + 1),))
+
+
+@pytest.mark.parametrize(
+    ("runs", "change", "message"),
+    [
+        ([SectionRun(0, "x", 1, (1, 2))], None, "follow each other from section 0 on"),
+        ([SectionRun(0, "x", 0, (1,))], None, "a table does not begin where"),
+        ([SectionRun(0, "x", 0, (1, 2, 3))], None, "a table does not begin where"),
+        ([SectionRun(3, "x", 0, (1, 2))], None, "no such request"),
+        ([SectionRun(-1, "x", 0, (1, 2))], None, "no such request"),
+        ([SectionRun(0, "z", 0, (1, 2))], None, "z is no creditor"),
+        ([SectionRun(0, "x", 0, ())], None, "no section"),
+        ([SectionRun(0, "x", 0, (1, 2))], changed_first, "a table does not begin where"),
+    ],
+)
+def test_runs_that_do_not_fit_are_refused(
+    runs: list[SectionRun],
+    change: Callable[[ForwardBatch], ForwardBatch] | None,
+    message: str,
+) -> None:
+    prefix = prefix_of(FULL, torch.float32, 1)
+    elsewhere = RemoteSections({"x": Lender(prefix, 0).creditor})
+    drawn = [Work(1100, 1, ("x", "x"))]
+    with pytest.raises(ValueError, match=message):
+        lent_logits(prefix, drawn, elsewhere, runs, 1.0, change or (lambda batch: batch))
+
+
+def test_rows_of_the_batch_are_those_of_its_requests() -> None:
+    assert rows_of([Work(5, 3), Work(9, 2)], 1) == slice(3, 5)
