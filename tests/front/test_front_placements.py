@@ -161,3 +161,18 @@ def test_it_neither_moves_nor_asks_for_its_history() -> None:
     later.session = "s"
     _, command = submitted(queue, later)
     assert command.placement and command.pulls_from == ""
+
+
+def test_loans_of_shorter_requests_count_too() -> None:
+    """Whoever borrows already computes the long one, and whoever lends does not."""
+    queue = opened(*NAMES)
+    short = RequestId("short")
+    told = (
+        RequestPlacementEntry(short, "mixed-2", 2, local=True),
+        RequestPlacementEntry(short, "mixed-0", 1, local=False),
+    )
+    queue.heard("mixed-2", beat(ALONE, told), 0.0)
+    homes = queue.placements.homes(list(queue.lines.values()))
+    assert [one.instance_id for one in homes] == ["mixed-2"]
+    at, command = submitted(queue, entry(50, 4))
+    assert at == "mixed-2" and "mixed-2" not in {n for n in parts(command) if n != at}

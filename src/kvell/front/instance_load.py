@@ -141,6 +141,11 @@ class InstanceLoad:
         """Whether it is short of memory, by what it said last."""
         return is_short(self._waiting, self._free_bytes, self._pool_bytes)
 
+    @property
+    def borrows(self) -> bool:
+        """Whether others hold sections of its requests, by what it said last."""
+        return any(not one.local for one in self.placements)
+
     def memory(self) -> MemoryView:
         """What it said of its memory, with what is on its way from it and to it."""
         # Counted where it is asked for: one that has memory may have any number of requests.

@@ -59,14 +59,19 @@ class Placements:
             raise TryLater(f"{problem}, and the others have too little to lend just now")
 
     def homes(self, lines: Sequence[InstanceLoad]) -> list[InstanceLoad]:
-        """Return those of some lines whose instances may borrow: that borrow, or else lend not."""
+        """Return those of some lines whose instances may borrow: that borrow, or else lend not.
+
+        Loans that were planned for shorter requests are told by heartbeats.
+        """
         debtors, creditors = self._parties()
+        told = [part for line in self._lines.values() for part in line.placements]
+        creditors |= {part.inst_id for part in told if not part.local}
         free = [
             one
             for one in lines
             if one.reach.local_blocks and one.role != PREFILL and one.instance_id not in creditors
         ]
-        return [one for one in free if one.instance_id in debtors] or free
+        return [one for one in free if one.instance_id in debtors or one.borrows] or free
 
     def roomy(self, entry: LogEntry, lines: list[InstanceLoad]) -> list[InstanceLoad]:
         """Return the lines to instances in whose memory a short request has room.
@@ -99,7 +104,7 @@ class Placements:
         others = (
             _less(one.memory(), coming[one.instance_id] * reach.block_bytes)
             for one in self._others(home)
-            if one.is_open and one.instance_id not in debtors
+            if one.is_open and not (one.instance_id in debtors or one.borrows)
         )
         blocks = -(-tokens // reach.section_tokens)
         return placement(

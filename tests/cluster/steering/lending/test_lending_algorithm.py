@@ -94,6 +94,9 @@ def test_the_number_is_the_best_of_all_that_are_covered(
         if count == 0 or model.covers(borrows, *moved)[0]:
             both = model.debtor(borrows, *moved) + model.creditor(lends, *moved)
             gains[count] = float(both[0])
+    if not model.covers(borrows, NONE, NONE)[0]:
+        assert found == 0, "more is elsewhere already than is covered, and it stays"
+        return
     best = max(gains.values())
     assert gains[found] == best or (found == 0 and best <= gains[0] * (1 + 1e-9))
     assert not any(gains.get(count, -1.0) >= best for count in range(found)), "the fewest"

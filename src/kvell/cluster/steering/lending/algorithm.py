@@ -105,11 +105,10 @@ def best_blocks(debtor: Debtor, creditor: Creditor, most: int, model: Performanc
     blocks = np.arange(most + 1, dtype=np.float64)
     tokens = blocks * debtor.reach.section_tokens
     size_bytes = blocks * debtor.reach.block_bytes
-    together = model.debtor(debtor.load, tokens, size_bytes)
-    together += model.creditor(creditor.load, tokens, size_bytes)
-    covered = model.covers(debtor.load, tokens, size_bytes)
-    covered[0] = True
-    best = int(np.where(covered, together, -1.0).argmax())
+    together = model.together(debtor.load, creditor.load, tokens, size_bytes)
+    if together[0] < 0:  # more is elsewhere already than is covered, and it stays
+        return 0
+    best = int(together.argmax())
     return best if together[best] > together[0] * (1 + 1e-9) else 0
 
 

@@ -78,17 +78,28 @@ class PerformanceModel:
         that is missing, requests give way, all but one.
         """
         spare = load.spare_bytes + freed_bytes
-        let_in = np.floor(spare / max(1.0, load.waiting_bytes)).clip(0, load.waiting)
-        give_way = np.ceil(-spare / max(1.0, load.running_bytes)).clip(0, max(0, load.batch - 1))
-        batch: Numbers = load.batch + let_in - give_way
+        let_in = np.floor(np.maximum(0.0, spare) / max(1.0, load.waiting_bytes))
+        give_way = np.ceil(np.maximum(0.0, -spare) / max(1.0, load.running_bytes))
+        let_in = np.minimum(let_in, load.waiting)
+        batch: Numbers = load.batch + let_in - np.minimum(give_way, max(0, load.batch - 1))
         return batch
+
+    def together(self, borrows: Load, lends: Load, tokens: Numbers, size_bytes: Numbers) -> Numbers:
+        """Tokens a second [k] of a debtor and a creditor (equation 7); below 0 where reading
+        elsewhere takes longer than the rest of the debtor's step (:meth:`covers`)."""
+        batch = self.batch_with(borrows, size_bytes)
+        away = borrows.away_tokens + tokens
+        local, elsewhere = self._local(borrows, batch, away), away * self._away
+        both = batch / (local + elsewhere) + self.creditor(lends, tokens, size_bytes)
+        return np.where(elsewhere <= local, both, -1.0)
 
     def debtor(self, load: Load, tokens: Numbers, size_bytes: Numbers) -> Numbers:
         """Tokens a second [k] of an instance if so many of its tokens lie elsewhere beside those
         that do, which frees so many bytes (equation 6)."""
         batch = self.batch_with(load, size_bytes)
         away = load.away_tokens + tokens
-        return self._throughput(batch, self._local(load, batch, away) + away * self._away)
+        throughput: Numbers = batch / (self._local(load, batch, away) + away * self._away)
+        return throughput
 
     def creditor(self, load: Load, tokens: Numbers, size_bytes: Numbers) -> Numbers:
         """Tokens a second [k] of an instance that lends memory for so many more tokens.
@@ -97,7 +108,8 @@ class PerformanceModel:
         """
         batch = self.batch_with(load, -size_bytes)
         read = (load.lent_tokens + tokens) * self._held
-        return self._throughput(batch, self._local(load, batch, load.away_tokens) + read)
+        throughput: Numbers = batch / (self._local(load, batch, load.away_tokens) + read)
+        return throughput
 
     def covers(self, load: Load, tokens: Numbers, size_bytes: Numbers) -> npt.NDArray[np.bool_]:
         """Whether reading elsewhere takes no longer than the rest of a debtor's step [k] (§5.2.1,
@@ -110,11 +122,7 @@ class PerformanceModel:
         """Seconds of a step (equation 5) without the tokens that lie elsewhere."""
         mean = load.held_tokens / max(1, load.batch)
         held = np.minimum(batch, load.batch) * mean
-        held = held + (batch - load.batch).clip(0) * load.waiting_tokens
+        if load.waiting:
+            held = held + np.maximum(0.0, batch - load.batch) * load.waiting_tokens
         natn: Numbers = np.interp(batch, self._batches, self._seconds)
-        return natn + (held - away).clip(0) * self._held
-
-    @staticmethod
-    def _throughput(batch: Numbers, seconds: Numbers) -> Numbers:
-        throughput: Numbers = batch / seconds
-        return throughput
+        return natn + np.maximum(0.0, held - away) * self._held

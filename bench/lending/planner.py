@@ -1,0 +1,109 @@
+"""Milliseconds of a plan of loans, by the number of instances.
+
+Run from the repository's root: ``python -m bench.lending.planner``.  See README.md beside this
+file.
+"""
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from bench import result_file
+from bench.cpu_clock import CpuClock
+from kvell.cluster.routing.costs import ExecCosts
+from kvell.cluster.steering.lending.planner import LoanPlanner
+from kvell.cluster.steering.lending.views import LendingView
+from kvell.cluster.steering.placements import Reach
+from kvell.cluster.steering.relief import MemoryView
+from kvell.cluster.steering.steering import LOOK_SECONDS, Steered
+from kvell.engine.protocol.messages import MOST_LONGEST
+from kvell.engine.protocol.placements import RequestPlacementEntry
+from kvell.vocabulary import GIB, RequestId
+
+INSTANCES = (8, 64, 1000)
+HOST_SIZES = (8, 1000)
+"""Instances of a host: as many as devices, and so many that all are of one."""
+BLOCK_BYTES = 256 << 20
+POOL_BYTES = 60 * GIB
+GOAL_MILLISECONDS = 100.0
+
+
+@dataclass(frozen=True)
+class Planned:
+    """What planning takes.
+
+    :param host_size: most instances of a host.
+    :param milliseconds: of each round, on this thread's own clock.
+    :param moves: of a round.
+    """
+
+    instances: int
+    host_size: int
+    milliseconds: list[float]
+    moves: int
+
+
+def party(number: int, host_size: int, beat: int) -> Steered:
+    """Every second instance is short, with requests that wait; the others have memory."""
+    name, is_short = f"mixed-{number}", number % 2 == 0
+    blocks = POOL_BYTES // BLOCK_BYTES
+    free = 6 + number % 5 if is_short else blocks // 2 + number % 40
+    memory = MemoryView(name, 8 if is_short else 0, free * BLOCK_BYTES, POOL_BYTES)
+    longest = tuple(
+        RequestPlacementEntry(RequestId(f"{number}:{index}"), name, 110 - index, local=True)
+        for index in range(MOST_LONGEST)
+    )
+    reach = Reach(block_bytes=BLOCK_BYTES, host=str(number // host_size))
+    token_bytes = BLOCK_BYTES // reach.section_tokens
+    held = (blocks - free) * reach.section_tokens
+    waiting_tokens = memory.waiting * 1_000
+    view = LendingView(beat, reach, token_bytes, 4, held, waiting_tokens, longest)
+    return Steered(memory, None, True, view)
+
+
+def measured(count: int, host_size: int, rounds: int) -> Planned:
+    """Plan for the same view again and again, each time without any reservation."""
+    clock, taken, moves = CpuClock(), [], 0
+    instances = [party(number, host_size, 1) for number in range(count)]
+    for _ in range(rounds):
+        planner = LoanPlanner(ExecCosts(), LOOK_SECONDS)
+        before = clock.now_seconds()
+        moves = len(planner.plan(instances))
+        taken.append((clock.now_seconds() - before) * 1e3)
+    return Planned(count, host_size, taken, moves)
+
+
+def table(found: Sequence[Planned]) -> str:
+    """One line for each number of instances."""
+    lines = [f"{'instances':>9} {'of a host':>9} {'moves':>6} {'ms':>8}  range"]
+    for one in found:
+        low, high = min(one.milliseconds), max(one.milliseconds)
+        middle = statistics.median(one.milliseconds)
+        sizes = f"{one.instances:>9} {min(one.host_size, one.instances):>9} {one.moves:>6}"
+        lines.append(f"{sizes} {middle:>8.2f}  {low:.2f}-{high:.2f}")
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str] | None = None) -> list[Planned]:
+    """Measure, print, and write a result file where one is named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--instances", type=int, nargs="+", default=INSTANCES)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args(arguments)
+    found = [
+        measured(count, size, asked.rounds)
+        for count in asked.instances
+        for size in HOST_SIZES
+        if size == HOST_SIZES[0] or count > HOST_SIZES[0]
+    ]
+    print(table(found))
+    if asked.json is not None:
+        result_file.write(asked.json, [asdict(one) for one in found])
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""Clusters in virtual time whose front plans loans by itself (Infinite-LLM, Algorithm 1)."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvell.cluster.routing.costs import fitted
+from kvell.cost.amounts import shape_of
+from kvell.cost.analytic import AnalyticModel
+from kvell.engine.lending.sections import section_bytes
+from kvell.engine.requests.limits import Limits
+from kvell.memory import GroupKind, LayerSpec
+from kvell.simulator.clock.links import Link
+from kvell.simulator.cluster.cluster import ClusterSpec, VirtualCluster
+from kvell.simulator.cluster.figures import cluster_figures
+from kvell.simulator.cluster.network import Links
+from kvell.simulator.cluster.reads import NeighbourReads
+from kvell.simulator.traces.rows import TraceRow
+from kvell.vocabulary import SECTION_TOKENS
+from tests.simulator.cluster.lending_schedules import order
+from tests.simulator.cluster.test_simulator_cluster_lending import (
+    MACHINE,
+    POOL_TOKENS,
+    layout_of_one_layer,
+)
+from tests.simulator.replays import row
+
+LAYOUT = layout_of_one_layer()
+LAYERS = [LayerSpec(0, GroupKind.FULL, 2, 8, 2, 0)]
+ROWS = [row(6000, 1500, at=0.0), row(400, 900, at=0.1), row(2000, 100, at=4.0)]
+"""A long request on one instance, a short one on the other, and one that waits for the long one's
+memory."""
+
+
+def spec_of(**changes: Any) -> ClusterSpec:
+    costs = fitted(
+        AnalyticModel(MACHINE.profile, MACHINE.cost),
+        shape_of(LAYERS),
+        fetch_bytes_per_second=1e9,
+        swap_bytes_per_second=1e9,
+    )
+    spec = ClusterSpec(
+        {"mixed": 2},
+        LAYOUT,
+        Limits(2048, 8, max_model_len=POOL_TOKENS),
+        MACHINE,
+        Links(Link(0.001, 1e9)),
+        routing="round-robin",
+        costs=costs,
+    )
+    return replace(spec, **changes)
+
+
+def run_of(rows: list[TraceRow] = ROWS, **changes: Any) -> VirtualCluster:
+    cluster = VirtualCluster(spec_of(**changes), rows)
+    cluster.run()
+    return cluster
+
+
+def waits(cluster: VirtualCluster) -> float:
+    """Seconds from the last request's arrival to its first token."""
+    last = cluster.front.requests[-1]
+    assert last.first_token_seconds is not None and last.came_seconds is not None
+    return last.first_token_seconds - last.came_seconds
+
+
+def test_a_short_request_waits_less_where_the_long_one_lies_elsewhere_in_part() -> None:
+    lent, alone = run_of(), run_of(hosts=None)
+    sections = cluster_figures(lent)["sections"]
+    assert sections["lent"] > 0 and sections["lost"] == sections["returned"] == 0
+    assert cluster_figures(alone)["sections"]["lent"] == 0
+    assert waits(lent) < waits(alone) / 2
+    assert lent.front.outputs == alone.front.outputs
+    ends = [cluster_figures(one)["requests_finished"] for one in (lent, alone)]
+    assert ends == [3, 3]
+
+
+def test_each_instance_is_on_one_side_and_no_sections_are_left() -> None:
+    lent = run_of()
+    while lent.go_on():  # what is given back is answered
+        pass
+    debtor, creditor = (lent.instances[name] for name in ("mixed-0", "mixed-1"))
+    assert debtor.counts.borrowed and not debtor.counts.lent
+    assert creditor.counts.lent and not creditor.counts.borrowed
+    for one in (debtor, creditor):
+        assert not len(one.agent.loans.lending) and not len(one.agent.loans.borrowing)
+
+
+def test_instances_of_another_host_are_asked_for_nothing() -> None:
+    apart = run_of(hosts={"mixed-1": "another"})
+    assert not cluster_figures(apart)["sections"]["lent"]
+    refused = apart.instances["mixed-1"].agent.loans
+    assert not len(refused.lending) and not len(refused.borrowing)
+
+
+def test_reading_elsewhere_takes_the_time_that_it_is_said_to_take() -> None:
+    """For whoever reads, and for whoever's memory is read."""
+    free, dear = run_of(), run_of(reads=NeighbourReads(0.002, 0.001))
+    busy = [
+        [
+            one.instances[name].counts.busy_seconds / one.instances[name].counts.steps
+            for name in ("mixed-0", "mixed-1")
+        ]
+        for one in (free, dear)
+    ]
+    assert busy[1][0] > busy[0][0] and busy[1][1] > busy[0][1]
+    assert free.front.outputs == dear.front.outputs
+
+
+def test_a_move_that_is_refused_is_planned_again_later() -> None:
+    """The creditor stands still when the first plan is made, and its old view is held up."""
+    cluster = VirtualCluster(spec_of(), ROWS)
+    cluster.start()
+    cluster.loop.at(3.9, lambda: cluster.pause("mixed-1", 3.0))
+    while cluster.front.num_done < len(ROWS) and cluster.go_on():
+        pass
+    assert cluster_figures(cluster)["sections"]["lent"] > 0
+    assert waits(cluster) > 2.0, "no plan without a word of both"
+    assert cluster.front.outputs == run_of().front.outputs
+
+
+def test_orders_of_an_old_plan_do_no_harm() -> None:
+    """The debtor is told of more than there is, of others, and twice."""
+    cluster = VirtualCluster(spec_of(), ROWS)
+    cluster.start()
+    for at, request, target, count in (
+        (1.0, "0", "mixed-1", 99),
+        (1.1, "1", "mixed-0", 2),
+        (1.2, "0", "mixed-1", 99),
+        (9.0, "2", "mixed-1", 1),
+    ):
+        tell = (cluster, request, target, count)
+        cluster.loop.at(at, lambda tell=tell: order(*tell))  # type: ignore[misc]
+    while cluster.front.num_done < len(ROWS) and cluster.go_on():
+        pass
+    assert cluster.front.outputs == run_of().front.outputs
+    assert not cluster_figures(cluster)["sections"]["lost"]
+
+
+@pytest.mark.parametrize("name", ["mixed-0", "mixed-1"])
+def test_after_a_death_on_either_side_all_requests_are_answered(name: str) -> None:
+    cluster = VirtualCluster(spec_of(), ROWS)
+    cluster.start()
+    cluster.loop.at(7.0, lambda: cluster.crash(name))
+    while cluster.front.num_done < len(ROWS) and cluster.go_on():
+        pass
+    assert cluster.front.outputs == run_of().front.outputs
+
+
+def test_a_section_is_what_the_heartbeat_counts() -> None:
+    """``longest`` names what can go: whole computed sections but the last one."""
+    cluster = VirtualCluster(spec_of(hosts={}), [row(5 * SECTION_TOKENS, 600)])
+    cluster.start()
+    seen = set()
+    while cluster.front.num_done < 1 and cluster.go_on():
+        for beat in (one.core.pulse() for one in cluster.instances.values()):
+            seen |= {(one.req_id, one.num_blocks) for one in beat.longest}
+    assert ("0", 5) in seen and ("0", 6) in seen and ("0", 7) not in seen
+    size_bytes = section_bytes(LAYOUT.groups)
+    assert size_bytes * (POOL_TOKENS // SECTION_TOKENS) == LAYOUT.pool_bytes
