@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> list[Outcome]:
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
     parser.add_argument("--pool-gib", type=int, nargs="+", default=[32])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--requests", type=int, default=2_000)
+    parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--rate", type=float, default=400.0, help="Requests a second.")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args(arguments)
