@@ -28,7 +28,7 @@ INSTANCES = "mixed=4"
 MAKE = partial(Faults, find=borrowing, most_stopped_seconds=4.0)
 """One that wakes may find that what it read was recalled and taken back: after two seconds."""
 STREAMS = 5
-FEW = ("kill creditor", "pause creditor", "kill debtor", "hang creditor", "pause debtor")
+FEW = ("pause creditor", "kill creditor", "kill debtor")
 REFUSALS = (RETRIED, "not tried on a third", NOBODY_LENDS, "the instances can hold together")
 """Why an accepted request may get no answer: three deaths, or too little memory is left."""
 LIMITS = FrontLimits(
