@@ -418,7 +418,9 @@ class LockStep(RuleBasedStateMachine):
         handle = self.one(chosen)
         unit, computed = unit_away(self.own[handle]), self.computed[handle]
         away = unit * (whole % (computed // unit + 1)) + extra if unit else extra
-        keeps = len(self.both("sources", handle)) > 0
+        sources = np.asarray(self.both("sources", handle)).reshape(-1, 4)
+        comes_home = away < self.away.get(handle, 0)
+        keeps = bool(sources[:, 3].any()) or (len(sources) > 0 and comes_home)
         if not unit or keeps or not 0 <= away <= computed or away % unit:
             self.both.refused(ValueError, "cannot lie elsewhere", "send_away", handle, away)
             self.reached["refused"] += 1
