@@ -75,13 +75,13 @@ class PerformanceModel:
         """β' once an instance has so much more memory, or less [k]; never falls with it.
 
         Those that wait are let in as far as there is room beyond what is needed.  Where some of
-        that is missing, requests give way, all but one.
+        that is missing, requests give way.
         """
         spare = load.spare_bytes + freed_bytes
         let_in = np.floor(np.maximum(0.0, spare) / max(1.0, load.waiting_bytes))
         give_way = np.ceil(np.maximum(0.0, -spare) / max(1.0, load.running_bytes))
         let_in = np.minimum(let_in, load.waiting)
-        batch: Numbers = load.batch + let_in - np.minimum(give_way, max(0, load.batch - 1))
+        batch: Numbers = load.batch + let_in - np.minimum(give_way, load.batch)
         return batch
 
     def together(self, borrows: Load, lends: Load, tokens: Numbers, size_bytes: Numbers) -> Numbers:
