@@ -247,6 +247,24 @@ async def disturbed(
     return outcome
 
 
+def check(outcome: Outcome, kinds: Sequence[str], refusals: Sequence[str]) -> None:
+    """All faults happened, some met a transfer or a loan, and no answer is wrong.
+
+    :param refusals: why an accepted request may get no answer.
+    """
+    print(  # noqa: T201
+        f"{outcome.answered} answered, {outcome.aborted} aborted, {len(outcome.refused)} refused, "
+        f"{outcome.turned_away} turned away, {len(outcome.wrong)} wrong; "
+        f"{dict(outcome.faults)}, met: {dict(outcome.struck)}"
+    )
+    assert outcome.wrong == []
+    assert outcome.faults.total() == len(kinds) and set(outcome.faults) == set(kinds)
+    assert outcome.struck.total() > 0, "no fault has met a transfer or a loan"
+    assert outcome.answered >= len(kinds), "there was load"
+    unexpected = [why for why in outcome.refused if not any(one in why for one in refusals)]
+    assert not unexpected, unexpected
+
+
 async def audited(engine: AsyncEngine) -> None:
     """No instance that serves contradicts itself."""
     while serving(engine):

@@ -21,7 +21,7 @@ from kvell.front.request_log import LogEntry
 from kvell.models.loading.random_weights import write_random_model
 from kvell.vocabulary import MIB
 from tests.async_engine.faults import RETRIED, Job, serving
-from tests.async_engine.handover_faults import KINDS, Faults, Outcome, disturbed, rested
+from tests.async_engine.handover_faults import KINDS, Faults, Outcome, check, disturbed, rested
 from tests.front.scenarios import until
 from tests.models.harness import tiny_config
 
@@ -92,20 +92,6 @@ async def scenario(
         return outcome
 
 
-def check(outcome: Outcome, kinds: Sequence[str]) -> None:
-    print(  # noqa: T201
-        f"{outcome.answered} answered, {outcome.aborted} aborted, {len(outcome.refused)} refused, "
-        f"{outcome.turned_away} turned away, {len(outcome.wrong)} wrong; "
-        f"{dict(outcome.faults)}, in transfer: {dict(outcome.struck)}"
-    )
-    assert outcome.wrong == []
-    assert outcome.faults.total() == len(kinds) and set(outcome.faults) == set(kinds)
-    assert outcome.struck.total() > 0, "no fault has met a transfer"
-    assert outcome.answered >= len(kinds), "there was load"
-    unexpected = [why for why in outcome.refused if not any(one in why for one in REFUSALS)]
-    assert not unexpected, unexpected
-
-
 def run(
     directory: Path, jobs: Sequence[Job], instances: str, kinds: Sequence[str], seconds: float
 ) -> None:
@@ -113,7 +99,7 @@ def run(
         async with asyncio.timeout(seconds):
             return await scenario(directory, jobs, instances, kinds)
 
-    check(asyncio.run(bounded()), kinds)
+    check(asyncio.run(bounded()), kinds, REFUSALS)
 
 
 def test_a_few_faults_during_transfers(directory: Path, jobs: list[Job]) -> None:

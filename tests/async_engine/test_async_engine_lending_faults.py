@@ -19,6 +19,7 @@ from tests.async_engine.handover_faults import (
     Faults,
     Outcome,
     borrowing,
+    check,
     disturbed,
     rested,
 )
@@ -64,18 +65,7 @@ def run(directory: Path, jobs: Sequence[Job], kinds: Sequence[str], seconds: flo
         async with asyncio.timeout(seconds):
             return await scenario(directory, jobs, kinds)
 
-    outcome = asyncio.run(bounded())
-    print(  # noqa: T201
-        f"{outcome.answered} answered, {outcome.aborted} aborted, {len(outcome.refused)} refused, "
-        f"{outcome.turned_away} turned away, {len(outcome.wrong)} wrong; "
-        f"{dict(outcome.faults)}, with loans: {dict(outcome.struck)}"
-    )
-    assert outcome.wrong == []
-    assert outcome.faults.total() == len(kinds) and set(outcome.faults) == set(kinds)
-    assert outcome.struck.total() > 0, "no fault has met a loan"
-    assert outcome.answered >= len(kinds), "there was load"
-    unexpected = [why for why in outcome.refused if not any(one in why for one in REFUSALS)]
-    assert not unexpected, unexpected
+    check(asyncio.run(bounded()), kinds, REFUSALS)
 
 
 def test_a_few_faults_of_debtors_and_creditors(directory: Path, jobs: list[Job]) -> None:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,16 +21,10 @@ from tests.async_engine.faults import Job
 from tests.async_engine.handover_faults import state_of
 from tests.async_engine.lending_jobs import KV_BYTES, long_jobs, wide_model
 from tests.front.scenarios import is_gone
+from tests.llm.test_llm_serve_disaggregated import PATIENCE_SECONDS, until
 
-PATIENCE_SECONDS = 120.0
 MOST_STOPPED_SECONDS = 4.0
 """Longer than the two seconds in which a recalled section is to be given back."""
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
 
 
 @dataclass(frozen=True)

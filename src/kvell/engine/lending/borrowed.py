@@ -240,10 +240,11 @@ class Borrowed:
         handles = {work.handle for work in plan.work}
         pages = [plan.new_pages, rows] if len(rows) else [plan.new_pages]
         for borrower in list(self._borrowers.values()):
-            if not borrower.has_pages:
-                actions += self._keep(borrower)
-                more = self.sections.rows(borrower, range(borrower.away))
-                pages += [np.array(more, np.int32)] if borrower.has_pages else []
+            was_in = borrower.has_pages
+            actions += [] if was_in else self._keep(borrower)
+            if not was_in and borrower.has_pages:  # this plan lets it in
+                again = self.sections.rows(borrower, range(borrower.away))
+                pages.append(np.array(again, np.int32))
             actions += self.sections.cut_moved(borrower, plan.new_pages)
             if borrower.handle not in handles:
                 continue
@@ -385,13 +386,12 @@ class Borrowed:
         is_in = request.state is RequestState.RUNNING
         if is_in and request.away_tokens != sections * self.section_tokens:
             sections = 0  # all of that lies here
+        if not sections:
+            return self._forget(borrower)
         loans = self.sections.cut(borrower, sections) + borrower.ends
         borrower.starts_again(sections)
-        request.kept_tokens = sections * self.section_tokens
-        if not sections:
-            return self._forget(borrower) + self.sections.give_back(loans)
-        if is_in:
-            borrower.handle, request.kept_tokens = request.handle, 0
+        request.kept_tokens = 0 if is_in else sections * self.section_tokens
+        borrower.handle = request.handle if is_in else borrower.handle
         return self.sections.give_back(loans)
 
     def _forget(self, borrower: Borrower) -> list[Action]:

@@ -87,19 +87,13 @@ class PerformanceModel:
     def together(self, borrows: Load, lends: Load, tokens: Numbers, size_bytes: Numbers) -> Numbers:
         """Tokens a second [k] of a debtor and a creditor (equation 7); below 0 where reading
         elsewhere takes longer than the rest of the debtor's step (:meth:`covers`)."""
-        batch = self.batch_with(borrows, size_bytes)
-        away = borrows.away_tokens + tokens
-        local, elsewhere = self._local(borrows, batch, away), away * self._away
-        both = batch / (local + elsewhere) + self.creditor(lends, tokens, size_bytes)
-        return np.where(elsewhere <= local, both, -1.0)
+        throughput, covered = self._borrowing(borrows, tokens, size_bytes)
+        return np.where(covered, throughput + self.creditor(lends, tokens, size_bytes), -1.0)
 
     def debtor(self, load: Load, tokens: Numbers, size_bytes: Numbers) -> Numbers:
         """Tokens a second [k] of an instance if so many of its tokens lie elsewhere beside those
         that do, which frees so many bytes (equation 6)."""
-        batch = self.batch_with(load, size_bytes)
-        away = load.away_tokens + tokens
-        throughput: Numbers = batch / (self._local(load, batch, away) + away * self._away)
-        return throughput
+        return self._borrowing(load, tokens, size_bytes)[0]
 
     def creditor(self, load: Load, tokens: Numbers, size_bytes: Numbers) -> Numbers:
         """Tokens a second [k] of an instance that lends memory for so many more tokens.
@@ -114,9 +108,17 @@ class PerformanceModel:
     def covers(self, load: Load, tokens: Numbers, size_bytes: Numbers) -> npt.NDArray[np.bool_]:
         """Whether reading elsewhere takes no longer than the rest of a debtor's step [k] (§5.2.1,
         figure 6)."""
+        return self._borrowing(load, tokens, size_bytes)[1]
+
+    def _borrowing(
+        self, load: Load, tokens: Numbers, size_bytes: Numbers
+    ) -> tuple[Numbers, npt.NDArray[np.bool_]]:
+        """:meth:`debtor` and :meth:`covers` at once, since planning asks for both."""
         batch = self.batch_with(load, size_bytes)
         away = load.away_tokens + tokens
-        return away * self._away <= self._local(load, batch, away)
+        local, elsewhere = self._local(load, batch, away), away * self._away
+        throughput: Numbers = batch / (local + elsewhere)
+        return throughput, elsewhere <= local
 
     def _local(self, load: Load, batch: Numbers, away: Numbers | int) -> Numbers:
         """Seconds of a step (equation 5) without the tokens that lie elsewhere."""
