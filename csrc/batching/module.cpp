@@ -65,10 +65,12 @@ class Bound {
     return array_of(std::vector<int32_t>(tables_.pages(handle, group)));
   }
 
-  nb::tuple arrays(int64_t group, Longs handles, Longs starts, Longs counts,
-                   nb::handle slots) const {
+  nb::tuple arrays(int64_t group, Longs handles, Longs starts, Longs counts, nb::handle slots,
+                   const Longs& away) const {
+    if (!away.empty() && away.size() != handles.size())
+      throw nb::value_error("away: tokens for each handle, or none");
     const Work work = work_of(std::move(handles), std::move(starts), std::move(counts));
-    return addressed(tables_.arrays(group, work, Slots(slots)));
+    return addressed(tables_.arrays(group, work, Slots(slots), away));
   }
 
   nb::tuple states(int64_t group, Longs handles, Longs starts, Longs counts, nb::handle slots,
@@ -121,7 +123,7 @@ NB_MODULE(_tables, m) {
       .def("update", &Bound::update, "released"_a, "new_pages"_a)
       .def("pages", &Bound::pages, "handle"_a, "group"_a)
       .def("arrays", &Bound::arrays, "group"_a, "handles"_a, "starts"_a, "counts"_a,
-           "slots"_a.none())
+           "slots"_a.none(), "away"_a)
       .def("states", &Bound::states, "group"_a, "handles"_a, "starts"_a, "counts"_a,
            "slots"_a.none(), "slices"_a);
   m.def("token_rows", &kvell::batching::rows_of, "starts"_a, "counts"_a, "logits"_a,

@@ -28,9 +28,10 @@ int64_t sum(const Longs& values) { return std::accumulate(values.begin(), values
 
 }  // namespace
 
-std::vector<int32_t> PageTables::arrays(int64_t index, const Work& work, Ints slots) const {
+std::vector<int32_t> PageTables::arrays(int64_t index, const Work& work, Ints slots, const Longs& away) const {
   const Group& group = groups_.at(size_t(index));
   const size_t n = work.size();
+  const auto first_page = [&](size_t i) { return group.first_page(work.starts[i], away.empty() ? 0 : away[i]); };
   const int64_t size = group.rules.page_tokens, tokens = sum(work.counts);
   const Physical physical(slots, group.rules.pages_per_large);
 
@@ -38,7 +39,7 @@ std::vector<int32_t> PageTables::arrays(int64_t index, const Work& work, Ints sl
   int64_t num_pages = 0;
   for (size_t i = 0; i < n; ++i) {
     const auto& table = pages(work.handles[i], index);
-    const int64_t first = group.first_page(work.starts[i]);
+    const int64_t first = first_page(i);
     const int64_t end = std::min<int64_t>(group.pages_of(work.starts[i] + work.counts[i]),
                                           int64_t(table.size()));
     parts[i] = {table.data() + std::min(first, end), std::max<int64_t>(0, end - first)};
@@ -54,7 +55,7 @@ std::vector<int32_t> PageTables::arrays(int64_t index, const Work& work, Ints sl
   int32_t *write_page_ids = first_positions + n, *write_offsets = write_page_ids + tokens;
   for (size_t i = 0; i < n; ++i) {
     const auto& [own, count] = parts[i];
-    const int64_t start = work.starts[i], first = group.first_page(start);
+    const int64_t start = work.starts[i], first = first_page(i);
     query_starts[i + 1] = query_starts[i] + int32_t(work.counts[i]);
     context_lens[i] = int32_t(start + work.counts[i]);
     table_starts[i + 1] = table_starts[i] + int32_t(count);

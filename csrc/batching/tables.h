@@ -2,6 +2,7 @@
 // of them: the same as PageTables and WorkRows of engine/running/batching.py, for any number of requests
 // in one pass over flat numbers.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <stdexcept>
 #include <unordered_map>
@@ -30,7 +31,9 @@ struct Work {
 struct Group {
   memory::Rules rules;
 
-  int64_t first_page(int64_t start) const { return rules.active_start(start) / rules.page_tokens; }
+  int64_t first_page(int64_t start, int64_t away) const {
+    return std::max(rules.active_start(start), away) / rules.page_tokens;
+  }
   int64_t pages_of(int64_t tokens) const { return memory::ceil_div(tokens, rules.page_tokens); }
 };
 
@@ -61,7 +64,8 @@ class PageTables {
 
   // One after the other: query_starts [n+1], context_lens [n], table_starts [n+1], page_ids [Σ],
   // first_positions [n], write_page_ids [T], write_offsets [T]; physical, by `slots` if any.
-  std::vector<int32_t> arrays(int64_t index, const Work& work, Ints slots) const;
+  // away: of each request the tokens before which tables hold nothing; empty: of none.
+  std::vector<int32_t> arrays(int64_t index, const Work& work, Ints slots, const Longs& away) const;
 
   // Of a group of states: query_starts [n+1], starts [n], page_ids [n × slices].
   std::vector<int32_t> states(int64_t index, const Work& work, Ints slots, int64_t slices) const;

@@ -4,11 +4,14 @@ import asyncio
 import json
 from pathlib import Path
 
+import pytest
+
 from kvell import LLM
 from kvell.async_engine import AsyncEngine
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.fleet.started.front_limits import FrontLimits
+from kvell.mempool.rendezvous import PageTransport
 from kvell.vocabulary import MIB
 
 DATA = Path(__file__).parents[1] / "data"
@@ -60,13 +63,16 @@ async def sections(engine: AsyncEngine, name: str) -> int:
     return sum(stats.sections[name] for stats in (await engine.stats()).values())
 
 
-async def scenario(path: Path, prompts: list[tuple[list[int], int]]) -> list[Said]:
+async def scenario(
+    path: Path, prompts: list[tuple[list[int], int]], transport: PageTransport
+) -> list[Said]:
     engine = AsyncEngine(
         str(path),
         instances="mixed=2",
         limits=FrontLimits(drain_seconds=60),
         dtype="float32",
         kv_memory_bytes=KV_BYTES,
+        page_transport=transport,
     )
     async with engine:
         long, *short = prompts
@@ -85,12 +91,16 @@ async def scenario(path: Path, prompts: list[tuple[list[int], int]]) -> list[Sai
     return found
 
 
-def test_the_same_bits_as_one_engine_with_more_memory(smollm2_path: Path) -> None:
+@pytest.mark.parametrize("transport", ["memory", "tcp"])
+def test_the_same_bits_as_one_engine_with_more_memory(
+    smollm2_path: Path, transport: PageTransport
+) -> None:
+    """Pages of the creditor are read in place; over TCP it is asked for attention over them."""
     prompts = [(long_prompt(), LONG_ANSWER), *((text, 8) for text in texts()[:2])]
     expected = alone(smollm2_path, prompts)
 
     async def bounded() -> list[Said]:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            return await scenario(smollm2_path, prompts)
+            return await scenario(smollm2_path, prompts, transport)
 
     assert asyncio.run(bounded()) == expected

@@ -78,6 +78,10 @@ class Beyond(Protocol):
         """Whether pages that a plan borrows may be read."""
         ...
 
+    def answer(self, pages: BorrowedPages) -> list[tuple[int, Page]] | None:
+        """What a creditor that is asked reads: group and content, in order; None: nothing came."""
+        ...
+
 
 class VirtualModel:
     """Carries out plans over pages that hold digests instead of keys and values.
@@ -112,6 +116,7 @@ class VirtualModel:
             self.memory[copy.group][copy.target] = self._page(copy.group, copy.source)
         stands = None if self.beyond is None else self.beyond.stands
         self._missed = set(plan.missed(stands))
+        self._ask(plan)
         for handle in plan.released:
             self._digests.pop(handle, None)
         arrays = [self._tables.arrays(g, plan.work) for g in range(len(self.layout.groups))]
@@ -127,6 +132,16 @@ class VirtualModel:
         for handle in self._missed:
             del self._digests[handle]
         return structs.replace(result, missed=tuple(sorted(self._missed)))
+
+    def _ask(self, plan: StepPlan) -> None:
+        """Get what is elsewhere and not read in place: the first pages of requests' groups."""
+        self._answers: dict[tuple[int, int], list[Page]] = {}
+        for one in plan.borrowed if self.beyond is not None else ():
+            answer = self.beyond.answer(one) if self.beyond and one.by_queries else []
+            if answer is None:
+                self._missed.add(one.handle)
+            for group, page in answer or ():
+                self._answers.setdefault((one.handle, group), []).append(page)
 
     def _vectors(self, plan: StepPlan) -> dict[int, bytes]:
         pooling = (work.handle for work in plan.work if work.pools)
@@ -180,9 +195,14 @@ class VirtualModel:
         if work.handle in self._missed:
             return entries  # whatever lies there, it does not count
         for position in range(readable_from(spec, end), end):
-            page = int(array.page_ids[start + position // spec.page_tokens - first])
+            at, place = divmod(position, spec.page_tokens)
+            if at < first:
+                self.borrowed_reads += 1
+                entries[position] = int(self._answers[work.handle, group][at][place])
+                continue
+            page = int(array.page_ids[start + at - first])
             assert page >= 0, "a page that is needed was never allocated"
-            entries[position] = int(self._page(group, page)[position % spec.page_tokens])
+            entries[position] = int(self._page(group, page)[place])
         return entries
 
     def _page(self, group: int, page: int) -> Page:

@@ -130,13 +130,13 @@ def test_a_right_stands_as_long_as_its_owner_says(host: Host) -> None:
     a, b = host.start(Start("a")), host.start(Start("b"))
     meet(a, b)
     a.mapped()
-    assert not a.node.stands("b", 1, RIGHT)
+    assert not a.node.creditors.stands("b", 1, RIGHT)
     b.node.rights.grant(RIGHT, "a", [])
-    assert a.node.stands("b", 1, RIGHT)
-    assert not a.node.stands("b", 2, RIGHT) and not a.node.stands("c", 1, RIGHT)
-    assert not a.node.stands("b", 1, 0) and not a.node.stands("b", 1, RIGHT + 1)
+    assert a.node.creditors.stands("b", 1, RIGHT)
+    assert not a.node.creditors.stands("b", 2, RIGHT) and not a.node.creditors.stands("c", 1, RIGHT)
+    assert not a.node.creditors.stands("b", 1, 0) and not a.node.creditors.stands("b", 1, RIGHT + 1)
     b.node.rights.revoke(RIGHT)
-    assert not a.node.stands("b", 1, RIGHT)
+    assert not a.node.creditors.stands("b", 1, RIGHT)
 
 
 def test_both_sides_connect_at_once_and_are_mapped_once(host: Host) -> None:
@@ -159,12 +159,12 @@ def test_one_that_died_stays_readable_until_it_is_taken_away(host: Host) -> None
     host.end(b)
     assert a.next() == PeerLost("b", 1)
     assert (a.page(first * GROUP.pages_per_large) == 5).all()
-    assert not a.node.stands("b", 1, RIGHT)
+    assert not a.node.creditors.stands("b", 1, RIGHT)
     again = host.start(Start("b", incarnation=2))
     meet(a, again)
     assert a.mapped() == PeerMapped("b", 2, NOT_IN_PLACE), "its place is taken until then"
-    a.node.take_away("b", 1)
-    a.node.take_away("b", 1)  # as often as it is lost
+    a.node.creditors.take_away("b", 1)
+    a.node.creditors.take_away("b", 1)  # as often as it is lost
     third = host.start(Start("c"))
     meet(a, third)
     assert a.mapped() == PeerMapped("c", 1, first)
@@ -184,10 +184,10 @@ def test_one_that_is_met_again_before_its_loss_is_taken_in_keeps_its_new_place(h
             a.node.ask(a.node._hang_up)
             assert a.next() == PeerLost("b", 1) and b.next() == PeerLost("a", 1)
     assert len({*firsts}) == 2 and NOT_IN_PLACE not in firsts
-    assert a.node.stands("b", 1, RIGHT)
-    a.node.take_away("b", 1)
+    assert a.node.creditors.stands("b", 1, RIGHT)
+    a.node.creditors.take_away("b", 1)
     assert (a.page(firsts[1] * GROUP.pages_per_large + 3) == 5).all()
-    assert a.node.stands("b", 1, RIGHT)
+    assert a.node.creditors.stands("b", 1, RIGHT)
     meet(a, host.start(Start("c")))
     assert a.mapped() == PeerMapped("c", 1, firsts[0])
 
@@ -206,7 +206,7 @@ def test_what_cannot_be_read_in_place(host: Host, why: str) -> None:
     else:
         assert a.mapped() == PeerMapped("b", 1, NOT_IN_PLACE)
     b.node.rights.grant(RIGHT, "a", [])
-    assert not a.node.stands("b", 1, RIGHT) or why == "no place"
+    assert not a.node.creditors.stands("b", 1, RIGHT) or why == "no place"
 
 
 def test_descriptors_are_given_back(host: Host) -> None:
@@ -219,7 +219,7 @@ def test_descriptors_are_given_back(host: Host) -> None:
         b.mapped()
         host.end(b)
         assert a.next() == PeerLost("b", incarnation)
-        a.node.take_away("b", incarnation)
+        a.node.creditors.take_away("b", incarnation)
         del b
         gc.collect()
         open_files.append(len(list(Path("/proc/self/fd").iterdir())))

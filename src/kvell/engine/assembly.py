@@ -21,6 +21,7 @@ from kvell.engine.planning.overlap import chosen_depth
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.model_rules import ModelRules
 from kvell.engine.running.copies.copy_order import has_spare_processor
+from kvell.engine.running.lent.queries import Queries
 from kvell.engine.running.pool_link import PoolLink
 from kvell.engine.running.runner import ModelRunner
 from kvell.engine.sampling.controls import Controls
@@ -135,6 +136,7 @@ def build_engine(
     if link is not None:
         runner.tells_written = link.written
         runner.stands = link.stands
+        _let_ask(model, runner, link)
     core = _make_core(parts, agent, incarnation)
     return Engine(
         core,
@@ -283,7 +285,16 @@ def _make_link(parts: _Parts, agent: Agent | None) -> PoolLink | None:
     if place is None or agent is None or descriptor is None:
         return None
     groups, pool = parts.sizes.layout.groups, parts.memory.pool.numpy()
-    return PoolLink(place, agent, groups, pool, descriptor, parts.memory.neighbours)
+    fused = parts.served[0].model.fused
+    layers = None if fused is None else fused.served
+    return PoolLink(place, agent, groups, pool, descriptor, parts.memory.neighbours, layers)
+
+
+def _let_ask(model: PagedModel, runner: ModelRunner, link: PoolLink) -> None:
+    """Let passes ask creditors for attention whose pages are not read in place."""
+    if model.fused is not None and link.asks:
+        runner.queries = Queries(link.partials)
+        model.fused.elsewhere = runner.queries.remote
 
 
 def _make_contract(parts: _Parts, floor_bytes: int) -> MemoryContract:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from kvell.memory import HoldingCore
 from kvell.mempool.entries import (
+    BY_QUERIES,
     NOT_IN_PLACE,
     Draining,
     Heard,
@@ -62,6 +63,8 @@ class Agent:
         self.now: Tick = 0
         self.neighbours: dict[tuple[str, int], int] = {}
         """By instance and incarnation: the large page at which its pool continues this one's."""
+        self.answering: set[tuple[str, int]] = set()
+        """Those that compute attention over what they lend, for queries."""
         self.out_of_reach: set[str] = set()
         """Instances whose pages can only be copied."""
         self.holds = Holds(core)
@@ -121,6 +124,8 @@ class Agent:
         if isinstance(entry, PeerMapped):
             if entry.first_large == NOT_IN_PLACE:
                 self.out_of_reach.add(entry.peer)
+            elif entry.first_large == BY_QUERIES:
+                self.answering.add((entry.peer, entry.incarnation))
             else:
                 self.neighbours[entry.peer, entry.incarnation] = entry.first_large
             return []
@@ -164,6 +169,7 @@ class Agent:
         What it was sending is given back once nobody writes into it.
         """
         self.neighbours.pop((instance, incarnation), None)
+        self.answering.discard((instance, incarnation))
         self.out_of_reach.discard(instance)
         actions = self.sending.instance_died(instance) + self.receiving.instance_died(instance)
         actions += self.asking.instance_died(instance)

@@ -15,6 +15,7 @@ from kvell.mempool.transports.page_copies import Bytes
 from kvell.mempool.transports.peer import Peer
 from kvell.mempool.transports.rights import Rights
 from kvell.mempool.transports.tcp.page_server import PageServer
+from kvell.mempool.transports.tcp.partials import Answers, PartialsLine, PartialsServer
 from kvell.mempool.transports.tcp.tcp_pages import TcpPages
 from kvell.wire.blocking import BlockingSocket
 from kvell.wire.descriptors import exchange_descriptors
@@ -48,6 +49,7 @@ class PeerConnections:
     :param memory: own pool, uint8 [pool_bytes], and ``descriptor`` the memfd that it is.
     :param listener: of :func:`listening`.
     :param enters: gets each peer that has connected to it, on a thread of its own.
+    :param answers: answers queries over lent pages that come over TCP; None: nobody asks any here.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class PeerConnections:
         rights: Rights,
         listener: socket.socket | None,
         enters: Callable[[Peer], None],
+        answers: Answers | None = None,
     ) -> None:
         self._secret, self._enters = secret, enters
         self._descriptors = descriptor, rights.descriptor
@@ -70,11 +73,14 @@ class PeerConnections:
             self._source = "" if ipaddress.ip_address(host).is_unspecified else host
         self._told = msgspec.structs.replace(told, port=port)
         self._pages = PageServer(memory, rights)
+        self._partials = None if answers is None else PartialsServer(answers)
         self._taken: set[socket.socket] = set()
         self._takers = ThreadPoolExecutor(TAKERS, thread_name_prefix="kvell-taker")
         purposes: dict[Purpose, Enters] = {"messages": self._came}
         if is_tcp:
             purposes["pages"] = self._reads
+        if is_tcp and self._partials is not None:
+            purposes["partials"] = self._asks
         self.doorway = None if listener is None else Doorway(listener, self._told, secret, purposes)
 
     @property
@@ -121,6 +127,8 @@ class PeerConnections:
                 sock.shutdown(socket.SHUT_RDWR)
         self._takers.shutdown()
         self._pages.close()
+        if self._partials is not None:
+            self._partials.close()
 
     def _check_tcp(self) -> None:
         if not self._told.port:
@@ -139,6 +147,11 @@ class PeerConnections:
     def _reads(self, told: Greeting, sock: socket.socket) -> None:
         """An instance has connected to read pages."""
         self._pages.serve(told.instance, BlockingSocket(sock))
+
+    def _asks(self, told: Greeting, sock: socket.socket) -> None:
+        """An instance has connected to ask for attention over what it borrows."""
+        if self._partials is not None:
+            self._partials.serve(told.instance, BlockingSocket(sock))
 
     def _take(self, told: Greeting, sock: socket.socket) -> None:
         try:
@@ -161,15 +174,18 @@ class PeerConnections:
         :param endpoint: at which its pages are read over TCP; else both map the other's memory.
         """
         if isinstance(endpoint, str):
-            return Peer(sock, told, TcpPages(partial(self._open_pages, endpoint, told)))
+            pages = TcpPages(partial(self._open, "pages", endpoint, told))
+            asks = partial(self._open, "partials", endpoint, told)
+            partials = None if self._partials is None else PartialsLine(asks)
+            return Peer(sock, told, pages, partials)
         descriptors = exchange_descriptors(sock, self._descriptors, GREETING_SECONDS)
         return Peer(sock, told, MappedPages(told.pool_bytes, descriptors))
 
-    def _open_pages(self, endpoint: str, told: Greeting) -> BlockingSocket:
-        """A connection for pages of a peer."""
+    def _open(self, purpose: Purpose, endpoint: str, told: Greeting) -> BlockingSocket:
+        """A connection for pages of a peer, or for attention over them."""
         channel = BlockingSocket(connect_to(endpoint, GREETING_SECONDS, self._source))
         try:
-            found = open_session(channel, self._told, self._secret, "pages")
+            found = open_session(channel, self._told, self._secret, purpose)
             if (found.instance, found.incarnation) != (told.instance, told.incarnation):
                 raise ProtocolError("another instance answers in its place")
         except BaseException:

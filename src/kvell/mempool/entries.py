@@ -28,11 +28,13 @@ class PeerLost(NamedTuple):
 
 
 NOT_IN_PLACE = -1
+BY_QUERIES = -2
 
 
 class PeerMapped(NamedTuple):
     """An incarnation of another instance is met, whose pool continues one's own from this large
-    page on; ``NOT_IN_PLACE``: its pages can only be copied."""
+    page on; ``NOT_IN_PLACE``: its pages can only be copied; ``BY_QUERIES``: it computes attention
+    over what it lends, for query rows that it is sent."""
 
     peer: str
     incarnation: int

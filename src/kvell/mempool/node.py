@@ -20,15 +20,7 @@ from kvell.clock import Clock, MonotonicClock
 from kvell.errors import ChangeSomething, TryLater
 from kvell.memory import GroupSpec
 from kvell.mempool.connections import PeerConnections, listening
-from kvell.mempool.entries import (
-    NOT_IN_PLACE,
-    Heard,
-    PeerEntry,
-    PeerLost,
-    PeerMapped,
-    PullEnded,
-    Ticked,
-)
+from kvell.mempool.entries import Heard, PeerEntry, PeerLost, PeerMapped, PullEnded, Ticked
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import (
     Action,
@@ -44,7 +36,8 @@ from kvell.mempool.transfers.actions import (
     StopPull,
 )
 from kvell.mempool.transfers.messages import PeerMessage, Transfer, Written
-from kvell.mempool.transports.mapped import MappedPages
+from kvell.mempool.transports.creditors import Creditors
+from kvell.mempool.transports.lent_attention import LentAttention, RightsWords
 from kvell.mempool.transports.mover import Mover
 from kvell.mempool.transports.neighbours import Neighbours
 from kvell.mempool.transports.page_copies import Bytes, pieces_of
@@ -73,6 +66,8 @@ class Node:
     :param secret: which all instances of the cluster know.
     :param neighbours: places behind the own pool for those of peers on this host; None: nobody
         reads them there.
+    :param lends: makes what computes attention over lent pages for peers that are reached over TCP,
+        given the table of rights; None: none do.
     :param tells: is told of texts that came and of ends of transfers, on the node's thread and in
         order with what is done.
     """
@@ -93,12 +88,14 @@ class Node:
         tells: Callable[[News], None] = lambda _: None,
         clock: Clock | None = None,
         neighbours: Neighbours | None = None,
+        lends: Callable[[RightsWords], LentAttention] | None = None,
     ) -> None:
         listener = listening(address, secret)
-        self.instance, self._handle, self._fingerprint = instance, handle, fingerprint
+        self.instance, self._handle = instance, handle
         self._deadline: Tick | None = None
         self._clock, self._tells = clock or MonotonicClock(), tells
         self.rights, self._groups = Rights(), groups
+        self._lent = None if lends is None else lends(self.rights.words)
         told = Greeting(instance, incarnation, fingerprint, len(memory))
         self._connections = PeerConnections(
             told,
@@ -108,10 +105,10 @@ class Node:
             self.rights,
             listener,
             lambda peer: self.ask(lambda: self._enter(peer)),
+            None if self._lent is None else self._lent.answer,
         )
         self.mover = Mover(groups, memory, self._pull_ended)
-        self._neighbours = neighbours
-        self._in_place: dict[tuple[str, int], list[MappedPages]] = {}
+        self.creditors = Creditors(neighbours, fingerprint)
         self._peers: dict[str, Peer] = {}
         self._beside: dict[str, list[Peer]] = {}
         self._asked: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
@@ -147,6 +144,8 @@ class Node:
         self._thread.join()
         self._reachers.shutdown()
         self._connections.close()
+        if self._lent is not None:
+            self._lent.close()
         self.mover.close()
         self.rights.close()
         for one in (self._wake, self._woken, self._selector):
@@ -188,16 +187,26 @@ class Node:
             elif isinstance(action, Grant):
                 self.grant(action)
             elif isinstance(action, Revoke):
-                self.rights.revoke(action.transfer.number)
+                self.revoke(action)
             elif isinstance(action, News):
                 self._tells(action)
 
     def grant(self, action: Grant) -> None:
-        """Let a transfer's receiver read what was offered to it; from any thread."""
+        """Let a transfer's receiver read what was offered or lent to it; from any thread."""
         pages = np.frombuffer(action.pages, "<i4").reshape(-1, 2)
         rows = pages[:, [0, 1, 1]].astype(np.int32)
         extents = [(one.source, one.size_bytes) for one in pieces_of(self._groups, rows)]
-        self.rights.grant(action.transfer.number, action.receiver, extents)
+        number, receiver = action.transfer.number, action.receiver
+        self.rights.grant(number, "" if action.lends else receiver, extents)
+        if action.lends and self._lent is not None:
+            of = [pages[pages[:, 0] == group, 1].tolist() for group in range(len(self._groups))]
+            self._lent.lend(number, receiver, of)
+
+    def revoke(self, action: Revoke) -> None:
+        """Let it read no longer; nobody does when this returns.  From any thread."""
+        self.rights.revoke(action.transfer.number)
+        if self._lent is not None:
+            self._lent.end(action.transfer.number)
 
     def peers(self) -> list[str]:
         """Instances that are connected."""
@@ -232,31 +241,12 @@ class Node:
             self._beside.setdefault(name, []).append(peer)
         else:
             self._peers[name] = peer
-            self._put_behind(peer)
+            first = self.creditors.meet(peer)
+            if first is not None:
+                met = PeerMapped(name, peer.told.incarnation, first)
+                self.act(self._handle(met))
         self._selector.register(peer.socket, selectors.EVENT_READ, peer)
         self.act(self._reaching.pop(name, ()))
-
-    def _put_behind(self, peer: Peer) -> None:
-        """Let attention read a peer's pool in place, if both are on one host and alike."""
-        told, source = peer.told, peer.source
-        if self._neighbours is None or told.fingerprint != self._fingerprint:
-            return
-        first = NOT_IN_PLACE
-        if isinstance(source, MappedPages):
-            first = source.put_behind(self._neighbours)
-            self._in_place.setdefault((told.instance, told.incarnation), []).append(source)
-        self.act(self._handle(PeerMapped(told.instance, told.incarnation, first)))
-
-    def stands(self, instance: str, incarnation: int, number: int) -> bool:
-        """Whether what an instance lent under this number may still be read; from any thread."""
-        met = self._in_place.get((instance, incarnation))
-        return met[0].stands(number) if met else False
-
-    def take_away(self, instance: str, incarnation: int) -> None:
-        """Forget the pool of an instance that is gone, once no step reads it; from any thread."""
-        met = self._in_place.get((instance, incarnation))  # maybe again, behind this loss
-        if met:
-            met.pop(0).take_away()
 
     def _lose(self, peer: Peer) -> None:
         """An instance is gone: what it sent and was sent ends."""

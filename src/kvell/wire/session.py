@@ -36,9 +36,9 @@ NONCE_BYTES = 32
 LEAST_SECRET_BYTES = 16
 """Whoever hears a proof may try secrets at leisure."""
 
-Purpose = Literal["messages", "pages", "commands", "cluster"]
-"""What a connection is for: messages between instances, pages, a front's commands, or the words
-between a front and its cluster's manager."""
+Purpose = Literal["messages", "pages", "partials", "commands", "cluster"]
+"""What a connection is for: messages between instances, pages, attention over lent pages, a front's
+commands, or the words between a front and its cluster's manager."""
 
 
 class Hello(msgspec.Struct, frozen=True):

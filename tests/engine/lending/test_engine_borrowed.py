@@ -27,9 +27,11 @@ PROMPT = prompt_of(1, 37)
 SECTIONS = len(PROMPT) // SECTION_TOKENS
 
 
-def start(mix: str = "full", max_tokens: int = 12, large: int = 60) -> Cluster:
+def start(
+    mix: str = "full", max_tokens: int = 12, large: int = 60, *, by_queries: bool = False
+) -> Cluster:
     """A cluster in which "p" has computed one prompt."""
-    cluster = cluster_of(mix, large)
+    cluster = cluster_of(mix, large, by_queries=by_queries)
     cluster.submit(NAME, Entry(PROMPT, max_tokens, ""), "p", "")
     run(cluster, lambda: bool(cluster.entries[NAME].emitted))
     return cluster
@@ -85,9 +87,10 @@ def end(cluster: Cluster) -> None:
     cluster.check_ends()
 
 
+@pytest.mark.parametrize("by_queries", [False, True])
 @pytest.mark.parametrize("mix", list(MIXES))
-def test_sections_are_read_where_they_went(mix: str) -> None:
-    cluster = start(mix)
+def test_sections_are_read_where_they_went(mix: str, by_queries: bool) -> None:
+    cluster = start(mix, by_queries=by_queries)
     debtor = cluster.instances["p"]
     cluster.lend(NAME, 3, "d")
     run(cluster, lambda: away(debtor) == 3)
@@ -204,10 +207,11 @@ def test_a_creditor_that_needs_it_takes_it_from_a_debtor_that_is_silent() -> Non
     assert len(own.emitted) == own.max_tokens
 
 
+@pytest.mark.parametrize("by_queries", [False, True])
 @pytest.mark.parametrize("dies", ["p", "d"])
 @pytest.mark.parametrize("after", range(10))
-def test_a_death_at_any_moment_loses_nothing(dies: str, after: int) -> None:
-    cluster = start()
+def test_a_death_at_any_moment_loses_nothing(dies: str, after: int, by_queries: bool) -> None:
+    cluster = start(by_queries=by_queries)
     cluster.lend(NAME, SECTIONS, "d")
     for _ in range(after):
         if cluster.messages:

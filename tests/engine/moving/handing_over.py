@@ -24,7 +24,7 @@ from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import BorrowedPages, StepPlan
 from kvell.memory import Layout, audit, create_core
 from kvell.mempool.agent import Agent
-from kvell.mempool.entries import Heard, PeerLost, PeerMapped, PullEnded, Ticked
+from kvell.mempool.entries import BY_QUERIES, Heard, PeerLost, PeerMapped, PullEnded, Ticked
 from kvell.mempool.rendezvous import PdCaching
 from kvell.mempool.transfers.actions import (
     Action,
@@ -75,6 +75,8 @@ class Instance:
         self.model = VirtualModel(layout)
         self.plans: list[StepPlan] = []
         self.granted: set[Transfer] = set()
+        self.lent: dict[int, tuple[str, list[tuple[int, int]]]] = {}
+        self.answers = True
         self.copying: dict[Transfer, Copying] = {}
 
     def fresh(self) -> EngineCore:
@@ -107,8 +109,8 @@ class Instance:
 class Beyond:
     """Behind an instance's pool lie those of all others, each where its incarnation says."""
 
-    def __init__(self, layout: Layout, cluster: "Cluster") -> None:
-        self._layout, self._cluster = layout, cluster
+    def __init__(self, layout: Layout, cluster: "Cluster", incarnation: int) -> None:
+        self._layout, self._cluster, self._incarnation = layout, cluster, incarnation
 
     def first_large(self, incarnation: int) -> int:
         return self._layout.num_large_pages * incarnation
@@ -124,6 +126,14 @@ class Beyond:
         if at is None or at.incarnation != pages.incarnation:
             return False
         return any(one.number == pages.right for one in at.granted)
+
+    def answer(self, pages: BorrowedPages) -> list[tuple[int, Page]] | None:
+        at = self._cluster.instances.get(pages.instance)
+        if at is None or not at.answers or not self.stands(pages):
+            return None
+        debtor, lent = at.lent[pages.right]
+        assert self._cluster.instances[debtor].incarnation == self._incarnation
+        return [(group, at.model.memory[group][page]) for group, page in lent]
 
 
 @dataclass
@@ -151,7 +161,10 @@ class Entry:
 
 @dataclass
 class Cluster:
-    """Instances, and a front that gives each request to one that hands it on to another."""
+    """Instances, and a front that gives each request to one that hands it on to another.
+
+    :param by_queries: whether creditors are asked for attention over what they lend.
+    """
 
     layout: Layout
     limits: Limits
@@ -165,6 +178,7 @@ class Cluster:
     incarnations: "itertools.count[int]" = field(default_factory=lambda: itertools.count(1))
     moved: int = 0
     streams: StreamCosts | None = None
+    by_queries: bool = False
 
     def __post_init__(self) -> None:
         for name in self.names:
@@ -176,12 +190,13 @@ class Cluster:
             name, incarnation, self.layout, self.limits, self.pd_caching, self.streams
         )
         self.instances[name] = self.ever[incarnation] = instance
-        beyond = instance.model.beyond = Beyond(self.layout, self)
+        beyond = instance.model.beyond = Beyond(self.layout, self, incarnation)
         self.hear(instance, instance.engine.heard(Ticked(self.now)))
         for other in self.instances.values():
             for one, met in ((instance, other), (other, instance)):
                 if one is not met:
                     first = beyond.first_large(met.incarnation)
+                    first = BY_QUERIES if self.by_queries else first
                     entry = PeerMapped(met.name, met.incarnation, first)
                     self.hear(one, one.engine.heard(entry))
 
@@ -263,14 +278,19 @@ class Cluster:
         """Whether an instance would plan a step."""
         return self.instances[name].core.has_work
 
-    def step(self, name: str) -> None:
+    def step(self, name: str, ticks: int = 0) -> None:
+        """Let an instance compute one step, which takes so long."""
         instance = self.instances[name]
         if not instance.core.has_work:
             return
         plan = instance.engine.plan()
         instance.plans.append(plan)
         self.act(instance, instance.core.take_actions())  # offers of what is computed now
-        self.hear(instance, instance.engine.commit(instance.model.run(plan)))
+        result = instance.model.run(plan)
+        self.now += ticks
+        if ticks:
+            self.hear(instance, instance.engine.heard(Ticked(self.now)))
+        self.hear(instance, instance.engine.commit(result))
 
     def act(self, instance: Instance, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -286,9 +306,14 @@ class Cluster:
                 instance.copying[action.transfer].is_stopped = True
             elif isinstance(action, Grant):
                 instance.granted.add(action.transfer)
+                if action.lends:
+                    pages = np.frombuffer(action.pages, "<i4").reshape(-1, 2).tolist()
+                    lent = [(group, page) for group, page in pages]
+                    instance.lent[action.transfer.number] = action.receiver, lent
             else:
                 assert isinstance(action, Revoke)
                 instance.granted.remove(action.transfer)
+                instance.lent.pop(action.transfer.number, None)
 
     def deliver(self, index: int, *, loses: bool = False) -> None:
         source, incarnation, target, message = self.messages.pop(index % len(self.messages))

@@ -45,6 +45,8 @@ def cluster_of(
     batched: int = 16,
     pd_caching: PdCaching = 2,
     streams: StreamCosts | None = None,
+    *,
+    by_queries: bool = False,
 ) -> Cluster:
     layout = pool_of(large, *MIXES[mix])
     limits = Limits(
@@ -54,7 +56,7 @@ def cluster_of(
         vocab_size=50,
         min_chunk_tokens=4,
     )
-    return Cluster(layout, limits, NAMES, pd_caching, streams=streams)
+    return Cluster(layout, limits, NAMES, pd_caching, streams=streams, by_queries=by_queries)
 
 
 def prompt_of(family: int, length: int) -> list[int]:
@@ -71,6 +73,7 @@ class HandingOver(RuleBasedStateMachine):
         batched=st.sampled_from([3, 16]),
         pd_caching=st.sampled_from(PD_CACHINGS),
         streams=st.sampled_from([None, ALWAYS]),
+        by_queries=st.booleans(),
     )
     def start(
         self,
@@ -80,8 +83,11 @@ class HandingOver(RuleBasedStateMachine):
         batched: int,
         pd_caching: PdCaching,
         streams: StreamCosts | None,
+        by_queries: bool,
     ) -> None:
-        self.cluster = cluster_of(mix, large, seats, batched, pd_caching, streams)
+        self.cluster = cluster_of(
+            mix, large, seats, batched, pd_caching, streams, by_queries=by_queries
+        )
         self.count = 0
 
     @rule(
@@ -118,10 +124,14 @@ class HandingOver(RuleBasedStateMachine):
     def lend(self, pick: int, num_blocks: int, to: str) -> None:
         self.cluster.lend(f"r{pick % self.count}", num_blocks, to)
 
-    @rule(name=st.sampled_from(NAMES), times=st.integers(1, 4))
-    def step(self, name: str, times: int) -> None:
+    @rule(
+        name=st.sampled_from(NAMES),
+        times=st.integers(1, 4),
+        ticks=st.sampled_from([0, 0, 0, 3_000, 400_000]),
+    )
+    def step(self, name: str, times: int, ticks: int) -> None:
         for _ in range(times):
-            self.cluster.step(name)
+            self.cluster.step(name, ticks)
 
     @precondition(lambda self: self.cluster.messages)
     @rule(index=st.sampled_from([0, 0, 0, 1, 3]), chance=st.integers(0, 14))

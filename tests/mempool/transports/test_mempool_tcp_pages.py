@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kvell.mempool.transports.page_copies import Bytes, Piece
 from kvell.mempool.transports.source import RIGHT_GONE, STOPPED
-from kvell.mempool.transports.tcp import page_server, reading, tcp_pages
+from kvell.mempool.transports.tcp import reading, served_peers, tcp_pages
 from kvell.mempool.transports.tcp.reading import (
     MOST_EXTENTS,
     PIECE_BYTES,
@@ -345,7 +345,7 @@ def test_what_is_no_request_ends_the_connection(said: bytes) -> None:
 
 
 def test_readers_are_bounded_and_each_instance_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_server, "MOST_READERS", 2)
+    monkeypatch.setattr(served_peers, "MOST_PEERS", 2)
     with Owner(SMALL_BYTES) as owner:
         owner.names = ["puller", "b", "c"]
         owner.grant(GRANTED + 1, "b")

@@ -220,7 +220,7 @@ def test_both_kinds_of_connections_keep_their_hosts_in_sight(tmp_path: Path) -> 
         fill(a, TEXT)
         a.transfer_with_insert("b", TEXT)
         found = [a._node._peers["b"].socket, b._node._peers["a"].socket]
-        found += [channel.socket for channel in a._node._connections._pages._threads]
+        found += [channel.socket for channel in a._node._connections._pages._peers._threads]
         found.append(connect_to(str(a.address), 10))
         assert len(found) == 4
         for one in found:

@@ -8,8 +8,10 @@
          └────────── copied back, or computed anew from there on if lost ◄───┘
 
 Sections go in order, from the first of a text on, so what is left here is always its end.  The
-last section never goes: a request writes there.  What is away is read in place, since a creditor's
-pool continues the numbers of the pool's own pages (:mod:`kvell.mempool.transports.neighbours`).
+last section never goes: a request writes there.  On one host what is away is read in place, since a
+creditor's pool continues the numbers of the pool's own pages
+(:mod:`kvell.mempool.transports.neighbours`); elsewhere its creditor is asked for attention over it
+(:mod:`kvell.models.fused.partials`), and what is wanted back is computed anew, not copied.
 
 A request that is longer than the memory here comes with a placement.  What is recalled of it, and
 has no room here, goes to another creditor, which pulls it from the one that wants it back.
@@ -30,7 +32,7 @@ from kvell.engine.lending.borrower import Borrower
 from kvell.engine.lending.placement import Placement
 from kvell.engine.lending.recalls import Recalls
 from kvell.engine.lending.section_loans import SectionLoans
-from kvell.engine.lending.sections import local_reason, resumes
+from kvell.engine.lending.sections import local_reason, repeats, resumes
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.requests.plan import BorrowedPages, NewPages, PageCopy, StepPlan
@@ -76,34 +78,30 @@ class Borrowed:
 
     def has(self, request: Request) -> bool:
         """Whether any of a request's pages are elsewhere, on their way, or will be."""
-        return request.request_id in self._borrowers or request.request_id in self._placements
+        return any(request.request_id in of for of in (self._borrowers, self._placements))
 
     @property
     def next_deadline(self) -> Tick | None:
         """When :meth:`advance` has something to do."""
-        found = (one.retry_at for one in self._placements.values())
+        found = [one.retry_at for one in self._placements.values()]
         return min((at for at in found if at is not None), default=None)
 
     def sections_asked(self, request: Request) -> int | None:
         """Return how many sections are elsewhere or on their way; None for a placed request."""
-        borrower = self._borrowers.get(request.request_id)
-        asked = 0 if borrower is None else len(borrower.loans)
+        one = self._borrowers.get(request.request_id)
+        asked = 0 if one is None else len(one.loans)
         return None if request.request_id in self._placements else asked
 
     def sections_away(self, request: Request) -> int:
         """Return how many of a request's sections are read elsewhere."""
-        borrower = self._borrowers.get(request.request_id)
-        return 0 if borrower is None else borrower.away
+        one = self._borrowers.get(request.request_id)
+        return 0 if one is None else one.away
 
     def tally(self) -> dict[str, int]:
-        """Return sections ``borrowed`` now, and so far ``returned`` by a copy, ``replaced`` by
-        another creditor's, or ``lost``."""
-        return {
-            "borrowed": sum(one.away for one in self._borrowers.values()),
-            "returned": self._returned,
-            "replaced": self._recalls.replaced,
-            "lost": self._lost,
-        }
+        """Return sections ``borrowed`` now, and so far ``returned``, ``replaced``, or ``lost``."""
+        borrowed, replaced = sum(o.away for o in self._borrowers.values()), self._recalls.replaced
+        told = borrowed, self._returned, replaced, self._lost
+        return dict(zip(("borrowed", "returned", "replaced", "lost"), told, strict=True))
 
     def placements(self) -> tuple[RequestPlacementEntry, ...]:
         """Where the sections lie of requests of which some are elsewhere, or on their way."""
@@ -183,7 +181,7 @@ class Borrowed:
         if not borrower.has_pages:
             return self._keep(borrower, index)
         placement = self._placements.get(borrower.request.request_id)
-        if isinstance(news, LoanGranted) and self.sections.is_in_place(news.loan):
+        if isinstance(news, LoanGranted) and self.sections.is_readable(news.loan):
             if placement is not None:
                 placement.grants()
             return self.sections.let_pull(borrower, index)
@@ -191,6 +189,8 @@ class Borrowed:
             self.sections.note_filled(borrower)
             return []
         if isinstance(news, LoanRecalled) and index < borrower.away:
+            if borrower.by_queries and not self._recalls.goes_on(borrower, index):
+                return self._lose(borrower, index)  # nothing is copied home over a connection
             return self._recalls.recalled(borrower, index)
         if index < borrower.away:
             return self._lose(borrower, index)
@@ -207,6 +207,7 @@ class Borrowed:
         :returns: tables' rows [m, 4] of what is read elsewhere from now on.
         """
         self._planned = step
+        self.sections.begin_step()
         if not self._borrowers:
             return NO_ROWS
         rows: list[tuple[int, int, int, int]] = []
@@ -237,6 +238,7 @@ class Borrowed:
         actions: list[Action] = []
         copies: list[PageCopy] = []
         borrowed: list[BorrowedPages] = []
+        away: list[tuple[int, int]] = []
         handles = {work.handle for work in plan.work}
         pages = [plan.new_pages, rows] if len(rows) else [plan.new_pages]
         for borrower in list(self._borrowers.values()):
@@ -244,11 +246,12 @@ class Borrowed:
             actions += [] if was_in else self._keep(borrower)
             if not was_in and borrower.has_pages:  # this plan lets it in
                 again = self.sections.rows(borrower, range(borrower.away))
-                pages.append(np.array(again, np.int32))
+                pages.append(np.array(again, np.int32).reshape(-1, 4))
             actions += self.sections.cut_moved(borrower, plan.new_pages)
             if borrower.handle not in handles:
                 continue
             borrowed += self.sections.rights(borrower)
+            away += self.sections.asked_for(borrower)
             if borrower.returning:
                 copies += borrower.copies_home(plan.new_pages)
                 borrower.ends_with = plan.step
@@ -257,6 +260,7 @@ class Borrowed:
             new_pages=np.concatenate(pages) if len(pages) > 1 else plan.new_pages,
             copies=(*plan.copies, *copies),
             borrowed=tuple(borrowed),
+            away=tuple(away),
         )
         return plan, actions
 
@@ -264,9 +268,13 @@ class Borrowed:
         """Act on rows that do not count: their requests compute what they lost anew."""
         actions: list[Action] = []
         late = [one for one in self._borrowers.values() if one.handle in handles]
-        for borrower in late:
+        for borrower in [one for one in late if one.has_pages]:
+            lost = self.sections.first_lost(borrower)
+            can_repeat = repeats(borrower.request.model, self._core.layout.groups)
+            if lost is None and can_repeat and borrower.asks_again():
+                continue
             borrower.request.is_spoiled = True  # a state was advanced from what was read
-            actions += self._lose(borrower, self.sections.first_lost(borrower))
+            actions += self._lose(borrower, lost or 0)
         return actions
 
     def ended(self, request: Request) -> list[Action]:
@@ -277,22 +285,12 @@ class Borrowed:
 
     def audit(self) -> list[str]:
         """Every contradiction in what is away, a sentence for each."""
-        found: list[str] = []
-        for borrower in self._borrowers.values():
-            name = borrower.request.request_id
-            if borrower.has_pages and borrower.away * self.section_tokens != (
-                borrower.request.away_tokens
-            ):
-                found.append(f"{name}: {borrower.request.away_tokens} tokens are away")
-            kept = 0 if borrower.has_pages else borrower.away * self.section_tokens
-            if borrower.request.kept_tokens != kept:
-                found.append(f"{name}: {borrower.request.kept_tokens} tokens are kept, not {kept}")
-            if not borrower.away <= borrower.filled <= len(borrower.loans):
-                found.append(f"{name}: {borrower.away} sections away of {borrower.filled} filled")
-            if borrower.away * self.section_tokens >= max(1, borrower.request.num_tokens):
-                found.append(f"{name}: its last section is away")
-            found += self.sections.audit(borrower)
-        return found
+        borrowers = self._borrowers.values()
+        return [
+            problem
+            for one in borrowers
+            for problem in (*one.audit(self.section_tokens), *self.sections.audit(one))
+        ]
 
     # ------------------------------------------------------------------ one request
 

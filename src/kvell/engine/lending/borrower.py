@@ -10,6 +10,7 @@ from kvell.mempool.loans.messages import Loan
 from kvell.vocabulary import StepNumber
 
 NO_STEP = StepNumber(0)
+MOST_LATE_STEPS = 3
 
 
 @dataclass
@@ -19,6 +20,10 @@ class Borrower:
     :ivar creditors: to whom further sections go, in order.
     :ivar loans: of its first sections, in order; the first ``filled`` may be read.
     :ivar creditor_of: each loan.
+    :ivar by_queries: whether creditors are asked for attention over what is away; else it is read
+        in place.
+    :ivar late: steps in a row that creditors did not answer in time, and ``late_at``: the tokens
+        that were computed then.
     :ivar away: sections that its tables say are elsewhere; without pages, those that still are.
     :ivar recalled: the first section that must come home; None if none must.
     :ivar wanted_back: recalled sections that other creditors are to have; of these, ``replacing``
@@ -33,6 +38,9 @@ class Borrower:
     creditors: deque[str] = field(default_factory=deque)
     loans: list[Loan] = field(default_factory=list)
     creditor_of: dict[Loan, str] = field(default_factory=dict)
+    by_queries: bool = False
+    late: int = 0
+    late_at: int = -1
     filled: int = 0
     away: int = 0
     recalled: int | None = None
@@ -48,6 +56,16 @@ class Borrower:
         """Whether the request still holds what the loans belong to; a preempted one does not."""
         return self.request.handle == self.handle
 
+    def asks_again(self) -> bool:
+        """Creditors did not answer in time; returns whether they are asked again in the next step.
+
+        Not after ``MOST_LATE_STEPS`` in a row: then what they lend is computed anew.
+        """
+        if self.request.settled != self.late_at:
+            self.late, self.late_at = 0, self.request.settled
+        self.late += 1
+        return self.by_queries and self.late <= MOST_LATE_STEPS
+
     def starts_again(self, sections: int) -> None:
         """Its request has no pages here now, and of it only so many first sections."""
         self.away = self.filled = sections
@@ -55,6 +73,20 @@ class Borrower:
         self.creditors.clear()
         self.returning.clear()
         self.ends = []
+
+    def audit(self, section_tokens: int) -> list[str]:
+        """Every contradiction in what is away, a sentence for each."""
+        found, name = list[str](), self.request.request_id
+        if self.has_pages and self.away * section_tokens != self.request.away_tokens:
+            found.append(f"{name}: {self.request.away_tokens} tokens are away")
+        kept = 0 if self.has_pages else self.away * section_tokens
+        if self.request.kept_tokens != kept:
+            found.append(f"{name}: {self.request.kept_tokens} tokens are kept, not {kept}")
+        if not self.away <= self.filled <= len(self.loans):
+            found.append(f"{name}: {self.away} sections away of {self.filled} filled")
+        if self.away * section_tokens >= max(1, self.request.num_tokens):
+            found.append(f"{name}: its last section is away")
+        return found
 
     def copies_home(self, rows: NewPages) -> list[PageCopy]:
         """Return the copies for pages that it was given for what comes home.

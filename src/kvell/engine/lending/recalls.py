@@ -28,14 +28,18 @@ class Recalls:
         self._agent, self._sections, self._placements = agent, sections, placements
         self.replaced = 0
 
+    def goes_on(self, borrower: Borrower, index: int) -> bool:
+        """Whether a section goes to another creditor: there is no room for its request here."""
+        request = borrower.request
+        home_tokens = request.num_tokens - index * self._sections.section_tokens
+        return 0 < request.local_tokens < home_tokens
+
     def recalled(self, borrower: Borrower, index: int) -> list[Action]:
         """A creditor wants a section back: it comes home with all behind it, if that has room.
 
         Of a request that is longer than the memory here, another creditor gets it.
         """
-        request = borrower.request
-        home_tokens = request.num_tokens - index * self._sections.section_tokens
-        if request.local_tokens and home_tokens > request.local_tokens:
+        if self.goes_on(borrower, index):
             borrower.wanted_back.add(index)
             return self.ask_others(borrower)
         before = borrower.recalled
@@ -61,7 +65,7 @@ class Recalls:
         """Act on what happened to a loan of a section that another creditor wants back."""
         loan = news.loan
         index = next(at for at, one in borrower.replacing.items() if one == loan)
-        if isinstance(news, LoanGranted) and self._sections.is_in_place(loan):
+        if isinstance(news, LoanGranted) and self._sections.is_readable(loan):
             passed_on = self._sections.pass_on(loan, borrower.loans[index])
             if passed_on is not None:
                 return passed_on

@@ -22,18 +22,26 @@ class SectionLoans:
 
     :param agent: of the instance.
     :ivar section_tokens: that go at once.
+    :ivar step_ticks: how long the last steps took, the longest of some.
     """
 
     def __init__(self, agent: Agent, section_tokens: int) -> None:
         self._agent, self._loans = agent, agent.loans.borrowing
         self._core = agent.core
-        self.section_tokens = section_tokens
+        self.section_tokens, self.step_ticks = section_tokens, 0
         self._borrowers: dict[Loan, Borrower] = {}
+        self._begun_at: Tick = agent.now
 
     @property
     def instance(self) -> str:
         """The debtor."""
         return self._agent.instance
+
+    def begin_step(self) -> None:
+        """A step is about to be planned; the one before has ended."""
+        took_ticks = self._agent.now - self._begun_at
+        self.step_ticks = max(took_ticks, self.step_ticks * 7 // 8)
+        self._begun_at = self._agent.now
 
     def borrower(self, loan: Loan) -> Borrower | None:
         """Return whose section a loan has; None if that is over."""
@@ -50,15 +58,23 @@ class SectionLoans:
         self._borrowers[loan] = borrower
         return loan, actions
 
-    def is_in_place(self, loan: Loan) -> bool:
-        """Whether attention can read a creditor's pool where it lies."""
-        return self._loans.creditor_of(loan) in self._agent.neighbours
+    def is_readable(self, loan: Loan) -> bool:
+        """Whether attention can read what a creditor lends, in place or by asking it.
+
+        All sections of a request are read in one of the two ways.
+        """
+        creditor, borrower = self._loans.creditor_of(loan), self._borrowers[loan]
+        asks, reads = creditor in self._agent.answering, creditor in self._agent.neighbours
+        if not borrower.away:
+            borrower.by_queries = asks
+        return asks if borrower.by_queries else reads
 
     def let_pull(self, borrower: Borrower, section: int) -> list[Action]:
         """Let a creditor pull a section from here."""
         held = self._core.held_pages(borrower.handle)
         pages = self._sections(borrower).own(held, section)
-        return self._loans.fill(borrower.loans[section], pages)
+        loan = borrower.loans[section]
+        return self._loans.fill(loan, pages, step_ticks=self.step_ticks)
 
     def pass_on(self, loan: Loan, source: Loan) -> list[Action] | None:
         """Let a creditor pull a section from the one that wants it back; None if that is too late.
@@ -68,7 +84,8 @@ class SectionLoans:
         standing = self._loans.standing().get(source)
         if standing is None:
             return None
-        return self._loans.fill(loan, list(chain(*standing.pages)), standing)
+        pages = list(chain(*standing.pages))
+        return self._loans.fill(loan, pages, standing, step_ticks=self.step_ticks)
 
     def cut_moved(self, borrower: Borrower, rows: NewPages) -> list[Action]:
         """End loans that creditors fill from pages which a step moves; they are asked for again.
@@ -117,19 +134,21 @@ class SectionLoans:
         return [action for loan in loans for action in self._loans.give_back(loan)]
 
     def rows(self, borrower: Borrower, sections: Iterable[int]) -> list[tuple[int, int, int, int]]:
-        """Tables' rows of sections that are read elsewhere: handle, group, position, page."""
+        """Tables' rows of sections that are read in place: handle, group, position, page."""
+        if borrower.by_queries:
+            return []
         return [
             (borrower.handle, *place, page)
             for index in sections
             for place, page in self.beyond(borrower, index).items()
         ]
 
-    def first_lost(self, borrower: Borrower) -> int:
-        """The first section that may not be there any more; 0 if nobody knows which."""
+    def first_lost(self, borrower: Borrower) -> int | None:
+        """The first section that may not be there any more; None if all stand, for all we know."""
         standing = self._loans.standing()
         gone = [at for at, one in enumerate(borrower.loans[: borrower.away]) if one not in standing]
         recalled = [] if borrower.recalled is None else [borrower.recalled]
-        return min([*gone, *borrower.wanted_back, *recalled], default=0)
+        return min([*gone, *borrower.wanted_back, *recalled], default=None)
 
     def beyond(self, borrower: Borrower, section: int) -> dict[Place, int]:
         """A creditor's pages of a section, numbered as pages behind the own pool."""
@@ -143,12 +162,13 @@ class SectionLoans:
         loans = [*borrower.loans[: borrower.away], *(borrower.ends if borrower.returning else ())]
         found = [standing.get(loan) for loan in loans]
         # A right that is gone already is told as one that cannot stand: the row is missed.
-        return [
-            BorrowedPages(borrower.handle, "", 0, 0)
-            if one is None
-            else BorrowedPages(borrower.handle, one.creditor, one.incarnation, one.right)
-            for one in found
-        ]
+        told = [("", 0, 0) if o is None else (o.creditor, o.incarnation, o.right) for o in found]
+        return [BorrowedPages(borrower.handle, *one, borrower.by_queries) for one in told]
+
+    def asked_for(self, borrower: Borrower) -> list[tuple[int, int]]:
+        """Handle and tokens of a request whose first tokens are in no page of its tables."""
+        is_asked = borrower.by_queries and borrower.away
+        return [(borrower.handle, borrower.away * self.section_tokens)] if is_asked else []
 
     def placed(self, borrower: Borrower) -> list[RequestPlacementEntry]:
         """Where a request's sections are; those on their way count as there already."""

@@ -95,6 +95,11 @@ def resumes(model: str, groups: Sequence[GroupSpec]) -> bool:
     return all(group.kind is GroupKind.FULL and not group.is_draft for group in own)
 
 
+def repeats(model: str, groups: Sequence[GroupSpec]) -> bool:
+    """Whether a step that did not count can be computed again where it was: no state has moved."""
+    return all(group.kind is not GroupKind.STATE for group in groups if group.model == model)
+
+
 def section_bytes(groups: Sequence[GroupSpec], tokens: int = SECTION_TOKENS) -> int:
     """Return the bytes of a section in the groups whose pages may lie elsewhere.
 

@@ -116,13 +116,16 @@ class BorrowedPages(NamedTuple):
 
     :param handle: of the request.
     :param instance: the creditor, and its ``incarnation``.
-    :param right: the number under which the creditor lets this instance read them.
+    :param right: the number under which the creditor lets this instance read them; 0: it is gone.
+    :param by_queries: whether the creditor is asked for attention over them; else they are read in
+        place.  Then a request's are all that it borrows, from its first section on, in order.
     """
 
     handle: int
     instance: str
     incarnation: int
     right: int
+    by_queries: bool = False
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,8 @@ class StepPlan:
         pulls them is told how far it is.
     :param borrowed: pages of other instances that the step reads.  Rows whose right is gone when
         the step has read them are missed (:attr:`StepResult.missed`).
+    :param away: (handle, tokens) of work whose first tokens are in no page of full attention here:
+        their creditors are asked for attention over them.
     """
 
     step: StepNumber
@@ -179,6 +184,7 @@ class StepPlan:
     pools: bool = False
     streams: tuple[int, ...] = ()
     borrowed: tuple[BorrowedPages, ...] = ()
+    away: tuple[tuple[int, int], ...] = ()
 
     @cached_property
     def num_tokens(self) -> int:
@@ -196,13 +202,14 @@ class StepPlan:
         return sum(work.num_logits for work in self.work)
 
     def missed(self, stands: Callable[[BorrowedPages], bool] | None) -> tuple[int, ...]:
-        """Return the requests for which pages were read that their owner may have given to others.
+        """Return the requests for which pages were read in place that are others' by now, maybe.
 
         To be called when all is read: rights that still stand stood while it was.
 
         :param stands: whether pages may still be read; None: none may.
         """
-        gone = {one.handle for one in self.borrowed if stands is None or not stands(one)}
+        read = [one for one in self.borrowed if not one.by_queries]
+        gone = {one.handle for one in read if stands is None or not stands(one)}
         return tuple(sorted(gone))
 
     def __eq__(self, other: object) -> bool:

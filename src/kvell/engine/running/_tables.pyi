@@ -23,6 +23,7 @@ class PageTables:
         starts: Sequence[int],
         counts: Sequence[int],
         slots: Ints | None,
+        away: Sequence[int],
     ) -> tuple[Ints, int]: ...
     def states(
         self,

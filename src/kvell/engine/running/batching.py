@@ -1,6 +1,6 @@
 """From a step plan to the arrays of a forward pass: page tables, positions, write locations."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -87,9 +87,11 @@ class PageTables:
         self._policies = [policy_of(group) for group in groups]
         self.slots = slots
         self._tables: dict[int, list[Ints]] = {}
+        self._away: Mapping[int, int] = {}
 
     def update(self, plan: StepPlan) -> None:
-        """Apply a plan's releases and new pages."""
+        """Apply a plan's releases and new pages, and begin behind what is away in its step."""
+        self._away = dict(plan.away)
         for handle in plan.released:
             self._tables.pop(handle, None)
         rows = plan.new_pages
@@ -184,6 +186,12 @@ class PageTables:
             ),
         )
 
+    def away(self, group_index: int, rows: WorkRows) -> list[int]:
+        """Tokens of each work before which tables have none of a group's pages; empty: nothing."""
+        if not self._away or self.groups[group_index].kind is not GroupKind.FULL:
+            return []
+        return [self._away.get(handle, 0) for handle in rows.handles]
+
     # ------------------------------------------------------ overridden by the compiled tables
 
     def _pages(self, handle: int, group_index: int) -> Ints:
@@ -194,6 +202,8 @@ class PageTables:
         policy, size = self._policies[group_index], self.groups[group_index].page_tokens
         lengths = np.array(rows.starts, np.int64) + np.array(rows.counts, np.int64)
         firsts = [policy.active_start(start) // size for start in rows.starts]
+        if away := self.away(group_index, rows):
+            firsts = [max(f, tokens // size) for f, tokens in zip(firsts, away, strict=True)]
         ends = (-(-lengths // size)).tolist()
         tables = [self._pages(handle, group_index) for handle in rows.handles]
         pages = [table[f:e] for table, f, e in zip(tables, firsts, ends, strict=True)]

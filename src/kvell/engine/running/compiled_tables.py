@@ -4,7 +4,8 @@ A forward pass evicts Python from the CPU caches, so the cost is how much code r
 often it runs: the same in numpy takes a third of a millisecond for a single request.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from kvell.attention.host_batch import HostRows
 from kvell.attention.interface import part_sizes
@@ -12,6 +13,8 @@ from kvell.engine.requests.plan import StepPlan
 from kvell.engine.running import _tables
 from kvell.engine.running.batching import GroupArrays, Ints, PageTables, WorkRows
 from kvell.memory import GroupKind, GroupSpec, SlotTable
+
+NOTHING_AWAY: Mapping[int, int] = MappingProxyType({})
 
 
 class CompiledTables(PageTables):
@@ -22,7 +25,8 @@ class CompiledTables(PageTables):
         self._compiled = _tables.PageTables([_rules(group) for group in groups])
 
     def update(self, plan: StepPlan) -> None:
-        """Apply a plan's releases and new pages."""
+        """Apply a plan's releases and new pages, and begin behind what is away in its step."""
+        self._away = dict(plan.away) if plan.away else NOTHING_AWAY
         if plan.released or len(plan.new_pages):
             self._compiled.update(plan.released, plan.new_pages)
 
@@ -48,7 +52,12 @@ class CompiledTables(PageTables):
     def _arrays(self, group_index: int, rows: WorkRows) -> GroupArrays:
         moved = self.slots.moved
         flat, address = self._compiled.arrays(
-            group_index, rows.handles, rows.starts, rows.counts, moved
+            group_index,
+            rows.handles,
+            rows.starts,
+            rows.counts,
+            moved,
+            self.away(group_index, rows),
         )
         requests, tokens = len(rows.handles), sum(rows.counts)
         pages = len(flat) - 4 * requests - 2 - 2 * tokens

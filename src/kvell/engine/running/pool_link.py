@@ -3,9 +3,11 @@
 import contextlib
 import queue
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 
 from kvell.engine.lending.sections import section_bytes
 from kvell.engine.requests.plan import BorrowedPages
+from kvell.engine.running.lent.answers import LentSections
 from kvell.engine.running.moved_images import MovedImages
 from kvell.memory import GroupSpec
 from kvell.mempool.agent import Agent
@@ -18,6 +20,8 @@ from kvell.mempool.transfers.actions import Action, Grant, Revoke, Send
 from kvell.mempool.transfers.messages import Offer, Transfer, Written
 from kvell.mempool.transports.neighbours import Neighbours
 from kvell.mempool.transports.page_copies import Bytes
+from kvell.mempool.transports.tcp.partials import PartialsLine
+from kvell.models.fused.partials.served_layers import ServedLayers
 from kvell.wire.bell import Bell
 
 
@@ -26,6 +30,7 @@ class PoolLink:
 
     :param memory: the pool, uint8 [pool_bytes], and ``descriptor`` the memfd that it is.
     :param neighbours: places behind it for pools of instances on this host.
+    :param layers: of the compiled pass over it; None: nobody can be asked for attention over it.
     """
 
     def __init__(
@@ -36,6 +41,7 @@ class PoolLink:
         memory: Bytes,
         descriptor: int,
         neighbours: Neighbours | None = None,
+        layers: ServedLayers | None = None,
     ) -> None:
         self.agent = agent
         self.images: MovedImages | None = None
@@ -44,6 +50,10 @@ class PoolLink:
         self._streaming: dict[int, tuple[str, Transfer]] = {}
         self.bell = Bell()
         """Rings when :meth:`entries` has some; the engine's own news may ring it as well."""
+        is_tcp = isinstance(place.address(), str)
+        lends = is_tcp and layers is not None and bool(layers.full_groups)
+        self.asks = lends
+        """Whether creditors are asked for attention over what they lend, not read in place."""
         self._node = Node(
             agent.instance,
             agent.incarnation,
@@ -56,11 +66,12 @@ class PoolLink:
             finds=place.address_of,
             secret=place.secret(),
             neighbours=neighbours,
+            lends=partial(LentSections, layers) if layers is not None and lends else None,
         )
         self._place = place
-        lends = neighbours is not None and not isinstance(place.address(), str)
-        self.section_bytes = section_bytes(groups) if lends else 0
-        """Memory of a section that another instance of this host may lend; 0: none can."""
+        borrows = neighbours is not None and (lends or not is_tcp)
+        self.section_bytes = section_bytes(groups) if borrows else 0
+        """Memory of a section that another instance may lend; 0: none can."""
         place.publish(self._node.address)
         self._node.start()
 
@@ -85,7 +96,7 @@ class PoolLink:
             while True:
                 entry = self._entries.get_nowait()
                 if isinstance(entry, PeerLost):  # between two steps: none reads its pool
-                    self._node.take_away(entry.peer, entry.incarnation)
+                    self._node.creditors.take_away(entry.peer, entry.incarnation)
                 told = entry if self.images is None else self.images.incoming(entry)
                 if isinstance(told, Send):
                     self._node.post([told])
@@ -109,7 +120,7 @@ class PoolLink:
             elif isinstance(action, Grant):
                 self._node.grant(action)
             elif isinstance(action, Revoke):
-                self._node.rights.revoke(action.transfer.number)
+                self._node.revoke(action)
                 self._streaming.pop(action.transfer.number, None)
             else:
                 self._note(action)
@@ -127,8 +138,12 @@ class PoolLink:
         self._node.post([Send(to, Written(transfer, stage)) for to, transfer in streaming])
 
     def stands(self, pages: BorrowedPages) -> bool:
-        """Whether the creditor lets this instance read pages still; from any thread."""
-        return self._node.stands(pages.instance, pages.incarnation, pages.right)
+        """Whether the creditor lets this instance read pages in place still; from any thread."""
+        return self._node.creditors.stands(pages.instance, pages.incarnation, pages.right)
+
+    def partials(self, instance: str, incarnation: int) -> PartialsLine | None:
+        """Where a creditor is asked for attention over what it lends; None: it is gone."""
+        return self._node.creditors.partials(instance, incarnation)
 
     def close(self) -> None:
         """Hang up."""

@@ -20,6 +20,7 @@ from kvell.engine.running.copies.written_seams import TellWritten, WrittenSeams
 from kvell.engine.running.drafter import Drafter
 from kvell.engine.running.drawn import DrawnBefore, Pending, pending
 from kvell.engine.running.forward_batches import ForwardBatches
+from kvell.engine.running.lent.queries import Queries
 from kvell.engine.running.pooled import NOTHING_POOLED, PooledRows, pooled_rows
 from kvell.engine.running.slot_memory import SlotMemory
 from kvell.engine.sampling.controls import Controls, Drawn, StepControls
@@ -83,7 +84,9 @@ class ModelRunner:
     :ivar copier: copies pages to the buffer and back, under the passes where it can.
     :ivar tells_written: told how far a pass is whose pages are pulled meanwhile; None: nobody asks.
         Of several models in a step none is told of.
-    :ivar stands: whether pages that a plan borrows may still be read; None: no plan borrows any.
+    :ivar stands: whether pages that a plan borrows may still be read in place; None: no plan
+        borrows such.
+    :ivar queries: tells passes whom they ask for attention over others; None: nobody.
     """
 
     def __init__(
@@ -120,6 +123,7 @@ class ModelRunner:
         self._before = DrawnBefore()
         self.tells_written: TellWritten | None = None
         self.stands: Callable[[BorrowedPages], bool] | None = None
+        self.queries: Queries | None = None
         self._stages = () if beside else stages_of(layout.groups, name)
         self._drafter: Drafter | None = None
         if draft is not None:
@@ -170,6 +174,8 @@ class ModelRunner:
         if self._drafter is not None:
             plan = self._drafter.with_draft_tokens(plan)
         parts = self._parts(plan) if parts is None else parts
+        if plan.borrowed and self.queries is not None:
+            self.queries.expect(plan)
         drawn = {
             name: self._draw(name, part, self._seams(name, plan, copies))
             for name, part in parts.items()
@@ -178,9 +184,14 @@ class ModelRunner:
         in_order = next(iter(tokens.values())) if len(tokens) == 1 else _in_turn(plan, tokens)
         result = _told(verified(plan, in_order), drawn)
         if plan.borrowed:
-            result = structs.replace(result, missed=plan.missed(self.stands))
+            result = structs.replace(result, missed=self._missed(plan))
         self._before.note(plan, result)
         return result
+
+    def _missed(self, plan: StepPlan) -> tuple[int, ...]:
+        """Handles of the work that counts nothing, since others' pages were not there to read."""
+        lacking = () if self.queries is None else self.queries.lacking(plan)
+        return tuple(sorted({*plan.missed(self.stands), *lacking}))
 
     def _parts(self, plan: StepPlan, begun: Callable[[], None] | None = None) -> dict[str, _Part]:
         """The parts by model, for models that have work."""

@@ -162,7 +162,12 @@ class Borrowing:
         return loan, [Send(creditor, borrow)]
 
     def fill(
-        self, loan: Loan, pages: Sequence[int], source: Standing | None = None
+        self,
+        loan: Loan,
+        pages: Sequence[int],
+        source: Standing | None = None,
+        *,
+        step_ticks: Tick = 0,
     ) -> list[Action]:
         """Let the creditor pull pages into those that it lends; nothing if the loan is over.
 
@@ -172,6 +177,7 @@ class Borrowing:
         :param pages: for each group in order as many as were borrowed.
         :param source: the loan whose pages these are, which another creditor wants back; None if
             they are own ones.
+        :param step_ticks: how long steps take that read the loan.
         :raises ValueError: if they are not as many, or the loan is filled already.
         """
         one = self._borrowed.get(loan)
@@ -182,12 +188,13 @@ class Borrowing:
         one.state, encoded = "filling", encode_ints(pages)
         if source is not None:
             of = source.creditor, source.incarnation
-            return [self._said(one, Fill(loan, one.right, source.right, encoded, *of))]
+            fill = Fill(loan, one.right, source.right, encoded, *of, step_ticks)
+            return [self._said(one, fill)]
         transfer = Transfer(self._instance, self._incarnation, self._numbers.take())
         one.filling = transfer
         groups = np.repeat(np.arange(len(one.counts)), one.counts)
         pairs = np.stack([groups, np.asarray(pages)], axis=1).astype("<i4").tobytes()
-        fill = Fill(loan, one.right, transfer.number, encoded)
+        fill = Fill(loan, one.right, transfer.number, encoded, step_ticks=step_ticks)
         return [Grant(transfer, one.creditor, pairs), self._said(one, fill)]
 
     def give_back(self, loan: Loan) -> list[Action]:

@@ -47,6 +47,8 @@ from kvell.mempool.transfers.repeating import Repeated
 UNKNOWN = "there is no such loan"
 RECALLED = "it was recalled"
 TOO_LONG = "it took too long"
+MOST_STEP_TICKS: Tick = 30_000
+"""A debtor whose steps take longer may lose what it reads."""
 NO_ROOM = "there is no room"
 MOST_LOANS = SLOTS // 2
 """Loans that stand at once, of all debtors: transfers need words of rights too."""
@@ -60,6 +62,7 @@ class _Lent:
     :ivar deadline: until which it must be filled, or given back; None: there is none.
     :ivar filling: the transfer by which it is being filled.
     :ivar unanswered: a ``Recall``.
+    :ivar step_ticks: how long the debtor's steps take, as it says.
     """
 
     owner: Owner
@@ -70,6 +73,7 @@ class _Lent:
     state: Literal["granted", "filling", "lent", "ending", "revoked"] = "granted"
     filling: Transfer | None = None
     unanswered: Repeated | None = None
+    step_ticks: Tick = 0
 
     @property
     def has_pages(self) -> bool:
@@ -199,6 +203,7 @@ class Lending:
             problem = "it cannot be filled from these pages"
             return [*self._ended(loan, one), _over(debtor, loan, problem)]
         one.state, one.filling = "filling", transfer
+        one.step_ticks = max(0, min(message.step_ticks, MOST_STEP_TICKS))
         self._pulls[transfer] = loan
         rows = np.insert(one.rows, 1, np.asarray(pages, np.int32), axis=1)
         return [Pull(transfer, np.ascontiguousarray(rows, np.int32))]
@@ -217,7 +222,7 @@ class Lending:
             del self._lent[loan]
             return list(over)
         one.state, one.deadline = "lent", None
-        grant = Grant(one.right, loan.debtor, one.rows.astype("<i4").tobytes())
+        grant = Grant(one.right, loan.debtor, one.rows.astype("<i4").tobytes(), lends=True)
         return [grant, Send(loan.debtor, Filled(loan))]
 
     def given_back(self, debtor: str, message: GiveBack) -> list[Action]:
@@ -240,7 +245,8 @@ class Lending:
         and revoked at a deadline unless they are given back before it.
 
         :param counts: pages of each group.
-        :param ticks: milliseconds until the deadline; 0: they are revoked at once.
+        :param ticks: milliseconds until the deadline; 0: they are revoked at once.  A debtor whose
+            steps take long has two of them.
         """
         missing = np.asarray(counts) - self._sum(o for o in self._lent.values() if o.is_ending)
         actions: list[Action] = []
@@ -250,7 +256,8 @@ class Lending:
                 break
             if not one.is_ending and np.logical_and(missing > 0, one.counts).any():
                 missing = missing - one.counts
-                actions += self._recalled(loan, one, now, now + ticks)
+                patience = max(ticks, 2 * one.step_ticks) if ticks else 0
+                actions += self._recalled(loan, one, now, now + patience)
         return actions
 
     def recall_all(self, now: Tick, ticks: Tick) -> list[Action]:

@@ -76,6 +76,7 @@ class Fill(Struct, frozen=True, tag=True):
     :param pages: of the debtor, one for each that is lent, in the same order; little-endian int32.
     :param source: another creditor whose pages these are, which the debtor may read by the right
         ``number``, and its ``incarnation``; "" if they are the debtor's own.
+    :param step_ticks: how long the debtor's steps take: it gives back nothing in the middle of one.
     """
 
     loan: Loan
@@ -84,6 +85,7 @@ class Fill(Struct, frozen=True, tag=True):
     pages: bytes
     source: str = ""
     incarnation: int = 0
+    step_ticks: int = 0
 
 
 class Filled(Struct, frozen=True, tag=True):

@@ -49,11 +49,14 @@ class Grant:
 
     :param receiver: the instance that may.
     :param pages: (group, page) of each, little-endian int32 pairs.
+    :param lends: whether they are a loan: it may ask for attention over them too, and another
+        instance may copy them, to be its creditor from then on.
     """
 
     transfer: Transfer
     receiver: str
     pages: bytes
+    lends: bool = False
 
 
 @dataclass(frozen=True)

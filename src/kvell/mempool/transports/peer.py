@@ -6,6 +6,7 @@ import msgspec
 
 from kvell.mempool.transfers.messages import PeerMessage
 from kvell.mempool.transports.source import PageSource
+from kvell.mempool.transports.tcp.partials import PartialsLine
 from kvell.wire.frames import FrameReader, ProtocolError, framed
 from kvell.wire.greeting import Greeting
 
@@ -25,10 +26,17 @@ class Peer:
     """A connected peer; its socket does not block.
 
     :param source: of its pages; closed with the peer.
+    :param partials: of attention over what it lends, if it is asked for that; closed likewise.
     """
 
-    def __init__(self, sock: socket.socket, told: Greeting, source: PageSource) -> None:
-        self.told, self.socket, self.source = told, sock, source
+    def __init__(
+        self,
+        sock: socket.socket,
+        told: Greeting,
+        source: PageSource,
+        partials: PartialsLine | None = None,
+    ) -> None:
+        self.told, self.socket, self.source, self.partials = told, sock, source, partials
         self._reader, self._outgoing = FrameReader(), bytearray()
         sock.setblocking(False)
 
@@ -79,4 +87,6 @@ class Peer:
     def close(self) -> None:
         """Hang up."""
         self.source.close()
+        if self.partials is not None:
+            self.partials.close()
         self.socket.close()

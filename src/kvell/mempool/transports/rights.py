@@ -27,7 +27,7 @@ Extent = tuple[int, int]
 
 @dataclass(frozen=True, eq=False)
 class _Granted:
-    """What one transfer's receiver may read.
+    """What one transfer's receiver may read; any instance, if it names none.
 
     :ivar begins: int64 [n], where the extents begin, in order; ``ends``, where they end.
     """
@@ -55,10 +55,19 @@ class Rights:
         self._words = np.frombuffer(self._map, np.uint64)
         self._granted: dict[int, _Granted] = {}
 
+    @property
+    def words(self) -> npt.NDArray[np.uint64]:
+        """The table: the word at a number's remainder holds it while its receiver may read.
+
+        Whoever keeps it lets go before :meth:`close`.
+        """
+        return self._words
+
     def grant(self, number: int, receiver: str, extents: Sequence[Extent]) -> None:
         """Let a transfer's receiver read, unless its word belongs to another transfer.
 
         :param number: of the transfer; 1 or more, since 0 is what an empty word holds.
+        :param receiver: an instance; "": any of the cluster.
         :param extents: of the pages that were offered to it, in order and apart from each other.
         """
         if number < 1:
@@ -80,7 +89,8 @@ class Rights:
     def covers(self, number: int, receiver: str, extents: Sequence[Extent]) -> bool:
         """Whether a peer may read these extents now: they were offered to it in this transfer."""
         granted = self._granted.get(number)
-        return granted is not None and granted.receiver == receiver and granted.covers(extents)
+        is_its = granted is not None and granted.receiver in ("", receiver)
+        return is_its and granted is not None and granted.covers(extents)
 
     def close(self) -> None:
         """Let go of the table; readers that have it mapped find every right gone."""

@@ -270,7 +270,7 @@ class VirtualInstance:
         if plan.borrowed:
             result = structs.replace(result, missed=plan.missed(self.behind.stands))
             self.counts.missed += len(result.missed)
-            self.counts.borrowed |= {one[1:] for one in plan.borrowed if one.right}
+            self.counts.borrowed |= {one[1:4] for one in plan.borrowed if one.right}
         self.device.finish(plan, result.missed)
         self._tell_time()
         self._done([*self._told.commit(result), *self._pulse()])

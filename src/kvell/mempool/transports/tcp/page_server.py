@@ -1,7 +1,4 @@
-"""The owner's side of connections for pages: each is served on a thread of its own."""
-
-import contextlib
-import threading
+"""The owner's side of connections for pages."""
 
 import msgspec
 
@@ -17,11 +14,10 @@ from kvell.mempool.transports.tcp.reading import (
     in_pieces,
     unpacked,
 )
+from kvell.mempool.transports.tcp.served_peers import ServedPeers
 from kvell.wire.blocking import BlockingSocket, within
-from kvell.wire.frames import ProtocolError, framed
+from kvell.wire.frames import framed
 
-MOST_READERS = 64
-"""Connections for pages; further ones are not served."""
 PIECE_SECONDS = 10.0
 """A peer that does not take a piece in this time, or ask in it, is given up."""
 
@@ -39,54 +35,21 @@ class PageServer:
     def __init__(self, memory: Bytes, rights: Rights, piece_seconds: float = PIECE_SECONDS) -> None:
         self._memory, self._rights = memory, rights
         self._piece_seconds = piece_seconds
-        self._lock = threading.Lock()
-        self._served: dict[str, BlockingSocket] = {}
-        self._threads: dict[BlockingSocket, threading.Thread] = {}
-        self._is_closed = False
+        self._peers = ServedPeers(self._answer, "kvell-pages")
 
     def __len__(self) -> int:
-        return len(self._threads)
+        return len(self._peers)
 
     def serve(self, instance: str, channel: BlockingSocket) -> None:
         """Answer a peer until it hangs up; a connection that it had before ends."""
-        thread = threading.Thread(
-            target=self._run, args=(instance, channel), name="kvell-pages", daemon=True
-        )
-        with self._lock:
-            if self._is_closed or len(self._threads) >= MOST_READERS:
-                channel.close()
-                return
-            if instance in self._served:
-                self._served[instance].hang_up()
-            self._served[instance] = channel
-            self._threads[channel] = thread
-            thread.start()
+        self._peers.serve(instance, channel)
 
     def close(self) -> None:
         """Hang up, and wait until no page is read any more."""
-        with self._lock:
-            self._is_closed = True
-            threads = list(self._threads.values())
-            for channel in self._threads:
-                channel.hang_up()
-        for thread in threads:
-            thread.join()
+        self._peers.close()
 
-    def _run(self, instance: str, channel: BlockingSocket) -> None:
-        try:
-            with contextlib.suppress(OSError, ProtocolError):  # the puller sees that it ended
-                while True:
-                    channel.wait()
-                    look = within(self._piece_seconds)
-                    self._answer(instance, channel, channel.hear(_REQUESTS, REQUEST_BYTES, look))
-        finally:
-            with self._lock:
-                del self._threads[channel]
-                if self._served.get(instance) is channel:
-                    del self._served[instance]
-            channel.close()
-
-    def _answer(self, instance: str, channel: BlockingSocket, request: ReadPages) -> None:
+    def _answer(self, instance: str, channel: BlockingSocket) -> None:
+        request = channel.hear(_REQUESTS, REQUEST_BYTES, within(self._piece_seconds))
         problem = self._sent(instance, channel, request)
         channel.say(ReadEnded(problem), within(self._piece_seconds))
 
