@@ -1,11 +1,17 @@
-"""A prompt of four pools on two machines of Ray: its sections lie on both, its answer is exact."""
+"""A prompt of four pools on two machines of Ray: its sections lie on both, its answer is exact.
+
+The cluster's manager may die or stand still meanwhile.
+"""
 
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +22,15 @@ from kvell import LLM
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.vocabulary import MIB
 from tests.async_engine.test_async_engine_reach import text_of
-from tests.fleet.placing.ray_machines import HEAD, OTHER, PATIENCE_SECONDS, two_machines, until
+from tests.fleet.placing.ray_machines import (
+    HEAD,
+    OTHER,
+    PATIENCE_SECONDS,
+    family,
+    is_gone,
+    two_machines,
+    until,
+)
 
 pytest.importorskip("ray")
 
@@ -54,29 +68,41 @@ def alone(path: Path, prompts: list[tuple[list[int], int]]) -> list[tuple[list[i
     return [(list(one.token_ids), [told.logprob for told in one.logprobs or []]) for one in outputs]
 
 
-def sections(url: str, name: str) -> dict[str, int]:
-    """Sections of each instance, ``lent`` or ``borrowed``."""
-    told = httpx.get(f"{url}/cluster", timeout=60).json()["instances"]
-    return {one["id"]: one["sections"][name] for one in told}
+@dataclass(frozen=True)
+class Lenders:
+    """A cluster of six instances on two machines.
+
+    :param hosts: of the instances, by name.
+    """
+
+    url: str
+    hosts: dict[str, str]
+    pids: tuple[int, int]
+
+    def sections(self, name: str) -> dict[str, int]:
+        """Sections of each instance, ``lent`` or ``borrowed``."""
+        told = httpx.get(f"{self.url}/cluster", timeout=60).json()["instances"]
+        return {one["id"]: one["sections"][name] for one in told}
+
+    def incarnations(self) -> dict[str, int]:
+        told = httpx.get(f"{self.url}/cluster", timeout=60).json()["instances"]
+        return {one["id"]: one["incarnation"] for one in told}
+
+    def managers(self) -> list[int]:
+        """Process ids of the cluster's managers: one."""
+        everything = family(self.pids[0]) | family(self.pids[1])
+        return [pid for pid, words in everything.items() if "ray::ManagerActor" in words]
 
 
-def hosts(url: str) -> dict[str, str]:
-    told = httpx.get(f"{url}/cluster", timeout=60).json()["instances"]
-    return {one["id"]: one["host"] for one in told}
-
-
-@pytest.mark.long
-def test_a_prompt_of_four_pools_on_two_machines(smollm2_path: Path, tmp_path: Path) -> None:
-    prompts = [(text_of(TOKENS), LONG_ANSWER)]
-    prompts += [(text_of(SHORT, 41 * index + 7), SHORT_ANSWER) for index in range(2)]
-    expected = alone(smollm2_path, prompts)
+@pytest.fixture(scope="module")
+def lenders(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lenders]:
     cache = smollm2_path.parent
     environ = os.environ | {"KVELL_CACHE_DIR": str(cache), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
     command += ["--kv-memory", "48MiB", "--dtype", "float32", "--instances", "mixed=6"]
-    stderr = tmp_path / "stderr"
+    stderr = tmp_path_factory.mktemp("ray") / "stderr"
     with (
-        two_machines(cache) as (head, _),
+        two_machines(cache) as (head, other),
         stderr.open("w") as told,
         subprocess.Popen(
             [*command, "--cluster", head.address],
@@ -91,16 +117,58 @@ def test_a_prompt_of_four_pools_on_two_machines(smollm2_path: Path, tmp_path: Pa
             first = server.stdout.readline()
             assert first, stderr.read_text()
             url = json.loads(first)["url"]
-            at = hosts(url)
-            assert set(at.values()) == {HEAD, OTHER} and len(at) == 6
-            with ThreadPoolExecutor(3) as pool:
-                long, *short = [pool.submit(said, url, *one) for one in prompts]
-                lent: set[str] = set()
-                while not long.done():
-                    lent |= {name for name, count in sections(url, "lent").items() if count}
-                assert [long.result(), *(one.result() for one in short)] == expected
-            assert {at[name] for name in lent} == {HEAD, OTHER}, "both machines lent"
-            until(lambda: not any(sections(url, "lent").values()))
+            instances = httpx.get(f"{url}/cluster", timeout=60).json()["instances"]
+            hosts = {one["id"]: one["host"] for one in instances}
+            assert set(hosts.values()) == {HEAD, OTHER} and len(hosts) == 6
+            yield Lenders(url, hosts, (head.pid, other.pid))
         finally:
             server.send_signal(signal.SIGTERM)
             assert server.wait(PATIENCE_SECONDS) == 0
+
+
+def check(path: Path, lenders: Lenders, start: int, fault: Callable[[], None]) -> set[str]:
+    """A long prompt beside two short ones is answered exactly.
+
+    :param start: where its text begins.
+    :param fault: happens while sections of it are lent.
+    :returns: who lent.
+    """
+    prompts = [(text_of(TOKENS, start), LONG_ANSWER)]
+    prompts += [(text_of(SHORT, 41 * index + 7), SHORT_ANSWER) for index in range(2)]
+    expected = alone(path, prompts)
+    with ThreadPoolExecutor(3) as pool:
+        long, *short = [pool.submit(said, lenders.url, *one) for one in prompts]
+        lent: set[str] = set()
+        while not long.done():
+            now = {name for name, count in lenders.sections("lent").items() if count}
+            if now and not lent:
+                fault()
+            lent |= now
+        assert [long.result(), *(one.result() for one in short)] == expected
+    until(lambda: not any(lenders.sections("lent").values()))
+    return lent
+
+
+@pytest.mark.long
+def test_a_prompt_of_four_pools_on_two_machines(smollm2_path: Path, lenders: Lenders) -> None:
+    lent = check(smollm2_path, lenders, 0, lambda: None)
+    assert {lenders.hosts[name] for name in lent} == {HEAD, OTHER}, "both machines lent"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("paused_seconds", [0.0, 4.0])
+def test_the_manager_may_die_or_stand_still_while_memory_is_lent(
+    smollm2_path: Path, lenders: Lenders, paused_seconds: float
+) -> None:
+    before, [pid] = lenders.incarnations(), lenders.managers()
+
+    def fault() -> None:
+        os.kill(pid, signal.SIGSTOP if paused_seconds else signal.SIGKILL)
+        if paused_seconds:
+            threading.Timer(paused_seconds, os.kill, (pid, signal.SIGCONT)).start()
+
+    lent = check(smollm2_path, lenders, 400, fault)
+    assert lent, "it came while nothing was lent"
+    assert is_gone(pid) != bool(paused_seconds)
+    until(lambda: len(lenders.managers()) == 1)
+    assert lenders.incarnations() == before

@@ -272,7 +272,17 @@ def hears_interrupts() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     ("moment", "number"),
-    [(one, signal.SIGTERM) for one in MOMENTS] + [("the manager", signal.SIGINT)],
+    [
+        ("the manager", signal.SIGTERM),
+        *(
+            pytest.param(*one, marks=pytest.mark.long)
+            for one in [
+                ("Ray", signal.SIGTERM),
+                ("an instance", signal.SIGTERM),
+                ("the manager", signal.SIGINT),
+            ]
+        ),
+    ],
 )
 def test_an_interrupted_start_leaves_nothing(
     environ: dict[str, str],

@@ -80,6 +80,8 @@ class LoanNetwork(Network):
         self.users: dict[tuple[str, int], User] = {}
         self.granted_pages: dict[Transfer, set[tuple[int, int]]] = {}
         self.lent: dict[tuple[str, int], set[tuple[int, int]]] = {}
+        self.step_ticks = 0
+        """How long debtors say that their steps take."""
         self.paused: dict[str, list[PeerLost]] = {}
         """Instances that stand still, and what they have not heard of meanwhile."""
         self.num_right_reads = self.num_gone_reads = 0
@@ -226,7 +228,8 @@ class LoanNetwork(Network):
             instance.write(group_index, page, content_of(loan, group_index, index))
             pages.append(page)
         user.sources[loan] = owner
-        self.act(instance, self.borrowing(debtor).fill(loan, pages))
+        filled = self.borrowing(debtor).fill(loan, pages, step_ticks=self.step_ticks)
+        self.act(instance, filled)
         return True
 
     def give_back(self, debtor: str, loan: Loan) -> None:

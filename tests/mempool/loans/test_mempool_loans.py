@@ -9,6 +9,7 @@ import pytest
 from kvell.mempool.entries import Draining, Heard, PeerLost, PullEnded
 from kvell.mempool.loans.borrowing import Standing
 from kvell.mempool.loans.ledger import DRAIN_TICKS, MOST_LOANS_OF_DEBTOR, most_lendable
+from kvell.mempool.loans.lending import MOST_STEP_TICKS
 from kvell.mempool.loans.messages import (
     Borrow,
     Fill,
@@ -626,6 +627,66 @@ def test_a_recalled_loan_is_read_until_it_is_given_back() -> None:
     network.give_back("a", loan)
     over(network)
     assert network.user("a").lost == {}
+
+
+@pytest.mark.parametrize(
+    ("step_ticks", "ticks"),
+    [(0, 100), (40, 100), (300, 600), (10 * MOST_STEP_TICKS, 2 * MOST_STEP_TICKS), (-5, 100)],
+)
+def test_a_debtor_whose_steps_take_long_has_two_of_them(step_ticks: int, ticks: int) -> None:
+    network = quiet()
+    network.step_ticks = step_ticks
+    loan = network.lend("a", "b")
+    network.recall("b", 1, 100)
+    network.run()
+    assert network.user("a").recalled == {loan: network.now + ticks}
+    network.pass_time(ticks - 1)
+    assert network.lending("b").lends
+    network.pass_time(1)
+    assert not network.lending("b").lends
+    over(network)
+
+
+def test_what_is_taken_at_once_leaves_no_step() -> None:
+    network = quiet()
+    network.step_ticks = 300
+    network.lend("a", "b")
+    network.recall("b", 1, 0)
+    assert not network.lending("b").lends
+    network.run()
+    over(network)
+
+
+def test_a_creditor_that_needs_it_no_more_does_not_take_it() -> None:
+    """Each time that the recall is said again the debtor hears of more time."""
+    network = quiet()
+    loan = network.lend("a", "b")
+    network.recall("b", 1, 2 * FIRST_TICKS)
+    network.run()
+    network.lending("b").is_wanted = lambda: False
+    for _ in range(9):
+        network.pass_time(FIRST_TICKS)
+        network.run()
+    assert network.believed() == 1 and network.lending("b").lends
+    assert list(network.user("a").recalled) == [loan]
+    network.lending("b").is_wanted = lambda: True
+    network.pass_time(9 * FIRST_TICKS)
+    assert not network.lending("b").lends and network.user("a").lost
+    network.run()
+    over(network)
+
+
+def test_one_that_drains_waits_for_nobody() -> None:
+    network = quiet()
+    network.lend("a", "b")
+    network.lending("b").is_wanted = lambda: False
+    network.lending("b").is_closed = True
+    network.recall("b", 1, 100)
+    network.run()
+    network.pass_time(100)
+    assert not network.lending("b").lends
+    network.run()
+    over(network)
 
 
 def test_at_the_deadline_the_right_is_revoked_before_the_pages_are_others() -> None:

@@ -202,6 +202,10 @@ class Scheduler:
         """Whether requests gave way, or were not let in, for want of memory in the latest plan."""
         return bool(plan.preempted) or self._admission.lacks_memory
 
+    def wants_memory(self) -> bool:
+        """Whether requests that are still here were not let in for want of memory."""
+        return self._admission.lacks_memory and bool(self._seats.waiting)
+
     @property
     def num_wanting(self) -> int:
         """Number of running requests that still have tokens to compute, this step included."""

@@ -244,6 +244,7 @@ class Borrowing:
             return self._lost(message.loan, one, "it was recalled")
         deadline = self._now + message.ticks_left
         if one.deadline is not None and one.deadline <= deadline:
+            one.deadline = deadline  # the creditor does not need them so soon any more
             return []
         one.deadline = deadline
         return [LoanRecalled(message.loan, deadline)]

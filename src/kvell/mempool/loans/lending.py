@@ -17,14 +17,12 @@ Source: Infinite-LLM §5.2.2 and §6.2.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
-from kvell.memory import Ints
 from kvell.mempool.holds import Holds
 from kvell.mempool.loans.counts import Counts, decode_counts, decode_pages, encode_ints
+from kvell.mempool.loans.lent_pages import LentPages
 from kvell.mempool.loans.messages import (
     Borrow,
     Fill,
@@ -42,7 +40,7 @@ from kvell.mempool.transfers.actions import Action, Grant, Pull, Revoke, Send, S
 from kvell.mempool.transfers.messages import MOST_TICKS, Transfer
 from kvell.mempool.transfers.numbers import SLOTS, RightNumbers
 from kvell.mempool.transfers.receiving import FOREVER
-from kvell.mempool.transfers.repeating import Repeated
+from kvell.mempool.transfers.repeating import FIRST_TICKS, Repeated
 
 UNKNOWN = "there is no such loan"
 RECALLED = "it was recalled"
@@ -52,37 +50,6 @@ MOST_STEP_TICKS: Tick = 30_000
 NO_ROOM = "there is no room"
 MOST_LOANS = SLOTS // 2
 """Loans that stand at once, of all debtors: transfers need words of rights too."""
-
-
-@dataclass
-class _Lent:
-    """One loan of this creditor.
-
-    :ivar rows: int32 [m, 2]: group, own page, in the order of groups.
-    :ivar deadline: until which it must be filled, or given back; None: there is none.
-    :ivar filling: the transfer by which it is being filled.
-    :ivar unanswered: a ``Recall``.
-    :ivar step_ticks: how long the debtor's steps take, as it says.
-    """
-
-    owner: Owner
-    counts: Counts
-    rows: Ints
-    right: Transfer
-    deadline: Tick | None
-    state: Literal["granted", "filling", "lent", "ending", "revoked"] = "granted"
-    filling: Transfer | None = None
-    unanswered: Repeated | None = None
-    step_ticks: Tick = 0
-
-    @property
-    def has_pages(self) -> bool:
-        return self.state != "revoked"
-
-    @property
-    def is_ending(self) -> bool:
-        """Whether its pages come back without a recall."""
-        return self.state == "ending" or (self.state == "lent" and self.deadline is not None)
 
 
 class Lending:
@@ -110,11 +77,13 @@ class Lending:
         self._most_lent, self._most_loans = tuple(most_lent), most_loans
         self.borrows: Callable[[], bool] = lambda: False
         """Whether the instance borrows memory; then it lends none."""
+        self.is_wanted: Callable[[], bool] = lambda: True
+        """Whether the instance still wants back what it recalled; while it does not, it waits."""
         self.is_other_pull: Callable[[Transfer], bool] = lambda _transfer: False
         """Whether a transfer brings a text here: it cannot fill a loan too."""
         self.is_closed = False
         """Whether nothing more is lent."""
-        self._lent: dict[Loan, _Lent] = {}
+        self._lent: dict[Loan, LentPages] = {}
         self._pulls: dict[Transfer, Loan] = {}
 
     def __len__(self) -> int:
@@ -182,7 +151,7 @@ class Lending:
         rows = np.asarray([(group, page) for (group, _), page in places], np.int32)
         right = Transfer(self._instance, self._incarnation, self._numbers.take())
         deadline = now + min(message.ticks_left, MOST_TICKS)
-        one = self._lent[loan] = _Lent(owner, counts, rows, right, deadline)
+        one = self._lent[loan] = LentPages(owner, counts, rows, right, deadline)
         return [self._granted(loan, one)]
 
     def fill(self, debtor: str, message: Fill) -> list[Action]:
@@ -272,7 +241,9 @@ class Lending:
         """End what has passed its deadline, and say again what is not answered."""
         actions: list[Action] = []
         for loan, one in list(self._lent.items()):
-            if one.deadline is not None and one.deadline <= now:
+            if self._waits_on(one, now):
+                actions.append(self._said(loan, one, now, one.patience_ticks))
+            elif one.deadline is not None and one.deadline <= now:
                 actions += self._late(loan, one, now)
             elif one.unanswered is not None and one.unanswered.is_due(now):
                 actions.append(Send(loan.debtor, said_again(one.unanswered, one.deadline, now)))
@@ -335,11 +306,11 @@ class Lending:
             return "too many loans stand"
         return ""
 
-    def _of(self, debtor: str, loan: Loan) -> _Lent | None:
+    def _of(self, debtor: str, loan: Loan) -> LentPages | None:
         """A loan, if it is this debtor's."""
         return self._lent.get(loan) if loan.debtor == debtor else None
 
-    def _sum(self, loans: Iterable[_Lent]) -> Counts:
+    def _sum(self, loans: Iterable[LentPages]) -> Counts:
         zero = np.zeros(len(self._most_lent), np.int64)
         return tuple(sum((np.asarray(one.counts) for one in loans), zero).tolist())
 
@@ -348,11 +319,11 @@ class Lending:
         youngest = list(reversed(self._lent))
         return sorted(youngest, key=lambda loan: self._lent[loan].state == "lent")
 
-    def _granted(self, loan: Loan, one: _Lent) -> Send:
+    def _granted(self, loan: Loan, one: LentPages) -> Send:
         pages = encode_ints(one.rows[:, 1].tolist())
         return Send(loan.debtor, Lent(loan, self._incarnation, one.right.number, pages))
 
-    def _recalled(self, loan: Loan, one: _Lent, now: Tick, deadline: Tick) -> list[Action]:
+    def _recalled(self, loan: Loan, one: LentPages, now: Tick, deadline: Tick) -> list[Action]:
         """Recall one loan, unless it is ending, or was recalled for an earlier deadline."""
         if one.state in ("granted", "filling"):
             return [*self._ended(loan, one), _over(loan.debtor, loan, RECALLED)]
@@ -361,27 +332,39 @@ class Lending:
             return []
         if deadline <= now:
             return self._revoked(loan, one, now)
-        one.deadline = deadline
+        one.deadline, one.patience_ticks = deadline, deadline - now
         return [self._said(loan, one, now, deadline - now)]
 
-    def _late(self, loan: Loan, one: _Lent, now: Tick) -> list[Action]:
+    def _waits_on(self, one: LentPages, now: Tick) -> bool:
+        """Leave the debtor more time if nobody here needs the pages; returns whether it is to hear
+        of that: when the recall would be said again, or has passed its deadline."""
+        if one.state != "lent" or one.deadline is None or one.unanswered is None:
+            return False
+        is_due = min(one.deadline, one.unanswered.at) <= now
+        if not is_due or self.is_closed or self.is_wanted():
+            return False
+        one.patience_ticks = max(one.patience_ticks, 2 * FIRST_TICKS)
+        one.deadline = max(one.deadline, now + one.patience_ticks)
+        return True
+
+    def _late(self, loan: Loan, one: LentPages, now: Tick) -> list[Action]:
         if one.state == "lent":
             return self._revoked(loan, one, now)
         return [*self._ended(loan, one), _over(loan.debtor, loan, TOO_LONG)]
 
-    def _revoked(self, loan: Loan, one: _Lent, now: Tick) -> list[Action]:
+    def _revoked(self, loan: Loan, one: LentPages, now: Tick) -> list[Action]:
         """Take the pages of a loan that is read."""
         actions: list[Action] = [Revoke(one.right)]
         self._let_go(one)
         one.state, one.deadline = "revoked", None
         return [*actions, self._said(loan, one, now, 0)]
 
-    def _said(self, loan: Loan, one: _Lent, now: Tick, ticks_left: Tick) -> Send:
+    def _said(self, loan: Loan, one: LentPages, now: Tick, ticks_left: Tick) -> Send:
         recall = Recall(loan, ticks_left)
         one.unanswered = Repeated.said(recall, now)
         return Send(loan.debtor, recall)
 
-    def _ended(self, loan: Loan, one: _Lent) -> list[Action]:
+    def _ended(self, loan: Loan, one: LentPages) -> list[Action]:
         """Forget a loan and give its pages back, once nobody writes into them."""
         if one.state == "ending":
             return []
@@ -394,7 +377,7 @@ class Lending:
         del self._lent[loan]
         return actions
 
-    def _let_go(self, one: _Lent) -> None:
+    def _let_go(self, one: LentPages) -> None:
         """Release the pages: the caller carries the actions out before anybody else gets them."""
         self._numbers.free(one.right.number)
         self._holds.release(one.owner)
