@@ -104,9 +104,7 @@ class Handovers:
         self._actions: list[Action] = []
         self._stays: list[Request] = []
         agent.receiving.admits = scheduler.has_room_for
-        agent.loans.lending.is_wanted = lambda: (
-            self._lacks_memory and bool(scheduler.waiting or scheduler.running)
-        )
+        agent.loans.lending.is_wanted = scheduler.wants_memory
 
     def watch_insertions(self, computes: Callable[[int, HeldText], None]) -> None:
         """Say whose handle it is when a text from another instance is cached."""

@@ -220,7 +220,7 @@ class Ready:
     :param indexed: what the blocks of each layer group are that :class:`.IndexNotice` tells of.
     :param pool_address: where other instances reach its pool, on several hosts; "" on one.
     :param staying: the setting that keeps its requests from moving to others; "" if they can.
-    :param section_bytes: KV memory of a section that another instance of its host may lend it; 0:
+    :param section_bytes: KV memory of a section that another instance may lend it; 0:
         it borrows nothing.
     :param reach_tokens: most tokens of a request to the first model, if others lend as much as it
         takes.
