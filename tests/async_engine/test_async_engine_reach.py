@@ -39,8 +39,8 @@ class Setting:
 SIX = Setting(6, 48 * MIB, 4000, 50, 2, 0.0)
 """The prompt takes 176 MiB: 3.7 pools."""
 NINE = Setting(9, 60 * MIB, 8110, 100, 20, 0.25)
-"""With its answer the prompt takes six pools.  Beside two sections, of 22.5 MiB each, a creditor has
-room for two short requests."""
+"""With its answer the prompt takes six pools.  Beside two sections of 22.5 MiB a creditor has room
+for two short requests."""
 
 
 def text_of(tokens: int, start: int = 0) -> list[int]:

@@ -1,7 +1,7 @@
 """Nodes of one host see their peers' pools behind their own, and say where; others do not."""
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -14,6 +14,7 @@ from kvell.memory import GroupKind, LayerSpec, plan_layout
 from kvell.mempool.entries import NOT_IN_PLACE, PeerEntry, PeerLost, PeerMapped
 from kvell.mempool.node import Node
 from kvell.mempool.transfers.actions import Action
+from kvell.mempool.transports.lent_attention import LentAttention, RightsWords
 from kvell.mempool.transports.neighbours import Neighbours
 from kvell.wire.endpoints import Endpoint
 from tests.mempool.pools import SECRET
@@ -29,12 +30,14 @@ class Start:
     """How an instance starts.
 
     :param places: for neighbours behind its pool.
+    :param lends: makes what computes attention over what it lends.
     """
 
     name: str
     incarnation: int = 1
     places: int = 4
     fingerprint: str = "print"
+    lends: Callable[[RightsWords], LentAttention] | None = None
 
 
 class Instance:
@@ -55,6 +58,7 @@ class Instance:
             address=address,
             secret=SECRET,
             neighbours=Neighbours(self.device, *size),
+            lends=start.lends,
         )
         self.node.start()
 
