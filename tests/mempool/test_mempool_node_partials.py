@@ -35,7 +35,8 @@ class Told:
         self.lent[right] = debtor, pages
 
     def end(self, right: int) -> None:
-        if self.words is not None and self.lent.pop(right, None):
+        if self.words is not None and right in self.lent:
+            del self.lent[right]
             self.stood_at_end.append(bool(self.words[right % len(self.words)]))
 
     def answer(self, debtor: str, query: bytes) -> bytes:

@@ -12,7 +12,7 @@ from kvell.engine.requests.plan import BorrowedPages, StepPlan
 from kvell.engine.running.batching import PageTables
 from kvell.engine.running.compiled_tables import CompiledTables
 from kvell.engine.running.lent import queries as queries_file
-from kvell.engine.running.lent.answers import LentSections
+from kvell.engine.running.lent.answers import SectionAnswers
 from kvell.engine.running.lent.queries import Queries
 from kvell.mempool.transports.tcp.partials import PartialsLine
 from kvell.models.forward.forward_batch import ForwardBatch
@@ -48,7 +48,7 @@ class TcpLender:
 
     def __init__(self, prefix: Prefix, seed: int) -> None:
         self.pool = Lender(prefix, seed, starts=False)
-        self.sections = LentSections(self.pool.layers, self.pool.words)
+        self.sections = SectionAnswers(self.pool.layers, self.pool.words)
         self._creditor = Creditor(self.sections.answer)
         self.line = PartialsLine(self._creditor.opens)
 
@@ -69,7 +69,7 @@ class TcpLender:
 class _ToDebtor:
     """Lends to the debtor that connections are of."""
 
-    def __init__(self, sections: LentSections) -> None:
+    def __init__(self, sections: SectionAnswers) -> None:
         self._sections = sections
 
     def lend(self, right: int, _debtor: int, pages: Sequence[Sequence[int]]) -> None:

@@ -44,7 +44,7 @@ from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.requests.request import Request
 from kvell.memory import MemoryCore, audit
 from kvell.mempool.agent import Agent
-from kvell.mempool.entries import PeerEntry, Ticked
+from kvell.mempool.entries import PeerEntry
 from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
 from kvell.mempool.transfers.actions import Action
 from kvell.mempool.transfers.methods import StreamCosts
@@ -150,18 +150,12 @@ class EngineCore:
     def heard(self, entry: PeerEntry) -> list[Event]:
         """Take in what other instances, copies and time bring; then :meth:`take_actions`.
 
-        While a result is owed the time is noted and nothing more: what a deadline takes from
-        requests would be taken from those whose step has just run.  It passes with the next tick.
-
         :raises RuntimeError: without an agent.
         """
         if self.handovers is None:
             raise RuntimeError("this engine has no part in a pool of several instances")
         self._is_idle = False
-        if self._in_flight and isinstance(entry, Ticked):
-            self.handovers.agent.now = entry.now
-            return []
-        happened = self.handovers.heard(entry)
+        happened = self.handovers.heard(entry, is_owed_a_result=bool(self._in_flight))
         return self._handed_over(self.handovers, *happened) + self._noticed()
 
     def take_actions(self) -> list[Action]:

@@ -123,7 +123,7 @@ class Handovers:
     @property
     def next_deadline(self) -> Tick | None:
         """When :class:`Ticked` has something to do."""
-        found = self.agent.next_deadline, self.borrowed.next_deadline
+        found = [self.agent.next_deadline, self.borrowed.next_deadline]
         return min((at for at in found if at is not None), default=None)
 
     def take_actions(self) -> list[Action]:
@@ -226,8 +226,16 @@ class Handovers:
         )
         self._actions += actions
 
-    def heard(self, entry: PeerEntry) -> tuple[list[Request], list[ArrivedRequest]]:
-        """Take in what happened; returns requests that have moved, and those that came."""
+    def heard(
+        self, entry: PeerEntry, *, is_owed_a_result: bool = False
+    ) -> tuple[list[Request], list[ArrivedRequest]]:
+        """Take in what happened; returns requests that have moved, and those that came.
+
+        :param is_owed_a_result: of a step: no deadline takes what it has read before the next tick.
+        """
+        if isinstance(entry, Ticked) and is_owed_a_result:
+            self.agent.now = entry.now
+            return [], []
         actions = self.agent.handle(entry)
         if isinstance(entry, Ticked) and len(self.borrowed):
             actions += self.borrowed.advance()
@@ -302,10 +310,7 @@ class Handovers:
         return {"lent": len(self.agent.loans.lending), **self.borrowed.tally()}
 
     def plan_borrows(self, plan: StepPlan, rows: NewPages) -> StepPlan:
-        """Return the plan with what it reads elsewhere; memory that is lent and wanted is recalled.
-
-        :param rows: of :meth:`.Borrowed.before_plan`.
-        """
+        """The plan with what it reads elsewhere; memory that is lent and wanted is recalled."""
         if len(self.agent.loans.lending) and self._scheduler.lacks_memory(plan):
             one = [int(group.kind is GroupKind.FULL) for group in self._core.layout.groups]
             self._sorted(self.agent.loans.lending.recall(one, self.agent.now, RECALL_TICKS))

@@ -7,7 +7,7 @@ from functools import partial
 
 from kvell.engine.lending.sections import section_bytes
 from kvell.engine.requests.plan import BorrowedPages
-from kvell.engine.running.lent.answers import LentSections
+from kvell.engine.running.lent.answers import SectionAnswers
 from kvell.engine.running.moved_images import MovedImages
 from kvell.memory import GroupSpec
 from kvell.mempool.agent import Agent
@@ -66,7 +66,7 @@ class PoolLink:
             finds=place.address_of,
             secret=place.secret(),
             neighbours=neighbours,
-            lends=partial(LentSections, layers) if layers is not None and lends else None,
+            lends=partial(SectionAnswers, layers) if layers is not None and lends else None,
         )
         self._place = place
         borrows = neighbours is not None and (lends or not is_tcp)

@@ -11,7 +11,7 @@ END_SECONDS = 30.0
 """Reading a section takes milliseconds; pages that are read for so long are given to nobody."""
 
 
-class LentSections:
+class SectionAnswers:
     """A :class:`.LentAttention` over the pool that a model's layers lie in.
 
     :param words: the table of rights.
