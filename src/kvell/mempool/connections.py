@@ -151,7 +151,7 @@ class PeerConnections:
     def _asks(self, told: Greeting, sock: socket.socket) -> None:
         """An instance has connected to ask for attention over what it borrows."""
         if self._partials is not None:
-            self._partials.serve(told.instance, BlockingSocket(sock))
+            self._partials.answer_peer(told.instance, BlockingSocket(sock))
 
     def _take(self, told: Greeting, sock: socket.socket) -> None:
         try:

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -142,6 +143,8 @@ class Node:
         self._is_closing = True
         self._wake_up()
         self._thread.join()
+        for peer in [*self._peers.values(), *chain(*self._beside.values())]:
+            peer.close()  # it came in meanwhile
         self._reachers.shutdown()
         self._connections.close()
         if self._lent is not None:

@@ -295,6 +295,7 @@ class Cluster:
     def act(self, instance: Instance, actions: Sequence[Action]) -> None:
         for action in actions:
             if isinstance(action, Send):
+                assert action.instance != instance.name, "nobody tells itself anything"
                 sent = (instance.name, instance.incarnation, action.instance, action.message)
                 self.messages.append(sent)
             elif isinstance(action, Pull):

@@ -194,6 +194,26 @@ def test_the_prompt_is_computed_at_one_and_the_answer_at_the_other(mix: str, len
     assert cluster.instances["d"].model.tokens_computed == 8
 
 
+def test_a_request_that_came_back_sends_its_text_to_nobody() -> None:
+    """Its prompt was computed where it ends."""
+    cluster = cluster_of(pd_caching=3)
+    entry = Entry(prompt_of(1, 20), 12, "")
+    cluster.submit("r", entry, "p", "d")
+    for _ in range(200):
+        while cluster.messages:
+            cluster.deliver(0)
+        for name in NAMES:
+            cluster.copy(name, 0, 99)
+            cluster.step(name)
+        if cluster.moved == 1:
+            cluster.migrate("r", "p")
+        if entry.end:
+            break
+    assert cluster.moved == 2 and entry.at == "p"
+    cluster.settle()
+    cluster.check_ends()
+
+
 def test_the_next_turn_crosses_without_what_is_there() -> None:
     cluster = cluster_of()
     first = Entry(prompt_of(1, 20), 6, "")

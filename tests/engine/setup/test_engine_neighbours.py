@@ -18,10 +18,17 @@ def place(folder: Path, transport: PageTransport = "memory") -> FolderRendezvous
     return FolderRendezvous("mixed-0", folder, transport=transport)
 
 
-def test_an_instance_of_one_host_borrows_and_one_of_several_does_not(tmp_path: Path) -> None:
-    for name, transport, borrows in (("a", "memory", True), ("b", "tcp", False)):
+def test_instances_of_several_hosts_borrow_where_a_compiled_pass_asks(tmp_path: Path) -> None:
+    """Those of one host read in place, whatever computes."""
+    modules = FUSED[0], False
+    for name, transport, model, borrows in (
+        ("a", "memory", FUSED, True),
+        ("b", "tcp", FUSED, True),
+        ("c", "memory", modules, True),
+        ("d", "tcp", modules, False),
+    ):
         (tmp_path / name).mkdir()
-        engine = engine_of(*FUSED, pool_place=place(tmp_path / name, transport))  # type: ignore[arg-type]
+        engine = engine_of(*model, pool_place=place(tmp_path / name, transport))  # type: ignore[arg-type]
         full = [group for group in engine.core.memory.layout.groups if group.kind.value == "full"]
         section_bytes = 512 * sum(group.token_bytes for group in full)
         assert engine.ready().section_bytes == (section_bytes if borrows else 0)

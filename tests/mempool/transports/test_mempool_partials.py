@@ -54,7 +54,7 @@ class Creditor:
             while True:
                 sock, _ = self.listener.accept()
                 self.met += 1
-                self.server.serve("p", BlockingSocket(sock))
+                self.server.answer_peer("p", BlockingSocket(sock))
 
 
 @contextmanager

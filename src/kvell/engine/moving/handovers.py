@@ -212,14 +212,14 @@ class Handovers:
 
     def send_back(self, request: Request) -> None:
         """A request has ended well: the instance that computed its prompt gets its text."""
-        if not request.returns_to or request.finish_reason not in ("stop", "length"):
+        is_here = request.returns_to in ("", self.agent.instance)
+        if is_here or request.finish_reason not in ("stop", "length"):
             return
-        now = self.agent.now
         _, actions = self.agent.copies.begin(
             request.returns_to,
             request.tokens(0, request.settled),
-            now,
-            now + RETURN_TICKS,
+            self.agent.now,
+            self.agent.now + RETURN_TICKS,
             root=request.cache_root,
             model=request.model,
             beyond=len(request.prompt),

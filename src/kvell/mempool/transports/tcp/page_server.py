@@ -42,7 +42,7 @@ class PageServer:
 
     def serve(self, instance: str, channel: BlockingSocket) -> None:
         """Answer a peer until it hangs up; a connection that it had before ends."""
-        self._peers.serve(instance, channel)
+        self._peers.answer_peer(instance, channel)
 
     def close(self) -> None:
         """Hang up, and wait until no page is read any more."""

@@ -46,9 +46,9 @@ class PartialsServer:
         self._answers, self._answer_seconds = answers, answer_seconds
         self._peers = ServedPeers(self._answer, "kvell-partials")
 
-    def serve(self, instance: str, channel: BlockingSocket) -> None:
+    def answer_peer(self, instance: str, channel: BlockingSocket) -> None:
         """Answer a peer until it hangs up; a connection that it had before ends."""
-        self._peers.serve(instance, channel)
+        self._peers.answer_peer(instance, channel)
 
     def close(self) -> None:
         """Hang up, and wait until nothing is computed any more."""

@@ -31,7 +31,7 @@ class ServedPeers:
     def __len__(self) -> int:
         return len(self._threads)
 
-    def serve(self, instance: str, channel: BlockingSocket) -> None:
+    def answer_peer(self, instance: str, channel: BlockingSocket) -> None:
         """Answer a peer until it hangs up; a connection that it had before ends."""
         thread = threading.Thread(
             target=self._run, args=(instance, channel), name=self._name, daemon=True
