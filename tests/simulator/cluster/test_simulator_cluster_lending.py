@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import BorrowedPages, StepPlan
 from kvell.memory import GroupKind, LayerSpec, Layout, plan_layout
@@ -149,15 +150,26 @@ def test_a_creditor_that_is_short_recalls_and_sections_come_home_or_are_computed
 
 
 @pytest.mark.parametrize("mix", ["full", "state"])
-def test_a_debtor_that_stands_still_in_a_step_finds_its_right_gone(mix: str) -> None:
-    """The creditor has taken its memory by then, and others have written into it."""
+def test_a_debtor_that_stands_still_in_a_step_finds_its_right_gone(
+    mix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The creditor, which needs it still, has taken its memory; others have written into it."""
+    monkeypatch.setattr(Scheduler, "wants_memory", lambda _: True)
     run = burst(mix=mix, faults=[*LENDS, Order(0.19, "pause", 0, 3)])
     seen = run.seen()
     assert seen["recalled"] > 0 and seen["revoked"] > 0 and seen["missed"] == 1
 
 
+@pytest.mark.parametrize("mix", ["full", "state"])
+def test_a_creditor_whose_burst_is_over_leaves_the_debtor_what_it_reads(mix: str) -> None:
+    """The same debtor stands still, and nobody needs the memory any more when the time is over."""
+    seen = burst(mix=mix, faults=[*LENDS, Order(0.19, "pause", 0, 3)]).seen()
+    assert seen["recalled"] > 0 and not seen["revoked"] and not seen["missed"]
+
+
 def test_rows_that_count_without_their_rights_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StepPlan, "missed", lambda _plan, _stands: ())
+    monkeypatch.setattr(Scheduler, "wants_memory", lambda _: True)
 
     def is_seen(at: float) -> bool:
         try:
