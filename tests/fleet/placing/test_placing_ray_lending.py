@@ -18,9 +18,8 @@ from typing import Any
 import httpx
 import pytest
 
-from kvell import LLM
-from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.vocabulary import MIB
+from tests.async_engine.test_async_engine_lent import alone
 from tests.async_engine.test_async_engine_reach import text_of
 from tests.fleet.placing.ray_machines import (
     HEAD,
@@ -52,20 +51,6 @@ def said(url: str, prompt: list[int], max_tokens: int) -> tuple[list[int], list[
     assert reply.status_code == 200, reply.text
     (choice,) = reply.json()["choices"]
     return choice["token_ids"], choice["logprobs"]["token_logprobs"]
-
-
-def alone(path: Path, prompts: list[tuple[list[int], int]]) -> list[tuple[list[int], list[float]]]:
-    """What one engine with more memory says."""
-    llm = LLM(str(path), dtype="float32", kv_memory_bytes=512 * MIB)
-    outputs = llm.generate(
-        [{"prompt_token_ids": prompt} for prompt, _ in prompts],
-        [
-            SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, logprobs=2)
-            for _, count in prompts
-        ],
-        sequential=True,
-    )
-    return [(list(one.token_ids), [told.logprob for told in one.logprobs or []]) for one in outputs]
 
 
 @dataclass(frozen=True)
@@ -135,7 +120,10 @@ def check(path: Path, lenders: Lenders, start: int, fault: Callable[[], None]) -
     """
     prompts = [(text_of(TOKENS, start), LONG_ANSWER)]
     prompts += [(text_of(SHORT, 41 * index + 7), SHORT_ANSWER) for index in range(2)]
-    expected = alone(path, prompts)
+    expected = [
+        (tokens, [one.logprob for one in told])
+        for tokens, told in alone(path, prompts, kv_bytes=512 * MIB)
+    ]
     with ThreadPoolExecutor(3) as pool:
         long, *short = [pool.submit(said, lenders.url, *one) for one in prompts]
         lent: set[str] = set()

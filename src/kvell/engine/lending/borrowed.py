@@ -78,30 +78,33 @@ class Borrowed:
 
     def has(self, request: Request) -> bool:
         """Whether any of a request's pages are elsewhere, on their way, or will be."""
-        return any(request.request_id in of for of in (self._borrowers, self._placements))
+        return request.request_id in self._borrowers or request.request_id in self._placements
 
     @property
     def next_deadline(self) -> Tick | None:
         """When :meth:`advance` has something to do."""
-        found = [one.retry_at for one in self._placements.values()]
+        found = (one.retry_at for one in self._placements.values())
         return min((at for at in found if at is not None), default=None)
 
     def sections_asked(self, request: Request) -> int | None:
         """Return how many sections are elsewhere or on their way; None for a placed request."""
-        one = self._borrowers.get(request.request_id)
-        asked = 0 if one is None else len(one.loans)
+        borrower = self._borrowers.get(request.request_id)
+        asked = 0 if borrower is None else len(borrower.loans)
         return None if request.request_id in self._placements else asked
 
     def sections_away(self, request: Request) -> int:
         """Return how many of a request's sections are read elsewhere."""
-        one = self._borrowers.get(request.request_id)
-        return 0 if one is None else one.away
+        borrower = self._borrowers.get(request.request_id)
+        return 0 if borrower is None else borrower.away
 
     def tally(self) -> dict[str, int]:
         """Return sections ``borrowed`` now, and so far ``returned``, ``replaced``, or ``lost``."""
-        borrowed, replaced = sum(o.away for o in self._borrowers.values()), self._recalls.replaced
-        told = borrowed, self._returned, replaced, self._lost
-        return dict(zip(("borrowed", "returned", "replaced", "lost"), told, strict=True))
+        return {
+            "borrowed": sum(one.away for one in self._borrowers.values()),
+            "returned": self._returned,
+            "replaced": self._recalls.replaced,
+            "lost": self._lost,
+        }
 
     def placements(self) -> tuple[RequestPlacementEntry, ...]:
         """Where the sections lie of requests of which some are elsewhere, or on their way."""
@@ -188,11 +191,9 @@ class Borrowed:
         if isinstance(news, LoanFilled):
             self.sections.note_filled(borrower)
             return []
-        if isinstance(news, LoanRecalled) and index < borrower.away:
-            if borrower.by_queries and not self._recalls.goes_on(borrower, index):
-                return self._lose(borrower, index)  # nothing is copied home over a connection
-            return self._recalls.recalled(borrower, index)
         if index < borrower.away:
+            if isinstance(news, LoanRecalled) and self._recalls.moves(borrower, index):
+                return self._recalls.recalled(borrower, index)
             return self._lose(borrower, index)
         # Nobody reads it yet.  Later sections stay here too, so that the rest is one run.
         borrower.creditors.clear()

@@ -28,18 +28,16 @@ class Recalls:
         self._agent, self._sections, self._placements = agent, sections, placements
         self.replaced = 0
 
-    def goes_on(self, borrower: Borrower, index: int) -> bool:
-        """Whether a section goes to another creditor: there is no room for its request here."""
-        request = borrower.request
-        home_tokens = request.num_tokens - index * self._sections.section_tokens
-        return 0 < request.local_tokens < home_tokens
+    def moves(self, borrower: Borrower, index: int) -> bool:
+        """Whether a section can go elsewhere: nothing is copied home over a connection."""
+        return not borrower.by_queries or self._goes_on(borrower, index)
 
     def recalled(self, borrower: Borrower, index: int) -> list[Action]:
         """A creditor wants a section back: it comes home with all behind it, if that has room.
 
         Of a request that is longer than the memory here, another creditor gets it.
         """
-        if self.goes_on(borrower, index):
+        if self._goes_on(borrower, index):
             borrower.wanted_back.add(index)
             return self.ask_others(borrower)
         before = borrower.recalled
@@ -84,3 +82,9 @@ class Recalls:
         borrower.replaced.clear()
         self.replaced += len(replaced)
         return replaced, [self._sections.replace(borrower, at) for at in replaced]
+
+    def _goes_on(self, borrower: Borrower, index: int) -> bool:
+        """Whether a section goes to another creditor: there is no room for its request here."""
+        request = borrower.request
+        home_tokens = request.num_tokens - index * self._sections.section_tokens
+        return 0 < request.local_tokens < home_tokens

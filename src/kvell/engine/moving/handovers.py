@@ -123,7 +123,7 @@ class Handovers:
     @property
     def next_deadline(self) -> Tick | None:
         """When :class:`Ticked` has something to do."""
-        found = [self.agent.next_deadline, self.borrowed.next_deadline]
+        found = self.agent.next_deadline, self.borrowed.next_deadline
         return min((at for at in found if at is not None), default=None)
 
     def take_actions(self) -> list[Action]:

@@ -243,11 +243,9 @@ class Borrowing:
         if one.state != "lent" or message.ticks_left <= 0:
             return self._lost(message.loan, one, "it was recalled")
         deadline = self._now + message.ticks_left
-        if one.deadline is not None and one.deadline <= deadline:
-            one.deadline = deadline  # the creditor does not need them so soon any more
-            return []
-        one.deadline = deadline
-        return [LoanRecalled(message.loan, deadline)]
+        is_sooner = one.deadline is None or deadline < one.deadline
+        one.deadline = deadline  # a later one: the creditor does not need them so soon any more
+        return [LoanRecalled(message.loan, deadline)] if is_sooner else []
 
     def given_back(self, creditor: str, message: GivenBack) -> list[Action]:
         """The creditor has the loan no more."""

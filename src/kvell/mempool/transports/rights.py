@@ -89,8 +89,9 @@ class Rights:
     def covers(self, number: int, receiver: str, extents: Sequence[Extent]) -> bool:
         """Whether a peer may read these extents now: they were offered to it in this transfer."""
         granted = self._granted.get(number)
-        is_its = granted is not None and granted.receiver in ("", receiver)
-        return is_its and granted is not None and granted.covers(extents)
+        if granted is None or granted.receiver not in ("", receiver):
+            return False
+        return granted.covers(extents)
 
     def close(self) -> None:
         """Let go of the table; readers that have it mapped find every right gone."""
