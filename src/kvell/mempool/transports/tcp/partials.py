@@ -12,7 +12,7 @@ Source: Infinite-LLM §4.
 """
 
 import contextlib
-import selectors
+import select
 import socket
 import threading
 import time
@@ -168,14 +168,13 @@ class PartialsLine:
         :raises OSError: when the connection fails.
         :raises ProtocolError: when what comes is no frame.
         """
-        with selectors.DefaultSelector() as selector:
-            writing = selectors.EVENT_WRITE if self._outgoing else 0
-            selector.register(sock, selectors.EVENT_READ | writing)
-            for _, mask in selector.select(seconds):
-                if mask & selectors.EVENT_WRITE:
-                    self._send(sock)
-                if mask & selectors.EVENT_READ:
-                    self._receive(sock)
+        poll = select.poll()  # no descriptor of its own: this is done for every layer of a pass
+        poll.register(sock, select.POLLIN | (select.POLLOUT if self._outgoing else 0))
+        for _, mask in poll.poll(1000 * seconds):
+            if mask & select.POLLOUT:
+                self._send(sock)
+            if mask & ~select.POLLOUT:  # it has come, or the connection has ended
+                self._receive(sock)
 
     def _send(self, sock: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError):
