@@ -40,8 +40,8 @@ MESSAGES = (
     "no instance serves just now (",
     ": the answer took longer",
     "the body exceeds ",
-    "exceeds the model's context",
-    "tokens of the model's context",
+    "This model's maximum context length is",
+    "the prompt is too long for so many: it has",
     "decides how much of a CPU buffer prompts may use, and there is none",
 )
 """Fixed parts of messages that the guide quotes."""

@@ -252,6 +252,14 @@ def test_reasoning_and_calls_are_read_from_the_text(
     assert whole.finish_reason == "tool_calls" and not content and told.content is None
 
 
+def test_reasoning_is_not_told_to_who_does_not_want_it(client: openai.OpenAI) -> None:
+    extra = {"guided_choice": [WRITTEN], "include_reasoning": False}
+    asked: Any = {"model": "smollm2", "messages": MESSAGES, "tools": TOOLS, "extra_body": extra}
+    told: Any = client.chat.completions.create(**asked).choices[0].message
+    assert getattr(told, "reasoning_content", None) is None
+    assert told.tool_calls[0].function.name == "weather"
+
+
 def test_models_tokens_and_version(client: openai.OpenAI, url: str, tokenizer: Any) -> None:
     assert client.models.retrieve("smollm2").id == "smollm2"
     with pytest.raises(openai.NotFoundError):

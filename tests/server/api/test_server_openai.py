@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import numpy as np
@@ -260,10 +261,9 @@ def test_a_stop_token_ends_the_text_before_it(client: openai.OpenAI) -> None:
         ({"temperature": -0.5}, "temperature"),
         ({"temperature": "warm"}, "temperature"),
         ({"top_p": 0}, "top_p"),
-        ({"seed": -1}, "seed"),
+        ({"seed": -2}, "seed"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 4096}, "max_tokens"),
-        ({"stop": [""]}, "stop"),
         ({"logprobs": 21}, "logprobs"),
         ({"best_of": 3}, "best_of"),
         ({"presence_penalty": 2.5}, "presence_penalty"),
@@ -276,11 +276,11 @@ def test_a_stop_token_ends_the_text_before_it(client: openai.OpenAI) -> None:
         ({"prompt": ""}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [256]}, "prompt"),
-        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [-1]}, "prompt[0]"),
         ({"prompt": "x" * 4096}, "prompt"),
-        ({"extra_body": {"colour": "red"}}, "colour"),
+        ({"extra_body": {"prompt_embeds": "AAAA"}}, "prompt_embeds"),
         ({"extra_body": {"top_k": 10**30}}, "top_k"),
-        ({"extra_body": {"stop_token_ids": [10**30]}}, "stop_token_ids"),
+        ({"extra_body": {"stop_token_ids": [10**30]}}, "stop_token_ids[0]"),
     ],
 )
 def test_bad_input_is_refused_by_name(
@@ -297,12 +297,12 @@ def test_bad_input_is_refused_by_name(
     ("arguments", "param"),
     [
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages"),
+        ({"messages": [{"role": "wizard", "content": "hi"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": "x" * 5000}]}, "messages"),
         ({"tools": [{"type": "function", "function": {"name": "f g"}}]}, "tools[0].function.name"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
-        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
         ({"n": 129}, "n"),
     ],
 )
@@ -316,10 +316,18 @@ def test_bad_chats_are_refused_by_name(
     assert caught.value.param == param
 
 
-def test_too_long_a_prompt_has_openais_code(client: openai.OpenAI) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [{"prompt": "x" * 4096}, {"prompt": [5] * 5000}, {"prompt": "x", "max_tokens": 10_000}],
+)
+def test_too_long_a_prompt_has_openais_code_and_words(
+    client: openai.OpenAI, arguments: dict[str, Any]
+) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
-        client.completions.create(model=MODEL, prompt="x" * 4096)
+        client.completions.create(model=MODEL, **arguments)
     assert caught.value.code == "context_length_exceeded"
+    assert "This model's maximum context length is" in caught.value.message
+    assert "prompt is too long" in caught.value.message
 
 
 def test_fields_that_only_accompany_a_request_are_accepted(client: openai.OpenAI) -> None:

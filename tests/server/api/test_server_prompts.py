@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +22,7 @@ from kvell.server.api.prompts import PromptEncoder
 from kvell.server.text.context_length import AnswerRoom, ContextLength
 from kvell.server.text.lanes import TextWork
 from kvell.server.text.text_bounds import ContextTooLong
+from kvell.server.text.text_model import NO_FIELDS
 from kvell.server.text.text_stream import TextDelta, Usage
 from kvell.testing.instance import ByteText
 
@@ -123,9 +126,45 @@ def test_a_prompt_may_be_as_long_as_instances_reach_together() -> None:
     reached = [40]
     length = ContextLength(10, lambda: reached[0], model_tokens=100)
     assert (length.alone_tokens, length.reach_tokens, length.longest_tokens) == (10, 40, 100)
-    assert length.answer_room(9) == AnswerRoom(1, 31)
-    assert length.answer_room(10) == AnswerRoom(30, 30)
+    assert length.answer_room(9) == AnswerRoom(1, 31, 9)
+    assert length.answer_room(10) == AnswerRoom(30, 30, 10)
     reached[0] = 0
-    assert length.answer_room(10) == AnswerRoom(0, 0)
+    assert length.answer_room(10) == AnswerRoom(0, 0, 10)
     [card] = model_list({"m": length}, 1)["data"]
     assert (card["max_model_len"], card["reach_tokens"]) == (10, 10)
+
+
+class TakesApart(ByteText):
+    """A model whose chat template goes through the arguments of calls, as Qwen3-Coder's does."""
+
+    def rendered_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        fields: Mapping[str, Any] = NO_FIELDS,
+        *,
+        opens_answer: bool = True,
+    ) -> str:
+        """Return names and values of all arguments."""
+        shown = ""
+        for message in messages:
+            for call in message.get("tool_calls", ()):
+                arguments = call["function"]["arguments"]
+                if not isinstance(arguments, dict):
+                    raise ChangeSomething("messages", "…", "str has no items", "send others")
+                shown += "".join(f"{name}={value};" for name, value in arguments.items())
+        if not shown:
+            raise ChangeSomething("messages", "…", "have no calls", "send some")
+        return shown
+
+
+def test_half_an_object_reaches_a_template_that_takes_objects_apart() -> None:
+    function = {"name": "f", "arguments": '{"city": "Be'}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [{"function": function}]}]
+    work = TextWork()
+    encoder = PromptEncoder(TakesApart(), ContextLength(100), work)
+    ids = asyncio.run(encoder.chat(messages))
+    assert bytes(ids.tolist()).decode() == 'arguments={"city": "Be;'
+    with pytest.raises(ChangeSomething, match="have no calls"):
+        asyncio.run(encoder.chat([{"role": "user", "content": "hi"}]))
+    work.close()

@@ -11,7 +11,7 @@ MOST_DESCRIPTION_CHARS = 65536
 DEEPEST_SCHEMA = 32
 MOST_SCHEMA_PARTS = 10_000
 MOST_SCHEMA_CHARS = 262_144
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 
 
@@ -42,7 +42,7 @@ def chat_tools(tools: object) -> list[dict[str, Any]]:
 def _tool(field: str, tool: object) -> dict[str, Any]:
     if not isinstance(tool, Mapping):
         raise _refusal(field, tool, "is not an object", 'send {"type": "function", "function": …}')
-    if tool.get("type") != "function":
+    if (tool.get("type") or "function") != "function":
         raise _refusal(f"{field}.type", tool.get("type"), "is not served", 'use "function"')
     function = tool.get("function")
     field += ".function"
@@ -50,7 +50,7 @@ def _tool(field: str, tool: object) -> dict[str, Any]:
         raise _refusal(field, function, "is not an object", 'send {"name": …, "parameters": …}')
     name, description = function.get("name"), function.get("description")
     if not isinstance(name, str) or _NAME.fullmatch(name) is None:
-        remedy = "use 1 to 64 letters, digits, underscores and hyphens"
+        remedy = "use 1 to 64 letters, digits, underscores, hyphens and dots"
         raise _refusal(f"{field}.name", name, "is not a name", remedy)
     if description is not None and not isinstance(description, str):
         raise _refusal(f"{field}.description", description, "is not text", "send a string")

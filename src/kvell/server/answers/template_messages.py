@@ -2,6 +2,9 @@
 
 Arguments of calls become objects, since templates write them with ``tojson``; vLLM
 does the same.  A tool's message gets the name of the function that its id was for.
+
+What a model wrote is passed on as it is, also arguments that are no object: an answer that was cut
+in the middle of a call is a part of its conversation for good.
 """
 
 import json
@@ -12,6 +15,12 @@ from kvell.errors import ChangeSomething
 from kvell.server.answers.reading.json_text import read_json
 
 MOST_CALLS = 128
+_READ = frozenset(
+    {"role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal"}
+    | {"reasoning_content", "reasoning"}
+)
+"""Fields that this module reads; others are given to the template as they are."""
+_ROLES = {"developer": "system", "function": "tool"}
 Message = Mapping[str, Any]
 
 
@@ -34,18 +43,45 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return rendered
 
 
+def with_objects(messages: Sequence[Message]) -> Sequence[Message] | None:
+    """The same messages for templates that take apart what a function is called with.
+
+    :param messages: from :func:`template_messages`.
+    :return: with ``{"arguments": …}`` where arguments are no object; None if all are objects.
+    """
+    changed = [
+        message
+        | {
+            "tool_calls": [
+                {**call, "function": call["function"] | {"arguments": {"arguments": arguments}}}
+                if not isinstance(arguments := call["function"]["arguments"], dict)
+                else call
+                for call in message["tool_calls"]
+            ]
+        }
+        if "tool_calls" in message
+        else message
+        for message in map(dict, messages)
+    ]
+    return changed if changed != list(messages) else None
+
+
 def _rendered(field: str, message: Message) -> dict[str, Any]:
-    role = "system" if message["role"] == "developer" else message["role"]
-    shown: dict[str, Any] = {"role": role, "content": _content(message.get("content"))}
+    role = _ROLES.get(message["role"], message["role"])
+    shown: dict[str, Any] = {key: value for key, value in message.items() if key not in _READ}
+    shown |= {"role": role, "content": _content(message.get("content"))}
     if isinstance(message.get("name"), str):
         shown["name"] = message["name"]
     if role == "assistant":
         reasoning = message.get("reasoning_content") or message.get("reasoning")
         shown |= {"reasoning_content": reasoning} if isinstance(reasoning, str) else {}
         calls = message.get("tool_calls")
+        only = message.get("function_call")
+        if only is not None and not calls:
+            calls = [{"function": only}]
         shown |= {"tool_calls": _calls(f"{field}.tool_calls", calls)} if calls else {}
     if role == "tool":
-        shown["tool_call_id"] = _string(f"{field}.tool_call_id", message.get("tool_call_id"))
+        shown["tool_call_id"] = str(message.get("tool_call_id") or "")
     return shown
 
 
@@ -74,26 +110,24 @@ def _call(field: str, call: object) -> dict[str, Any]:
     if call.get("type", "function") != "function":
         raise ChangeSomething(f"{field}.type", "…", "is not served", 'use "function"')
     name = _string(f"{field}.function.name", function.get("name"))
-    arguments = _arguments(f"{field}.function.arguments", function.get("arguments"))
+    arguments = _arguments(function.get("arguments"))
     return {
-        "id": _string(f"{field}.id", call.get("id")),
+        "id": str(call.get("id") or ""),
         "type": "function",
         "function": {"name": name, "arguments": arguments},
     }
 
 
-def _arguments(field: str, arguments: object) -> dict[str, Any]:
+def _arguments(arguments: object) -> object:
+    """The object that a text of arguments is; the value or text as it came if it is none."""
     if arguments is None or arguments == "":
         return {}
     try:
         value = read_json(arguments) if isinstance(arguments, str) else arguments
         json.dumps(value, ensure_ascii=False).encode()  # half a character is no text
     except ValueError:
-        value = None
-    if not isinstance(value, dict):
-        remedy = 'send a string such as "{\\"city\\": \\"Bern\\"}"'
-        raise ChangeSomething(field, "…", "is not the text of a JSON object", remedy)
-    return value
+        return arguments
+    return {} if value is None else value
 
 
 def _string(field: str, value: object) -> str:

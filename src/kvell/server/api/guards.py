@@ -8,6 +8,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvell.errors import Bound, ChangeSomething
 from kvell.server.access.bodies import BodyBounds, check_body
+from kvell.server.api.body_headers import (
+    decoded,
+    encoding_of,
+    json_headers,
+    refused_encoding,
+    refused_type,
+)
 from kvell.server.api.http_bounds import DEFAULT, HttpBounds
 from kvell.server.api.http_errors import ApiError, api_error, invalid_request
 
@@ -62,6 +69,8 @@ class BodyLimit:
     :param bounds: of the JSON in it; None looks at the length alone.
     :param by_path: bounds of paths that have their own.
     :param rejected: is told of each body that exceeds a bound.
+    :param reads: whether a request has a handler that reads its body; the body of any other, to an
+        unknown path for example, is left alone.
     """
 
     def __init__(
@@ -72,31 +81,33 @@ class BodyLimit:
         by_path: Mapping[str, BodyBounds] = MappingProxyType({}),
         http: HttpBounds = DEFAULT,
         rejected: Callable[[Bound], None] = lambda bound: None,
+        reads: Callable[[Scope], bool] = lambda scope: True,
     ) -> None:
-        self._app = app
+        self._app, self._reads = app, reads
         self._max_body_bytes, self._bounds = max_body_bytes, bounds
         self._rejected = rejected
         self._by_path, self._http = by_path, http
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with its whole body, or answer 413 or 400."""
+        """Pass the request on with its whole body, or answer 400, 408, 413 or 415."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if not self._reads(scope):  # it is refused, whatever its body says
+            await self._app(scope, receive, send)
+            return
         try:
-            body = await self._read(scope, receive)
+            body = await self._plain(scope, receive)
         except _LeftError:
+            return
+        except _RefusedError as refused:
+            await refused.error.response()(scope, receive, send)
             return
         except TimeoutError:
             self._rejected("slow_client")
             response = TOO_SLOW.response()
             response.headers["connection"] = "close"  # the rest of the body may yet come
             await response(scope, receive, send)
-            return
-        if body is None:
-            self._rejected("body_bytes")
-            message = f"the body exceeds {self._max_body_bytes} bytes"
-            await invalid_request(message, status=413).response()(scope, receive, send)
             return
         try:
             bounds = self._by_path.get(scope.get("path", ""), self._bounds)
@@ -107,7 +118,31 @@ class BodyLimit:
                 self._rejected(error.bound)
             await api_error(error).response()(scope, receive, send)
             return
+        if body:
+            scope = {**scope, "headers": json_headers(scope["headers"])}
         await self._app(scope, _replay(body, receive), send)
+
+    async def _plain(self, scope: Scope, receive: Receive) -> bytes:
+        """The whole body, as it was before it was compressed.
+
+        :raises _RefusedError: if its headers say what is not served, or it is too long.
+        """
+        encoding = encoding_of(scope["headers"])
+        if refused := refused_encoding(encoding):
+            raise _RefusedError(refused)
+        read = await self._read(scope, receive)
+        plain: bytes | ApiError | None = read
+        if read and encoding:
+            plain = await decoded(read, encoding, self._max_body_bytes)
+        if plain and self._bounds is not None:
+            plain = refused_type(scope["headers"]) or plain
+        if plain is None:
+            self._rejected("body_bytes")
+            message = f"the body exceeds {self._max_body_bytes} bytes"
+            plain = invalid_request(message, status=413)
+        if isinstance(plain, ApiError):
+            raise _RefusedError(plain)
+        return plain
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         announced = next((v for n, v in scope["headers"] if n == b"content-length"), b"0")
@@ -130,6 +165,14 @@ class BodyLimit:
                 if not more:
                     return bytes(body)
                 due.reschedule(began_seconds + self._http.seconds_for_body(len(body)))
+
+
+class _RefusedError(Exception):
+    """The body is not read any further."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.message)
+        self.error = error
 
 
 class _LeftError(Exception):

@@ -21,6 +21,7 @@ from kvell.errors import (
 )
 from kvell.server.access.accounts import RateExceeded
 from kvell.server.access.bodies import WHOLE
+from kvell.server.api.invalid_bodies import complaint
 from kvell.server.text.text_bounds import ContextTooLong
 from kvell.server.text.text_stream import DeadlineExceeded, RequestRefused
 
@@ -127,12 +128,7 @@ def _must_change(error: ChangeSomething) -> ApiError:
 
 def validation_error(error: RequestValidationError) -> ApiError:
     """The first complaint about a body; it never repeats what the body said."""
-    first = error.errors()[0]
-    place = [str(part) for part in first["loc"] if part != "body"]
-    if first["type"] == "json_invalid":
-        return invalid_request("the body is not valid JSON")
-    message = f"{'.'.join(place) or 'body'}: {first['msg']}"
-    return invalid_request(message, place[0] if place else None)
+    return invalid_request(*complaint(error.errors(), error.body))
 
 
 def install(app: FastAPI, rejected: Callable[[Bound], None]) -> None:

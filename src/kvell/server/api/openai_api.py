@@ -5,6 +5,9 @@ import time
 from collections.abc import Sequence
 
 from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.routing import Match
+from starlette.types import Scope
 
 from kvell.device.process_size import process_bytes
 from kvell.front.front import Front
@@ -90,9 +93,28 @@ def build_app(
         bounds=BodyBounds(),
         by_path=_BOUNDS_BY_PATH,
         http=http,
+        reads=_Handlers(app).take,
     )
     app.add_middleware(AccessGuard, access=access or Access(), rejected=metrics.rejected)
     return app
+
+
+class _Handlers:
+    """Knows which requests have a handler."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        self._posts = {
+            route.path
+            for route in app.routes
+            if isinstance(route, APIRoute) and "POST" in route.methods
+        }
+
+    def take(self, scope: Scope) -> bool:
+        """Whether a request's path and method have one."""
+        if scope["method"] == "POST" and scope["path"] in self._posts:  # nearly all bodies
+            return True
+        return any(route.matches(scope)[0] is Match.FULL for route in self._app.routes)
 
 
 def _served(

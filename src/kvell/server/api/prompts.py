@@ -7,11 +7,11 @@ import numpy as np
 
 from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import ChangeSomething
-from kvell.server.answers.template_messages import template_messages
+from kvell.server.answers.template_messages import template_messages, with_objects
 from kvell.server.api.image_urls import ImageUrl
 from kvell.server.text.context_length import AnswerRoom, ContextLength
 from kvell.server.text.lanes import TextWork
-from kvell.server.text.text_bounds import ContextTooLong, chars_within
+from kvell.server.text.text_bounds import chars_within, context_too_long
 from kvell.server.text.text_encoder import TextEncoder, TokenIds
 from kvell.server.text.text_model import NO_FIELDS, TextModel
 
@@ -81,10 +81,19 @@ class PromptEncoder:
         :raises ChangeSomething: when it is too long, or the template refuses it.
         :raises TryLater: when too many texts wait.
         """
+        shown = template_messages(messages)
+
+        def render() -> str:
+            try:
+                return self._model.rendered_chat(shown, tools, fields, opens_answer=opens_answer)
+            except ChangeSomething:
+                objects = with_objects(shown)
+                if objects is None:
+                    raise
+                return self._model.rendered_chat(objects, tools, fields, opens_answer=opens_answer)
+
         ids = await self._texts.rendered(
-            lambda: self._model.rendered_chat(
-                template_messages(messages), tools, fields, opens_answer=opens_answer
-            ),
+            render,
             chars=chars_within((messages, tools, fields)),
             fits=fits,
         )
@@ -153,6 +162,5 @@ class PromptEncoder:
             raise ChangeSomething(field, "[]", "has no tokens", "send at least one token")
         most = self._length.reach_tokens
         if most - tokens < answer_tokens:
-            problem = f"exceeds the {most} tokens of the model's context"
             remedy = f"send at most {most - answer_tokens} tokens"
-            raise ContextTooLong(field, f"{tokens} tokens", problem, remedy)
+            raise context_too_long(field, f"{tokens} tokens", most, remedy)

@@ -4,7 +4,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fastapi import Request, Response
 
@@ -18,6 +18,7 @@ from kvell.server.api.bodies.completions import Heading
 from kvell.server.api.http_errors import UnknownModel
 from kvell.server.api.prompts import PromptEncoder
 from kvell.server.api.schemas.generation import GenerationRequest
+from kvell.server.api.schemas.request_body import RequestBody
 from kvell.server.api.streaming import (
     ClientGone,
     EventStream,
@@ -26,6 +27,7 @@ from kvell.server.api.streaming import (
     until_gone,
     with_error_event,
 )
+from kvell.server.logs.ignored import IgnoredFields
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.server.text.context_length import ContextLength
 from kvell.server.text.session_key import prompt_key
@@ -79,11 +81,18 @@ class Serving:
 
     :param models_by_name: the first for requests that name none.
     :param metrics: the observer that was given to the front.
+    :param ignored: tells of unknown fields.
     """
 
     front: Front
     models_by_name: Mapping[str, Served]
     metrics: ServerMetrics
+    ignored: IgnoredFields = field(default_factory=IgnoredFields)
+
+    def note(self, body: RequestBody) -> None:
+        """Tell once of each field that nobody knows; it changes nothing."""
+        if unknown := body.unknown_fields():
+            self.ignored.note(unknown)
 
     def named(self, name: str | None) -> tuple[str, Served]:
         """The model of a name, and its name; None means the first.
@@ -116,10 +125,10 @@ class Serving:
         trace = asked.visit.trace
         if trace is not None:
             trace.asked(heading.model, samplings[0])
-        priority, field = body.priority or 0, "n" if choices > 1 else "prompt"
-        sequences = Sequences(len(each), field, priority=priority)
+        priority, why = body.priority or 0, "n" if choices > 1 else "prompt"
+        sequences = Sequences(len(each), why, priority=priority)
         asked.visit.begin(heading.answer_id, heading.model, prompt_tokens, most_tokens, sequences)
-        salt, session = asked.visit.salt(body.cache_salt), body.prompt_cache_key or asked.session
+        salt, session = asked.visit.salt(body.cache_salt), body.session() or asked.session
         answers = [
             text_deltas(
                 self.front,

@@ -10,10 +10,12 @@ class AnswerRoom:
 
     :param usual_tokens: where a request does not say how many it wants.
     :param most_tokens: that it may ask for.
+    :param prompt_tokens: of the prompt.
     """
 
     usual_tokens: int
     most_tokens: int
+    prompt_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -42,4 +44,4 @@ class ContextLength:
     def answer_room(self, prompt_tokens: int) -> AnswerRoom:
         """Return the room that a prompt leaves; without further words it stays in one instance."""
         alone, most = self.alone_tokens - prompt_tokens, self.reach_tokens - prompt_tokens
-        return AnswerRoom(alone if alone > 0 else most, most)
+        return AnswerRoom(alone if alone > 0 else most, most, prompt_tokens)

@@ -9,7 +9,7 @@ the first slice too many.  Pure.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kvell.errors import ChangeSomething
+from kvell.errors import Bound, ChangeSomething
 from kvell.vocabulary import KIB, MIB
 
 USUAL_TOKEN_BYTES = 8
@@ -35,7 +35,26 @@ at random, 257 for single letters between spaces; 347 with the lists and JSON of
 
 
 class ContextTooLong(ChangeSomething):
-    """A prompt that leaves no room for output."""
+    """A prompt that leaves no room for output, or not for as much as was asked for."""
+
+
+def context_too_long(
+    field: str,
+    value: object,
+    context_tokens: int,
+    remedy: str,
+    what: str = "the prompt is too long",
+    bound: Bound | None = None,
+) -> ContextTooLong:
+    """The error of what does not fit the context.
+
+    Clients (LiteLLM, LangChain, Inspect) know it by these words, and then send less.
+
+    :param context_tokens: of prompt and output together, at most.
+    :param what: says what is too long.
+    """
+    problem = f"This model's maximum context length is {context_tokens} tokens, and {what}"
+    return ContextTooLong(field, value, problem, remedy, bound=bound)
 
 
 def byte_length(text: str) -> int:
@@ -135,9 +154,8 @@ class TextBounds:
 
     def too_long(self, field: str, value: str, answer_tokens: int = 1) -> ContextTooLong:
         """The error of a text that was not encoded, since it can never fit."""
-        problem = f"exceeds the {self.max_model_len} tokens of the model's context"
         remedy = f"send at most {self.max_model_len - answer_tokens} tokens"
-        return ContextTooLong(field, value, problem, remedy, bound="text_bytes")
+        return context_too_long(field, value, self.max_model_len, remedy, bound="text_bytes")
 
 
 def _too_large(field: str, value: str, most_bytes: int) -> ChangeSomething:

@@ -22,6 +22,7 @@ from kvell.server.answers.deltas import (
     merged,
     parsed,
 )
+from kvell.server.answers.deltas import Reasoning as ReasoningPart
 from kvell.server.answers.forced import (
     NamedFunction,
     ToolChoice,
@@ -45,6 +46,7 @@ from kvell.server.api.image_urls import image_urls
 from kvell.server.api.prompts import PromptEncoder
 from kvell.server.api.schemas.chat import ChatRequest
 from kvell.server.api.schemas.formats import json_constraint
+from kvell.server.api.sent_names import named_as_sent
 from kvell.server.api.serving import Asked, Deltas, Serving, counter, guarded, heading_of, streamed
 from kvell.server.api.streaming import collected, sse
 from kvell.server.text.session_key import conversation_key
@@ -77,11 +79,13 @@ class ChatApi:
         return await guarded(request, self._answer(body, visit_of(request)))
 
     async def _answer(self, body: ChatRequest, visit: Visit) -> Response:
-        answering = await self.answering(body, visit)
-        asked = answering.asked
-        if body.stream:
-            return await streamed(_events(answering))
-        answers = await collected(answering.deltas, body.choices())
+        self.serving.note(body)
+        with named_as_sent(body.name_sent):
+            answering = await self.answering(body, visit)
+            asked = answering.asked
+            if body.stream:
+                return await streamed(_events(answering))
+            answers = await collected(answering.deltas, body.choices())
         total = sum((answer[-1].usage for answer in answers), Usage())
         choices = [answering.whole(index, answer) for index, answer in enumerate(answers)]
         return json_response(chat_body(asked.heading, choices, total))
@@ -140,7 +144,7 @@ class Answering:
             parser = self.asked.served.answers.parser(
                 self.tools, prompt=self.prompt_end, forced=forced
             )
-            self._readers[index] = Reader(parser)
+            self._readers[index] = Reader(parser, tells_reasoning=self.body.include_reasoning)
         return self._readers[index]
 
     def is_new(self, index: int) -> bool:
@@ -180,7 +184,8 @@ class Answering:
     def _choice(self, index: int, delta: TextDelta, reader: "Reader", /, **content: Any) -> Body:
         model = self.asked.served.text
         told = None
-        if self.body.logprobs and (delta.token_ids or "message" in content):
+        tells = self.body.output_logprobs() is not None
+        if tells and (delta.token_ids or "message" in content):
             told = chat_logprobs(model, delta.token_ids, delta.logprobs)
         if self.body.prompt_logprobs is not None and delta.prompt_logprobs:
             prompt = self.asked.prompts[0].tolist()
@@ -195,8 +200,8 @@ class Answering:
 class Reader:
     """One answer's text to its parts; gives every call an id."""
 
-    def __init__(self, parser: AnswerParser) -> None:
-        self._parser = parser
+    def __init__(self, parser: AnswerParser, *, tells_reasoning: bool = True) -> None:
+        self._parser, self._tells_reasoning = parser, tells_reasoning
         self.call_ids: list[str] = []
 
     def read(self, delta: TextDelta) -> list[AnswerDelta]:
@@ -206,7 +211,12 @@ class Reader:
             parts = [*parts, *self._parser.finish()]
         new = sum(isinstance(part, ToolCallBegin) for part in parts)
         self.call_ids += [f"call_{uuid.uuid4().hex[:24]}" for _ in range(new)]
-        return [part for part in parts if not isinstance(part, Content) or part.text]
+        return [part for part in parts if self._is_told(part)]
+
+    def _is_told(self, part: AnswerDelta) -> bool:
+        if isinstance(part, ReasoningPart):
+            return self._tells_reasoning
+        return not isinstance(part, Content) or bool(part.text)
 
 
 async def _prompt(

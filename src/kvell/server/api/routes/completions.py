@@ -18,6 +18,7 @@ from kvell.server.api.bodies.completions import (
 )
 from kvell.server.api.bodies.logprobs import completion_logprobs, prompt_logprobs_body
 from kvell.server.api.schemas.generation import CompletionRequest
+from kvell.server.api.sent_names import named_as_sent
 from kvell.server.api.serving import Asked, Deltas, Serving, counter, guarded, heading_of, streamed
 from kvell.server.api.streaming import collected, sse
 from kvell.server.text.text_stream import TextDelta, Usage
@@ -46,21 +47,23 @@ class CompletionsApi:
         return await guarded(request, self._answer(request, body))
 
     async def _answer(self, request: Request, body: CompletionRequest) -> Response:
+        self.serving.note(body)
         name, served = self.serving.named(body.model)
         given = body.prompts()
-        prompts = [await served.prompts.prompt(prompt) for prompt in given]
-        asked = Asked(heading_of("cmpl", name, body), served, body, prompts, visit_of(request))
-        samplings = [body.sampling(served.prompts.answer_room(ids)) for ids in prompts]
-        echoes = [
-            prompt if isinstance(prompt, str) else await served.prompts.decoded(prompt)
-            for prompt in given
-            if body.echo
-        ]
-        deltas = self.serving.deltas(asked, samplings)
-        choices = _Choices(asked, body, echoes)
-        if body.stream:
-            return await streamed(_events(asked, deltas, choices))
-        answers = await collected(deltas, len(prompts) * body.choices())
+        with named_as_sent(body.name_sent):
+            prompts = [await served.prompts.prompt(prompt) for prompt in given]
+            asked = Asked(heading_of("cmpl", name, body), served, body, prompts, visit_of(request))
+            samplings = [body.sampling(served.prompts.answer_room(ids)) for ids in prompts]
+            echoes = [
+                prompt if isinstance(prompt, str) else await served.prompts.decoded(prompt)
+                for prompt in given
+                if body.echo
+            ]
+            deltas = self.serving.deltas(asked, samplings)
+            choices = _Choices(asked, body, echoes)
+            if body.stream:
+                return await streamed(_events(asked, deltas, choices))
+            answers = await collected(deltas, len(prompts) * body.choices())
         whole = [joined(answer) for answer in answers]
         total = sum((answer.usage for answer in whole), Usage())
         made = [choices.choice(index, answer) for index, answer in enumerate(whole)]

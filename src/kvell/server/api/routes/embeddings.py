@@ -44,6 +44,7 @@ class EmbeddingsApi:
         return await guarded(request, self._answer(visit_of(request), body))
 
     async def _answer(self, visit: Visit, body: EmbeddingsRequest) -> Response:
+        self.serving.note(body)
         name, served = self.serving.named(body.model)
         served.text.embeddings.require_served(name)
         size = served.text.embeddings.checked_size(body.dimensions)

@@ -49,6 +49,7 @@ class ModelsApi:
 
         The answer has ``tokens``, their ``count``, and ``max_model_len``.
         """
+        self.serving.note(body)
         _, served = self.serving.named(body.model)
         if (body.prompt is None) == (body.messages is None):
             remedy = "send one of prompt and messages"
@@ -72,6 +73,7 @@ class ModelsApi:
 
     async def detokenize(self, body: DetokenizeRequest) -> Response:
         """Turn token ids into text, which the answer has as ``prompt``."""
+        self.serving.note(body)
         _, served = self.serving.named(body.model)
         unknown = max(body.tokens, default=0)
         if unknown >= served.text.vocab_size:

@@ -1,18 +1,21 @@
 """Bodies of ``/v1/chat/completions``: messages, tools, and what the answer may be."""
 
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.generation import Count, GenerationRequest
+from kvell.server.api.schemas.other_fields import CHAT_OTHERS, Other
+from kvell.server.api.schemas.request_body import RequestPart
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024
 MAX_TOOLS = 128
 
 
-class TextPart(BaseModel):
+class TextPart(RequestPart):
     """A piece of a message that is text."""
 
     type: Literal["text", "input_text", "output_text"]
@@ -21,17 +24,16 @@ class TextPart(BaseModel):
     """The text."""
 
 
-class ImageUrl(BaseModel):
+class ImageUrl(RequestPart):
     """Where an image is: a data URL."""
 
-    model_config = ConfigDict(extra="forbid")
     url: str
     """A ``data:`` URL; no other is fetched."""
     detail: str | None = None
     """Accepted and not used."""
 
 
-class ImagePart(BaseModel):
+class ImagePart(RequestPart):
     """A piece of a message that is an image."""
 
     type: Literal["image_url"]
@@ -39,7 +41,7 @@ class ImagePart(BaseModel):
     """The image."""
 
 
-class RefusalPart(BaseModel):
+class RefusalPart(RequestPart):
     """A piece of an earlier answer that refused."""
 
     type: Literal["refusal"]
@@ -51,30 +53,30 @@ Part = Annotated[TextPart | ImagePart | RefusalPart, Field(discriminator="type")
 Parts = Annotated[list[Part], Field(max_length=MAX_PARTS)]
 
 
-class CalledFunction(BaseModel):
+class CalledFunction(RequestPart):
     """A function that an earlier answer called."""
 
     name: str = Field(max_length=256)
     """Name of the function."""
-    arguments: str
-    """Its arguments, as JSON text."""
+    arguments: object = ""
+    """Its arguments, as JSON text.  Whatever the model wrote is passed on, half an object too."""
 
 
-class ToolCallMessage(BaseModel):
+class ToolCallMessage(RequestPart):
     """A call in an earlier answer."""
 
-    id: str = Field(max_length=256)
+    id: str = Field(default="", max_length=256)
     """Id of the call, which the function's result names."""
     type: Literal["function"] = "function"
     function: CalledFunction
     """What was called."""
 
 
-class ChatMessage(BaseModel):
-    """One message of a conversation."""
+class ChatMessage(RequestPart):
+    """One message of a conversation; fields of no meaning here are given to the chat template."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    """Who speaks."""
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    """Who speaks; ``function`` is an older name of ``tool``."""
     content: str | Parts | None = None
     """A text, or parts that are joined."""
     name: str | None = Field(default=None, max_length=256)
@@ -83,8 +85,12 @@ class ChatMessage(BaseModel):
     """Calls that this answer made."""
     tool_call_id: str | None = Field(default=None, max_length=256)
     """With the role ``tool``: the call that this is the result of."""
+    function_call: CalledFunction | None = None
+    """The only call that this answer made; an older form of ``tool_calls``."""
     reasoning_content: str | None = None
-    """Reasoning before this answer, for chat templates that show it."""
+    """Reasoning before this answer, for chat templates that show it; ``reasoning`` is the same."""
+    audio: None = None
+    """Only null: no sound is stored."""
     refusal: str | None = None
     """What this answer said instead of an answer."""
 
@@ -103,7 +109,7 @@ class ChatMessage(BaseModel):
     def _content(self) -> str | list[dict[str, str]]:
         content = self.content
         if content is None or isinstance(content, str):
-            return content or ""
+            return content or self.refusal or ""
         parts = [_template_part(part) for part in content]
         if any(part["type"] == "image" for part in parts):
             return parts
@@ -119,6 +125,8 @@ def _template_part(part: TextPart | ImagePart | RefusalPart) -> dict[str, str]:
 class ChatRequest(GenerationRequest):
     """Body of ``/v1/chat/completions``."""
 
+    others: ClassVar[Mapping[str, Other]] = CHAT_OTHERS
+
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     """The conversation so far, oldest first."""
     max_completion_tokens: Count | None = None
@@ -126,7 +134,7 @@ class ChatRequest(GenerationRequest):
     logprobs: bool | None = None
     """Tell how likely each output token was."""
     top_logprobs: int | None = None
-    """With ``logprobs``: tell this many likeliest tokens too, at most 20."""
+    """Tell this many likeliest tokens too, at most 20; means ``logprobs`` unless that is false."""
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
     """Functions that may be called: ``{"type": "function", "function": {"name": …}}``."""
     tool_choice: str | dict[str, Any] | None = None
@@ -135,8 +143,12 @@ class ChatRequest(GenerationRequest):
     """Whether ``required`` may bring several calls; true if null."""
     reasoning_effort: str | None = Field(default=None, max_length=32)
     """Given to the chat template under this name."""
+    include_reasoning: bool = True
+    """Whether the answer tells its reasoning."""
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     """Further variables of the chat template."""
+    documents: Annotated[list[dict[str, object]], Field(max_length=MAX_PARTS)] | None = None
+    """Given to the chat template under this name."""
     add_generation_prompt: bool | None = True
     """Whether the prompt ends with what opens the assistant's turn."""
     modalities: list[Literal["text"]] | None = None
@@ -148,12 +160,28 @@ class ChatRequest(GenerationRequest):
             return self.max_completion_tokens
         return self.max_tokens
 
-    def output_logprobs(self) -> int | None:
-        """``top_logprobs`` if ``logprobs`` is true.
+    def limit_field(self) -> str:
+        """The name of the limit that goes before."""
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
-        :raises ChangeSomething: if there is one without the other.
+    def name_sent(self, field: str) -> str:
+        """What the client called a field that the engine refused."""
+        if field.startswith("structured_outputs") and self.tools:
+            match self.tool_choice:
+                case "required":
+                    return "tools"
+                case {"function": {"name": name}}:
+                    names = [(tool.get("function") or {}).get("name") for tool in self.tools]
+                    if name in names:
+                        return f"tools[{names.index(name)}].function.parameters"
+        return super().name_sent(field)
+
+    def output_logprobs(self) -> int | None:
+        """``top_logprobs``, which means ``logprobs`` where that is left out.
+
+        :raises ChangeSomething: if ``logprobs`` is false beside it.
         """
-        if self.logprobs:
+        if self.logprobs or (self.logprobs is None and self.top_logprobs):
             return self.top_logprobs or 0
         if self.top_logprobs:
             remedy = "set logprobs to true"
@@ -163,6 +191,8 @@ class ChatRequest(GenerationRequest):
     def template_fields(self) -> dict[str, Any]:
         """What the chat template gets beside messages and tools."""
         fields = dict(self.chat_template_kwargs or {})
-        if self.reasoning_effort is not None:
-            fields.setdefault("reasoning_effort", self.reasoning_effort)
+        for name in ("reasoning_effort", "documents"):
+            value = getattr(self, name)
+            if value is not None:
+                fields.setdefault(name, value)
         return fields

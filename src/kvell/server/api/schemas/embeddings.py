@@ -1,11 +1,14 @@
 """OpenAI's body of ``/v1/embeddings``, with the extensions that completions have too."""
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.generation import FAILS_FAST, MAX_INT32, Texts, TokenIds
+from kvell.server.api.schemas.other_fields import EMBEDDING_OTHERS, Other
+from kvell.server.api.schemas.request_body import RequestBody
 
 MAX_INPUTS = 2048
 MAX_INPUT_TOKENS = 1 << 20
@@ -14,15 +17,13 @@ MAX_INPUT_TOKENS = 1 << 20
 Encoding = Literal["float", "base64"]
 
 
-class EmbeddingsRequest(BaseModel):
+class EmbeddingsRequest(RequestBody):
     """What is to be embedded."""
 
-    model_config = ConfigDict(extra="forbid")
+    others: ClassVar[Mapping[str, Other]] = EMBEDDING_OTHERS
 
     input: str | TokenIds | Annotated[list[TokenIds], FAILS_FAST] | Texts
     """A text or token ids, or a list of either: at most 2048 of them."""
-    model: str | None = None
-    """The model's name; the first that is served if it is left out."""
     encoding_format: Encoding | None = None
     """How a vector is written: ``float`` numbers, or ``base64`` of little-endian float32."""
     dimensions: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
@@ -33,7 +34,7 @@ class EmbeddingsRequest(BaseModel):
     """Requests with the same one go to one instance, if the routing says so."""
     priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
     """Lower ones are served first."""
-    user: str | None = None
+    user: object = None
     """Accepted and not used."""
 
     def inputs(self) -> list[str | list[int]]:

@@ -3,9 +3,10 @@
 Fields that only accompany a request (``user``, ``metadata`` …) are accepted and unused.
 """
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool
+from pydantic import Field, StrictBool
 
 from kvell.engine.protocol.sampling_params import MAX_BIASES, SamplingParams
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
@@ -16,7 +17,10 @@ from kvell.server.api.schemas.formats import (
     StructuredField,
     json_text,
 )
+from kvell.server.api.schemas.other_fields import COMPLETION_OTHERS, Other
+from kvell.server.api.schemas.request_body import RequestBody, RequestPart
 from kvell.server.text.context_length import AnswerRoom
+from kvell.server.text.text_bounds import context_too_long
 
 MAX_INT32 = 2**31 - 1
 MAX_PROMPTS = 128
@@ -34,12 +38,13 @@ RepetitionPenalty = Annotated[float, Field(ge=1e-6)]
 StopText = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
 StopTexts = Annotated[list[StopText], Field(max_length=128)]
 Biases = Annotated[dict[str, float], Field(max_length=MAX_BIASES)]
+DeadlineSeconds = Annotated[float, Field(gt=0, le=MAX_DEADLINE_SECONDS)]
+Priority = Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)]
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(RequestPart):
     """What a stream carries besides text."""
 
-    model_config = ConfigDict(extra="forbid")
     include_usage: bool = False
     """Send a last piece with the tokens used and no choices."""
     include_obfuscation: bool | None = None
@@ -48,13 +53,9 @@ class StreamOptions(BaseModel):
     """With ``include_usage``: every piece tells the tokens used so far."""
 
 
-class GenerationRequest(BaseModel):
+class GenerationRequest(RequestBody):
     """What chat and text completions share."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    model: str | None = None
-    """Name of a served model; the first one if null."""
     stream: bool | None = False
     """Send the answer piece by piece, as server-sent events."""
     stream_options: StreamOptions | None = None
@@ -64,6 +65,7 @@ class GenerationRequest(BaseModel):
     top_k: Count | None = None
     min_p: float | None = None
     seed: int | None = None
+    """With it, the same request has the same answer; -1 or null draws one."""
     stop: StopText | StopTexts | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
     ignore_eos: bool = False
@@ -98,25 +100,52 @@ class GenerationRequest(BaseModel):
     prompt_cache_retention: str | None = Field(default=None, max_length=64)
     """Accepted and not used."""
     will_return: StrictBool | None = None
-    deadline_seconds: Annotated[float, Field(gt=0, le=MAX_DEADLINE_SECONDS)] | None = None
+    deadline_seconds: DeadlineSeconds | None = None
     """A request that has not ended by then ends with 408."""
-    priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
+    priority: Priority | None = None
     """Requests with a lower number go first; 0 if null."""
 
-    user: str | None = None
+    session_id: str | None = Field(default=None, max_length=1024)
+    """Another name of ``prompt_cache_key``, which goes before it."""
+
+    user: object = None
     """Accepted and not used."""
-    metadata: dict[str, Any] | None = None
+    metadata: object = None
     """Accepted and not used."""
-    store: bool | None = None
+    store: object = None
     """Accepted and not used.  Nothing is stored."""
-    service_tier: str | None = None
+    service_tier: object = None
     """Accepted and not used."""
-    safety_identifier: str | None = None
+    safety_identifier: object = None
     """Accepted and not used."""
 
     def output_limit(self) -> int | None:
         """Output tokens asked for; None means as many as fit."""
         return self.max_tokens
+
+    def limit_field(self) -> str:
+        """The field that limits the output's tokens."""
+        return "max_tokens"
+
+    def name_sent(self, field: str) -> str:
+        """What the client called a field that the engine refused.
+
+        :param field: one of :class:`SamplingParams`, or a part of one.
+        """
+        part = field.removeprefix("structured_outputs")
+        if field == "max_tokens":
+            return self.limit_field()
+        if part == field or self.structured_outputs is not None:
+            return field
+        if self.response_format is not None:
+            is_schema = self.response_format.json_schema is not None
+            return "response_format.json_schema.schema" if is_schema else "response_format"
+        kinds = {"json": "guided_json", "regex": "guided_regex", "choice": "guided_choice"}
+        return {**kinds, "grammar": "guided_grammar"}.get(part.removeprefix("."), field)
+
+    def session(self) -> str:
+        """The name of the conversation, if the client says one."""
+        return self.prompt_cache_key or self.session_id or ""
 
     def output_logprobs(self) -> int | None:
         """Likeliest tokens to tell of at each position of the answer; None to tell nothing."""
@@ -135,7 +164,7 @@ class GenerationRequest(BaseModel):
             temperature=1.0 if self.temperature is None else self.temperature,
             top_k=self.top_k or 0,
             top_p=1.0 if self.top_p is None else self.top_p,
-            seed=self.seed,
+            seed=None if self.seed == -1 else self.seed,
             max_tokens=self._max_tokens(room),
             stop=self._stop_strings(),
             stop_token_ids=tuple(self.stop_token_ids or ()),
@@ -195,7 +224,9 @@ class GenerationRequest(BaseModel):
         return StructuredOutputs(json=json_text(self.guided_json, "guided_json"))
 
     def _stop_strings(self) -> tuple[str, ...]:
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        """The texts that end an answer; an empty one, which some clients send, is none."""
+        given = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        return tuple(one for one in given if one)
 
     def _biases(self) -> dict[int, float]:
         """Biases by token id, which JSON can only have as text."""
@@ -212,13 +243,17 @@ class GenerationRequest(BaseModel):
         if limit is None:
             return room.usual_tokens
         if limit > room.most_tokens:
+            context_tokens = room.prompt_tokens + room.most_tokens
+            what = f"the prompt is too long for so many: it has {room.prompt_tokens}"
             remedy = f"ask for at most {room.most_tokens} or shorten the prompt"
-            raise ChangeSomething("max_tokens", limit, "exceeds the model's context", remedy)
+            raise context_too_long(self.limit_field(), limit, context_tokens, remedy, what)
         return limit
 
 
 class CompletionRequest(GenerationRequest):
     """Body of ``/v1/completions``."""
+
+    others: ClassVar[Mapping[str, Other]] = COMPLETION_OTHERS
 
     prompt: str | TokenIds | Annotated[list[TokenIds], FAILS_FAST] | Texts
     """A text, its token ids, or a list of either, at most 128."""
@@ -231,7 +266,7 @@ class CompletionRequest(GenerationRequest):
     logprobs: int | None = None
     """Tell how likely each token was, and this many likeliest tokens, at most 20."""
     suffix: str | None = None
-    """Not supported: only null and an empty text are taken."""
+    """Only null and an empty text: nothing is written before a given end."""
 
     def output_logprobs(self) -> int | None:
         """``logprobs``."""

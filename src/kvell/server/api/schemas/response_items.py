@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag
 
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.chat import (
@@ -18,9 +18,10 @@ from kvell.server.api.schemas.chat import (
     TextPart,
     ToolCallMessage,
 )
+from kvell.server.api.schemas.request_body import RequestPart
 
 
-class InputImage(BaseModel):
+class InputImage(RequestPart):
     """A piece of a message that is an image: a data URL."""
 
     type: Literal["input_image"]
@@ -34,7 +35,7 @@ InputPart = Annotated[TextPart | InputImage | RefusalPart, Field(discriminator="
 InputParts = Annotated[list[InputPart], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
-class MessageItem(BaseModel):
+class MessageItem(RequestPart):
     """A message; its type may be left out."""
 
     type: Literal["message"] = "message"
@@ -44,7 +45,7 @@ class MessageItem(BaseModel):
     """A text, or parts that are joined."""
 
 
-class FunctionCallItem(BaseModel):
+class FunctionCallItem(RequestPart):
     """A call in an earlier answer."""
 
     type: Literal["function_call"]
@@ -52,11 +53,11 @@ class FunctionCallItem(BaseModel):
     """Id of the call, which its output names."""
     name: str = Field(max_length=256)
     """Name of the function."""
-    arguments: str
-    """Its arguments, as JSON text."""
+    arguments: object = ""
+    """Its arguments, as JSON text.  Whatever the model wrote is passed on, half an object too."""
 
 
-class FunctionCallOutputItem(BaseModel):
+class FunctionCallOutputItem(RequestPart):
     """What a called function returned."""
 
     type: Literal["function_call_output"]
@@ -66,7 +67,7 @@ class FunctionCallOutputItem(BaseModel):
     """A text, or parts that are joined."""
 
 
-class ReasoningItem(BaseModel):
+class ReasoningItem(RequestPart):
     """What an earlier answer thought; chat templates do not want it again."""
 
     type: Literal["reasoning"]

@@ -1,9 +1,10 @@
 """Body of ``/v1/responses``, and the chat request that it is."""
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool
+from pydantic import Field, StrictBool
 
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatRequest
@@ -16,12 +17,16 @@ from kvell.server.api.schemas.formats import (
 from kvell.server.api.schemas.generation import (
     Biases,
     Count,
+    DeadlineSeconds,
+    Priority,
     RepetitionPenalty,
     StopText,
     StopTexts,
     StreamOptions,
     TokenId,
 )
+from kvell.server.api.schemas.other_fields import RESPONSES_OTHERS, Other
+from kvell.server.api.schemas.request_body import RequestBody, RequestPart
 from kvell.server.api.schemas.response_items import InputItem, chat_messages
 
 LOGPROBS = "message.output_text.logprobs"
@@ -30,7 +35,7 @@ _SAME = (
     *("top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"),
     *("structured_outputs", "chat_template_kwargs", "cache_salt", "prompt_cache_key"),
-    *("will_return", "metadata", "user", "service_tier", "safety_identifier"),
+    *("session_id", "will_return", "priority", "deadline_seconds"),
 )
 """Fields that chat has under the same name."""
 _NAMES_HERE = (
@@ -43,10 +48,9 @@ _NAMES_HERE = (
 )
 
 
-class TextFormat(BaseModel):
+class TextFormat(RequestPart):
     """What the text must look like."""
 
-    model_config = ConfigDict(extra="forbid")
     type: Literal["text", "json_object", "json_schema"]
     """``text`` for any text, ``json_object`` for any JSON object, or a schema."""
     name: str = Field(default="answer", max_length=64)
@@ -66,20 +70,18 @@ class TextFormat(BaseModel):
         return ResponseFormat(type=self.type, json_schema=schema if is_schema else None)
 
 
-class TextField(BaseModel):
+class TextField(RequestPart):
     """``text``; how wordy an answer is, is up to the model."""
 
-    model_config = ConfigDict(extra="forbid")
     format: TextFormat | None = None
     """Form of the answer's text."""
     verbosity: Literal["low", "medium", "high"] | None = None
     """Told again in the answer, and not used."""
 
 
-class ReasoningField(BaseModel):
+class ReasoningField(RequestPart):
     """``reasoning``; answers tell it whole, so nobody sums it up."""
 
-    model_config = ConfigDict(extra="forbid")
     effort: str | None = Field(default=None, max_length=32)
     """Given to the chat template as ``reasoning_effort``."""
     summary: str | None = Field(default=None, max_length=32)
@@ -88,14 +90,13 @@ class ReasoningField(BaseModel):
     """Accepted and not used."""
 
 
-class ResponsesRequest(BaseModel):
+class ResponsesRequest(RequestBody):
     """Body of ``/v1/responses``, with vLLM's extensions."""
 
-    model_config = ConfigDict(extra="forbid")
+    others: ClassVar[Mapping[str, Other]] = RESPONSES_OTHERS
 
     input: str | Annotated[list[InputItem], Field(max_length=MAX_MESSAGES - 1, fail_fast=True)]
     """A text, or the items of a conversation, oldest first."""
-    model: str | None = None
     instructions: str | None = None
     """A system message before the conversation."""
     stream: bool | None = False
@@ -105,15 +106,10 @@ class ResponsesRequest(BaseModel):
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: int | None = None
-    """With ``include``: tell this many likeliest tokens of each position, at most 20."""
-    include: (
-        Annotated[
-            list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]],
-            Field(max_length=16, fail_fast=True),
-        ]
-        | None
-    ) = None
-    """``message.output_text.logprobs`` tells how likely each token was."""
+    """Tell this many likeliest tokens of each position, at most 20; beside ``include`` it must say
+    so too."""
+    include: Annotated[list[str], Field(max_length=16, fail_fast=True)] | None = None
+    """``message.output_text.logprobs`` tells how likely each token was; others add nothing."""
     text: TextField | None = None
     """What the text must look like."""
     reasoning: ReasoningField | None = None
@@ -127,15 +123,15 @@ class ResponsesRequest(BaseModel):
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
     """Told again in the answer, and not used."""
-    truncation: Literal["disabled"] | None = None
-    """A conversation that is too long is refused."""
+    truncation: Literal["auto", "disabled"] | None = None
+    """A conversation that is too long is refused, whatever this says."""
 
-    metadata: Annotated[dict[str, str], Field(max_length=64)] | None = None
+    metadata: Annotated[dict[str, object], Field(max_length=64)] | None = None
     """Told again in the answer."""
-    user: str | None = None
-    store: bool | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
+    user: object = None
+    store: object = None
+    service_tier: object = None
+    safety_identifier: object = None
     prompt_cache_key: str | None = Field(default=None, max_length=1024)
     prompt_cache_retention: str | None = Field(default=None, max_length=64)
 
@@ -162,7 +158,10 @@ class ResponsesRequest(BaseModel):
     structured_outputs: StructuredField | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     cache_salt: str | None = Field(default=None, max_length=1024)
+    session_id: str | None = Field(default=None, max_length=1024)
     will_return: StrictBool | None = None
+    priority: Priority | None = None
+    deadline_seconds: DeadlineSeconds | None = None
 
     def chat(self) -> ChatRequest:
         """The same request to chat completions.
@@ -188,7 +187,9 @@ class ResponsesRequest(BaseModel):
 
     def tells_logprobs(self) -> bool:
         """Whether the text comes with its probabilities."""
-        return LOGPROBS in (self.include or ())
+        if self.include is None:
+            return bool(self.top_logprobs)
+        return LOGPROBS in self.include
 
     def name_here(self, field: str) -> str:
         """What a field of the chat request is called here."""

@@ -2,19 +2,18 @@
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from kvell.server.api.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatMessage
 from kvell.server.api.schemas.generation import TokenId
+from kvell.server.api.schemas.request_body import RequestBody
 
 MAX_TOKENS = 1 << 20
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(RequestBody):
     """Either a text or a conversation."""
 
-    model_config = ConfigDict(extra="forbid")
-    model: str | None = None
     prompt: str | None = None
     """A text; null if ``messages`` are given."""
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)] | None = (
@@ -34,10 +33,8 @@ class TokenizeRequest(BaseModel):
         return dict(self.chat_template_kwargs or {})
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(RequestBody):
     """Token ids."""
 
-    model_config = ConfigDict(extra="forbid")
-    model: str | None = None
     tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS, fail_fast=True)]
     """Token ids, each below the size of the vocabulary."""

@@ -1,0 +1,1 @@
+"""Clients that others wrote, unchanged, against Kvell: which of their calls work."""

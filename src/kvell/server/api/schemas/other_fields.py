@@ -1,0 +1,141 @@
+"""Fields that other servers know and Kvell does not serve: which values are taken, and why.
+
+Of OpenAI's and vLLM's request bodies everything is either a field of a schema here, or in one of
+these tables; ``docs/request-fields.md`` is made of both.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True)
+class Other:
+    """A field that is not served.
+
+    :param why: it makes no difference; given if every value is taken.
+    :param remedy: what to do instead of other values.
+    :param values: that ask for what happens anyway, beside null.
+    """
+
+    why: str = ""
+    remedy: str = "leave it out"
+    values: tuple[object, ...] = ()
+
+    def is_taken(self, value: object) -> bool:
+        """Whether a request with this value is served."""
+        if self.why or value is None:
+            return True
+        return any(value == one and type(value) is type(one) for one in self.values)
+
+
+def _table(*tables: Mapping[str, Other], **fields: Other) -> Mapping[str, Other]:
+    found: dict[str, Other] = {}
+    for table in tables:
+        found.update(table)
+    return MappingProxyType(found | fields)
+
+
+_OWN_IDS = Other(why="answers have ids of their own")
+_NO_STATE = "send the whole conversation"
+_SERVER = "the server moves pages between instances by itself"
+
+_EVERYWHERE = _table(
+    request_id=_OWN_IDS,
+    client_metadata=Other(why="nothing is stored"),
+    prompt_cache_options=Other(why="prefixes are cached without being asked"),
+    guided_decoding_backend=Other(why="there is one"),
+    stream_interval=Other(why="pieces come as soon as they are there"),
+    mm_processor_kwargs=Other(values=({},), remedy="leave it out: images are read one way"),
+    media_io_kwargs=Other(values=({},), remedy="leave it out: images are read one way"),
+    kv_transfer_params=Other(values=({},), remedy=f"leave it out: {_SERVER}"),
+    ec_transfer_params=Other(values=({},), remedy=f"leave it out: {_SERVER}"),
+    vllm_xargs=Other(values=({},)),
+    repetition_detection=Other(remedy="use repetition_penalty"),
+    watermarking=Other(values=(False,)),
+    moderation=Other(remedy="leave it out: nothing is moderated"),
+)
+
+_GENERATION = _table(
+    _EVERYWHERE,
+    use_beam_search=Other(values=(False,), remedy="use n"),
+    length_penalty=Other(values=(1.0, 1)),
+    include_stop_str_in_output=Other(values=(False,)),
+    skip_special_tokens=Other(values=(True,)),
+    spaces_between_special_tokens=Other(values=(True,)),
+    bad_words=Other(values=([],), remedy="use logit_bias"),
+    allowed_token_ids=Other(remedy="use logit_bias"),
+    truncate_prompt_tokens=Other(remedy="send a shorter prompt"),
+    thinking_token_budget=Other(values=(-1,)),
+    truncation_side=Other(values=("left",), remedy='use "left"'),
+    logits_processors=Other(values=([],), remedy="use logit_bias"),
+    guided_whitespace_pattern=Other(remedy="use structured_outputs.grammar"),
+    structural_tag=Other(remedy="use structured_outputs.grammar"),
+    logprob_token_ids=Other(remedy="use logprobs or top_logprobs"),
+    return_tokens_as_token_ids=Other(values=(False,), remedy="use return_token_ids"),
+    routed_experts_prompt_start=Other(why="no answer tells its experts"),
+    return_token_offsets=Other(why="only /render of vLLM answers with them"),
+    return_mm_kwargs=Other(why="only /render of vLLM answers with them"),
+    return_prompt_text=Other(values=(False,), remedy="use /tokenize with messages"),
+)
+
+CHAT_OTHERS = _table(
+    _GENERATION,
+    verbosity=Other(why="how wordy an answer is, is up to the model"),
+    prediction=Other(why="it makes OpenAI's models faster, and changes no answer"),
+    prompt=Other(remedy="use messages, or /v1/completions"),
+    max_output_tokens=Other(remedy="use max_completion_tokens"),
+    functions=Other(values=([],), remedy="use tools"),
+    function_call=Other(values=("none", "auto"), remedy="use tool_choice"),
+    audio=Other(remedy="leave it out: only text is made"),
+    web_search_options=Other(remedy="leave it out: nothing is searched"),
+    chat_template=Other(remedy="start the server with --chat-template"),
+    add_special_tokens=Other(values=(False,)),
+    continue_final_message=Other(values=(False,)),
+    echo=Other(values=(False,), remedy="leave it out: an answer is a message of its own"),
+)
+"""Of ``/v1/chat/completions``."""
+
+COMPLETION_OTHERS = _table(
+    _GENERATION,
+    add_special_tokens=Other(values=(True,)),
+    messages=Other(remedy="use prompt, or /v1/chat/completions"),
+    max_completion_tokens=Other(remedy="use max_tokens"),
+    tools=Other(values=([],), remedy="use /v1/chat/completions"),
+    prompt_embeds=Other(values=([],), remedy="send a text or token ids as prompt"),
+)
+"""Of ``/v1/completions``."""
+
+RESPONSES_OTHERS = _table(
+    _EVERYWHERE,
+    include_stop_str_in_output=Other(values=(False,)),
+    skip_special_tokens=Other(values=(True,)),
+    access_programs=Other(values=([],)),
+    context_management=Other(values=([],), remedy=_NO_STATE),
+    enable_response_messages=Other(values=(False,), remedy="leave it out: read output"),
+    image=Other(remedy="send images as parts of the input"),
+    previous_input_messages=Other(values=([],), remedy=_NO_STATE),
+    previous_response=Other(remedy=_NO_STATE),
+    messages=Other(remedy="use input"),
+    max_tokens=Other(remedy="use max_output_tokens"),
+    max_completion_tokens=Other(remedy="use max_output_tokens"),
+    n=Other(values=(1,), remedy="use 1: a response has one answer"),
+    response_format=Other(remedy="use text.format"),
+    reasoning_effort=Other(remedy="use reasoning.effort"),
+    logprobs=Other(values=(False,), remedy="use include and top_logprobs"),
+)
+"""Of ``/v1/responses``."""
+
+EMBEDDING_OTHERS = _table(
+    _EVERYWHERE,
+    messages=Other(remedy="send texts as input"),
+    add_special_tokens=Other(values=(True,), remedy="send token ids"),
+    additional_data=Other(why="nothing reads it"),
+    truncate_prompt_tokens=Other(remedy="send shorter inputs"),
+    truncation_side=Other(why="no input is cut"),
+    normalize=Other(values=(True,), remedy="leave it out: vectors have length one"),
+    use_activation=Other(values=(True,), remedy="leave it out: vectors have length one"),
+    embed_dtype=Other(values=("float32",), remedy='use "float32"'),
+    endianness=Other(values=("native", "little"), remedy='use "little"'),
+)
+"""Of ``/v1/embeddings``."""

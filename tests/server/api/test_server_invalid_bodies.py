@@ -1,0 +1,135 @@
+"""Complaints about bodies name the field as it was sent, however many kinds it may have."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
+
+from kvell.server.api.invalid_bodies import NOT_JSON, complaint
+from kvell.server.api.schemas.chat import ChatRequest
+from kvell.server.api.schemas.generation import CompletionRequest
+from kvell.server.api.schemas.responses import ResponsesRequest
+
+HI = {"role": "user", "content": "hi"}
+
+
+def told(model: type[BaseModel], body: Any) -> tuple[str, str | None]:
+    """The complaint about a body, as FastAPI hands its errors on."""
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(body)
+    errors = [{**one, "loc": ("body", *one["loc"])} for one in caught.value.errors()]
+    return complaint(errors, body)
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "field", "words"),
+    [
+        (ChatRequest, {}, "messages", "required"),
+        (ChatRequest, {"messages": "hi"}, "messages", "list"),
+        (ChatRequest, {"messages": [HI, {"content": "x"}]}, "messages[1].role", "required"),
+        (ChatRequest, {"messages": [HI | {"content": 7}]}, "messages[0].content", "string"),
+        (
+            ChatRequest,
+            {"messages": [HI | {"content": [{"type": "text", "text": "a"}, {"type": "text"}]}]},
+            "messages[0].content[1].text",
+            "required",
+        ),
+        (
+            ChatRequest,
+            {"messages": [HI | {"content": [{"type": "input_audio", "input_audio": {}}]}]},
+            "messages[0].content[0]",
+            "type=input_audio: is not served",
+        ),
+        (
+            ChatRequest,
+            {"messages": [HI | {"content": [{"text": "a"}]}]},
+            "messages[0].content[0]",
+            "has no type",
+        ),
+        (ChatRequest, {"messages": [HI], "stop": 5}, "stop", ", or "),
+        (ChatRequest, {"messages": [HI], "stop": ["a", 5]}, "stop[1]", "string"),
+        (
+            ChatRequest,
+            {"messages": [HI], "response_format": {"type": "xml"}},
+            "response_format.type",
+            "json_schema",
+        ),
+        (
+            ChatRequest,
+            {"messages": [HI], "response_format": {"type": "json_schema", "json_schema": 5}},
+            "response_format.json_schema",
+            "",
+        ),
+        (
+            ChatRequest,
+            {"messages": [HI], "stream_options": {"include_usage": "perhaps"}},
+            "stream_options.include_usage",
+            "boolean",
+        ),
+        (CompletionRequest, {"prompt": [[1, "x"]]}, "prompt[0][1]", "integer"),
+        (
+            ResponsesRequest,
+            {"input": [{"type": "computer_call"}]},
+            "input[0]",
+            "type=computer_call: is not served",
+        ),
+        (
+            ResponsesRequest,
+            {"input": [{"role": "user", "content": [{"type": "input_file"}]}]},
+            "input[0].content[0]",
+            "type=input_file: is not served",
+        ),
+    ],
+)
+def test_the_field_is_named_as_it_was_sent(
+    model: type[BaseModel], body: Any, field: str, words: str
+) -> None:
+    message, param = told(model, body)
+    assert param == field
+    assert message.startswith(f"{field}: ")
+    assert words in message
+
+
+def test_a_body_that_is_no_json_blames_no_field() -> None:
+    assert complaint([{"type": "json_invalid", "loc": ("body", 7), "msg": "x"}], "{") == (
+        NOT_JSON,
+        None,
+    )
+
+
+def test_a_body_that_is_no_object_is_named_itself() -> None:
+    message, param = told(ChatRequest, [1])
+    assert message.startswith("body: ")
+    assert param is None
+
+
+SECRET = "the secret prompt"
+
+
+@given(
+    st.recursive(
+        st.none() | st.integers() | st.just(SECRET),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["type", "text", "content", "role", "messages", "stop", "tools"]),
+                inner,
+                max_size=4,
+            )
+        ),
+    )
+)
+def test_whatever_is_wrong_is_told_in_one_short_line_without_what_was_said(body: Any) -> None:
+    try:
+        ChatRequest.model_validate(body)
+    except ValidationError as error:
+        errors = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
+        message, param = complaint(errors, body)
+        assert "\n" not in message
+        assert len(message) < 1000
+        if param is not None:
+            assert message.startswith(param)
+        if "type=" not in message:  # a type is a name, and told so that one sees what is meant
+            assert SECRET not in message
