@@ -5,12 +5,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
+from kvell.engine.protocol.schemas.references import Schema
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatRequest
 from kvell.server.api.schemas.formats import (
     JsonSchemaFormat,
     ResponseFormat,
-    Schema,
     StructuredField,
 )
 from kvell.server.api.schemas.generation import (
@@ -57,7 +57,7 @@ class TextFormat(BaseModel):
     json_schema: Schema | None = Field(default=None, alias="schema")
     """With the type ``json_schema``: the schema."""
     strict: bool | None = None
-    """Accepted and not used.  The text always follows the schema."""
+    """True refuses a schema of which the text cannot follow every keyword."""
 
     def chat(self) -> ResponseFormat:
         """The same in the words of chat completions."""
