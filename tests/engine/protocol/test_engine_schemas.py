@@ -206,7 +206,7 @@ def test_rewriting_is_bounded() -> None:
         deep = {"items": deep}
     with pytest.raises(ValueError, match="too complex: it is nested too deeply"):
         followed(deep)
-    chain = {f"D{i}": {"items": {"$ref": f"#/$defs/D{i + 1}"}} for i in range(3000)}
+    chain: dict[str, Any] = {f"D{i}": {"items": {"$ref": f"#/$defs/D{i + 1}"}} for i in range(3000)}
     chain["D3000"] = INT
     schema: Any = followed({"$ref": "#/$defs/D0", "$defs": chain}).schema
     assert len(schema["$defs"]) == 3001

@@ -1,5 +1,6 @@
 """Schemas as clients send them, each with values that follow it; drawn by hypothesis."""
 
+from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 Schema = dict[str, Any]
 Drawn = tuple[Schema, Any]
 """A schema, and a value that follows it and invents nothing."""
+Kind = Callable[[st.DrawFn, int, dict[str, Schema]], Drawn]
 NAMES = ("name", "age", "tags", "a b", "é", 'quo"te', "back\\slash", "$ref", "properties")
 LEAVES: list[tuple[Schema, list[Any]]] = [
     ({"type": "integer", "minimum": -5, "maximum": 20}, [0, -5, 7, 20]),
@@ -27,7 +29,7 @@ def drawn_schemas(draw: st.DrawFn) -> Drawn:
 
 
 def _any(draw: st.DrawFn, depth: int, definitions: dict[str, Schema]) -> Drawn:
-    kinds = [_leaf, _object, _array, _any_of, _all_of, _based, _reference]
+    kinds: list[Kind] = [_leaf, _object, _array, _any_of, _all_of, _based, _reference]
     return draw(st.sampled_from(kinds if depth else kinds[:1]))(draw, depth - 1, definitions)
 
 

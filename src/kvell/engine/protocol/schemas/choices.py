@@ -36,10 +36,10 @@ def _by_values(group: Sequence[object]) -> bool:
 
 def _by_property(group: Sequence[Schema], resolve: Resolve) -> bool:
     """Whether all need one property that has other values in each."""
+    needed = [_needed(one) for one in group]
     return any(
-        all(name in _needed(one) for one in group)
-        and _by_values([resolve(_needed(one)[name]) for one in group])
-        for name in _needed(group[0])
+        all(name in one for one in needed) and _by_values([resolve(one[name]) for one in needed])
+        for name in needed[0]
     )
 
 
@@ -47,7 +47,7 @@ def _needed(schema: Schema) -> Mapping[str, object]:
     properties, required = schema.get("properties"), schema.get("required")
     if not isinstance(properties, dict) or not isinstance(required, list):
         return {}
-    return {name: properties[name] for name in required if str(name) in properties}
+    return {name: properties[name] for name in map(str, required) if name in properties}
 
 
 def _values(schema: object) -> set[str] | None:

@@ -29,7 +29,9 @@ _VALUES = (
 )
 _MAPS = ("properties", "patternProperties")
 _INNER = ("additionalProperties", "items", "additionalItems", "prefixItems")
-_FOLLOWED = frozenset((*_VALUES, *_MAPS, *_INNER, *IN_PLACE, "unevaluatedProperties"))
+_OTHERS = frozenset((*_MAPS, *_INNER, *IN_PLACE, "unevaluatedProperties"))
+"""Keywords with schemas."""
+_FOLLOWED = frozenset(_VALUES) | _OTHERS
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,10 @@ class _Rewriting:
         self._count(1)
         source, keywords = self._parts.plain(schema)
         self.unfollowed += [Unfollowed(path + keyword, keyword) for keyword in keywords]
-        match {key: value for key, value in source.items() if key in _FOLLOWED}:
+        kept = {key: value for key, value in source.items() if key in _FOLLOWED}
+        if _OTHERS.isdisjoint(kept):
+            return kept
+        match kept:
             case {"$ref": reference, **more} if not more:
                 return self._reference(reference, closes=closes)
             case {"allOf": [dict(part)], **more} if not more:
