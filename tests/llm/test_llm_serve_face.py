@@ -191,7 +191,7 @@ def test_a_schema_that_cannot_be_followed_is_refused_by_name(client: openai.Open
             client.completions.create(
                 model="smollm2", prompt=PROMPT, extra_body={"guided_regex": "("}, stream=stream
             )
-        assert caught.value.param == "structured_outputs.regex"
+        assert caught.value.param == "guided_regex"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -218,6 +218,111 @@ def test_tools_that_must_be_called(
         name, arguments = call.function.name, call.function.arguments
         assert call.id.startswith("call_")
     assert name in names and set(json.loads(arguments)) == {"city"}
+
+
+PERSON: Any = {
+    "title": "Person",
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 12, "title": "Name"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "home": {"$ref": "#/$defs/Home"},
+    },
+    "required": ["name", "age", "home"],
+    "$defs": {
+        "Home": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 12, "format": "city"}},
+            "required": ["city"],
+        }
+    },
+}
+"""As pydantic writes it: nothing says that there are no other properties."""
+FORM: Any = {"type": "json_schema", "json_schema": {"name": "Person", "schema": PERSON}}
+
+
+def names_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    assert len(dict(pairs)) == len(pairs)
+    return dict(pairs)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"response_format": FORM},
+        {"guided_json": PERSON},
+        {"structured_outputs": {"json": json.dumps(PERSON)}},
+        {
+            "tools": [{"type": "function", "function": {"name": "f", "parameters": PERSON}}],
+            "tool_choice": {"type": "function", "function": {"name": "f"}},
+            "response_format": {"type": "json_object"},
+        },
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_an_answer_has_what_the_schema_names_and_ends(url: str, fields: Any, stream: bool) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 200, "temperature": 1, "seed": 3, **fields}
+    if stream:
+        reply = httpx.post(f"{url}/v1/chat/completions", json=body | {"stream": True}, timeout=60)
+        lines = reply.text.split("\n\n")
+        pieces = [
+            json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")
+        ]
+        calls = [one["delta"].get("tool_calls", [{}])[0] for one in pieces]
+        text = "".join(one["delta"].get("content") or "" for one in pieces)
+        text += "".join(one.get("function", {}).get("arguments", "") for one in calls)
+        reason = pieces[-1]["finish_reason"]
+    else:
+        reply = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+        [choice] = reply.json()["choices"]
+        message, reason = choice["message"], choice["finish_reason"]
+        text = message["content"] or message["tool_calls"][0]["function"]["arguments"]
+    person = json.loads(text, object_pairs_hook=names_once)
+    jsonschema.validate(person, PERSON)
+    assert (set(person), set(person["home"])) == ({"name", "age", "home"}, {"city"})
+    assert reason == "stop"
+
+
+@pytest.mark.parametrize("calls", [False, True])
+def test_with_auto_an_answer_is_in_the_format_or_calls(
+    client: openai.OpenAI, tokenizer: Any, calls: bool
+) -> None:
+    never = tokenizer("<", add_special_tokens=False)["input_ids"][:1]
+    if calls:
+        never = [token for text, token in tokenizer.get_vocab().items() if text.startswith("{")]
+    reply = client.chat.completions.create(
+        model="smollm2", messages=MESSAGES, tools=TOOLS, max_tokens=200, temperature=0,
+        response_format=FORM, logit_bias={str(token): -100 for token in never},
+        parallel_tool_calls=False,
+    )  # fmt: skip
+    [choice] = reply.choices
+    if calls:
+        assert choice.message.tool_calls and not choice.message.content
+        [call] = choice.message.tool_calls
+        assert call.type == "function" and call.function.name in {"weather", "time"}
+        assert set(json.loads(call.function.arguments)) == {"city"}
+        assert choice.finish_reason == "tool_calls"
+    else:
+        jsonschema.validate(json.loads(choice.message.content or ""), PERSON)
+        assert choice.finish_reason == "stop" and not choice.message.tool_calls
+
+
+def test_a_function_that_is_not_followed_whole_fails_no_other(client: openai.OpenAI) -> None:
+    odd: Any = {"type": "string", "format": "path", "pattern": "(?!x)", "maxLength": 5}
+    parameters = {"type": "object", "properties": {"p": {"$ref": "#/$defs/T"}}, "required": ["p"]}
+    tools: Any = [
+        {"type": "function", "function": {"name": name, "parameters": parameters | {"$defs": one}}}
+        for name, one in (("read", {"T": odd}), ("count", {"T": {"type": "boolean"}}))
+    ]
+    reply = client.chat.completions.create(
+        model="smollm2", messages=MESSAGES, tools=tools, tool_choice="required", max_tokens=64,
+        temperature=0, parallel_tool_calls=False,
+    )  # fmt: skip
+    [call] = reply.choices[0].message.tool_calls or []
+    assert call.type == "function"
+    kind = {"read": str, "count": bool}[call.function.name]
+    assert [type(value) for value in json.loads(call.function.arguments).values()] == [kind]
 
 
 CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call>'

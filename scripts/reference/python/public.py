@@ -120,6 +120,8 @@ PAGES = (
                 (
                     "kvell.engine.protocol.structured_outputs.StructuredOutputs",
                     "kvell.engine.protocol.structured_outputs.Reasoning",
+                    "kvell.engine.protocol.structured_outputs.Calls",
+                    "kvell.engine.protocol.structured_outputs.CallForm",
                     "kvell.engine.protocol.logprobs.TokenLogprobs",
                 ),
             ),

@@ -21,6 +21,8 @@ from kvell.engine.protocol.sampling_params import (
 from kvell.engine.protocol.structured_outputs import (
     MAX_CHOICES,
     MAX_GRAMMAR_CHARS,
+    CallForm,
+    Calls,
     Reasoning,
     StructuredOutputs,
 )
@@ -144,6 +146,33 @@ def test_choices_are_some_texts_and_none_is_empty(bad: tuple[str, ...]) -> None:
     assert told.value.field == "structured_outputs.choice"
 
 
+@pytest.mark.parametrize("kind", ["json", "regex", "grammar"])
+def test_an_empty_constraint_is_named(kind: str) -> None:
+    empty: Mapping[str, Any] = {kind: ""}
+    with pytest.raises(ChangeSomething, match=f"structured_outputs.{kind}='': is empty"):
+        StructuredOutputs(**empty)
+    with pytest.raises(ChangeSomething, match="guided_x='': is empty"):
+        StructuredOutputs(**empty, named="guided_x")
+
+
+def test_calls_go_with_json_alone() -> None:
+    calls = Calls((CallForm("<call>", "{}", "</call>"),))
+    assert StructuredOutputs(json="{}", calls=calls).num_chars == 17
+    assert StructuredOutputs(json_object=True, calls=calls).kind == "json_object"
+    with pytest.raises(ChangeSomething, match=r"outputs\.regex=…: does not go with calls"):
+        StructuredOutputs(regex="a", calls=calls)
+
+
+def test_what_a_client_called_it_makes_no_other_constraint() -> None:
+    named = StructuredOutputs(regex="a", named="guided_regex", reasoning=Reasoning(("x",)))
+    assert named.bare() == StructuredOutputs(regex="a")
+    assert named.bare().named == ""
+    assert (named.field_name, named.bare().field_name) == (
+        "guided_regex",
+        "structured_outputs.regex",
+    )
+
+
 # ------------------------------------------------------------------------ on the wire
 
 small = st.floats(-50, 0)
@@ -156,9 +185,9 @@ likelihoods = st.builds(
 )
 some_likelihoods = st.lists(likelihoods, max_size=4).map(tuple)
 constraints = st.one_of(
-    st.text(max_size=9).map(lambda text: StructuredOutputs(json=text)),
-    st.text(max_size=9).map(lambda text: StructuredOutputs(regex=text)),
-    st.text(max_size=9).map(lambda text: StructuredOutputs(grammar=text)),
+    st.text(min_size=1, max_size=9).map(lambda text: StructuredOutputs(json=text)),
+    st.text(min_size=1, max_size=9).map(lambda text: StructuredOutputs(regex=text)),
+    st.text(min_size=1, max_size=9).map(lambda text: StructuredOutputs(grammar=text)),
     st.lists(st.text(min_size=1, max_size=4), min_size=1, max_size=3).map(
         lambda texts: StructuredOutputs(choice=tuple(texts))
     ),
@@ -171,6 +200,13 @@ reasonings = st.builds(
 behind_reasoning = st.builds(
     lambda asked, reasoning: replace(asked, reasoning=reasoning), constraints, reasonings
 )
+call_forms = st.builds(CallForm, st.text(max_size=9), st.text(max_size=9), tags)
+beside_calls = st.builds(
+    StructuredOutputs,
+    json=tags,
+    calls=st.builds(Calls, st.lists(call_forms, max_size=2).map(tuple), tags, st.booleans()),
+    named=tags,
+)
 samplings = st.builds(
     SamplingParams,
     max_tokens=st.none(),
@@ -182,7 +218,7 @@ samplings = st.builds(
     min_tokens=st.integers(0, 1 << 40),
     logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
     prompt_logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
-    structured_outputs=st.none() | constraints | behind_reasoning,
+    structured_outputs=st.none() | constraints | behind_reasoning | beside_calls,
 )
 
 

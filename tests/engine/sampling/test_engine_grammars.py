@@ -106,7 +106,7 @@ def test_special_tokens_are_no_part_of_a_text(
 
 BAD = [
     (StructuredOutputs(json='{"type":'), "json"),
-    (StructuredOutputs(json='{"not": {"type": "string"}}'), "json"),
+    (StructuredOutputs(json='{"not": {}}'), "json"),
     (StructuredOutputs(json='{"$ref": "#/nowhere"}'), "json"),
     (StructuredOutputs(json="false"), "json"),
     (StructuredOutputs(regex="("), "regex"),
@@ -125,6 +125,28 @@ def test_what_cannot_be_followed_is_refused_by_name(
             grammars.check(asked)
         assert told.value.field == f"structured_outputs.{kind}"
         assert "\n" not in str(told.value)
+
+
+def test_an_error_names_what_the_client_sent(grammars: Grammars) -> None:
+    for name in ("guided_regex", "response_format.json_schema.schema"):
+        with pytest.raises(ChangeSomething, match="cannot be followed") as told:
+            grammars.check(StructuredOutputs(regex="(", named=name))
+        assert told.value.field == name
+
+
+def test_each_keyword_that_is_not_followed_is_told_once(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = Grammars(tokenizer.as_json, VOCAB, [END])
+    for keyword in ("path", "url"):
+        schema = {"type": "string", "format": keyword, "not": {"const": keyword}}
+        own.check(StructuredOutputs(json=json.dumps(schema)))
+    own.close()
+    told = [one.getMessage() for one in caplog.records if "grammars follow" in one.getMessage()]
+    assert told == [
+        "schemas say more than grammars follow: format is left out",
+        "schemas say more than grammars follow: not is left out",
+    ]
 
 
 def test_a_model_without_an_end_follows_no_grammar(tokenizer: Tokenizer) -> None:

@@ -15,6 +15,7 @@ from kvell.server.answers.forced import (
     tool_choice,
 )
 from kvell.server.answers.named import parser_named
+from tests.engine.sampling.byte_grammars import schema_accepts
 from tests.server.answers.answer_texts import deltas_of
 
 
@@ -99,20 +100,50 @@ def test_required_forces_a_list_of_calls() -> None:
     assert single is not None and single["maxItems"] == 1
 
 
-def test_definitions_move_to_the_root_and_the_tools_stay_as_they_are() -> None:
-    first = {"type": "object", "properties": {"p": {"$ref": "#/$defs/P"}}, "$defs": {"P": {}}}
-    tools = [tool("f", **first), tool("g", **first), G]
+def test_definitions_of_one_name_stay_apart_and_the_tools_as_they_are() -> None:
+    def defined(**meaning: Any) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "properties": {"p": {"$ref": "#/$defs/P"}},
+            "$defs": {"P": meaning},
+        }
+
+    tools = [tool("f", **defined(type="null")), tool("g", **defined(type="boolean")), G]
     before = json.dumps(tools)
     schema = forced_schema("required", tools)
-    assert schema is not None and schema["$defs"] == {"P": {}}
-    assert "$defs" not in json.dumps(schema["items"]["anyOf"]).replace("#/$defs", "")
     assert json.dumps(tools) == before
+    for name, value, other in (("f", None, True), ("g", True, None)):
+        assert schema_accepts(schema, [{"name": name, "parameters": {"p": value}}])
+        assert not schema_accepts(schema, [{"name": name, "parameters": {"p": other}}])
 
 
-def test_definitions_that_differ_are_refused() -> None:
-    tools = [tool("f", **{"$defs": {"P": {}}}), tool("g", **{"$defs": {"P": {"type": "null"}}})]
-    with pytest.raises(ChangeSomething, match=r"tools\[1\]\.function\.parameters\.\$defs\.P"):
-        forced_schema("required", tools)
+@pytest.mark.parametrize("parameters", [{}, {"type": "object"}, {"type": "object", "required": []}])
+def test_a_function_without_parameters_gets_an_empty_object(parameters: dict[str, Any]) -> None:
+    for schema, wrap in (
+        (forced_schema(NamedFunction("h"), [tool("h", **parameters)]), lambda one: one),
+        (
+            forced_schema("required", [tool("h", **parameters)]),
+            lambda one: [{"name": "h", "parameters": one}],
+        ),
+    ):
+        assert schema_accepts(schema, wrap({}))
+        assert not schema_accepts(schema, wrap({"a": 1}))
+    free = tool("h", type="object", additionalProperties=True)
+    assert schema_accepts(forced_schema(NamedFunction("h"), [free]), {"a": 1})
+
+
+def test_only_a_strict_function_must_be_followed_whole() -> None:
+    beyond = tool("h", type="object", properties={"a": {"type": "string", "format": "path"}})
+    schema = forced_schema("required", [F, beyond])
+    assert schema_accepts(schema, [{"name": "f", "parameters": {"a": 1}}])
+    assert schema_accepts(schema, [{"name": "h", "parameters": {"a": "any"}}])
+    beyond["function"]["strict"] = True
+    for choice in ("required", NamedFunction("h")):
+        chosen: Any = choice
+        with pytest.raises(ChangeSomething, match="strict is true") as refused:
+            forced_schema(chosen, [F, beyond])
+        assert refused.value.field == "tools[1].function.parameters.properties.a.format"
+    assert forced_schema(NamedFunction("f"), [F, beyond]) == F["function"]["parameters"]
 
 
 def forced(choice: ToolChoice, text: str, reasoning: str = "none") -> ParsedAnswer:

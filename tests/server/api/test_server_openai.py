@@ -14,6 +14,9 @@ from kvell.testing.instance import ByteText, fake_token
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 MODEL = "fake"
+TOOL = {"type": "function", "function": {"name": "f"}}
+ODD = {"type": "object", "properties": {"a": {"type": "string", "format": "path"}}}
+STRICT = {"type": "function", "function": {"name": "f", "parameters": ODD, "strict": True}}
 
 
 @pytest.fixture
@@ -303,6 +306,16 @@ def test_bad_input_is_refused_by_name(
         ({"tool_choice": "required"}, "tool_choice"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         ({"logprobs": False, "top_logprobs": 2}, "top_logprobs"),
+        ({"extra_body": {"guided_choice": []}}, "guided_choice"),
+        ({"extra_body": {"structured_outputs": {"regex": ""}}}, "structured_outputs.regex"),
+        (
+            {"tools": [TOOL], "tool_choice": "required", "extra_body": {"guided_regex": "a"}},
+            "guided_regex",
+        ),
+        (
+            {"tools": [STRICT], "tool_choice": "required"},
+            "tools[0].function.parameters.properties.a.format",
+        ),
         ({"n": 129}, "n"),
     ],
 )

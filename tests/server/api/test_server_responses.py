@@ -18,6 +18,7 @@ from kvell.testing.instance import ByteText, fake_token
 SCRIPTED = Path(__file__).parents[1] / "scripted_server.py"
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True}
+ODD = {"type": "object", "properties": {"a": {"type": "string", "format": "path"}}}
 CALL = '<tool_call>~{"name": "weather", "arguments": {"city": "Bern"}}~</tool_call>'
 ANSWERS = {
     "text": "SAY Good day to you.",
@@ -302,6 +303,14 @@ def test_efforts_reach_the_template(client: openai.OpenAI) -> None:
         (
             {"tools": [WEATHER], "tool_choice": {"type": "function", "name": "time"}},
             "tool_choice.name",
+        ),
+        (
+            {"text": {"format": {"type": "json_schema", "strict": True, "schema": ODD}}},
+            "text.format.schema.properties.a.format",
+        ),
+        (
+            {"tools": [{**WEATHER, "parameters": ODD, "strict": True}], "tool_choice": "required"},
+            "tools[0].parameters.properties.a.format",
         ),
         ({"input": []}, "input"),
         ({"input": [{"type": "reasoning", "id": "rs_1", "summary": []}]}, "input"),

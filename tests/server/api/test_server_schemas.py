@@ -139,6 +139,7 @@ SCHEMA_TEXT = '{"type":"object","properties":{"a":{"type":"integer"}}}'
         ({"structured_outputs": {"json": SCHEMA}}, StructuredOutputs(json=SCHEMA_TEXT)),
         ({"structured_outputs": {"regex": "a+"}}, StructuredOutputs(regex="a+")),
         ({"guided_json": SCHEMA_TEXT}, StructuredOutputs(json=SCHEMA_TEXT)),
+        ({"guided_json": {}}, StructuredOutputs(json="{}")),
         ({"guided_regex": "a+"}, StructuredOutputs(regex="a+")),
         ({"guided_choice": ["a", "b"]}, StructuredOutputs(choice=("a", "b"))),
         ({"guided_grammar": "start: /a/"}, StructuredOutputs(grammar="start: /a/")),
@@ -157,8 +158,16 @@ def test_formats_become_one_constraint(
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex"),
         ({"structured_outputs": {}}, "structured_outputs"),
         ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
-        ({"guided_choice": [""]}, "structured_outputs.choice"),
-        ({"guided_regex": "a" * 200_000}, "structured_outputs.regex"),
+        ({"guided_choice": [""]}, "guided_choice"),
+        ({"guided_regex": "a" * 200_000}, "guided_regex"),
+        ({"guided_regex": ""}, "guided_regex"),
+        ({"guided_grammar": ""}, "guided_grammar"),
+        ({"guided_json": ""}, "guided_json"),
+        ({"guided_choice": []}, "guided_choice"),
+        ({"structured_outputs": {"regex": ""}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"grammar": ""}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"json": ""}}, "structured_outputs.json"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
     ],
 )
 def test_formats_that_are_not_one_constraint_are_refused(
@@ -167,6 +176,37 @@ def test_formats_that_are_not_one_constraint_are_refused(
     with pytest.raises(ChangeSomething) as caught:
         chat(**fields).sampling(room(100))
     assert caught.value.field == field
+
+
+BEYOND = {"type": "object", "properties": {"a": {"type": "string", "format": "path"}}}
+
+
+@pytest.mark.parametrize("strict", [None, False, True])
+def test_only_a_strict_schema_must_be_followed_whole(strict: bool | None) -> None:
+    form = {"schema": BEYOND, "strict": strict}
+    asked = chat(response_format={"type": "json_schema", "json_schema": form})
+    if strict:
+        with pytest.raises(ChangeSomething, match="format cannot be followed, and strict is true"):
+            asked.sampling(room(100))
+        field = "response_format.json_schema.schema.properties.a.format"
+        with pytest.raises(ChangeSomething, match=field):
+            asked.sampling(room(100))
+    else:
+        assert asked.sampling(room(100)).structured_outputs is not None
+
+
+def test_a_constraint_knows_what_the_client_called_it() -> None:
+    form = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
+    for fields, field in (
+        ({"response_format": form}, "response_format.json_schema.schema"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"json": SCHEMA}}, "structured_outputs.json"),
+        ({"guided_json": SCHEMA}, "guided_json"),
+        ({"guided_choice": ["a"]}, "guided_choice"),
+        ({"guided_grammar": "start: /a/"}, "guided_grammar"),
+    ):
+        made = chat(**fields).sampling(room(100)).structured_outputs
+        assert made is not None and made.field_name == field
 
 
 def test_a_schema_nested_too_deeply_is_refused_without_recursion() -> None:

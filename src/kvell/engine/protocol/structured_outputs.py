@@ -1,6 +1,6 @@
 """What the text of an answer must look like: a schema, a pattern, a choice or a grammar."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from kvell.errors import ChangeSomething
 
@@ -8,6 +8,7 @@ MAX_GRAMMAR_CHARS = 131_072
 MAX_CHOICES = 1024
 MAX_ENDS = 8
 MAX_TAG_CHARS = 64
+_KINDS = ("json", "json_object", "regex", "choice", "grammar")
 
 
 @dataclass(frozen=True)
@@ -37,15 +38,55 @@ class Reasoning:
 
 
 @dataclass(frozen=True)
+class CallForm:
+    """How a model writes a call of one function.
+
+    :param begin: text before the arguments.
+    :param schema: a JSON schema of the arguments, as JSON text; "" if any text may follow, which
+        then is the rest of the answer.
+    :param end: text behind the arguments.
+    """
+
+    begin: str
+    schema: str = ""
+    end: str = ""
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Calls that an answer may be instead of JSON that is constrained.
+
+    :param forms: of which each call has one.
+    :param between: text between two calls.
+    :param repeats: whether there may be several.
+    """
+
+    forms: tuple[CallForm, ...]
+    between: str = ""
+    repeats: bool = True
+
+    @property
+    def num_chars(self) -> int:
+        """Characters of all forms."""
+        return sum(len(one.begin) + len(one.schema) + len(one.end) for one in self.forms)
+
+
+@dataclass(frozen=True)
 class StructuredOutputs:
     """Exactly one kind of constraint, with vLLM's names.
 
+    A JSON schema is followed as OpenAI's strict mode does: an object that names properties has no
+    others, unless ``additionalProperties`` says so.
+
     :param json: a JSON schema, as JSON text.
     :param json_object: True for any JSON object.
-    :param regex: a pattern for the whole text (Rust syntax, without look-around).
+    :param regex: a pattern for the whole text (Rust syntax, without look-around; ``\\d``,
+        ``\\w`` and ``\\s`` are ASCII, as in the pattern of a schema).
     :param choice: the text is one of these.
     :param grammar: a context-free grammar in Lark's syntax.
     :param reasoning: what the answer may say before, which the constraint does not bind.
+    :param calls: what the answer may be instead; only beside ``json`` and ``json_object``.
+    :param named: what the client called the field, for errors; "" if as here.
     :raises ChangeSomething: if there is none or more than one, or one is out of bounds.
     """
 
@@ -55,25 +96,27 @@ class StructuredOutputs:
     choice: tuple[str, ...] = ()
     grammar: str | None = None
     reasoning: Reasoning | None = None
+    calls: Calls | None = None
+    named: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if len(self._given()) != 1:
             found = ", ".join(self._given()) or "none"
-            remedy = "give one of json, json_object, regex, choice and grammar"
+            remedy = f"give one of {', '.join(_KINDS[:-1])} and {_KINDS[-1]}"
             raise ChangeSomething("structured_outputs", found, "is not one constraint", remedy)
         if self.num_chars > MAX_GRAMMAR_CHARS:
             size = f"{self.num_chars} characters"
             remedy = f"use at most {MAX_GRAMMAR_CHARS}"
-            raise ChangeSomething(f"structured_outputs.{self.kind}", size, "is too long", remedy)
+            raise ChangeSomething(self.field_name, size, "is too long", remedy)
         if len(self.choice) > MAX_CHOICES:
-            remedy = f"give at most {MAX_CHOICES}"
-            raise ChangeSomething(
-                "structured_outputs.choice", f"{len(self.choice)} texts", "are too many", remedy
-            )
+            size, remedy = f"{len(self.choice)} texts", f"give at most {MAX_CHOICES}"
+            raise ChangeSomething(self.field_name, size, "are too many", remedy)
         if any(not text for text in self.choice):
-            raise ChangeSomething(
-                "structured_outputs.choice", "''", "is an empty text", "leave it out"
-            )
+            raise ChangeSomething(self.field_name, "''", "is an empty text", "leave it out")
+        if self.calls is not None and self.kind not in ("json", "json_object"):
+            raise ChangeSomething(self.field_name, "…", "does not go with calls", "use json")
+        if "" in (self.json, self.regex, self.grammar):
+            raise ChangeSomething(self.field_name, "''", "is empty", "leave it out for any text")
 
     @property
     def kind(self) -> str:
@@ -81,21 +124,22 @@ class StructuredOutputs:
         return self._given()[0]
 
     @property
+    def field_name(self) -> str:
+        """What the client called the field that is given."""
+        return self.named or f"structured_outputs.{self.kind}"
+
+    @property
     def num_chars(self) -> int:
         """Characters of the constraint."""
         texts = [self.json, self.regex, self.grammar, *self.choice]
-        return sum(len(text) for text in texts if text is not None)
+        calls = 0 if self.calls is None else self.calls.num_chars
+        return calls + sum(len(text) for text in texts if text is not None)
 
     def bare(self) -> "StructuredOutputs":
-        """The constraint alone, wherever in an answer it begins."""
-        return self if self.reasoning is None else replace(self, reasoning=None)
+        """The constraint alone, wherever in an answer it begins and whatever it was called."""
+        is_bare = self.reasoning is None and not self.named
+        return self if is_bare else replace(self, reasoning=None, named="")
 
     def _given(self) -> list[str]:
-        fields = {
-            "json": self.json is not None,
-            "json_object": self.json_object,
-            "regex": self.regex is not None,
-            "choice": bool(self.choice),
-            "grammar": self.grammar is not None,
-        }
-        return [name for name, is_given in fields.items() if is_given]
+        """Kinds that are given: what is neither None, nor False, nor no choice."""
+        return [name for name in _KINDS if getattr(self, name) not in (None, False, ())]

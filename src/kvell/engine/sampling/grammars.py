@@ -77,7 +77,7 @@ class Grammars:
         """
         if not self._ends:
             why = "needs a token that ends texts, and the model names none"
-            raise ChangeSomething(_field(asked), "…", why, "leave it out")
+            raise ChangeSomething(asked.field_name, "…", why, "leave it out")
         verdict = self._checks.known(asked)
         return verdict is not None and self.agreed(asked, verdict)
 
@@ -98,7 +98,7 @@ class Grammars:
             return True
         if verdict == TOO_COMPLEX:
             raise ChangeSomething(
-                _field(asked),
+                asked.field_name,
                 "…",
                 f"is too complex: it takes more than 1 s or {CHECK_ROOM_BYTES // MIB} MiB",
                 "use shorter repetitions, fewer alternatives, no & or ~ of patterns",
@@ -107,7 +107,7 @@ class Grammars:
         bound: Bound | None = "grammar" if verdict.is_too_complex else None
         what = "is too complex" if verdict.is_too_complex else "cannot be followed"
         problem = f"{what}: {verdict.problem}"
-        raise ChangeSomething(_field(asked), "…", problem, "simplify it", bound=bound)
+        raise ChangeSomething(asked.field_name, "…", problem, "simplify it", bound=bound)
 
     def check(self, asked: StructuredOutputs) -> None:
         """Wait until it is known whether a grammar can be followed.
@@ -161,10 +161,6 @@ class Grammars:
         if mask.also is not None:
             allowed[mask.also : mask.also + 1] = True  # a model may lack it
         return allowed
-
-
-def _field(asked: StructuredOutputs) -> str:
-    return f"structured_outputs.{asked.kind}"
 
 
 def _binds(found: FoundMask | None) -> bool:

@@ -3,17 +3,20 @@
 The forms are vLLM's: for ``required`` a list of calls, for a named function its arguments alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
+from kvell.engine.protocol.schemas.following import check_strict
+from kvell.engine.protocol.schemas.references import Schema, within
 from kvell.errors import ChangeSomething
 from kvell.server.answers.reading.json_calls import ArgumentsObject, CallObject
 from kvell.server.answers.reading.markers import Expect
 from kvell.server.answers.reading.modes import Chain, Mode, PlainText
 
-Tools = Sequence[Mapping[str, Any]]
-_DEFINITIONS = ("$defs", "definitions")
+Tools = Sequence[Schema]
+_SAYS_NOTHING = frozenset(("type", "title", "description", "$schema", "$defs", "definitions"))
+"""Keywords that name no arguments."""
 
 
 @dataclass(frozen=True)
@@ -53,21 +56,53 @@ def tool_choice(value: object, tools: Tools) -> ToolChoice:
     raise ChangeSomething("tool_choice", str(value)[:64], "is not known", remedy)
 
 
-def forced_schema(
-    choice: ToolChoice, tools: Tools, *, parallel: bool = True
-) -> dict[str, Any] | None:
+def forced_schema(choice: ToolChoice, tools: Tools, *, parallel: bool = True) -> Schema | None:
     """The JSON schema that the answer must obey; None if it is free.
 
     :param parallel: whether there may be several calls.
-    :raises ChangeSomething: if tools define different schemas under one name.
+    :raises ChangeSomething: if a function is strict and its calls cannot be held to its schema.
     """
     if isinstance(choice, NamedFunction):
-        return dict(_parameters(tools[_names(tools).index(choice.name)]))
+        place = _names(tools).index(choice.name)
+        _check_strict(place, tools[place])
+        return arguments_schema(tools[place])
     if choice != "required":
         return None
-    calls = [_call_schema(tool) for tool in tools]
+    calls, definitions = [], {}
+    for i, tool in enumerate(tools):
+        _check_strict(i, tool)
+        name, arguments = tool["function"]["name"], arguments_schema(tool)
+        moved = within(arguments, f"#/$defs/{name}")
+        if moved != arguments:  # its references lead to where it is whole
+            definitions[name], arguments = moved, {"$ref": f"#/$defs/{name}"}
+        calls.append(call_schema(name, arguments))
     schema = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
-    return schema | ({} if parallel else {"maxItems": 1}) | _definitions(tools)
+    more = {"$defs": definitions} if definitions else {}
+    return schema | ({} if parallel else {"maxItems": 1}) | more
+
+
+def arguments_schema(tool: Schema) -> Schema:
+    """The schema of a function's arguments: without any properties, of an empty object."""
+    parameters: Schema = {"type": "object"} | (tool["function"].get("parameters") or {})
+    told = {key for key, value in parameters.items() if key != "required" or value}
+    return parameters if told - _SAYS_NOTHING else parameters | {"properties": {}}
+
+
+def call_schema(name: str, arguments: Schema) -> Schema:
+    """The schema of a call of one function, with that of its arguments."""
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, "parameters": arguments},
+        "required": ["name", "parameters"],
+        "additionalProperties": False,
+    }
+
+
+def schema_field(choice: ToolChoice, tools: Tools) -> str:
+    """The field that the schema of :func:`forced_schema` came in."""
+    if isinstance(choice, NamedFunction):
+        return f"tools[{_names(tools).index(choice.name)}].function.parameters"
+    return "tools"
 
 
 def forced_tool_calls(choice: ToolChoice) -> Mode | None:
@@ -111,29 +146,6 @@ def _names(tools: Tools) -> list[str]:
     return [str(tool["function"]["name"]) for tool in tools]
 
 
-def _parameters(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    parameters: Mapping[str, Any] | None = tool["function"].get("parameters")
-    return parameters or {"type": "object", "properties": {}}
-
-
-def _call_schema(tool: Mapping[str, Any]) -> dict[str, Any]:
-    inner = {key: part for key, part in _parameters(tool).items() if key not in _DEFINITIONS}
-    return {
-        "type": "object",
-        "properties": {"name": {"const": tool["function"]["name"]}, "parameters": inner},
-        "required": ["name", "parameters"],
-        "additionalProperties": False,
-    }
-
-
-def _definitions(tools: Tools) -> dict[str, Any]:
-    """All tools' definitions at the root, where ``#/$defs/…`` looks for them."""
-    found: dict[str, dict[str, Any]] = {}
-    for i, tool in enumerate(tools):
-        for key in _DEFINITIONS:
-            for name, schema in (_parameters(tool).get(key) or {}).items():
-                if found.setdefault(key, {}).setdefault(name, schema) != schema:
-                    field = f"tools[{i}].function.parameters.{key}.{name}"
-                    problem = "differs from another tool's definition of that name"
-                    raise ChangeSomething(field, "…", problem, "give it another name")
-    return dict(found)
+def _check_strict(place: int, tool: Schema) -> None:
+    if tool["function"].get("strict"):
+        check_strict(arguments_schema(tool), f"tools[{place}].function.parameters")

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from kvell.engine.protocol.structured_outputs import Reasoning
+from kvell.engine.protocol.schemas.references import Schema
+from kvell.engine.protocol.structured_outputs import Calls, Reasoning
 from kvell.errors import ChangeSomething
 from kvell.server.answers.deltas import AnswerParser
 from kvell.server.answers.formats import harmony, mistral, thinking
@@ -15,6 +16,7 @@ from kvell.server.answers.formats.pythonic import Pythonic
 from kvell.server.answers.formats.qwen3_coder import Qwen3Coder
 from kvell.server.answers.formats.thinking import Thinking, ThinkingTags
 from kvell.server.answers.reading.modes import Mode, ModeParser, PlainText
+from kvell.server.answers.written_calls import written_calls
 
 Tools = Sequence[Mapping[str, Any]]
 
@@ -88,6 +90,15 @@ class AnswerFormat:
             return None
         opened = tags.opened or tags.opened_by(prompt)
         return Reasoning((tags.end,), "" if opened else tags.start)
+
+    def calls_instead(self, tools: Sequence[Schema], *, parallel: bool = True) -> Calls | None:
+        """Calls that an answer may be instead of one in a format; None if there are none.
+
+        GPT-OSS has none: it calls before it answers, in what no format binds.
+
+        :param parallel: whether there may be several.
+        """
+        return written_calls(self.tool, tools, parallel=parallel)
 
     @property
     def _is_harmony(self) -> bool:

@@ -1,7 +1,9 @@
 """Whether grammars can be followed: each is tried in a worker once, and what came is remembered."""
 
+import logging
 import signal
 from collections import OrderedDict
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
@@ -33,6 +35,8 @@ TRIES = 2
 COMPLAINTS = ("too many", "too complex", "too large", "too big", "limits.", "fuel")
 """Words of llguidance's about bounds of its own."""
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -60,6 +64,7 @@ class GrammarChecks:
         self._known: OrderedDict[bytes, Verdict] = OrderedDict()
         self._waiting: dict[bytes, Future[Verdict]] = {}
         self._worker: Worker | None = None
+        self._told: set[str] = set()
 
     def known(self, asked: StructuredOutputs) -> Verdict | None:
         """What is known of a grammar; None before it was tried."""
@@ -132,8 +137,16 @@ class GrammarChecks:
         worker.line.send(Check(asked.bare()), ANSWER_SECONDS)
         told = worker.line.receive(ANSWER_SECONDS)
         assert isinstance(told, Checked)
+        self._tell(told.unfollowed)
         text = " ".join(told.problem.split())[:300]
         return Verdict(text, any(words in told.problem.lower() for words in COMPLAINTS))
+
+    def _tell(self, keywords: Iterable[str]) -> None:
+        """Say once of each keyword that answers are not held to it."""
+        for keyword in keywords:
+            if keyword not in self._told:
+                self._told.add(keyword)
+                logger.warning("schemas say more than grammars follow: %s is left out", keyword)
 
     def _remember(self, key: bytes, verdict: Verdict) -> None:
         self._known[key] = verdict

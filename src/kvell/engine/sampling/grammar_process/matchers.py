@@ -1,6 +1,5 @@
 """The work of llguidance: compiling grammars, reading outputs, and masks; inside a worker."""
 
-import json
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -8,11 +7,10 @@ from typing import Any
 from llguidance._lib import LLMatcher, LLParserLimits  # the package itself may import numpy
 
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
-from kvell.engine.sampling.grammar_process.messages import Mask, Need
+from kvell.engine.sampling.grammar_process.messages import Checked, Mask, Need
+from kvell.engine.sampling.grammar_process.sources import GrammarSource, source_of
 from kvell.engine.sampling.reasoning import ReasoningReader
 
-JSON_OPTIONS: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""Fixed spaces: a small model may otherwise write spaces until its tokens are used up."""
 MAX_LEXER_STATES = 50_000
 """A state takes 1 to 2 KiB, so that these are more than a worker may have."""
 
@@ -28,19 +26,19 @@ class Matchers:
         self._compiled: OrderedDict[StructuredOutputs, Any] = OrderedDict()
         self._places: dict[int, _Place] = {}
 
-    def problem(self, asked: StructuredOutputs) -> str:
-        """What is wrong with a constraint; "" if nothing is.
+    def check(self, asked: StructuredOutputs) -> Checked:
+        """What is wrong with a constraint, and what is not followed of it.
 
         Some grammars are found too complex only by their first mask.
         """
         try:
-            matcher = self._compile(asked.bare())
+            source = source_of(asked.bare(), self._tokenizer)
         except ValueError as error:
-            return str(error)
+            return Checked(str(error))
+        matcher = self._compile(source)
         if not matcher.is_error() and not matcher.is_stopped():
             matcher.compute_bitmask()
-        problem: str = matcher.get_error()
-        return problem
+        return Checked(matcher.get_error(), source.unfollowed)
 
     def mask(self, need: Need) -> Mask:
         """Read what is new of a request's output; which tokens may follow it."""
@@ -62,16 +60,13 @@ class Matchers:
         if asked.reasoning is not None:
             reader = ReasoningReader(asked.reasoning, self._tokenizer)
         if bare not in self._compiled:
-            self._compiled[bare] = self._compile(bare)
+            self._compiled[bare] = self._compile(source_of(bare, self._tokenizer))
         return _Place(self._compiled[bare].deep_copy(), reader)
 
-    def _compile(self, asked: StructuredOutputs) -> Any:
-        """A matcher at its start; if it cannot be followed, it says so itself.
-
-        :raises ValueError: if a schema is not JSON.
-        """
+    def _compile(self, source: GrammarSource) -> Any:
+        """A matcher at its start; if it cannot be followed, it says so itself."""
         limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES)
-        return LLMatcher(self._tokenizer, source_of(asked), log_level=0, limits=limits)
+        return LLMatcher(self._tokenizer, source.grammar, log_level=0, limits=limits)
 
 
 class _Place:
@@ -111,19 +106,3 @@ def tokens_of(packed: bytes) -> list[int]:
     """Token ids of little-endian int32 bytes."""
     view: Sequence[int] = memoryview(packed).cast("i")
     return list(view)
-
-
-def source_of(asked: StructuredOutputs) -> str:
-    """The constraint in llguidance's form.
-
-    :raises ValueError: if a schema is not JSON.
-    """
-    if asked.json is not None or asked.json_object:
-        schema = asked.json if asked.json is not None else '{"type": "object"}'
-        return LLMatcher.grammar_from_json_schema(schema, defaults=JSON_OPTIONS)
-    if asked.regex is not None:
-        return LLMatcher.grammar_from_regex(asked.regex)
-    if asked.grammar is not None:
-        return LLMatcher.grammar_from_lark(asked.grammar)
-    choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in asked.choice)
-    return LLMatcher.grammar_from_lark(f"start: {choices}")

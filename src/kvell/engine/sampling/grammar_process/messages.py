@@ -96,9 +96,13 @@ class Check(_Message, frozen=True):
 
 
 class Checked(_Message, frozen=True):
-    """What is wrong with the grammar, in llguidance's words; "" if nothing is."""
+    """What is wrong with the grammar, in llguidance's words; "" if nothing is.
+
+    :param unfollowed: keywords of its schemas that the grammar does not follow.
+    """
 
     problem: str
+    unfollowed: tuple[str, ...] = ()
 
 
 class Need(_Message, frozen=True):

@@ -14,7 +14,6 @@ from kvell.engine.sampling.grammar_process.matchers import Matchers
 from kvell.engine.sampling.grammar_process.messages import (
     AskMasks,
     Check,
-    Checked,
     Line,
     LineEnded,
 )
@@ -41,8 +40,8 @@ def serve_worker(descriptor: int, tokenizer: Any, room_bytes: int) -> None:
             asked = line.receive()
             if isinstance(asked, Check):
                 with bounded_seconds(GRAMMAR_SECONDS):
-                    problem = matchers.problem(asked.asked)
-                line.send(Checked(problem))
+                    checked = matchers.check(asked.asked)
+                line.send(checked)
             elif isinstance(asked, AskMasks):
                 _answer_masks(line, matchers, asked)
         except LineEnded:

@@ -9,7 +9,8 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.protocol.structured_outputs import Reasoning
+from kvell.engine.protocol.schemas.references import Schema
+from kvell.engine.protocol.structured_outputs import Calls, Reasoning
 from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import ChangeSomething
 from kvell.server.access.visit import Visit
@@ -28,6 +29,7 @@ from kvell.server.answers.forced import (
     ToolChoice,
     forced_schema,
     forced_tool_calls,
+    schema_field,
     tool_choice,
 )
 from kvell.server.api import streaming
@@ -100,13 +102,16 @@ class ChatApi:
         name, served = self.serving.named(body.model)
         tools = chat_tools(body.tools)
         choice = tool_choice(body.tool_choice, tools)
-        forced = forced_schema(choice, tools, parallel=body.parallel_tool_calls is not False)
+        parallel = body.parallel_tool_calls is not False
+        forced = forced_schema(choice, tools, parallel=parallel)
         offered = [] if choice == "none" else tools
         prompt, tensors = await _prompt(served.prompts, body, offered)
         end = await served.prompts.decoded(prompt[-PROMPT_END_TOKENS:].tolist())
         sampling = body.sampling(served.prompts.answer_room(prompt))
         if forced is not None:
-            sampling = _forced(sampling, forced)
+            sampling = _forced(sampling, forced, schema_field(choice, tools))
+        elif offered:
+            sampling = _or_calls(sampling, served.answers.calls_instead(tools, parallel=parallel))
         sampling = _bound_behind(sampling, served.answers.reasoning_behind(end))
         asked = Asked(
             heading_of(prefix, name, body),
@@ -231,15 +236,27 @@ async def _prompt(
     return await prompts.pictured(plain, images, tools, fields, opens_answer=opens)
 
 
-def _forced(sampling: SamplingParams, schema: dict[str, Any]) -> SamplingParams:
-    """Sampling whose text obeys the schema of the calls.
+def _forced(sampling: SamplingParams, schema: Schema, field: str) -> SamplingParams:
+    """Sampling whose text obeys the schema of the calls, which goes before a response format.
 
+    :param field: that the schema came in.
     :raises ChangeSomething: if it must look like something else too.
     """
-    if sampling.structured_outputs is not None:
-        problem = "does not go with a format of the answer"
-        raise ChangeSomething("tool_choice", "…", problem, "use tool_choice auto, or no format")
-    return replace(sampling, structured_outputs=json_constraint(schema, "tools"))
+    asked = sampling.structured_outputs
+    if asked is not None and not asked.named.startswith("response_format"):
+        problem = "does not go with calls that are forced"
+        raise ChangeSomething(
+            asked.field_name, "…", problem, "use tool_choice auto, or leave it out"
+        )
+    return replace(sampling, structured_outputs=json_constraint(schema, field))
+
+
+def _or_calls(sampling: SamplingParams, calls: Calls | None) -> SamplingParams:
+    """The same sampling; an answer in a response format may be calls instead."""
+    asked = sampling.structured_outputs
+    if asked is None or calls is None or not asked.named.startswith("response_format"):
+        return sampling
+    return replace(sampling, structured_outputs=replace(asked, calls=calls))
 
 
 def _bound_behind(sampling: SamplingParams, reasoning: Reasoning | None) -> SamplingParams:

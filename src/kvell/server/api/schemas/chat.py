@@ -164,18 +164,6 @@ class ChatRequest(GenerationRequest):
         """The name of the limit that goes before."""
         return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
 
-    def name_sent(self, field: str) -> str:
-        """What the client called a field that the engine refused."""
-        if field.startswith("structured_outputs") and self.tools:
-            match self.tool_choice:
-                case "required":
-                    return "tools"
-                case {"function": {"name": name}}:
-                    names = [(tool.get("function") or {}).get("name") for tool in self.tools]
-                    if name in names:
-                        return f"tools[{names.index(name)}].function.parameters"
-        return super().name_sent(field)
-
     def output_logprobs(self) -> int | None:
         """``top_logprobs``, which means ``logprobs`` where that is left out.
 

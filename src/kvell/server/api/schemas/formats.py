@@ -5,10 +5,11 @@ from typing import Any, Literal
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
+from kvell.engine.protocol.schemas.following import check_strict
+from kvell.engine.protocol.schemas.references import Schema
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.errors import ChangeSomething
 
-Schema = dict[str, Any]
 MAX_SCHEMA_DEPTH = 64
 
 
@@ -24,7 +25,7 @@ class JsonSchemaFormat(BaseModel):
     json_schema: Schema | None = Field(default=None, alias="schema")
     """The schema that the text follows."""
     strict: bool | None = None
-    """Accepted and not used.  The text always follows the schema."""
+    """True refuses a schema of which the text cannot follow every keyword."""
 
 
 class ResponseFormat(BaseModel):
@@ -44,11 +45,15 @@ class ResponseFormat(BaseModel):
         if self.type == "text":
             return None
         if self.type == "json_object":
-            return StructuredOutputs(json_object=True)
+            return StructuredOutputs(json_object=True, named="response_format")
         if self.json_schema is None or self.json_schema.json_schema is None:
             problem, remedy = "has no schema", "give json_schema.schema"
             raise ChangeSomething("response_format", self.type, problem, remedy)
-        return json_constraint(self.json_schema.json_schema, "response_format.json_schema.schema")
+        schema, field = self.json_schema.json_schema, "response_format.json_schema.schema"
+        constraint = json_constraint(schema, field)
+        if self.json_schema.strict:
+            check_strict(schema, field)
+        return constraint
 
 
 class StructuredField(BaseModel):
@@ -60,7 +65,7 @@ class StructuredField(BaseModel):
     json_object: bool | None = None
     """True for any JSON object."""
     regex: str | None = None
-    """A pattern for the whole text (Rust syntax, without look-around)."""
+    """A pattern for the whole text (Rust syntax, without look-around; its classes are ASCII)."""
     choice: list[str] | None = None
     """The text is one of these."""
     grammar: str | None = None
@@ -76,17 +81,27 @@ class StructuredField(BaseModel):
             None if schema is None else json_text(schema, "structured_outputs.json"),
             bool(self.json_object),
             self.regex,
-            tuple(self.choice or ()),
+            () if self.choice is None else choice_texts(self.choice, "structured_outputs.choice"),
             self.grammar,
         )
 
 
-def json_constraint(schema: Schema, field: str) -> StructuredOutputs:
+def json_constraint(schema: Schema | str, field: str) -> StructuredOutputs:
     """A JSON schema as a constraint.
 
     :raises ChangeSomething: if it is nested too deeply or too long.
     """
-    return StructuredOutputs(json=json_text(schema, field))
+    return StructuredOutputs(json=json_text(schema, field), named=field)
+
+
+def choice_texts(texts: list[str], field: str) -> tuple[str, ...]:
+    """Texts to choose among.
+
+    :raises ChangeSomething: if there are none.
+    """
+    if not texts:
+        raise ChangeSomething(field, "[]", "has no texts", "leave it out for any text")
+    return tuple(texts)
 
 
 def json_text(schema: Schema | str, field: str) -> str:

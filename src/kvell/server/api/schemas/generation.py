@@ -9,13 +9,14 @@ from typing import Annotated, ClassVar
 from pydantic import Field, StrictBool
 
 from kvell.engine.protocol.sampling_params import MAX_BIASES, SamplingParams
+from kvell.engine.protocol.schemas.references import Schema
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.formats import (
     ResponseFormat,
-    Schema,
     StructuredField,
-    json_text,
+    choice_texts,
+    json_constraint,
 )
 from kvell.server.api.schemas.other_fields import COMPLETION_OTHERS, Other
 from kvell.server.api.schemas.request_body import RequestBody, RequestPart
@@ -128,20 +129,8 @@ class GenerationRequest(RequestBody):
         return "max_tokens"
 
     def name_sent(self, field: str) -> str:
-        """What the client called a field that the engine refused.
-
-        :param field: one of :class:`SamplingParams`, or a part of one.
-        """
-        part = field.removeprefix("structured_outputs")
-        if field == "max_tokens":
-            return self.limit_field()
-        if part == field or self.structured_outputs is not None:
-            return field
-        if self.response_format is not None:
-            is_schema = self.response_format.json_schema is not None
-            return "response_format.json_schema.schema" if is_schema else "response_format"
-        kinds = {"json": "guided_json", "regex": "guided_regex", "choice": "guided_choice"}
-        return {**kinds, "grammar": "guided_grammar"}.get(part.removeprefix("."), field)
+        """What the client called a field that the engine calls so."""
+        return self.limit_field() if field == "max_tokens" else field
 
     def session(self) -> str:
         """The name of the conversation, if the client says one."""
@@ -187,17 +176,13 @@ class GenerationRequest(RequestBody):
 
         :raises ChangeSomething: if several fields say so, or one says it wrongly.
         """
-        asked = {
-            "response_format": self.response_format and self.response_format.constraint(),
-            "structured_outputs": self.structured_outputs and self.structured_outputs.constraint(),
-            "guided_json": self._guided_json(),
-            "guided_regex": self.guided_regex and StructuredOutputs(regex=self.guided_regex),
-            "guided_choice": self.guided_choice
-            and StructuredOutputs(choice=tuple(self.guided_choice)),
-            "guided_grammar": self.guided_grammar
-            and StructuredOutputs(grammar=self.guided_grammar),
+        forms = {
+            "response_format": self.response_format,
+            "structured_outputs": self.structured_outputs,
         }
-        given = {name: one for name, one in asked.items() if isinstance(one, StructuredOutputs)}
+        asked = {name: form.constraint() for name, form in forms.items() if form is not None}
+        asked |= self._guided()
+        given = {name: one for name, one in asked.items() if one is not None}
         if len(given) > 1:
             names = ", ".join(given)
             raise ChangeSomething(next(iter(given)), "…", f"is one of {names}", "give only one")
@@ -218,10 +203,21 @@ class GenerationRequest(RequestBody):
             options.include_usage and options.continuous_usage_stats
         )
 
-    def _guided_json(self) -> StructuredOutputs | None:
-        if self.guided_json is None:
-            return None
-        return StructuredOutputs(json=json_text(self.guided_json, "guided_json"))
+    def _guided(self) -> dict[str, StructuredOutputs]:
+        """Constraints under their older names."""
+        found: dict[str, StructuredOutputs] = {}
+        if self.guided_json is not None:
+            found["guided_json"] = json_constraint(self.guided_json, "guided_json")
+        if self.guided_regex is not None:
+            made = StructuredOutputs(regex=self.guided_regex, named="guided_regex")
+            found["guided_regex"] = made
+        if self.guided_choice is not None:
+            texts = choice_texts(self.guided_choice, "guided_choice")
+            found["guided_choice"] = StructuredOutputs(choice=texts, named="guided_choice")
+        if self.guided_grammar is not None:
+            made = StructuredOutputs(grammar=self.guided_grammar, named="guided_grammar")
+            found["guided_grammar"] = made
+        return found
 
     def _stop_strings(self) -> tuple[str, ...]:
         """The texts that end an answer; an empty one, which some clients send, is none."""

@@ -6,12 +6,12 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StrictBool
 
+from kvell.engine.protocol.schemas.references import Schema
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatRequest
 from kvell.server.api.schemas.formats import (
     JsonSchemaFormat,
     ResponseFormat,
-    Schema,
     StructuredField,
 )
 from kvell.server.api.schemas.generation import (
@@ -61,7 +61,7 @@ class TextFormat(RequestPart):
     json_schema: Schema | None = Field(default=None, alias="schema")
     """With the type ``json_schema``: the schema."""
     strict: bool | None = None
-    """Accepted and not used.  The text always follows the schema."""
+    """True refuses a schema of which the text cannot follow every keyword."""
 
     def chat(self) -> ResponseFormat:
         """The same in the words of chat completions."""

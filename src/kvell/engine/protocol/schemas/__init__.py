@@ -1,0 +1,1 @@
+"""JSON schemas and patterns: what they mean here, as pure rewriting of what clients send."""

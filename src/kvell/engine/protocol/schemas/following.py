@@ -1,0 +1,215 @@
+"""A schema as the grammar follows it: objects are closed unless the schema opens them.
+
+An object that names properties and says nothing of others has no others, at every depth, as in
+OpenAI's strict mode.  What belongs to one object may stand in several places, such as the parts of
+an ``allOf``: they are closed together, with the names of all of them::
+
+    allOf: [{a}, {b}]          {allOf: [{a}, {b}], a: true, b: true, no others}
+    {a}, anyOf: [{b}, {c}]     {a}, anyOf: [{b, a: true, no others}, {c, a: true, no others}]
+    $ref: D                    D closed; and D as it is, where it is a part
+
+Only local references are followed.  Texts for readers are left out, so that grammars that differ
+in nothing else are one.
+"""
+
+from dataclasses import dataclass
+
+from kvell.engine.protocol.schemas.choices import are_apart
+from kvell.engine.protocol.schemas.parts import IN_PLACE, ObjectFacts, Parts
+from kvell.engine.protocol.schemas.plain import counted
+from kvell.engine.protocol.schemas.references import Schema
+from kvell.errors import ChangeSomething
+
+MOST_PARTS = 50_000
+"""Schemas that a rewritten one may hold; llguidance takes no more."""
+_VALUES = (
+    *("type", "const", "enum", "required", "minProperties", "maxProperties"),
+    *("minItems", "maxItems", "minLength", "maxLength", "pattern", "format"),
+    *("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
+)
+_MAPS = ("properties", "patternProperties")
+_INNER = ("additionalProperties", "items", "additionalItems", "prefixItems")
+_OTHERS = frozenset((*_MAPS, *_INNER, *IN_PLACE, "unevaluatedProperties"))
+"""Keywords with schemas."""
+_FOLLOWED = frozenset(_VALUES) | _OTHERS
+
+
+@dataclass(frozen=True)
+class Unfollowed:
+    """A keyword that an answer is not held to.
+
+    :param path: where it stands, such as ``properties.name.format``.
+    """
+
+    path: str
+    keyword: str
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A schema for the grammar, and what of the schema that was sent is not followed."""
+
+    schema: object
+    unfollowed: tuple[Unfollowed, ...]
+
+
+def followed(schema: object) -> Followed:
+    """Rewrite a schema for the grammar.
+
+    :param schema: as it came from JSON; what is no schema stays as it is.
+    :raises ValueError: if a reference leads nowhere, or the schema is too large or too deep.
+    """
+    rewriting = _Rewriting(schema)
+    try:
+        return Followed(rewriting.rewritten(), tuple(dict.fromkeys(rewriting.unfollowed)))
+    except RecursionError:
+        raise ValueError("the schema is too complex: it is nested too deeply") from None
+
+
+def check_strict(schema: Schema, field: str) -> None:
+    """Check that answers can be held to every keyword of a schema.
+
+    :raises ChangeSomething: naming the first that they cannot be held to.
+    """
+    try:
+        unfollowed = followed(schema).unfollowed
+    except ValueError as error:
+        raise ChangeSomething(field, "…", str(error), "correct it") from None
+    for one in unfollowed:
+        problem = f"{one.keyword} cannot be followed, and strict is true"
+        remedy = "leave it out, or strict"
+        raise ChangeSomething(f"{field}.{one.path}", "…", problem, remedy)
+
+
+class _Rewriting:
+    """One schema's rewriting; ``unfollowed`` grows meanwhile."""
+
+    def __init__(self, root: object) -> None:
+        self.unfollowed: list[Unfollowed] = []
+        self._root, self._parts = root, Parts(root)
+        self._names: dict[tuple[int, bool], str] = {}
+        self._awaited: list[tuple[str, object, str, bool]] = []
+        self._written = 0
+
+    def rewritten(self) -> object:
+        """The rewritten schema with its definitions."""
+        root = self._root
+        written = self._value(root, "", closes=True)
+        definitions: Schema = {}
+        while self._awaited:  # no recursion: there may be many
+            name, target, path, closes = self._awaited.pop()
+            definitions[name] = self._value(target, path, closes=closes)
+        if isinstance(written, dict) and isinstance(root, dict):
+            if "x-guidance" in root:
+                written["x-guidance"] = root["x-guidance"]
+            if definitions:
+                written["$defs"] = definitions
+        return written
+
+    def _value(self, schema: object, path: str, *, closes: bool) -> object:
+        """A schema of one value.
+
+        :param closes: False where what stands around it says more of the same value.
+        """
+        if isinstance(schema, dict):
+            return self._rewritten(schema, path, closes=closes)
+        return schema
+
+    def _rewritten(self, schema: Schema, path: str, *, closes: bool) -> Schema:
+        self._count(1)
+        source, keywords = self._parts.plain(schema)
+        self.unfollowed += [Unfollowed(path + keyword, keyword) for keyword in keywords]
+        kept = {key: value for key, value in source.items() if key in _FOLLOWED}
+        if _OTHERS.isdisjoint(kept):
+            return kept
+        match kept:
+            case {"$ref": reference, **more} if not more:
+                return self._reference(reference, closes=closes)
+            case {"allOf": [dict(part)], **more} if not more:
+                return self._rewritten(part, f"{path}allOf[0].", closes=closes)
+        return self._assertions(schema, source, path, closes=closes)
+
+    def _assertions(self, schema: Schema, source: Schema, path: str, *, closes: bool) -> Schema:
+        """A schema of one value that says something itself."""
+        own, choices = self._parts.certain(schema), self._parts.choices(source)
+        rest = source.get("unevaluatedProperties", False) if closes else True
+        is_open = own.is_settled or rest is True
+        if not is_open:
+            rest = self._value(rest, f"{path}unevaluatedProperties.", closes=True)
+            own += ObjectFacts(is_named="unevaluatedProperties" in source)
+        chosen = choices[0] if len(choices) == 1 and not is_open else None
+        out: Schema = {}
+        for key, value in source.items():
+            here = path + key
+            if key in _VALUES:
+                out[key] = value
+            elif key in _MAPS and isinstance(value, dict):
+                out[key] = {
+                    name: self._value(part, f"{here}.{name}.", closes=True)
+                    for name, part in value.items()
+                }
+            elif key in _INNER:
+                out[key] = self._each(value, here, closes=True)
+            elif key == "$ref":
+                out |= self._reference(value, closes=False)
+            elif key == chosen:
+                branches = enumerate(value)
+                out[key] = [self._branch(one, f"{here}[{i}].", own, rest) for i, one in branches]
+            elif key in IN_PLACE:
+                out[key] = self._each(value, here, closes=False)
+            if key == "oneOf" and not self._is_any_of(source):
+                self.unfollowed.append(Unfollowed(here, key))
+        if not is_open and chosen is None:
+            self._close(out, own + self._parts.chosen(source), rest)
+        self.unfollowed += [Unfollowed(path + key, key) for key in counted(out)]
+        return out
+
+    def _each(self, value: object, path: str, *, closes: bool) -> object:
+        if not isinstance(value, list):
+            return self._value(value, f"{path}.", closes=closes)
+        parts = enumerate(value)
+        return [self._value(part, f"{path}[{i}].", closes=closes) for i, part in parts]
+
+    def _branch(self, branch: object, path: str, own: ObjectFacts, rest: object) -> object:
+        """One of several schemas of a value of which all must be ``own`` too."""
+        if own == ObjectFacts() or not isinstance(branch, dict):
+            return self._value(branch, path, closes=True)
+        facts = self._parts.possible(branch)
+        if facts.is_settled:
+            return self._value(branch, path, closes=False)
+        written = self._rewritten(branch, path, closes=False)
+        if any(key in written for key in IN_PLACE):
+            written = {"allOf": [written]}
+        self._close(written, own + facts, rest)
+        return written
+
+    def _reference(self, reference: object, *, closes: bool) -> Schema:
+        target = self._parts.target(reference)
+        key = id(target), closes
+        if key not in self._names:
+            self._names[key] = name = str(len(self._names))
+            path = str(reference).rpartition("#")[2].strip("/").replace("/", ".")
+            self._awaited.append((name, target, f"{path}." if path else "", closes))
+        return {"$ref": f"#/$defs/{self._names[key]}"}
+
+    def _is_any_of(self, source: Schema) -> bool:
+        branches = source["oneOf"]
+        if not isinstance(branches, list) or isinstance(source.get("discriminator"), dict):
+            return True
+        return are_apart(branches, self._parts.resolved)
+
+    def _close(self, out: Schema, facts: ObjectFacts, rest: object) -> None:
+        """Say what other properties there may be beside those of all parts."""
+        if facts.is_settled or not facts.is_named:
+            return
+        self._count(len(facts.names) + len(facts.patterns))
+        for key, names in (("properties", facts.names), ("patternProperties", facts.patterns)):
+            if names:
+                given = out.get(key, {})
+                out[key] = given | {name: True for name in names if name not in given}
+        out["additionalProperties"] = rest
+
+    def _count(self, parts: int) -> None:
+        self._written += parts
+        if self._written > MOST_PARTS:
+            raise ValueError(f"the schema is too complex: it has more than {MOST_PARTS} parts")

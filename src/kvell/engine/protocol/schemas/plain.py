@@ -1,0 +1,187 @@
+"""Keywords that no grammar knows: written in others where these say the same, else named.
+
+What is left out makes a schema allow more than it says, never less.
+"""
+
+from collections.abc import Callable, Mapping
+
+from kvell.engine.protocol.schemas.patterns import ascii_classes, looks_around
+from kvell.engine.protocol.schemas.references import Schema
+
+FORMATS = frozenset(
+    ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+)
+"""That llguidance knows; all others only annotate."""
+UNFOLLOWED = (
+    *("if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies"),
+    *("contains", "minContains", "maxContains", "$dynamicRef", "$recursiveRef"),
+)
+TYPES = ("null", "boolean", "integer", "number", "string", "array", "object")
+_IN_PLACE = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
+_IMPLIED = {"properties": "object", "items": "array", "prefixItems": "array"}
+
+Tell = Callable[[str], None]
+"""Is called with a keyword that is not followed."""
+Resolve = Callable[[object], object]
+
+
+def plain(schema: Schema, resolve: Resolve, tell: Tell) -> Schema:
+    """The same schema without what no grammar knows; what stands below is as it was.
+
+    :param resolve: what a schema is behind its references.
+    """
+    out = {key: value for key, value in schema.items() if key not in UNFOLLOWED}
+    for key in schema:
+        if key in UNFOLLOWED:
+            tell(key)
+    if not {"type", "enum", "const"} & out.keys():
+        implied = [kind for key, kind in _IMPLIED.items() if isinstance(out.get(key), dict | list)]
+        out |= {"type": implied[0]} if implied else {}
+    _texts(out, tell)
+    if "not" in out:
+        _negation(out, resolve(out.pop("not")), tell)
+    if "propertyNames" in out:
+        _property_names(out, resolve(out.pop("propertyNames")), tell)
+    if out.pop("uniqueItems", False) is True:
+        _unique_items(out, resolve(out.get("items")), tell)
+    if "unevaluatedItems" in out:
+        _unevaluated_items(out, out.pop("unevaluatedItems"), tell)
+    return out
+
+
+def _texts(out: Schema, tell: Tell) -> None:
+    if "format" in out and out["format"] not in FORMATS:
+        del out["format"]
+        tell("format")
+    pattern, patterns = out.get("pattern"), out.get("patternProperties")
+    if isinstance(pattern, str):
+        if looks_around(pattern):
+            del out["pattern"]
+            tell("pattern")
+        else:
+            out["pattern"] = ascii_classes(pattern)
+    if isinstance(patterns, dict):
+        known = {key: value for key, value in patterns.items() if not looks_around(key)}
+        out["patternProperties"] = {ascii_classes(key): value for key, value in known.items()}
+        if len(known) < len(patterns):
+            out["additionalProperties"] = True  # nobody knows which names are meant
+            tell("patternProperties")
+
+
+def _negation(out: Schema, negated: object, tell: Tell) -> None:
+    """Leave out what must not be where the schema lists what may be."""
+    match negated:
+        case False:
+            return
+        case dict() | True if negated in ({}, True):
+            out["enum"] = []
+            return
+        case {"type": str() | list() as kinds, **more} if not more:
+            _without_types(out, [kinds] if isinstance(kinds, str) else kinds)
+            return
+        case {"required": [str(name)], **more} if not more.keys() - {"type"}:
+            properties = out.get("properties")
+            if isinstance(properties, dict | None) and out.get("type") == "object":
+                if properties is None:
+                    out.setdefault("additionalProperties", True)
+                out["properties"] = (properties or {}) | {name: False}
+                return
+        case {"const": value, **more} if not more.keys() - {"type"} and _lists(out):
+            out["enum"] = [one for one in out["enum"] if not _same(one, value)]
+            return
+        case {"enum": list(values), **more} if not more.keys() - {"type"} and _lists(out):
+            out["enum"] = [one for one in out["enum"] if not any(_same(one, v) for v in values)]
+            return
+    tell("not")
+
+
+def _lists(out: Schema) -> bool:
+    return isinstance(out.get("enum"), list)
+
+
+def _same(one: object, other: object) -> bool:
+    """Whether two values are one in JSON, where true is not 1."""
+    return one == other and isinstance(one, bool) == isinstance(other, bool)
+
+
+def _without_types(out: Schema, kinds: list[object]) -> None:
+    given = out.get("type", [kind for kind in TYPES if kind != "integer"])
+    listed = given if isinstance(given, list) else [given]
+    barred = {*kinds, "integer"} if "number" in kinds else set(kinds)
+    out["type"] = [kind for kind in listed if kind not in barred]
+
+
+def _property_names(out: Schema, names: object, tell: Tell) -> None:
+    """What a map's keys may be: listed, or of a pattern."""
+    if names is True or not isinstance(names, Mapping):
+        return
+    bounds = names.keys() - {"type", "title", "description"}
+    rest = out.get("additionalProperties", True)
+    if "properties" in out or "patternProperties" in out or _IN_PLACE & out.keys():
+        if bounds:
+            tell("propertyNames")
+    elif bounds <= {"enum", "const"} and bounds:
+        listed = names.get("enum", [names.get("const")])
+        out["properties"] = {name: rest for name in listed if isinstance(name, str)}
+        out["additionalProperties"] = False
+    elif bounds == {"pattern"} and not looks_around(str(names["pattern"])):
+        out["patternProperties"] = {ascii_classes(str(names["pattern"])): rest}
+        out["additionalProperties"] = False
+    elif bounds and bounds <= {"minLength", "maxLength"}:
+        most = names.get("maxLength", "")
+        out["patternProperties"] = {f"^(?s:.{{{names.get('minLength', 0)},{most}}})$": rest}
+        out["additionalProperties"] = False
+    elif bounds:
+        tell("propertyNames")
+
+
+def _unique_items(out: Schema, items: object, tell: Tell) -> None:
+    """Bound the length by what there is; the grammar cannot see that two items are one."""
+    if isinstance(items, Mapping):
+        values = items.get("enum", [items["const"]] if "const" in items else None)
+        most = 2 if items.get("type") == "boolean" else None
+        most = len(values) if isinstance(values, list) else most
+        if most is not None:
+            bound = out.get("maxItems", most)
+            out["maxItems"] = min(bound, most) if isinstance(bound, int) else bound
+    if out.get("maxItems") not in (0, 1):
+        tell("uniqueItems")
+
+
+def _unevaluated_items(out: Schema, rest: object, tell: Tell) -> None:
+    if rest is True or isinstance(out.get("items"), bool | dict):
+        return
+    if _IN_PLACE & out.keys():
+        tell("unevaluatedItems")
+    else:
+        out["items"] = rest
+
+
+def counted(out: Schema) -> tuple[str, ...]:
+    """Leave out bounds of an object's size that no grammar knows; which ones it were.
+
+    :param out: an object that is closed already, if it is.
+    """
+    properties, required = out.get("properties"), out.get("required", [])
+    bounds = tuple(key for key in ("minProperties", "maxProperties") if key in out)
+    if not bounds or not isinstance(properties, dict) or not isinstance(required, list):
+        return ()
+    optional = [
+        name for name, one in properties.items() if name not in required and one is not False
+    ]
+    is_closed = out.get("additionalProperties") is False and not out.get("patternProperties")
+    numbers = [out[key] for key in bounds]
+    if not optional or not all(isinstance(one, int) for one in numbers):
+        return ()
+    least = out.get("minProperties", 0) - len(required)
+    most = out.get("maxProperties", len(required) + len(optional)) - len(required)
+    if is_closed and most >= len(optional):
+        out.pop("maxProperties", None)
+    if least <= 0:
+        out.pop("minProperties", None)
+    left = tuple(key for key in bounds if key in out)
+    if is_closed and least <= 1 and ("maxProperties" not in out or most == 1):
+        return ()  # one of them, or at least one
+    for key in left:
+        del out[key]
+    return left

@@ -1,0 +1,70 @@
+"""Calls as the formats write them, for grammars that let an answer be calls instead.
+
+Where a format writes arguments as JSON, they follow the function's schema; elsewhere any text may
+follow the beginning of a call, as it may where nothing is constrained.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+
+from kvell.engine.protocol.schemas.references import Schema, within
+from kvell.engine.protocol.structured_outputs import CallForm, Calls
+from kvell.server.answers.forced import Tools, arguments_schema, call_schema
+from kvell.server.answers.formats import hermes, llama3_json, mistral, pythonic, qwen3_coder
+
+_LFM2_START = "<|tool_call_start|>"
+
+
+def written_calls(parser: str, tools: Tools, *, parallel: bool) -> Calls | None:
+    """What calls of some functions look like; None if the parser's format has no such form.
+
+    :param parser: name of the tool parser.
+    :param parallel: whether there may be several.
+    """
+    if parser not in _FORMS or not tools:
+        return None
+    make, between = _FORMS[parser]
+    forms = [
+        form for tool in tools for form in make(tool["function"]["name"], arguments_schema(tool))
+    ]
+    return Calls(tuple(dict.fromkeys(forms)), between, repeats=parallel)
+
+
+def _hermes(name: str, arguments: Schema) -> Iterator[CallForm]:
+    begin = f'{hermes.START}\n{{"name": "{name}", "arguments": '
+    yield CallForm(begin, json.dumps(arguments), f"}}\n{hermes.END}")
+
+
+def _llama3_json(name: str, arguments: Schema) -> Iterator[CallForm]:
+    whole = call_schema(name, within(arguments, "#/properties/parameters"))
+    yield CallForm("", json.dumps(whole))
+    yield CallForm(f'{llama3_json.TAG}{{"name": "{name}", "parameters": ')
+
+
+def _mistral(name: str, arguments: Schema) -> Iterator[CallForm]:
+    schema = json.dumps(arguments)
+    yield CallForm(f"{mistral.START}{name}", schema)
+    yield CallForm(f"{mistral.START}{name}[ARGS]", schema)
+    for space in ("", " "):
+        yield CallForm(f'{mistral.START}{space}[{{"name": "')
+
+
+def _pythonic(name: str, _arguments: Schema) -> Iterator[CallForm]:
+    for start in ("", pythonic.START, _LFM2_START):
+        yield CallForm(f"{start}[{name}(")
+
+
+def _qwen3_coder(name: str, _arguments: Schema) -> Iterator[CallForm]:
+    yield CallForm(f"{qwen3_coder.START}\n{qwen3_coder.FUNCTION}{name}>\n")
+
+
+_FORMS: Mapping[str, tuple[Callable[[str, Schema], Iterator[CallForm]], str]] = MappingProxyType(
+    {
+        "hermes": (_hermes, "\n"),
+        "llama3_json": (_llama3_json, "; "),
+        "mistral": (_mistral, ""),
+        "pythonic": (_pythonic, ""),
+        "qwen3_coder": (_qwen3_coder, ""),
+    }
+)

@@ -1,0 +1,223 @@
+"""What a schema becomes for the grammar, and what of it is named as not followed."""
+
+import json
+from typing import Any
+
+import pytest
+
+from kvell.engine.protocol.schemas.choices import are_apart
+from kvell.engine.protocol.schemas.following import MOST_PARTS, check_strict, followed
+from kvell.engine.protocol.schemas.references import within
+from kvell.errors import ChangeSomething
+
+INT, TEXT = {"type": "integer"}, {"type": "string"}
+OBJECT: dict[str, Any] = {"type": "object", "properties": {"a": INT, "b": INT}}
+CLOSED = {"additionalProperties": False}
+
+
+def test_texts_for_readers_make_no_other_grammar() -> None:
+    told = OBJECT | {"title": "T", "description": "…", "$schema": "x", "default": {}, "x-y": 1}
+    assert followed(told) == followed(OBJECT)
+    assert followed(OBJECT).schema == {**OBJECT, **CLOSED}
+
+
+def test_what_was_sent_stays_as_it_was() -> None:
+    schema = {"allOf": [{"$ref": "#/$defs/O"}, OBJECT], "$defs": {"O": OBJECT}, "not": {}}
+    before = json.dumps(schema)
+    followed(schema)
+    assert json.dumps(schema) == before
+
+
+@pytest.mark.parametrize("other", [True, False, None, 7, "text", [OBJECT]])
+def test_what_is_no_schema_is_left_to_the_grammar(other: object) -> None:
+    assert followed(other).schema == other
+
+
+@pytest.mark.parametrize(
+    ("schema", "same"),
+    [
+        ({"type": ["string", "null"], "not": {"type": "null"}}, {"type": ["string"]}),
+        ({"enum": [1, True, "x"], "not": {"const": 1}}, {"enum": [True, "x"]}),
+        ({"enum": [1, 2, 3], "not": {"enum": [2, 3, 4]}}, {"enum": [1]}),
+        ({"type": "string", "not": False}, TEXT),
+        (
+            {**OBJECT, "not": {"required": ["b"]}},
+            {"type": "object", "properties": {"a": INT, "b": False}, **CLOSED},
+        ),
+        (
+            {"type": "object", "not": {"required": ["b"]}},
+            {"type": "object", "additionalProperties": True, "properties": {"b": False}},
+        ),
+        (
+            {"type": "object", "propertyNames": {"enum": ["a", "b"]}, "additionalProperties": INT},
+            {**OBJECT, **CLOSED},
+        ),
+        (
+            {"type": "object", "propertyNames": {"pattern": r"^\d$"}},
+            {"type": "object", "patternProperties": {"^[0-9]$": True}, **CLOSED},
+        ),
+        (
+            {"type": "object", "propertyNames": {"minLength": 2, "maxLength": 3}},
+            {"type": "object", "patternProperties": {"^(?s:.{2,3})$": True}, **CLOSED},
+        ),
+        ({"type": "object", "propertyNames": TEXT}, {"type": "object"}),
+        (
+            {"type": "array", "items": INT, "uniqueItems": True, "maxItems": 1},
+            {"type": "array", "items": INT, "maxItems": 1},
+        ),
+        (
+            {"type": "array", "prefixItems": [INT], "unevaluatedItems": False},
+            {"type": "array", "prefixItems": [INT], "items": False},
+        ),
+        ({**OBJECT, "minProperties": 0, "maxProperties": 2}, {**OBJECT, **CLOSED}),
+        ({**OBJECT, "minProperties": 1}, {**OBJECT, "minProperties": 1, **CLOSED}),
+        ({"items": INT}, {"type": "array", "items": INT}),
+    ],
+)
+def test_keywords_that_others_can_say_are_followed(schema: Any, same: Any) -> None:
+    found = followed(schema)
+    assert found.unfollowed == ()
+    assert found.schema == same
+
+
+@pytest.mark.parametrize(
+    ("schema", "keyword", "left"),
+    [
+        ({**TEXT, "format": "path"}, "format", TEXT),
+        ({**TEXT, "pattern": "(?=a)b"}, "pattern", TEXT),
+        ({**TEXT, "not": {"const": "x"}}, "not", TEXT),
+        ({"if": TEXT, "then": {"minLength": 2}}, "if", {}),
+        ({"type": "array", "contains": INT}, "contains", {"type": "array"}),
+        (
+            {"type": "array", "items": {"enum": [1, 2]}, "uniqueItems": True},
+            "uniqueItems",
+            {"type": "array", "items": {"enum": [1, 2]}, "maxItems": 2},
+        ),
+        ({**OBJECT, "minProperties": 2}, "minProperties", {**OBJECT, **CLOSED}),
+        ({**OBJECT, "propertyNames": {"pattern": "a"}}, "propertyNames", {**OBJECT, **CLOSED}),
+        ({**OBJECT, "dependentRequired": {"a": ["b"]}}, "dependentRequired", {**OBJECT, **CLOSED}),
+        ({"oneOf": [TEXT, {"minLength": 2}]}, "oneOf", {"oneOf": [TEXT, {"minLength": 2}]}),
+        (
+            {"type": "object", "patternProperties": {"(?!x)": INT}, "additionalProperties": False},
+            "patternProperties",
+            {"type": "object", "patternProperties": {}, "additionalProperties": True},
+        ),
+    ],
+)
+def test_what_is_not_followed_is_left_out_and_named(schema: Any, keyword: str, left: Any) -> None:
+    found = followed(schema)
+    assert [one.path for one in found.unfollowed][0] == keyword  # noqa: RUF015
+    assert found.schema == left
+    for inner, place in (
+        ({"type": "object", "properties": {"p": schema}}, "properties.p."),
+        ({"type": "array", "items": schema}, "items."),
+        ({"anyOf": [INT, schema]}, "anyOf[1]."),
+        ({"$ref": "#/$defs/D", "$defs": {"D": schema}}, "$defs.D."),
+    ):
+        with pytest.raises(ChangeSomething, match=f"{keyword} cannot be followed") as refused:
+            check_strict(inner, "field")
+        assert refused.value.field == f"field.{place}{keyword}"
+
+
+def test_a_strict_schema_that_is_followed_is_taken() -> None:
+    check_strict({**OBJECT, "required": ["a"], "additionalProperties": False}, "field")
+    with pytest.raises(ChangeSomething, match=r"field=.*leads nowhere in the schema"):
+        check_strict({"$ref": "#/$defs/D"}, "field")
+
+
+@pytest.mark.parametrize(
+    ("reference", "names"),
+    [
+        ("#/$defs/A~1B", ["a"]),
+        ("#/$defs/A%2FB/../x", None),
+        ("#/$defs/L/anyOf/1", ["b"]),
+        ("#here", ["c"]),
+        ("https://x.org/s", ["root"]),
+        ("https://x.org/s#/$defs/L/anyOf/0", ["l"]),
+        ("#/$defs/nobody", None),
+        ("https://else.org/s", None),
+        (7, None),
+    ],
+)
+def test_references_stay_in_the_document(reference: object, names: list[str] | None) -> None:
+    def one(name: str) -> dict[str, Any]:
+        return {"type": "object", "properties": {name: True}}
+
+    root = {
+        "$id": "https://x.org/s",
+        "properties": {"root": True},
+        "items": {"$ref": reference},
+        "$defs": {
+            "A/B": one("a"),
+            "L": {"anyOf": [one("l"), one("b")]},
+            "H": {"$anchor": "here", **one("c")},
+        },
+    }
+    if names is None:
+        with pytest.raises(ValueError, match="leads nowhere"):
+            followed(root)
+        return
+    schema: Any = followed(root).schema
+    target = schema["$defs"][schema["items"]["$ref"].removeprefix("#/$defs/")]
+    assert list(target["properties"]) == names
+
+
+def test_a_schema_below_another_finds_its_definitions_again() -> None:
+    schema = {
+        "properties": {"$ref": {"$ref": "#/$defs/D"}, "enum": {"$ref": "#"}},
+        "anyOf": [{"$ref": "#/properties/x"}, {"const": {"$ref": "#/y"}}, {"$ref": "#name"}],
+        "$defs": {"D": {"default": {"$ref": "#/z"}}},
+    }
+    assert within(schema, "#/$defs/f") == {
+        "properties": {"$ref": {"$ref": "#/$defs/f/$defs/D"}, "enum": {"$ref": "#/$defs/f"}},
+        "anyOf": [
+            {"$ref": "#/$defs/f/properties/x"},
+            {"const": {"$ref": "#/y"}},
+            {"$ref": "#name"},
+        ],
+        "$defs": {"D": {"default": {"$ref": "#/z"}}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("branches", "apart"),
+    [
+        ([TEXT, INT], True),
+        ([TEXT, TEXT], False),
+        ([{"type": ["string", "null"]}, {"type": "null"}], False),
+        ([INT, {"type": "number"}], False),
+        ([{"enum": [1, 2]}, {"const": 3}], True),
+        ([{"enum": [1, 2]}, {"const": 2}], False),
+        ([{"const": 1}, INT], False),
+        ([{}, INT], False),
+    ],
+)
+def test_schemas_are_apart_if_types_or_values_say_so(branches: list[Any], apart: bool) -> None:
+    assert are_apart(branches, lambda schema: schema) is apart
+
+
+def test_rewriting_is_bounded() -> None:
+    names = {f"n{i}": INT for i in range(400)}
+    wide = {"type": "object", "properties": names, "anyOf": [{"required": ["n1"]}] * 400}
+    with pytest.raises(ValueError, match=f"too complex: it has more than {MOST_PARTS} parts"):
+        followed(wide)
+    deep: dict[str, Any] = {}
+    for _ in range(2000):
+        deep = {"items": deep}
+    with pytest.raises(ValueError, match="too complex: it is nested too deeply"):
+        followed(deep)
+    chain: dict[str, Any] = {f"D{i}": {"items": {"$ref": f"#/$defs/D{i + 1}"}} for i in range(3000)}
+    chain["D3000"] = INT
+    schema: Any = followed({"$ref": "#/$defs/D0", "$defs": chain}).schema
+    assert len(schema["$defs"]) == 3001
+
+
+def test_schemas_that_lead_to_themselves_end() -> None:
+    loop = {"allOf": [{"$ref": "#/$defs/L"}, OBJECT]}
+    for schema in (
+        {"$defs": {"L": {"$ref": "#/$defs/L"}}, "$ref": "#/$defs/L"},
+        {"$defs": {"L": loop}, **loop},
+        {"$defs": {"L": {"anyOf": [{"$ref": "#/$defs/L"}, OBJECT]}}, "$ref": "#/$defs/L"},
+        {"$defs": {"L": {"$ref": "#/$defs/L"}}, "oneOf": [{"$ref": "#/$defs/L"}, INT]},
+    ):
+        followed(schema)

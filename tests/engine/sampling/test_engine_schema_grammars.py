@@ -1,0 +1,99 @@
+"""Grammars of schemas as clients send them: nothing is invented, nothing that fits is refused."""
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
+
+from tests.engine.sampling.byte_grammars import schema_accepts, walked
+from tests.engine.sampling.drawn_schemas import NAMES, Drawn, drawn_schemas
+
+
+@settings(max_examples=150, deadline=None)
+@given(drawn_schemas())
+def test_a_value_that_invents_nothing_is_an_answer(drawn: Drawn) -> None:
+    schema, value = drawn
+    Draft202012Validator(schema).validate(value)
+    assert schema_accepts(schema, value)
+
+
+@settings(max_examples=150, deadline=None)
+@given(drawn_schemas(), st.integers(0, 1000))
+def test_an_answer_fits_and_has_only_named_properties_each_once(drawn: Drawn, seed: int) -> None:
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        names = [name for name, _ in pairs]
+        assert len(set(names)) == len(names)
+        assert set(names) <= set(NAMES)
+        return dict(pairs)
+
+    text = walked(drawn[0], random.Random(seed))
+    value = json.loads(text, object_pairs_hook=once)
+    Draft202012Validator(drawn[0]).validate(value)
+
+
+def object_of(*required: str, **more: Any) -> dict[str, Any]:
+    """An object of integers."""
+    properties = {name: {"type": "integer"} for name in required}
+    return {"type": "object", "properties": properties, "required": [*required], **more}
+
+
+A, B, C, AB = object_of("a"), object_of("b"), object_of("c"), {"a": 1, "b": 2}
+INT = {"type": "integer"}
+TREE = {
+    "$defs": {"Tree": object_of("v", description="a tree")},
+    "$ref": "#/$defs/Tree",
+}
+TREE["$defs"]["Tree"]["properties"]["next"] = {  # type: ignore[index]
+    "allOf": [{"$ref": "#/$defs/Tree"}],
+    "default": None,
+}
+LIST = object_of("v") | {"additionalProperties": False}
+LIST["properties"]["next"] = {"anyOf": [{"$ref": "#"}, {"type": "null"}]}
+ONE_OF = {
+    "oneOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}],
+    "$defs": {
+        "A": {"type": "object", "properties": {"k": {"const": "a"}}, "required": ["k"]},
+        "B": {"properties": {"k": {"const": "b"}, "n": INT}, "required": ["k"]},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "fitting", "others"),
+    [
+        (A, [{"a": 1}], [{}, {"a": 1, "x": 2}]),
+        ({**A, "additionalProperties": True}, [{"a": 1}, {"a": 1, "x": "y"}], [{}]),
+        ({**A, "additionalProperties": INT}, [{"a": 1, "x": 2}], [{"a": 1, "x": "y"}]),
+        ({**A, "unevaluatedProperties": INT}, [{"a": 1, "x": 2}], [{"a": 1, "x": "y"}]),
+        ({**A, "patternProperties": {"^x": INT}}, [{"a": 1, "x1": 2}], [{"a": 1, "y": 2}]),
+        ({"type": "object"}, [{}, {"x": [1, {"y": None}]}], []),
+        ({"type": "object", "additionalProperties": INT}, [{}, {"x": 1}], [{"x": "y"}]),
+        ({"type": "object", "properties": {}}, [{}], [{"x": 1}]),
+        ({"type": "object", "unevaluatedProperties": False}, [{}], [{"x": 1}]),
+        ({"properties": {"a": INT}}, [{}, {"a": 1}], [{"x": 1}, "text"]),
+        ({**A, "required": ["a", "x"]}, [{"a": 1, "x": [2]}], [{"a": 1}]),
+        ({"allOf": [A, B]}, [AB], [{"a": 1}, {**AB, "x": 3}]),
+        ({"allOf": [A, B], "unevaluatedProperties": False}, [AB], [{**AB, "x": 3}]),
+        ({"allOf": [A, {**B, "additionalProperties": True}]}, [AB, {**AB, "x": 3}], []),
+        ({"anyOf": [A, B]}, [{"a": 1}, {"b": 2}], [{"a": 1, "x": 2}, AB]),
+        ({**A, "anyOf": [B, C]}, [AB, {"a": 1, "c": 2}], [{"a": 1}, {**AB, "c": 3}]),
+        ({**A, "anyOf": [B, {"required": ["a"]}]}, [AB, {"a": 1}], [{"a": 1, "x": 2}]),
+        ({**A, "anyOf": [{"anyOf": [B, C]}, {}]}, [{"a": 1, "c": 2}], [{"a": 1, "x": 2}]),
+        ({**A, "anyOf": [B], "oneOf": [C]}, [{**AB, "c": 3}], [{**AB, "c": 3, "x": 4}]),
+        ({**A, "additionalProperties": True, "anyOf": [B]}, [AB, {**AB, "x": 3}], [{"a": 1}]),
+        ({"$defs": {"A": A}, "$ref": "#/$defs/A", **B}, [AB], [{"b": 2}, {**AB, "x": 3}]),
+        (TREE, [{"v": 1}, {"v": 1, "next": {"v": 2}}], [{"v": 1, "next": {"v": 2, "x": 3}}]),
+        (LIST, [{"v": 1, "next": {"v": 2, "next": None}}], [{"v": 1, "next": {"x": 2}}]),
+        (ONE_OF, [{"k": "a"}, {"k": "b", "n": 1}], [{"k": "a", "n": 1}, {"k": "c"}]),
+        ({**A, "if": {"properties": {"a": {"const": 1}}}, "then": B}, [{"a": 1}, AB], [{"x": 1}]),
+    ],
+)
+def test_objects_are_closed_unless_the_schema_opens_them(
+    schema: Any, fitting: list[Any], others: list[Any]
+) -> None:
+    assert [value for value in fitting if not schema_accepts(schema, value)] == []
+    assert [value for value in others if schema_accepts(schema, value)] == []
