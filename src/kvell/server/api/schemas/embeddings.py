@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from kvell.errors import ChangeSomething
-from kvell.server.api.schemas.generation import FAILS_FAST, MAX_INT32, Texts, TokenIds
+from kvell.server.api.schemas.generation import FAILS_FAST, Texts, TokenIds
+from kvell.server.api.schemas.sampling_fields import MAX_INT32
 
 MAX_INPUTS = 2048
 MAX_INPUT_TOKENS = 1 << 20

@@ -20,9 +20,9 @@ from kvell.server.api.schemas.generation import (
     StopText,
     StopTexts,
     StreamOptions,
-    TokenId,
 )
 from kvell.server.api.schemas.response_items import InputItem, chat_messages
+from kvell.server.api.schemas.sampling_fields import AllowedTokens, BadWords, TokenId
 
 LOGPROBS = "message.output_text.logprobs"
 _SAME = (
@@ -30,6 +30,7 @@ _SAME = (
     *("top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"),
     *("structured_outputs", "chat_template_kwargs", "cache_salt", "prompt_cache_key"),
+    *("include_stop_str_in_output", "skip_special_tokens", "bad_words", "allowed_token_ids"),
     *("will_return", "metadata", "user", "service_tier", "safety_identifier"),
 )
 """Fields that chat has under the same name."""
@@ -159,6 +160,10 @@ class ResponsesRequest(BaseModel):
     presence_penalty: float | None = None
     repetition_penalty: RepetitionPenalty | None = None
     logit_bias: Biases | None = None
+    bad_words: BadWords | None = None
+    allowed_token_ids: AllowedTokens | None = None
+    include_stop_str_in_output: bool | None = False
+    skip_special_tokens: bool | None = True
     structured_outputs: StructuredField | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     cache_salt: str | None = Field(default=None, max_length=1024)
