@@ -72,6 +72,17 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
 
 
 class TestServe:
+    @pytest.mark.parametrize("chosen", ["auto", "vllm"])
+    def test_recommended_sampling_is_taken_or_left(
+        self, kvell: Kvell, served: Served, monkeypatch: pytest.MonkeyPatch, chosen: str
+    ) -> None:
+        monkeypatch.setattr(ServedText, "load", lambda name, path, config: f"{name} {config}")
+        assert (
+            kvell("serve", *(("--generation-config", chosen) if chosen != "auto" else ())).code == 0
+        )
+        (_, texts, _) = served.calls[0]
+        assert texts.load().models == [f"smollm2 {chosen}"]
+
     def test_listens_on_localhost_unless_told_otherwise(self, kvell: Kvell, served: Served) -> None:
         assert kvell("serve").code == 0
         (_, texts, options) = served.calls[0]

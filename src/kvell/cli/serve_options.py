@@ -154,7 +154,7 @@ def events_option(command: Command) -> Command:
 
 
 def answer_options(command: Command) -> Command:
-    """Flags of how answers are read, and sampled if nothing is said; the command gets ``answers``."""
+    """Flags of how answers are read, and of usual sampling; the command gets ``answers``."""
     gathered = _gathering(command, ANSWERS, lambda given: {"answers": AnswerOptions(**given)})
     for option in (
         click.option(

@@ -1,6 +1,7 @@
 """vLLM's fields beside OpenAI's: each is honoured, or refused by its own name."""
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +17,12 @@ from kvell.server.api.prompts import PromptEncoder
 from kvell.server.api.schemas.chat import ChatRequest
 from kvell.server.api.schemas.generation import CompletionRequest
 from kvell.server.api.schemas.responses import ResponsesRequest
+from kvell.server.api.serve_options import ServeOptions
+from kvell.server.http_face import HttpFace
+from kvell.server.logs.lines import FIELDS
 from kvell.server.text.context_length import AnswerRoom, ContextLength
 from kvell.server.text.lanes import TextWork
+from kvell.server.text.text_model import LoadedTexts
 from kvell.testing.instance import ByteText
 from tests.server.api.test_server_logprobs import events
 from tests.server.api.test_server_schemas import chat, completion, room
@@ -250,3 +255,27 @@ def test_an_echo_is_of_what_was_kept(client: openai.OpenAI) -> None:
     )
     assert reply.choices[0].text == "ompt"
     assert reply.usage is not None and reply.usage.prompt_tokens == 4
+
+
+def test_a_start_tells_what_is_taken_of_the_models_files(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    models = [ByteText("plain"), ByteText("tuned", sampling_defaults=DEFAULTS)]
+    with caplog.at_level(logging.INFO):
+        HttpFace(LoadedTexts(models), ServeOptions()).tell_sampling_defaults()
+    [record] = [one for one in caplog.records if one.getMessage() == "sampling_defaults"]
+    assert getattr(record, FIELDS) == {
+        "model": "tuned",
+        "temperature": 0.6,
+        "top_p": 0.9,
+        "top_k": 20,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "max_tokens": 50,
+    }
+
+
+def test_a_response_says_what_it_was_sampled_by() -> None:
+    body = ResponsesRequest.model_validate({"input": "hi", "top_p": 0.5})
+    told = body.with_defaults(DEFAULTS)
+    assert (told.temperature, told.top_p) == (0.6, 0.5)

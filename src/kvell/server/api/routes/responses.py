@@ -51,7 +51,8 @@ class ResponsesApi:
     async def _answer(self, body: ResponsesRequest, visit: Visit) -> Response:
         try:
             answering = await ChatApi(self.serving).answering(body.chat(), visit, "resp")
-            response = _Response(_told_defaults(body, answering), answering)
+            defaults = answering.asked.served.text.sampling_defaults
+            response = _Response(body.with_defaults(defaults), answering)
             if body.stream:
                 return EventStream(await primed(_events(response)))
             async with aclosing(answering.deltas) as deltas:
@@ -136,14 +137,6 @@ class _Response:
             if not is_begun:
                 raise
             yield failed_event(begun, api_error(error))
-
-
-def _told_defaults(body: ResponsesRequest, answering: Answering) -> ResponsesRequest:
-    """The body with what it is sampled by where it does not say."""
-    defaults = answering.asked.served.text.sampling_defaults
-    own = {name: getattr(body, name) for name in ("temperature", "top_p")}
-    left = {name: getattr(defaults, name) for name, value in own.items() if value is None}
-    return body.model_copy(update=left)
 
 
 async def _events(response: _Response) -> AsyncGenerator[bytes, None]:

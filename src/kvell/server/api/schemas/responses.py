@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatRequest
 from kvell.server.api.schemas.formats import (
@@ -189,6 +190,16 @@ class ResponsesRequest(BaseModel):
             tool_choice=_chat_tool_choice(self.tool_choice),
             reasoning_effort=self.reasoning.effort if self.reasoning else None,
             response_format=chosen.chat() if chosen else None,
+        )
+
+    def with_defaults(self, defaults: SamplingParams) -> "ResponsesRequest":
+        """The body with what it is sampled by where it does not say."""
+        return self.model_copy(
+            update={
+                name: getattr(defaults, name)
+                for name in ("temperature", "top_p")
+                if getattr(self, name) is None
+            }
         )
 
     def tells_logprobs(self) -> bool:
