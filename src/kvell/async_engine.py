@@ -29,6 +29,7 @@ from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.pooling import EmbeddingOutput
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.statistics import Stats
+from kvell.engine.sampling.model_defaults import GenerationConfig, limited
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
 from kvell.fleet.instance.command import instance_command
@@ -65,6 +66,7 @@ class StreamedOutput:
     :param cached_tokens: of the prompt, found in a cache; known with the last output.
     :param logprobs: how likely each output token was; None if nobody asked.
     :param prompt_logprobs: the same for each prompt token from the second on.
+    :param stop_reason: the stop string or stop token that ended the answer, with the last output.
     """
 
     request_id: str
@@ -75,6 +77,7 @@ class StreamedOutput:
     cached_tokens: int = 0
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs] | None = None
+    stop_reason: str | int | None = None
 
     @property
     def finished(self) -> bool:
@@ -98,6 +101,8 @@ class AsyncEngine:
     :param page_transport: how pages get from one instance to another.
     :param cache_dir: directory of the packaged model once converted; ``~/.cache/kvell`` if None.
     :param progress: is told how far loading is; see :data:`kvell.models.sources.progress.Progress`.
+    :param generation_config: ``auto`` samples as the models' ``generation_config.json`` recommends
+        if nothing is said, ``vllm`` by vLLM's neutral defaults.
     :param settings: further settings of every instance, named as in
         :class:`~kvell.engine.setup.engine_settings.EngineSettings` (``kv_memory_bytes``,
         ``memory_bytes``, ``dtype``, …); memory is for each instance.
@@ -117,6 +122,7 @@ class AsyncEngine:
         page_transport: PageTransport = "memory",
         cache_dir: Path | None = None,
         progress: Progress = quiet,
+        generation_config: GenerationConfig = "auto",
         **settings: Any,
     ) -> None:
         counts = _counts(instances)
@@ -126,7 +132,10 @@ class AsyncEngine:
         pool = PoolSettings(caching, page_transport, adaptive_roles)
         chosen = EngineSettings(model, beside=beside, **settings)
         self._texts = texts_of(
-            (model, *beside), cache_dir or Path.home() / ".cache" / "kvell", progress
+            (model, *beside),
+            cache_dir or Path.home() / ".cache" / "kvell",
+            progress,
+            generation_config,
         )
         command = instance_command(chosen)
         self._front = Front(command, instances=counts, routing=routing, limits=limits, pool=pool)
@@ -173,7 +182,7 @@ class AsyncEngine:
 
         Closing the generator early cancels the request.  Of ``n`` answers only the first is made.
 
-        :param sampling: the defaults if None.
+        :param sampling: what the model's files recommend if None.
         :param request_id: a name for :meth:`abort`; one is made if None.
         :param cache_salt: only requests with the same salt share cached prefixes.
         :param session: requests of one session share prefixes; how the prompt begins if not given.
@@ -183,7 +192,8 @@ class AsyncEngine:
         """
         name, ids = await self._encoded(prompt)
         served = self._models[name]
-        [params] = (sampling or SamplingParams()).choices()[:1]
+        [params] = (sampling or limited(served.sampling_defaults)).choices()[:1]
+        params = await self._encoders[name].with_bad_words(params)
         known_id = request_id or uuid.uuid4().hex
         prepared = PreparedPrompt(ids, known_id, cache_salt, name, session or prompt_key(ids))
         prompt_ids, token_ids, text = ids.tolist(), list[int](), ""
@@ -204,6 +214,7 @@ class AsyncEngine:
                     delta.usage.cached_tokens,
                     None if params.logprobs is None else list(likely),
                     None if params.prompt_logprobs is None else list(prompt_likely),
+                    delta.stop_reason,
                 )
 
     async def chat(

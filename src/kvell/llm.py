@@ -7,7 +7,7 @@ over a socket.
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +18,33 @@ from kvell.clock import Clock, MonotonicClock
 from kvell.engine.core.journal import Journal
 from kvell.engine.engine import Engine
 from kvell.engine.opened import open_served
-from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
+from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import Cancel, Event, Finished, Tokens
 from kvell.engine.protocol.pooling import EmbeddingOutput
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.admissible import request_problem, sampling_problem
 from kvell.engine.requests.pooling import pooling_problem, served_pooling
+from kvell.engine.sampling.model_defaults import GenerationConfig, limited, sampling_defaults
 from kvell.engine.setup.contract import MemoryContract
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething, TryLater
-from kvell.llm_jobs import AnswerJob, EmbeddingJob, Job, raise_if_failed
+from kvell.llm_jobs import (
+    AnswerJob,
+    EmbeddingJob,
+    Job,
+    RequestOutput,
+    raise_if_failed,
+    with_bad_words,
+)
 from kvell.models.images.image_content import ImagePrompt, Tensors
 from kvell.models.images.image_store import take_images
 from kvell.models.loading.named_models import NamedModel
 from kvell.models.sources.progress import Progress, quiet
 from kvell.models.text.tokenizer import Tokenizer
 from kvell.serving.lone import LocalInstance
-from kvell.vocabulary import FinishReason, RequestId
+from kvell.vocabulary import RequestId
+
+__all__ = ["LLM", "Prompt", "RequestOutput"]
 
 Prompt = str | Mapping[str, Any] | Sequence[int] | npt.NDArray[np.integer[Any]]
 """A text, ``{"prompt": …}`` or ``{"prompt_token_ids": […]}``, or token ids (integers [tokens]).
@@ -43,36 +53,6 @@ A mapping may also have ``images``: the tensors that the model's processor makes
 images (``{"pixel_values": …, …}``), in the same call as the token ids.  It may have ``model``,
 the name of one of several models.
 """
-
-
-@dataclass(frozen=True)
-class RequestOutput:
-    """One finished request.
-
-    :param index: index of its prompt.
-    :param prompt_token_ids: token ids of the prompt, with the special tokens that were added.
-    :param token_ids: token ids of the answer, a stop token included.
-    :param text: the answer, without special tokens and without a stop string.
-    :param cached_tokens: tokens of the prompt that were found in the prefix cache.
-    :param preemptions: how often the request gave up its pages and went on later.
-    :param finish_reason: ``stop`` at an end of sequence or a stop string; ``length`` at the limit.
-    :param choice: index among the prompt's ``n`` answers.
-    :param logprobs: how likely each output token was; None if nobody asked.
-    :param prompt_logprobs: the same for each prompt token from the second on.
-    :param error: why the request failed, if ``finish_reason`` is ``error``.
-    """
-
-    index: int
-    prompt_token_ids: list[int]
-    token_ids: list[int]
-    text: str
-    cached_tokens: int
-    preemptions: int
-    finish_reason: FinishReason
-    choice: int = 0
-    logprobs: list[TokenLogprobs] | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None
-    error: str = ""
 
 
 class LLM:
@@ -87,6 +67,8 @@ class LLM:
     :param weights_fd: descriptor of a memfd in which processes of this host have the models'
         weights once; it must stay open while they load. Not used on a GPU.
     :param clock: measures the seconds of :meth:`stats`; the monotonic clock if None.
+    :param generation_config: ``auto`` samples as the models' ``generation_config.json`` recommends
+        if nothing is said, ``vllm`` by vLLM's neutral defaults.
     :param settings: further settings, named as in
         :class:`~kvell.engine.setup.engine_settings.EngineSettings` (``kv_memory_bytes``,
         ``memory_bytes``, ``dtype``, ``max_model_len``, …).
@@ -103,12 +85,14 @@ class LLM:
         incarnation: int = 0,
         weights_fd: int | None = None,
         clock: Clock | None = None,
+        generation_config: GenerationConfig = "auto",
         **settings: Any,
     ) -> None:
         chosen = EngineSettings(model, **settings) if isinstance(model, str) else model
         opened = open_served(
             chosen, cache_dir or Path.home() / ".cache" / "kvell", progress, weights_fd
         )
+        self._generation_config = generation_config
         self._first, self._opened = opened.main, {one.name: one for one in opened.named}
         self.engine: Engine = opened.engine(chosen, journal, incarnation)
         self._credits = self.engine.ready().credits
@@ -140,17 +124,22 @@ class LLM:
 
         :param prompts: one prompt or several; a list of integers is one prompt of token ids
             only inside another list.
-        :param sampling: for all prompts, or one for each; the defaults if None.
+        :param sampling: for all prompts, or one for each; those of
+            :meth:`get_default_sampling_params` if None.
         :param sequential: run one request after the other instead of all at once.
         :raises ChangeSomething: if a prompt can never be served; then nothing is run.
         :raises Exception: what a step raised, whichever request it was that it could not compute;
             the others end too.
         """
         many = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
-        params = _each(sampling or SamplingParams(), len(many))
+        models = [self._model_of(prompt) for prompt in many]
+        usual = [self._sampling_defaults(name) for name in models]
+        params = [
+            with_bad_words(one, self._tokenizer(name))
+            for one, name in zip(_each(sampling or usual, len(many)), models, strict=True)
+        ]
         ids = [self._token_ids(prompt) for prompt in many]
         with self._told(ids, many) as told:
-            models = [self._model_of(prompt) for prompt in many]
             for prompt, one, name in zip(told, params, models, strict=True):
                 self._check(prompt, one, name)
             jobs = [
@@ -163,23 +152,35 @@ class LLM:
             for batch in [[job] for job in jobs] if sequential else [jobs]:
                 self._run(batch)
         self._stats = self._measure(jobs, self._clock.now_seconds() - started_seconds)
-        return [_output(job) for job in jobs]
+        return [job.output() for job in jobs]
 
     def chat(
         self,
         messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
         sampling: SamplingParams | None = None,
         model: str = "",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
     ) -> list[RequestOutput]:
         """Answer a conversation, or several; like :meth:`generate` otherwise.
 
         :param messages: ``{"role": …, "content": …}`` in order, or a list of such conversations.
             The model's chat template makes the prompt.
         :param model: name of one of several models; "" is the first.
+        :param add_generation_prompt: whether the prompt opens the assistant's turn.
+        :param continue_final_message: whether the answer goes on with the last message instead.
         :raises ChangeSomething: if the model has no chat template, or a prompt can never be served.
         """
+        if add_generation_prompt and continue_final_message:
+            problem, remedy = "opens a new message too", "set add_generation_prompt to False"
+            raise ChangeSomething("continue_final_message", True, problem, remedy)
         many: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        ids = [self._tokenizer(model).encode_chat(m) for m in many]
+        encode = partial(
+            self._tokenizer(model).encode_chat,
+            opens_answer=add_generation_prompt,
+            continues_last=continue_final_message,
+        )
+        ids = [encode(conversation) for conversation in many]
         return self.generate([{"prompt_token_ids": i, "model": model} for i in ids], sampling)
 
     def embed(
@@ -207,10 +208,10 @@ class LLM:
         :raises ChangeSomething: if the prompt can never be served.
         :raises RequestFailed: if the model's logits are no numbers.
         """
-        tokens = self._token_ids(prompt)
-        [only] = (sampling or SamplingParams()).choices()[:1]
+        tokens, name = self._token_ids(prompt), self._model_of(prompt)
+        [only] = (sampling or self._sampling_defaults(name)).choices()[:1]
+        only = with_bad_words(only, self._tokenizer(name))
         with self._told([tokens], [prompt]) as told:
-            name = self._model_of(prompt)
             self._check(told[0], only, name)
             yield from self._stream(
                 AnswerJob(0, tokens, only, self._tokenizer(name), 0, told[0], name)
@@ -229,6 +230,13 @@ class LLM:
             raise_if_failed(job.finished)
         finally:
             self._instance.send(Cancel(request_id))
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return what the first model is sampled by if nothing is said.
+
+        Its ``generation_config.json`` says so, unless ``generation_config="vllm"``.
+        """
+        return self._sampling_defaults("")
 
     def stats(self) -> dict[str, Any]:
         """Return the last :meth:`generate`'s figures; seconds run from submission to last token."""
@@ -293,6 +301,10 @@ class LLM:
     def _one(self, model: str) -> NamedModel:
         return self._opened[self.engine.core.rules(model).name] if model else self._first
 
+    def _sampling_defaults(self, model: str) -> SamplingParams:
+        """Return a model's recommended sampling, for answers as short as vLLM's if it has none."""
+        return limited(sampling_defaults(self._one(model).path, self._generation_config))
+
     def _token_ids(self, prompt: Prompt) -> npt.NDArray[np.int32]:
         tokenizer = self._tokenizer(self._model_of(prompt))
         if isinstance(prompt, Mapping):
@@ -346,26 +358,6 @@ class LLM:
             "cached_tokens": sum(job.finished.cached_tokens for job in jobs if job.finished),
             "preemptions": sum(job.finished.preemptions for job in jobs if job.finished),
         }
-
-
-def _output(job: AnswerJob) -> RequestOutput:
-    """Return a finished request as users see it."""
-    done = job.finished
-    if done is None:
-        raise RuntimeError(f"request {job.index} is not finished")
-    return RequestOutput(
-        job.index,
-        job.prompt.tolist(),
-        list(job.token_ids),
-        job.text,
-        done.cached_tokens,
-        done.preemptions,
-        "stop" if job.stopped else done.reason,
-        job.choice,
-        None if job.sampling.logprobs is None else job.logprobs,
-        None if job.sampling.prompt_logprobs is None else job.prompt_logprobs,
-        "" if job.stopped else done.message,
-    )
 
 
 def _images_of(prompt: Prompt) -> Tensors | None:

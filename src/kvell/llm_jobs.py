@@ -3,6 +3,7 @@
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -14,10 +15,44 @@ from kvell.engine.protocol.pooling import POOLED, EmbeddingOutput, Pooling, vect
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
 from kvell.errors import RequestFailed
 from kvell.models.images.image_content import ImagePrompt
+from kvell.models.text.answer_text import AnswerText, EndTokens
+from kvell.models.text.bad_words import bad_word_tokens
 from kvell.models.text.detokenizer import IncrementalDetokenizer
-from kvell.models.text.stop_strings import StopStrings
 from kvell.models.text.tokenizer import Tokenizer
-from kvell.vocabulary import RequestId
+from kvell.vocabulary import FinishReason, RequestId
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """One finished request.
+
+    :param index: index of its prompt.
+    :param prompt_token_ids: token ids of the prompt, with the special tokens that were added.
+    :param token_ids: token ids of the answer, a stop token included.
+    :param text: the answer, without special tokens and what ended it, unless the sampling says so.
+    :param cached_tokens: tokens of the prompt that were found in the prefix cache.
+    :param preemptions: how often the request gave up its pages and went on later.
+    :param finish_reason: ``stop`` at an end of sequence or a stop string; ``length`` at the limit.
+    :param choice: index among the prompt's ``n`` answers.
+    :param logprobs: how likely each output token was; None if nobody asked.
+    :param prompt_logprobs: the same for each prompt token from the second on.
+    :param error: why the request failed, if ``finish_reason`` is ``error``.
+    :param stop_reason: the stop string or stop token that ended the answer; None at the model's
+        own end of a sequence, and at the limit.
+    """
+
+    index: int
+    prompt_token_ids: list[int]
+    token_ids: list[int]
+    text: str
+    cached_tokens: int
+    preemptions: int
+    finish_reason: FinishReason
+    choice: int = 0
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    error: str = ""
+    stop_reason: str | int | None = None
 
 
 class Job(Protocol):
@@ -56,11 +91,14 @@ class AnswerJob:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     text: str = ""
     finished: Finished | None = None
-    stopped: bool = False
 
     def __post_init__(self) -> None:
-        self._detokenizer = IncrementalDetokenizer(self.tokenizer)
-        self._stops = StopStrings(self.sampling.stop)
+        sampling, tokenizer = self.sampling, self.tokenizer
+        sequence = frozenset[int]() if sampling.ignore_eos else tokenizer.eos_token_ids
+        asked, shows = frozenset(sampling.stop_token_ids), sampling.include_stop_str_in_output
+        detokenizer = IncrementalDetokenizer(tokenizer, sampling.skip_special_tokens)
+        ends = EndTokens(sequence, asked, are_shown=shows)
+        self._writer = AnswerText(detokenizer, sampling.stop, ends)
 
     def submission(self, request_id: RequestId) -> Submit:
         """Return the command that starts it, with a seed."""
@@ -78,18 +116,49 @@ class AnswerJob:
         """Take new tokens; return whether a stop string has just ended the text."""
         if self.stopped:
             return False
-        self.token_ids.extend(token_ids)
-        self.logprobs.extend(logprobs)
-        text, self.stopped = self._stops.push(self._detokenizer.push(token_ids))
-        self.text += text
+        known = self._writer.token_count
+        self.text += self._writer.push(token_ids)
+        taken = self._writer.token_count - known
+        self.token_ids.extend(token_ids[:taken])
+        self.logprobs.extend(logprobs[:taken])
         return self.stopped
 
     def end(self, event: Finished) -> None:
         """Take the engine's last event of the request."""
         self.finished = event
-        if not self.stopped:
-            text, self.stopped = self._stops.push(self._detokenizer.finish())
-            self.text += text + ("" if self.stopped else self._stops.finish())
+        self.text += self._writer.finish()
+
+    def output(self) -> RequestOutput:
+        """Return the finished request as users see it."""
+        done = self.finished
+        if done is None:
+            raise RuntimeError(f"request {self.index} is not finished")
+        return RequestOutput(
+            self.index,
+            self.prompt.tolist(),
+            list(self.token_ids),
+            self.text,
+            done.cached_tokens,
+            done.preemptions,
+            "stop" if self.stopped else done.reason,
+            self.choice,
+            None if self.sampling.logprobs is None else self.logprobs,
+            None if self.sampling.prompt_logprobs is None else self.prompt_logprobs,
+            "" if self.stopped else done.message,
+            self.stop_reason,
+        )
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string has ended the text."""
+        return self._writer.stopped
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The stop string or stop token that ended the answer; None for anything else."""
+        done = self.finished
+        is_stop = self.stopped or (done is not None and done.reason == "stop")
+        return self._writer.stop_reason if is_stop else None
 
 
 @dataclass(eq=False)
@@ -131,6 +200,18 @@ def embedding_output(prompt: npt.NDArray[np.int32], done: Finished) -> Embedding
     """The vector that came with a request's end, as users see it."""
     vector: list[float] = vector_of(done.embedding).tolist()
     return EmbeddingOutput(prompt.tolist(), vector, done.cached_tokens, done.preemptions)
+
+
+def with_bad_words(sampling: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
+    """The same sampling, with the tokens of its bad words if there is a tokenizer.
+
+    :raises ChangeSomething: if a word has no tokens.
+    """
+    if not sampling.bad_words or not tokenizer.knows_text:
+        return sampling
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    forms = bad_word_tokens(sampling.bad_words, lambda text: encode(text).tolist())
+    return replace(sampling, bad_words_token_ids=forms)
 
 
 def raise_if_failed(done: Finished) -> None:

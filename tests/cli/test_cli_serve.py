@@ -64,7 +64,7 @@ class Served:
 def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     stand_in = Served()
     monkeypatch.setattr("kvell.server.run.serve", stand_in)
-    monkeypatch.setattr(ServedText, "load", lambda name, path: f"text of {name} in {path}")
+    monkeypatch.setattr(ServedText, "load", lambda name, path, *_: f"text of {name} in {path}")
     monkeypatch.setattr(
         "kvell.models.sources.source.resolve_model", lambda model, *_: Path(f"where {model} is")
     )
@@ -72,6 +72,17 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
 
 
 class TestServe:
+    @pytest.mark.parametrize("chosen", ["auto", "vllm"])
+    def test_recommended_sampling_is_taken_or_left(
+        self, kvell: Kvell, served: Served, monkeypatch: pytest.MonkeyPatch, chosen: str
+    ) -> None:
+        monkeypatch.setattr(ServedText, "load", lambda name, path, config: f"{name} {config}")
+        assert (
+            kvell("serve", *(("--generation-config", chosen) if chosen != "auto" else ())).code == 0
+        )
+        (_, texts, _) = served.calls[0]
+        assert texts.load().models == [f"smollm2 {chosen}"]
+
     def test_listens_on_localhost_unless_told_otherwise(self, kvell: Kvell, served: Served) -> None:
         assert kvell("serve").code == 0
         (_, texts, options) = served.calls[0]
@@ -218,7 +229,7 @@ class FakeTokenizer:
 
     most_token_bytes = 9
 
-    def rendered_chat(self, messages: Any, tools: Any, fields: Any, *, opens_answer: bool) -> str:
+    def rendered_chat(self, messages: Any, tools: Any, fields: Any, **ending: bool) -> str:
         return f"{len(messages)} messages"
 
     def decode(self, token_ids: Any, *, skip_special_tokens: bool) -> str:
@@ -242,9 +253,3 @@ class TestServedText:
             b"<6>",
         )
         assert not text.takes_images
-
-    def test_stop_matchers_are_fresh_for_each_request(self) -> None:
-        tokenizer: Any = FakeTokenizer()
-        text = ServedText("m", 1000, tokenizer)
-        assert text.stop_matcher(["END"]).push("xEND") == ("x", True)
-        assert text.stop_matcher(["END"]).push("y") == ("y", False)

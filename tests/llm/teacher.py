@@ -15,6 +15,7 @@ from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.structured_outputs import Reasoning, StructuredOutputs
 from kvell.engine.sampling.adjust import adjust
+from kvell.engine.sampling.permitted import permitted_tokens
 from kvell.llm import LLM, RequestOutput
 from kvell.models.sources.packaged import MODEL_NAME
 from kvell.vocabulary import MIB
@@ -38,11 +39,24 @@ WISHES: list[SamplingParams] = [
     SamplingParams(temperature=0, max_tokens=12, repetition_penalty=1.4, logprobs=2),
     SamplingParams(temperature=0.8, seed=3, max_tokens=12),
     SamplingParams(temperature=0, max_tokens=40, structured_outputs=FORM, logprobs=0),
-    SamplingParams(temperature=0.9, seed=8, max_tokens=12, min_p=0.2, prompt_logprobs=1),
+    SamplingParams(
+        temperature=0.9,
+        seed=8,
+        max_tokens=12,
+        min_p=0.2,
+        prompt_logprobs=1,
+        allowed_token_ids=tuple(range(200, 9000)),
+    ),
     SamplingParams(
         temperature=0, max_tokens=12, presence_penalty=1.2, frequency_penalty=0.6, min_tokens=12
     ),
-    SamplingParams(temperature=0, max_tokens=12, logit_bias={260: 4.0}, logprobs=1),
+    SamplingParams(
+        temperature=0,
+        max_tokens=12,
+        logit_bias={260: 4.0},
+        bad_words_token_ids=((28,), (198, 504)),
+        logprobs=1,
+    ),
     SamplingParams(
         temperature=1, seed=4, max_tokens=12, structured_outputs=StructuredOutputs(regex="[a-z ]*")
     ),
@@ -109,4 +123,6 @@ def greedy_choices(path: Path, output: RequestOutput, params: SamplingParams) ->
     rows = logits_of(path, prompt + made)[len(prompt) - 1 : -1].clone()
     for index, row in enumerate(rows):
         adjust(row, params, np.array(prompt + made[:index], np.int32), len(prompt))
+        output = np.array(made[:index], np.int32)
+        row[~torch.from_numpy(permitted_tokens(params, output, len(row)))] = -torch.inf
     return [int(token) for token in rows.argmax(-1)]

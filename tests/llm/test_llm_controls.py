@@ -221,10 +221,89 @@ def test_a_grammar_that_gets_too_complex_ends_its_answer_only(
     assert_same(outputs, alone[:3] + alone[4:])
 
 
+def test_bad_words_do_not_come(smollm2_path: Path, llm: LLM) -> None:
+    """With a space before them and without; also those of several tokens."""
+    asked = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    prompt = "The capital of France is Paris. The capital of France is"
+    [free] = llm.generate(prompt, asked)
+    words = free.text.split()[:3]
+    assert len(words) == 3
+    [output] = llm.generate(prompt, replace(asked, bad_words=tuple(words)))
+    for word in words:
+        spelled = [
+            llm.tokenizer.encode(form, add_special_tokens=False) for form in (word, f" {word}")
+        ]
+        for ids in spelled:
+            assert not holds(output.token_ids, ids.tolist())
+    assert any(holds(free.token_ids, [t]) for t in output.token_ids), "nothing else is hidden"
+
+
+def holds(tokens: list[int], run: list[int]) -> bool:
+    return any(tokens[at : at + len(run)] == run for at in range(len(tokens)))
+
+
+def test_an_answer_that_may_go_on_with_nothing_ends_with_an_error(llm: LLM) -> None:
+    nothing = SamplingParams(max_tokens=4, allowed_token_ids=(28,), bad_words_token_ids=((28,),))
+    plain = SamplingParams(temperature=0, max_tokens=4)
+    bad, good = llm.generate([PROMPTS[0]] * 2, [nothing, plain])
+    assert (bad.finish_reason, bad.token_ids) == ("error", [])
+    assert "allowed_token_ids, bad_words or the answer's grammar exclude all" in bad.error
+    assert good.finish_reason in ("length", "stop") and good.token_ids
+
+
+def test_what_ended_an_answer_is_told(llm: LLM) -> None:
+    plain = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    [free] = llm.generate([PROMPTS[2]], plain)
+    assert (free.finish_reason, free.stop_reason) == ("length", None)
+    stop, token = free.text[3:6], free.token_ids[4]
+    told = llm.generate(
+        [PROMPTS[2]] * 4,
+        [
+            replace(plain, stop=(stop,)),
+            replace(plain, stop=(stop,), include_stop_str_in_output=True),
+            replace(plain, stop_token_ids=(token,)),
+            replace(plain, stop_token_ids=(token,), include_stop_str_in_output=True),
+        ],
+    )
+    assert [output.finish_reason for output in told] == ["stop"] * 4
+    assert [output.stop_reason for output in told] == [stop, stop, token, token]
+    before = free.text.index(stop)
+    assert [output.text for output in told[:2]] == [free.text[:before], free.text[: before + 3]]
+    known = free.token_ids.index(token)
+    assert told[2].token_ids == told[3].token_ids == free.token_ids[: known + 1]
+    decode = llm.tokenizer.decode
+    assert told[2].text == decode(free.token_ids[:known])
+    assert told[3].text == decode(free.token_ids[: known + 1])
+
+
+def test_special_tokens_are_shown_to_who_asks(llm: LLM) -> None:
+    [end] = llm.tokenizer.encode("<|im_end|>", add_special_tokens=False).tolist()
+    forced = SamplingParams(temperature=0, max_tokens=2, allowed_token_ids=(end,), ignore_eos=True)
+    hidden, shown = llm.generate(
+        [PROMPTS[0]] * 2, [forced, replace(forced, skip_special_tokens=False)]
+    )
+    assert (hidden.text, shown.text) == ("", "<|im_end|><|im_end|>")
+
+
+def test_a_chat_goes_on_with_its_last_message(llm: LLM) -> None:
+    messages = [
+        {"role": "user", "content": "Name a colour."},
+        {"role": "assistant", "content": "My favourite colour is"},
+    ]
+    asked = SamplingParams(temperature=0, max_tokens=2)
+    [output] = llm.chat(messages, asked, add_generation_prompt=False, continue_final_message=True)
+    prompt = llm.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
+    assert prompt.endswith("<|im_start|>assistant\nMy favourite colour is")
+    with pytest.raises(ChangeSomething, match="continue_final_message=True: opens a new message"):
+        llm.chat(messages, asked, continue_final_message=True)
+
+
 def test_what_cannot_be_served_is_refused_before_anything_runs(llm: LLM) -> None:
     bad = SamplingParams(structured_outputs=StructuredOutputs(regex="("))
     with pytest.raises(ChangeSomething, match=r"structured_outputs\.regex=…: cannot be followed"):
         llm.generate([PROMPTS[0]] * 2, [SamplingParams(), bad])
     with pytest.raises(ChangeSomething, match="logit_bias=49152: is not a token of this model"):
         llm.generate([PROMPTS[0]], SamplingParams(logit_bias={49152: 1.0}))
+    with pytest.raises(ChangeSomething, match="allowed_token_ids=49152: is not a token of this"):
+        llm.generate([PROMPTS[0]], SamplingParams(allowed_token_ids=(5, 49152)))
     assert not llm.engine.has_work()

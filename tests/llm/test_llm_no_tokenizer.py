@@ -52,6 +52,9 @@ def test_stop_strings_are_refused(llm: LLM) -> None:
     with pytest.raises(ChangeSomething, match="needs the model's tokenizer") as told:
         llm.generate({"prompt_token_ids": PROMPT}, sampling)
     assert told.value.field == "stop"
+    worded = SamplingParams(max_tokens=5, bad_words=("x",))
+    with pytest.raises(ChangeSomething, match="bad_words=x: needs the model's tokenizer"):
+        llm.generate({"prompt_token_ids": PROMPT}, worded)
 
 
 def test_the_command_line_takes_token_ids(

@@ -12,8 +12,10 @@ HERE = Path(__file__).parent
 
 
 @contextlib.contextmanager
-def running_server(*arguments: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
-    command = [sys.executable, str(HERE / "fake_server.py"), *arguments]
+def running_server(
+    *arguments: str, script: str = "fake_server.py"
+) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    command = [sys.executable, str(HERE / script), *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
@@ -27,6 +29,13 @@ def running_server(*arguments: str) -> Iterator[tuple[str, "subprocess.Popen[str
 def server_url() -> Iterator[str]:
     """A server whose steps take a millisecond, without a key."""
     with running_server("-", "0", "--step-seconds", "0.005") as (url, _):
+        yield url
+
+
+@pytest.fixture(scope="session")
+def scripted_url() -> Iterator[str]:
+    """A server that says what its prompts say."""
+    with running_server(script="scripted_server.py") as (url, _):
         yield url
 
 

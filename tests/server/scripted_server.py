@@ -14,7 +14,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from kvell.engine.protocol.logprobs import TokenLogprobs
+from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.messages import Command, Event, Finished, Submit, Tokens
 from kvell.server.run import ServeOptions, Texts, serve
 from kvell.serving.lone import serve_instance
@@ -45,6 +45,10 @@ class ScriptedEngine(FakeEngine):
             harmless = np.where(ids == CRASH_TOKEN, EOS_TOKEN, ids).tobytes()
             sampling = replace(command.sampling, max_tokens=most)
             command = replace(command, prompt=harmless, sampling=sampling)
+            if sampling.prompt_logprobs is not None:
+                told = tuple(TokenLogprobs(-1.0, 1, ((int(one), -1.0),)) for one in ids[1:])
+                scores = PromptLogprobs(command.request_id, command.attempt, 1, told)
+                return [scores, *super().handle(command)]
         return super().handle(command)
 
     def step(self) -> list[Event]:

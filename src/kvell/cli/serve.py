@@ -12,6 +12,7 @@ import click
 
 from kvell.cli.cluster.ray_address import check_cluster, check_name, running_cluster
 from kvell.cli.serve_options import (
+    AnswerOptions,
     access_options,
     answer_options,
     cluster_options,
@@ -101,8 +102,7 @@ def serve(
     page_transport: PageTransport,
     cluster: str | None,
     cluster_name: str,
-    tool_call_parser: str | None,
-    reasoning_parser: str | None,
+    answers: AnswerOptions,
     kv_events_config: str | None,
     as_json: bool,
 ) -> None:
@@ -113,7 +113,7 @@ def serve(
     if adaptive_roles:
         check_adaptive_roles(counts, "--adaptive-roles")
     pool = PoolSettings(caching, page_transport, adaptive_roles)
-    check_parsers(tool_call_parser, reasoning_parser)
+    check_parsers(answers.tool_call_parser, answers.reasoning_parser)
     if otlp_traces_endpoint is not None:
         from kvell.server.tracing.opening import checked_endpoint
 
@@ -131,14 +131,13 @@ def serve(
         from kvell.server.run import serve as serve_http
         from kvell.server.text.named_texts import texts_of
 
-        texts = texts_of((settings.model, *settings.beside), session.cache_dir, report)
+        models = settings.model, *settings.beside
+        texts = texts_of(models, session.cache_dir, report, answers.generation_config)
     options = ServeOptions(
         host,
         port,
         instances=counts,
         routing=routing,
-        tool_call_parser=tool_call_parser,
-        reasoning_parser=reasoning_parser,
         log_requests=log_requests,
         stats_seconds=stats_seconds,
         otlp_traces_endpoint=otlp_traces_endpoint,
@@ -146,6 +145,8 @@ def serve(
         pool=pool,
         cluster_name=cluster_name,
         http=HttpBounds(max_connections, keep_alive_seconds),
+        tool_call_parser=answers.tool_call_parser,
+        reasoning_parser=answers.reasoning_parser,
         **access,
     )
     announce: Callable[[str], None] = _announce_json if as_json else _announce

@@ -1,27 +1,52 @@
 """Flags of ``kvell serve``: who may ask, connections, what is logged, how answers are read."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
+from kvell.engine.sampling.model_defaults import GenerationConfig
 from kvell.server.access.key_file import MAX_IN_FLIGHT
 from kvell.server.api.http_bounds import KEEP_ALIVE_SECONDS, MAX_CONNECTIONS
 
 Command = Callable[..., Any]
 ACCESS = ("api_key", "api_key_file", "guard_metrics", "max_in_flight_per_key")
+ANSWERS = ("tool_call_parser", "reasoning_parser", "generation_config")
+
+
+@dataclass(frozen=True)
+class AnswerOptions:
+    """How answers are read, and sampled if nothing is said.
+
+    :param tool_call_parser: how the first model writes calls; None: as its chat template says.
+    :param reasoning_parser: how it writes its reasoning, likewise.
+    :param generation_config: whether the models' recommended sampling is their default.
+    """
+
+    tool_call_parser: str | None
+    reasoning_parser: str | None
+    generation_config: GenerationConfig
+
+
+def _gathering(
+    command: Command, names: Sequence[str], gather: Callable[[dict[str, Any]], Mapping[str, object]]
+) -> Command:
+    """The command, which gets these flags as one argument."""
+
+    @functools.wraps(command)
+    def gathered(*args: Any, **given: Any) -> object:
+        told = gather({name: given.pop(name) for name in names})
+        return command(*args, **told, **given)
+
+    return gathered
 
 
 def access_options(command: Command) -> Command:
     """Flags of keys, and of what each may have at once; the command gets ``access``."""
-
-    @functools.wraps(command)
-    def gathered(*args: Any, **given: Any) -> Any:
-        access = {name: given.pop(name) for name in ACCESS}
-        return command(*args, access=access, **given)
-
+    gathered = _gathering(command, ACCESS, lambda given: {"access": given})
     for option in (
         click.option(
             "--guard-metrics", is_flag=True, help="Ask for an operator's key at /metrics too."
@@ -129,8 +154,17 @@ def events_option(command: Command) -> Command:
 
 
 def answer_options(command: Command) -> Command:
-    """``--tool-call-parser``, ``--reasoning-parser``."""
+    """Flags of how answers are read, and of usual sampling; the command gets ``answers``."""
+    gathered = _gathering(command, ANSWERS, lambda given: {"answers": AnswerOptions(**given)})
     for option in (
+        click.option(
+            "--generation-config",
+            type=click.Choice(get_args(GenerationConfig)),
+            default="auto",
+            show_default=True,
+            help="Sampling where a request does not say: as the models' generation_config.json"
+            " recommends, or vLLM's neutral defaults.",
+        ),
         click.option(
             "--reasoning-parser",
             metavar="NAME",
@@ -142,5 +176,5 @@ def answer_options(command: Command) -> Command:
             help="How the first model writes tool calls; by default as its template says.",
         ),
     ):
-        command = option(command)
-    return command
+        gathered = option(gathered)
+    return gathered

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from functools import partial
 import uvicorn
 from fastapi import FastAPI
 
+from kvell.engine.sampling.model_defaults import recommended
 from kvell.front.front import Front
 from kvell.server.access.visit import VisitTracer
 from kvell.server.api.access_guard import Access
@@ -18,11 +20,14 @@ from kvell.server.api.serve_options import ServeOptions
 from kvell.server.http.acceptor import Acceptor
 from kvell.server.http.connection import BoundedConnection, Face
 from kvell.server.http.open_connections import OpenConnections
+from kvell.server.logs.lines import tell
 from kvell.server.logs.visits import VisitLines
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.server.serving_keys import ServingKeys
 from kvell.server.text.text_model import LoadedTexts
 from kvell.server.text.work_memory import most_work_bytes
+
+logger = logging.getLogger(__name__)
 
 
 class HttpFace:
@@ -38,6 +43,12 @@ class HttpFace:
         """Of this process before it loaded anything, and the most for its work since."""
         first, *beside = self._texts.models
         return self._texts.floor_bytes + most_work_bytes(front.ready, first, beside)
+
+    def tell_sampling_defaults(self) -> None:
+        """Log what is taken of the models' own ``generation_config.json``."""
+        for model in self._texts.models:
+            if taken := recommended(model.sampling_defaults):
+                tell(logger, logging.INFO, "sampling_defaults", model=model.name, **taken)
 
     def server(
         self,

@@ -138,6 +138,7 @@ async def _serve(
         ):
             face = await loading
             server = face.server(front, metrics, keys, tracer)
+            face.tell_sampling_defaults()
             _listen(listener, options)
             gc.freeze()  # as in the instance: tokenizers and web frameworks are many objects
             if contract := _contract(front, face.most_bytes(front)):

@@ -31,10 +31,12 @@ from kvell.engine.protocol.pages import (
     PageOwner,
     Pages,
 )
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.statistics import Stats
 from kvell.engine.protocol.tensors import SentTensor
+from kvell.engine.sampling.model_defaults import NEUTRAL
 from kvell.models.config.embeddings import EmbeddingFacts
-from kvell.models.text.stop_strings import StopStrings
+from kvell.models.text.token_offsets import TokenOffsets
 from kvell.server.text.text_model import NO_FIELDS
 from kvell.vocabulary import FinishReason, RequestId
 
@@ -239,9 +241,15 @@ class ByteText:
     model_type = "bytes"
     embeddings = EmbeddingFacts(VECTOR_SIZE, is_matryoshka=True, sizes=(2, 4))
 
-    def __init__(self, name: str = "fake", chat_template: str = "") -> None:
+    def __init__(
+        self,
+        name: str = "fake",
+        chat_template: str = "",
+        sampling_defaults: SamplingParams = NEUTRAL,
+    ) -> None:
         self.name = name
         self.chat_template = chat_template
+        self.sampling_defaults = sampling_defaults
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
         """Return one token per byte, int32 ``[bytes]``."""
@@ -260,12 +268,14 @@ class ByteText:
         fields: Mapping[str, Any] = NO_FIELDS,
         *,
         opens_answer: bool = True,
+        continues_last: bool = False,
     ) -> str:
         """Return lines of tools, of fields and of ``role: content``, and the answer's start."""
         lines = [f"tool: {one['function']['name']}\n" for one in tools or ()]
         lines += [f"{name}={value}\n" for name, value in fields.items()]
         lines += [f"{message['role']}: {message['content']}\n" for message in messages]
-        return "".join(lines) + "assistant: " * opens_answer
+        text = "".join(lines) + "assistant: " * opens_answer
+        return text.removesuffix("\n") if continues_last else text
 
     takes_images = False
 
@@ -298,9 +308,9 @@ class ByteText:
         """Return a new detokenizer for one request."""
         return ByteDetokenizer()
 
-    def stop_matcher(self, stop: Sequence[str]) -> StopStrings:
-        """Return a new matcher for one request."""
-        return StopStrings(tuple(stop))
+    def token_offsets(self, *, skip_special_tokens: bool = True) -> TokenOffsets:
+        """Return the offsets of a new answer's tokens."""
+        return TokenOffsets(self.token_bytes)
 
 
 class ByteDetokenizer:

@@ -13,6 +13,9 @@ from kvell.engine.protocol.codec import decode_command, decode_event, encode_fra
 from kvell.engine.protocol.logprobs import MAX_LOGPROBS, PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.messages import Command, Event, Submit, Tokens
 from kvell.engine.protocol.sampling_params import (
+    MAX_ALLOWED_TOKENS,
+    MAX_BAD_WORD_CHARS,
+    MAX_BAD_WORDS,
     MAX_BIAS,
     MAX_BIASES,
     MAX_PENALTY,
@@ -44,6 +47,11 @@ REFUSED: list[tuple[str, Any]] = [
     *[("logit_bias", bad) for bad in ({-1: 1.0}, {5: 100.5}, {5: -100.5}, {5: NAN})],
     ("logit_bias", {5: float("inf")}),
     ("logit_bias", dict.fromkeys(range(MAX_BIASES + 1), 1.0)),
+    *[("allowed_token_ids", bad) for bad in ((), (5, -1), (0,) * (MAX_ALLOWED_TOKENS + 1))],
+    *[("bad_words", bad) for bad in (("a", ""), ("a",) * (MAX_BAD_WORDS + 1))],
+    ("bad_words", ("a" * (MAX_BAD_WORD_CHARS + 1),)),
+    *[("bad_words_token_ids", bad) for bad in (((),), ((1, -1),))],
+    ("bad_words_token_ids", ((1,),) * (2 * MAX_BAD_WORDS + 1)),
 ]
 
 
@@ -67,12 +75,21 @@ ACCEPTED: list[tuple[str, Any]] = [
     *[("logit_bias", good) for good in ({}, {0: MAX_BIAS}, {5: -MAX_BIAS})],
     ("logit_bias", dict.fromkeys(range(MAX_BIASES), 1.0)),
     ("structured_outputs", GRAMMAR),
+    *[("allowed_token_ids", good) for good in (None, (0,), (7,) * MAX_ALLOWED_TOKENS)],
+    *[("bad_words", good) for good in ((), ("a" * MAX_BAD_WORD_CHARS,) * MAX_BAD_WORDS)],
+    ("bad_words_token_ids", ((1, 2),) * (2 * MAX_BAD_WORDS)),
 ]
 
 
 @pytest.mark.parametrize(("field", "good"), ACCEPTED)
 def test_the_bounds_themselves_are_accepted(field: str, good: Any) -> None:
     assert getattr(SamplingParams(**{field: good}), field) == good
+
+
+def test_lists_are_taken_as_vllms_callers_write_them() -> None:
+    given_lists: dict[str, Any] = {"bad_words": ["a"], "allowed_token_ids": [1, 2]}
+    params = SamplingParams(**given_lists)
+    assert (params.bad_words, params.allowed_token_ids) == (("a",), (1, 2))
 
 
 def test_without_max_tokens_any_minimum_will_do() -> None:
@@ -85,11 +102,13 @@ LOOKS_BACK: list[dict[str, Any]] = [
     {"repetition_penalty": 0.9},
     {"min_tokens": 1},
     {"structured_outputs": GRAMMAR},
+    {"bad_words_token_ids": ((1,),)},
 ]
 TELLS_OR_BIASES: list[dict[str, Any]] = [
     {"logprobs": 0},
     {"prompt_logprobs": 0},
     {"logit_bias": {3: 1.0}},
+    {"allowed_token_ids": (3,)},
 ]
 
 
@@ -219,6 +238,13 @@ samplings = st.builds(
     logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
     prompt_logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
     structured_outputs=st.none() | constraints | behind_reasoning | beside_calls,
+    bad_words=st.lists(st.text(min_size=1, max_size=9), max_size=3).map(tuple),
+    allowed_token_ids=st.none() | st.lists(tokens, min_size=1, max_size=4).map(tuple),
+    include_stop_str_in_output=st.booleans(),
+    skip_special_tokens=st.booleans(),
+    bad_words_token_ids=st.lists(
+        st.lists(tokens, min_size=1, max_size=3).map(tuple), max_size=3
+    ).map(tuple),
 )
 
 
@@ -266,6 +292,9 @@ BAD_WISHES: list[tuple[str, Any]] = [
     ("logit_bias", {"5": 1.0}),
     ("logit_bias", {5: 1000.0}),
     ("logprobs", 21),
+    ("allowed_token_ids", []),
+    ("allowed_token_ids", ["5"]),
+    ("bad_words_token_ids", [[]]),
     ("structured_outputs", {}),
     ("structured_outputs", {"json": "{}", "regex": "a"}),
     ("structured_outputs", {"colour": "red"}),

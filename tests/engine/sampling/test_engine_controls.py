@@ -97,6 +97,8 @@ MIXED = [
     make_work(9, SamplingParams(temperature=0, min_tokens=2, logit_bias={3: 90.0}), output=[1]),
     make_work(10, SamplingParams(temperature=0), output=[3], count=2, proposed=1),
     make_work(11, ALL_LOGPROBS, PROMPT[:5], [2, 3], count=5, scores=1),
+    make_work(12, SamplingParams(allowed_token_ids=(2, 19, 31), **DRAWN), output=[1]),
+    make_work(13, SamplingParams(bad_words_token_ids=((5,), (1, 6)), **DRAWN), output=[1]),
 ]
 ALLOWS = {8: [17, 20, 33]}
 
@@ -227,3 +229,73 @@ def test_a_grammar_reads_the_output_and_not_the_prompt() -> None:
     Controls(grammars).release([20])
     assert grammars.released == [20]
     Controls().release([20])
+
+
+def of_lists(**asked: Any) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0, **asked})
+
+
+def chosen(params: SamplingParams, order: Sequence[int], output: Sequence[int] = ()) -> int:
+    """The token that a greedy row takes whose logits fall in this order, all others behind."""
+    logits = torch.full((1, WORDS), -50.0)
+    logits[0, list(order)] = torch.arange(len(order), 0, -1.0)
+    work = make_work(30, params, output=output)
+    [token] = drawn([work], logits, controls({30: [3, 17, 20, 33]})).tokens
+    return token
+
+
+@pytest.mark.parametrize("temperature", [0.0, 2.0])
+def test_only_allowed_tokens_come(temperature: float) -> None:
+    params = of_lists(allowed_token_ids=(2, 19, 31), temperature=temperature, seed=1)
+    seen = set()
+    for seed in range(40):
+        work = [make_work(30, replace(params, seed=seed))]
+        seen.update(drawn(work, logits_of(work, seed)).tokens)
+    assert seen == {2, 19, 31}
+
+
+def test_the_last_token_of_a_bad_word_is_hidden_behind_its_first_ones_in_the_output() -> None:
+    params = of_lists(bad_words_token_ids=((5,), (7, 8, 6)))
+    assert chosen(params, [5, 6, 9]) == 6, "a word of one token never comes"
+    assert chosen(params, [6, 9], [1, 7, 8]) == 9
+    assert chosen(params, [6, 9], [7, 8, 1]) == 6, "they are not at its end"
+    assert chosen(params, [6, 9], [8]) == 6
+    assert chosen(params, [7, 9], [5]) == 7, "others begin so too"
+    prompt = make_work(30, params, [7, 8], [])
+    logits = torch.zeros(1, WORDS)
+    logits[0, 6] = 9.0
+    assert drawn([prompt], logits).tokens == [6], "the prompt is not the output"
+
+
+def test_lists_go_before_biases_and_penalties() -> None:
+    params = of_lists(allowed_token_ids=(11, 12), logit_bias={5: 100.0}, repetition_penalty=9.0)
+    assert chosen(params, [5, 11, 12]) == 11
+    assert chosen(params, [5, 11, 12], [11]) == 12
+    assert chosen(of_lists(bad_words_token_ids=((5,),), logit_bias={5: 100.0}), [5, 9]) == 9
+
+
+def test_lists_and_a_grammar_both_bind() -> None:
+    params = of_lists(structured_outputs=GRAMMAR, allowed_token_ids=(5, 20, 33))
+    assert chosen(params, [5, 17, 20, 33]) == 20
+    worded = of_lists(structured_outputs=GRAMMAR, bad_words_token_ids=((17,),))
+    assert chosen(worded, [5, 17, 33]) == 33
+    assert chosen(replace(params, allowed_token_ids=(5, 6)), [5]) == NO_TOKEN
+
+
+def test_min_tokens_gives_way_where_only_ends_are_allowed() -> None:
+    assert chosen(of_lists(allowed_token_ids=ENDS, min_tokens=9), [5]) in ENDS
+    assert chosen(of_lists(allowed_token_ids=(*ENDS, 9), min_tokens=9), [3, 5]) == 9
+
+
+def test_where_lists_leave_nothing_there_is_no_token() -> None:
+    params = of_lists(allowed_token_ids=(5,), bad_words_token_ids=((5,),))
+    assert chosen(params, [5, 6]) == NO_TOKEN
+
+
+def test_likelihoods_are_told_before_lists_bind() -> None:
+    params = of_lists(allowed_token_ids=(2,), logprobs=2)
+    work = make_work(1, params)
+    logits = logits_of([work])
+    found = drawn([work], logits)
+    assert found.tokens == [2]
+    assert found.logprobs == {1: token_logprobs(logits[0], 2, 2)}

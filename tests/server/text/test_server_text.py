@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from itertools import pairwise
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -15,12 +15,13 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import KvellError, RequestFailed, TryLater
 from kvell.front.front import Front
 from kvell.front.mailbox import Output
+from kvell.models.text.answer_text import AnswerText
 from kvell.server.text.text_model import PreparedPrompt
 from kvell.server.text.text_stream import (
     RequestRefused,
     TextDelta,
-    TextWriter,
     Usage,
+    answer_text,
     text_deltas,
 )
 from kvell.testing.instance import EOS_TOKEN, ByteText
@@ -67,8 +68,8 @@ def deltas(script: Script, sampling: SamplingParams | None = None) -> list[TextD
     return asyncio.run(gather())
 
 
-def written(data: bytes, cuts: list[int], sampling: SamplingParams) -> tuple[str, TextWriter]:
-    writer = TextWriter(ByteText(), sampling)
+def written(data: bytes, cuts: list[int], sampling: SamplingParams) -> tuple[str, AnswerText]:
+    writer = answer_text(ByteText(), sampling)
     bounds = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     text = "".join(writer.push(tuple(data[start:end])) for start, end in pairwise(bounds))
     return text + writer.finish(), writer
@@ -117,7 +118,7 @@ def test_end_of_sequence_is_text_when_it_is_ignored() -> None:
 
 def test_an_unfinished_character_is_shown_as_broken_at_the_end_only() -> None:
     assert written("é".encode()[:1], [], SamplingParams())[0] == "\ufffd"
-    assert TextWriter(ByteText(), SamplingParams()).push(tuple("é".encode()[:1])) == ""
+    assert answer_text(ByteText(), SamplingParams()).push(tuple("é".encode()[:1])) == ""
 
 
 def test_deltas_end_with_reason_and_usage() -> None:
@@ -143,8 +144,40 @@ def test_a_stop_string_is_told_to_the_front_and_reported_as_stop() -> None:
 def test_a_stop_string_in_the_last_tokens_wins_over_length() -> None:
     last = Output(tuple(b"hi STOP"), ended("length").finished)
     assert deltas(Script(last), SamplingParams(stop=("STOP",))) == [
-        TextDelta("hi ", "stop", Usage(3, 7, 0), tuple(b"hi STOP"))
+        TextDelta("hi ", "stop", Usage(3, 7, 0), tuple(b"hi STOP"), stop_reason="STOP")
     ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "data", "text", "reason"),
+    [
+        ({"stop": ("lo", "el")}, b"hello", "h", "el"),
+        ({"stop_token_ids": (ord("l"),)}, b"hel", "he", ord("l")),
+        ({}, bytes([104, EOS_TOKEN]), "h", None),
+        ({"stop_token_ids": (EOS_TOKEN,)}, bytes([104, EOS_TOKEN]), "h", None),
+        (
+            {"stop_token_ids": (EOS_TOKEN,), "ignore_eos": True},
+            bytes([104, EOS_TOKEN]),
+            "h",
+            EOS_TOKEN,
+        ),
+    ],
+)
+def test_what_ended_an_answer_is_told_and_not_shown(
+    asked: dict[str, Any], data: bytes, text: str, reason: str | int | None
+) -> None:
+    [only] = deltas(Script(Output(tuple(data), ended("stop").finished)), SamplingParams(**asked))
+    assert (only.text, only.finish_reason, only.stop_reason) == (text, "stop", reason)
+    shown = SamplingParams(**asked, include_stop_str_in_output=True)
+    [only] = deltas(Script(Output(tuple(data), ended("stop").finished)), shown)
+    end = reason if isinstance(reason, str) else chr(data[-1])
+    assert (only.text, only.stop_reason) == (text + end, reason)
+
+
+def test_an_answer_at_its_limit_was_ended_by_nothing_though_its_last_token_is_a_stop() -> None:
+    script = Script(Output(tuple(b"ab"), ended("length").finished))
+    [only] = deltas(script, SamplingParams(stop_token_ids=(ord("b"),)))
+    assert (only.finish_reason, only.stop_reason) == ("length", None)
 
 
 def test_tokens_without_text_yet_are_told_with_the_text() -> None:

@@ -17,6 +17,9 @@ from kvell.memory import MemoryCore
 from kvell.vocabulary import StepNumber
 
 TOO_COMPLEX = "the answer's grammar has become too complex to follow"
+NONE_ALLOWED = (
+    "no token may come next: allowed_token_ids, bad_words or the answer's grammar exclude all"
+)
 
 
 class StepFailed(Exception):  # noqa: N818 - it says what happened
@@ -43,7 +46,7 @@ def end_without_token(request: Request, mark: int) -> None:
     """
     request.finish_reason = "error"
     if mark == NO_TOKEN:
-        request.problem = TOO_COMPLEX
+        request.problem = NONE_ALLOWED if request.sampling.is_bounded else TOO_COMPLEX
         return
     request.is_spoiled = True
     request.problem = (

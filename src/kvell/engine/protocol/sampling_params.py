@@ -14,6 +14,9 @@ MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_BIASES = 1024
 MAX_BIAS = 100.0
+MAX_ALLOWED_TOKENS = 16_384
+MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 256
 MAX_PENALTY = 2.0
 LEAST_REPETITION_PENALTY = 1e-6
 """Logits are divided by it; a smaller one would make them infinite."""
@@ -50,6 +53,14 @@ class SamplingParams:
     :param ignore_eos: go on past the model's end-of-sequence token.
     :param n: number of answers, at most 128; each is a request of its own, and they share the
         prompt's pages.
+    :param bad_words: texts that may not come in the answer, at most 128 of up to 256 characters,
+        each with and without a space before it: their last token is never drawn where the tokens
+        before it are the end of the output.
+    :param allowed_token_ids: only these tokens may come, at most 16,384; None allows all.
+    :param include_stop_str_in_output: the text ends with what ended it: the stop string, or the
+        stop token's text.
+    :param skip_special_tokens: whether special tokens are left out of the text.
+    :param bad_words_token_ids: tokens of ``bad_words``, which whoever has the tokenizer fills in.
     :param will_return: a hint that changes no answer: whether a later prompt will begin with
         this one (the conversation continues).  False ends a session; None says nothing.
         Prefixes expected to return are kept longer, where eviction learns which do.
@@ -75,8 +86,17 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     structured_outputs: StructuredOutputs | None = None
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
+        for name in ("bad_words", "allowed_token_ids"):  # vLLM's callers give lists
+            if isinstance(getattr(self, name), list):
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+
         def refuse(field: str, problem: str, remedy: str) -> None:
             raise ChangeSomething(field, getattr(self, field), problem, remedy)
 
@@ -113,6 +133,7 @@ class SamplingParams:
         if len(self.stop) > MAX_STOPS:
             refuse("stop", f"holds more than {MAX_STOPS} strings", f"use at most {MAX_STOPS}")
         self._check_biases()
+        self._check_bounds()
 
     def _check_biases(self) -> None:
         count = len(self.logit_bias)
@@ -124,17 +145,44 @@ class SamplingParams:
                 problem = f"is no token id with a bias between -{MAX_BIAS:g} and {MAX_BIAS:g}"
                 raise ChangeSomething("logit_bias", f"{token}: {bias}", problem, "correct it")
 
+    def _check_bounds(self) -> None:
+        allowed, words = self.allowed_token_ids, self.bad_words
+        if allowed is not None and not 1 <= len(allowed) <= MAX_ALLOWED_TOKENS:
+            problem = f"are not 1 to {MAX_ALLOWED_TOKENS}"
+            remedy = "leave it out to allow all, or exclude some by logit_bias"
+            raise ChangeSomething("allowed_token_ids", f"{len(allowed)} tokens", problem, remedy)
+        if allowed is not None and min(allowed) < 0:
+            raise ChangeSomething("allowed_token_ids", min(allowed), "is no token id", "correct it")
+        if len(words) > MAX_BAD_WORDS:
+            remedy = f"use at most {MAX_BAD_WORDS}"
+            raise ChangeSomething("bad_words", f"{len(words)} texts", "are too many", remedy)
+        for word in words:
+            if not 1 <= len(word) <= MAX_BAD_WORD_CHARS:
+                problem = f"does not have 1 to {MAX_BAD_WORD_CHARS} characters"
+                raise ChangeSomething("bad_words", repr(word[:40]), problem, "correct it")
+        forms = self.bad_words_token_ids
+        if len(forms) > 2 * MAX_BAD_WORDS or any(not form or min(form) < 0 for form in forms):
+            value = f"{len(forms)} lists"
+            problem = f"are not at most {2 * MAX_BAD_WORDS} lists of token ids"
+            raise ChangeSomething("bad_words_token_ids", value, problem, "use bad_words")
+
     @cached_property
     def is_plain(self) -> bool:
         """Whether tokens are drawn from the logits as they are, and nobody asks how likely."""
         tells = self.logprobs is not None or self.prompt_logprobs is not None
-        return not (tells or self.looks_back or self.logit_bias)
+        return not (tells or self.looks_back or self.logit_bias or self.is_bounded)
+
+    @cached_property
+    def is_bounded(self) -> bool:
+        """Whether some tokens may not come, whatever the logits and the grammar say."""
+        return self.allowed_token_ids is not None or bool(self.bad_words_token_ids)
 
     @cached_property
     def looks_back(self) -> bool:
         """Whether the next token depends on earlier ones beyond the logits."""
         penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1.0
-        return any(penalties) or self.min_tokens > 0 or self.structured_outputs is not None
+        bounds = self.structured_outputs is not None or bool(self.bad_words_token_ids)
+        return bounds or any(penalties) or self.min_tokens > 0
 
     def choices(self) -> "tuple[SamplingParams, ...]":
         """Parameters of each of the ``n`` answers, one request each; seeds count up."""

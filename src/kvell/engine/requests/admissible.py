@@ -55,10 +55,19 @@ def sampling_problem(
     sampling: SamplingParams, limits: Limits, has_images: bool
 ) -> ChangeSomething | None:
     """What is wrong with sampling for this model; None if it can be served."""
-    unknown = max(sampling.logit_bias, default=0)
-    if unknown >= limits.vocab_size:
-        problem, remedy = "is not a token of this model", f"use ids below {limits.vocab_size}"
-        return ChangeSomething("logit_bias", unknown, problem, remedy)
+    forms = sampling.bad_words_token_ids
+    if sampling.bad_words and not forms:
+        problem = "needs the model's tokenizer, and it has none"
+        return ChangeSomething("bad_words", sampling.bad_words[0], problem, "leave it out")
+    for field, tokens in (
+        ("logit_bias", sampling.logit_bias),
+        ("allowed_token_ids", sampling.allowed_token_ids or ()),
+        ("bad_words", tuple(token for form in forms for token in form)),
+    ):
+        unknown = max(tokens, default=0)
+        if unknown >= limits.vocab_size:
+            problem, remedy = "is not a token of this model", f"use ids below {limits.vocab_size}"
+            return ChangeSomething(field, unknown, problem, remedy)
     if has_images and sampling.prompt_logprobs is not None:
         problem = "are not served for prompts with images"
         return ChangeSomething(

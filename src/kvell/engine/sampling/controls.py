@@ -1,4 +1,4 @@
-"""Sampling that is not plain: penalties, biases, grammars, and how likely tokens were.
+"""Sampling that is not plain: penalties, biases, grammars, lists, and how likely tokens were.
 
 ::
 
@@ -9,7 +9,7 @@
 A step in which all sampling is plain never comes here.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from math import isnan
@@ -23,6 +23,7 @@ from kvell.engine.sampling.adjust import Ints, adjust
 from kvell.engine.sampling.draw import RowSampling, sample
 from kvell.engine.sampling.grammars import Allowed, Grammars, Wanted
 from kvell.engine.sampling.likelihood import all_token_logprobs, token_logprobs
+from kvell.engine.sampling.permitted import permitted_tokens
 
 Masks = Future[dict[int, Allowed | None]]
 
@@ -106,7 +107,7 @@ class StepControls:
                 told[one.handle] = (row, logits[row].clone(), params.logprobs)
             if not params.is_plain:
                 self._adjust(logits[row], params, one)
-                if one.handle in allowed and not _keep(logits[row], allowed[one.handle]):
+                if not _bind(logits[row], params, one, allowed):
                     stuck.append(row)
             row += one.num_draws
         tokens = sample(logits, rows)
@@ -148,6 +149,23 @@ class StepControls:
 def _past(work: TokenWork) -> Ints:
     assert work.past is not None, "sampling that looks back is planned with its past"
     return work.past
+
+
+def _bind(
+    logits: torch.Tensor,
+    params: SamplingParams,
+    work: TokenWork,
+    masks: Mapping[int, Allowed | None],
+) -> bool:
+    """Exclude what a row's grammar or its own lists exclude; return whether anything is left.
+
+    :param masks: of requests whose grammar binds them now; None for one that allows nothing.
+    """
+    allowed = masks.get(work.handle)
+    if params.is_bounded and (allowed is not None or work.handle not in masks):
+        output = _past(work)[work.prompt_tokens :]
+        return _keep(logits, permitted_tokens(params, output, len(logits), allowed))
+    return work.handle not in masks or _keep(logits, allowed)
 
 
 def _keep(logits: torch.Tensor, allowed: Allowed | None) -> bool:

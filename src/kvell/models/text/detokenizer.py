@@ -89,7 +89,7 @@ class _Window:
     def push(self, token: int, spelling: str) -> str:
         self._ids.append(token)
         # A run of byte tokens is decoded as a whole: final only when another kind follows.
-        if _is_byte_token(spelling):
+        if is_byte_token(spelling):
             return ""
         return self._give()
 
@@ -138,13 +138,13 @@ def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
         return b""
     if token_id in tokenizer.special_ids:
         return spelling.encode()
-    if _is_byte_token(spelling):
+    if is_byte_token(spelling):
         return bytes([int(spelling[3:5], 16)])
     if isinstance(tokenizer.decoder, decoders.ByteLevel):
         return spelled_bytes(spelling)
     return tokenizer.decode([token_id], skip_special_tokens=False).encode()
 
 
-def _is_byte_token(spelling: str) -> bool:
+def is_byte_token(spelling: str) -> bool:
     """Whether a token spells one byte as a number, such as ``<0xE2>``."""
     return len(spelling) == 6 and spelling.startswith("<0x") and spelling.endswith(">")

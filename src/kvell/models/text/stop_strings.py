@@ -1,4 +1,4 @@
-"""Ends a text before the first stop string; holds back text that may become one."""
+"""Ends a text at the first stop string; holds back text that may become one."""
 
 
 class StopStrings:
@@ -11,21 +11,30 @@ class StopStrings:
         watching ──stop string complete──► stopped (returns no more text)
     """
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
-        """Take stop strings, none of them empty; without any, text passes through."""
-        self._stops = stops
+    def __init__(self, stops: tuple[str, ...], *, includes: bool = False) -> None:
+        """Take stop strings, none of them empty; without any, text passes through.
+
+        :param includes: whether the text ends behind the stop string instead of before it.
+        """
+        self._stops, self._includes = stops, includes
         self._held = ""
-        self._stopped = False
+        self._found: str | None = None
+
+    @property
+    def found(self) -> str | None:
+        """The stop string that ended the text; None until then."""
+        return self._found
 
     def push(self, text: str) -> tuple[str, bool]:
         """Return text that may be given out, and whether the text ends there."""
-        if self._stopped:
+        if self._found is not None:
             return "", True
         pending = self._held + text
-        end = self._stop_start(pending)
-        if end is not None:
-            self._stopped, self._held = True, ""
-            return pending[:end], True
+        stop = self._first_stop(pending)
+        if stop is not None:
+            end, start = stop
+            self._found, self._held = pending[start:end], ""
+            return pending[: end if self._includes else start], True
         keep = self._possible_start(pending)
         self._held = pending[keep:]
         return pending[:keep], False
@@ -35,12 +44,12 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _stop_start(self, text: str) -> int | None:
-        """Where the stop string that is completed first begins; None if none is."""
+    def _first_stop(self, text: str) -> tuple[int, int] | None:
+        """Where the stop string that is completed first ends and begins; None if none is."""
         found = [
             (start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0
         ]
-        return min(found)[1] if found else None
+        return min(found, default=None)
 
     def _possible_start(self, text: str) -> int:
         """The earliest position from which the rest of the text may grow into a stop string."""

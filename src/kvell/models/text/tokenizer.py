@@ -80,9 +80,11 @@ class Tokenizer:
         fields: Mapping[str, Any] = NO_FIELDS,
         *,
         opens_answer: bool = True,
+        continues_last: bool = False,
     ) -> TokenIds:
         """Token ids of a conversation, int32 [tokens]: those of :meth:`rendered_chat`."""
-        text = self.rendered_chat(messages, tools, fields, opens_answer=opens_answer)
+        ending = {"opens_answer": opens_answer, "continues_last": continues_last}
+        text = self.rendered_chat(messages, tools, fields, **ending)
         return self.encode(text, add_special_tokens=False)
 
     def rendered_chat(
@@ -92,6 +94,7 @@ class Tokenizer:
         fields: Mapping[str, Any] = NO_FIELDS,
         *,
         opens_answer: bool = True,
+        continues_last: bool = False,
     ) -> str:
         """The text of a conversation up to where the assistant speaks next, special tokens in it.
 
@@ -99,6 +102,8 @@ class Tokenizer:
         :param tools: functions that the answer may call, in OpenAI's form.
         :param fields: further variables of the chat template.
         :param opens_answer: whether to add what begins the assistant's turn.
+        :param continues_last: whether to leave the last message open, so that the answer goes on
+            with it.
         :raises ChangeSomething: if there is no chat template, or it refuses the messages.
         """
         if not self.has_chat_template:
@@ -113,10 +118,12 @@ class Tokenizer:
                 tools=list(tools) if tools else None,
                 add_generation_prompt=opens_answer,
                 tokenize=False,
+                **({"continue_final_message": True} if continues_last else {}),
             )
         except (TemplateError, TypeError, KeyError, ValueError) as error:
+            says_why = continues_last and "continue_final_message" in str(error)
             raise ChangeSomething(
-                "messages",
+                "continue_final_message" if says_why else "messages",
                 "…",
                 f"the model's chat template refuses them ({_line(error)})",
                 'send a list of {"role": "user", "content": "text"}',
@@ -201,6 +208,7 @@ class NoTokenizer(Tokenizer):
         fields: Mapping[str, Any] = NO_FIELDS,
         *,
         opens_answer: bool = True,
+        continues_last: bool = False,
     ) -> str:
         """Refuse: there is nothing to encode with.
 

@@ -16,6 +16,7 @@ MANY = {
     **dict.fromkeys(("prompt", "tokens"), 1 << 20),
     **dict.fromkeys(("messages", "input", "tools", "response_format"), 1 << 14),
     **dict.fromkeys(("structured_outputs", "guided_json"), 1 << 14),
+    "allowed_token_ids": 1 << 15,
 }
 """Elements of the fields that are long for good reasons: token ids, conversations, schemas."""
 LONGEST_BYTES = 16 << 20

@@ -5,10 +5,12 @@ from typing import Any
 
 import numpy as np
 
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import ChangeSomething
 from kvell.server.answers.template_messages import template_messages, with_objects
 from kvell.server.api.image_urls import ImageUrl
+from kvell.server.api.prompt_form import CHAT_FORM, TEXT_FORM, PromptForm
 from kvell.server.text.context_length import AnswerRoom, ContextLength
 from kvell.server.text.lanes import TextWork
 from kvell.server.text.text_bounds import chars_within, context_too_long
@@ -30,23 +32,38 @@ class PromptEncoder:
         self._texts = TextEncoder(model, length.longest_tokens, work)
 
     async def prompt(
-        self, prompt: str | list[int], *, field: str = "prompt", answer_tokens: int = 1
+        self,
+        prompt: str | list[int],
+        *,
+        field: str = "prompt",
+        answer_tokens: int = 1,
+        form: PromptForm = TEXT_FORM,
     ) -> TokenIds:
         """Token ids of one prompt, int32 ``[tokens]``.
 
         :param field: that has it, for errors.
         :param answer_tokens: for which it must leave room.
+        :param form: which special tokens it gets, and how much of it is kept.
         :raises ChangeSomething: when it is empty, unknown to the model or too long.
         :raises TryLater: when too many texts wait.
         """
+        most_tokens = self._length.reach_tokens
         if isinstance(prompt, str):
-            ids = await self._texts.encoded(field, prompt, answer_tokens=answer_tokens)
-            return self._checked(field, ids, answer_tokens)
-        self._check_count(field, len(prompt), answer_tokens)
+            ids = await self._texts.encoded(
+                field,
+                prompt,
+                answer_tokens=answer_tokens,
+                add_special_tokens=form.add_special_tokens,
+                fits=self._must_fit(form, len(prompt)),
+            )
+            return self._checked(field, form.kept_of(ids, most_tokens), answer_tokens)
+        if not form.cuts:
+            self._check_count(field, len(prompt), answer_tokens)
         if prompt and max(prompt) >= self._model.vocab_size:
             remedy = f"use ids below {self._model.vocab_size}"
             raise ChangeSomething(field, max(prompt), "is not a token of this model", remedy)
-        return np.array(prompt, np.int32)
+        ids = form.kept_of(np.array(prompt, np.int32), most_tokens)
+        return self._checked(field, ids, answer_tokens)
 
     async def text(self, text: str, add_special_tokens: bool) -> TokenIds:
         """Token ids of any text, int32 ``[tokens]``, also of one that is too long to be served.
@@ -70,33 +87,42 @@ class PromptEncoder:
         fields: Mapping[str, Any] = NO_FIELDS,
         *,
         opens_answer: bool = True,
+        continues_last: bool = False,
         fits: bool = True,
+        form: PromptForm = CHAT_FORM,
     ) -> TokenIds:
         """Token ids of a conversation, int32 ``[tokens]``.
 
         :param tools: that the answer may call.
         :param fields: further variables of the chat template.
         :param opens_answer: whether they end where the answer begins.
+        :param continues_last: whether they end within the last message, which the answer goes on
+            with.
         :param fits: whether they must leave room for an answer.
+        :param form: which special tokens it gets, and how much of it is kept.
         :raises ChangeSomething: when it is too long, or the template refuses it.
         :raises TryLater: when too many texts wait.
         """
         shown = template_messages(messages)
+        ending = {"opens_answer": opens_answer, "continues_last": continues_last}
 
         def render() -> str:
             try:
-                return self._model.rendered_chat(shown, tools, fields, opens_answer=opens_answer)
+                return self._model.rendered_chat(shown, tools, fields, **ending)
             except ChangeSomething:
                 objects = with_objects(shown)
                 if objects is None:
                     raise
-                return self._model.rendered_chat(objects, tools, fields, opens_answer=opens_answer)
+                return self._model.rendered_chat(objects, tools, fields, **ending)
 
+        chars = chars_within((messages, tools, fields))
         ids = await self._texts.rendered(
             render,
-            chars=chars_within((messages, tools, fields)),
-            fits=fits,
+            chars=chars,
+            fits=fits and self._must_fit(form, chars),
+            add_special_tokens=form.add_special_tokens,
         )
+        ids = form.kept_of(ids, self._length.reach_tokens)
         return self._checked("messages", ids) if fits else ids
 
     async def pictured(
@@ -138,6 +164,10 @@ class PromptEncoder:
         """Whether the model takes images."""
         return self._model.takes_images
 
+    async def with_bad_words(self, sampling: SamplingParams) -> SamplingParams:
+        """The same sampling, with the tokens of its bad words."""
+        return await self._texts.with_bad_words(sampling)
+
     async def decoded(self, token_ids: Sequence[int]) -> str:
         """The text of token ids."""
         size_bytes = BYTES_PER_DECODED_TOKEN * len(token_ids)
@@ -152,6 +182,10 @@ class PromptEncoder:
     def answer_room(self, ids: TokenIds) -> AnswerRoom:
         """Output tokens that fit behind a prompt."""
         return self._length.answer_room(len(ids))
+
+    def _must_fit(self, form: PromptForm, chars: int) -> bool:
+        """Whether a text is refused if it is too long: it is not cut, or too long to be read."""
+        return not form.cuts or chars > self._texts.bounds.any_bytes
 
     def _checked(self, field: str, ids: TokenIds, answer_tokens: int = 1) -> TokenIds:
         self._check_count(field, len(ids), answer_tokens)

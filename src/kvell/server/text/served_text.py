@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.tensors import SentTensor
+from kvell.engine.sampling.model_defaults import NEUTRAL, GenerationConfig, sampling_defaults
 from kvell.models.config.description import text_config
 from kvell.models.config.embeddings import EmbeddingFacts, embedding_facts
 from kvell.models.families.plain_config import known_config
 from kvell.models.images.processor import PictureProcessor
 from kvell.models.text.detokenizer import IncrementalDetokenizer, token_bytes
-from kvell.models.text.stop_strings import StopStrings
+from kvell.models.text.token_offsets import TokenOffsets, token_offsets
 from kvell.models.text.tokenizer import Tokenizer
 from kvell.server.text.text_model import NO_FIELDS
 
@@ -34,26 +36,32 @@ class ServedText:
         model_type: str = "",
         processor: PictureProcessor | None = None,
         embeddings: EmbeddingFacts = NO_VECTORS,
+        sampling_defaults: SamplingParams = NEUTRAL,
     ) -> None:
         self.name = name
         self.vocab_size = vocab_size
         self.model_type, self.embeddings = model_type, embeddings
         self.eos_token_ids = tokenizer.eos_token_ids
         self.most_token_bytes = tokenizer.most_token_bytes
+        self.sampling_defaults = sampling_defaults
         self._tokenizer, self._processor = tokenizer, processor
         self.token_text = lru_cache(KNOWN_TOKENS)(self._token_text)
 
     @classmethod
-    def load(cls, name: str, path: Path) -> "ServedText":
+    def load(
+        cls, name: str, path: Path, generation_config: GenerationConfig = "auto"
+    ) -> "ServedText":
         """Read the config and the tokenizer in a model's directory.
 
+        :param generation_config: whether its recommended sampling is the default.
         :raises ChangeSomething: if its files are damaged.
         """
         config = known_config(path)
         vocab_size = int(text_config(config).vocab_size)
         processor, embeddings = PictureProcessor.of(path), embedding_facts(path, config)
         tokenizer, model_type = Tokenizer.load(path), str(config.model_type)
-        return cls(name, vocab_size, tokenizer, model_type, processor, embeddings)
+        defaults = sampling_defaults(path, generation_config)
+        return cls(name, vocab_size, tokenizer, model_type, processor, embeddings, defaults)
 
     @property
     def chat_template(self) -> str:
@@ -72,9 +80,12 @@ class ServedText:
         fields: Mapping[str, Any] = NO_FIELDS,
         *,
         opens_answer: bool = True,
+        continues_last: bool = False,
     ) -> str:
         """The text of a conversation, special tokens in it."""
-        return self._tokenizer.rendered_chat(messages, tools, fields, opens_answer=opens_answer)
+        render = self._tokenizer.rendered_chat
+        ending = {"opens_answer": opens_answer, "continues_last": continues_last}
+        return render(messages, tools, fields, **ending)
 
     @property
     def takes_images(self) -> bool:
@@ -116,6 +127,6 @@ class ServedText:
         """Return a new detokenizer for one request."""
         return IncrementalDetokenizer(self._tokenizer, skip_special_tokens)
 
-    def stop_matcher(self, stop: Sequence[str]) -> StopStrings:
-        """Return a new matcher for one request."""
-        return StopStrings(tuple(stop))
+    def token_offsets(self, *, skip_special_tokens: bool = True) -> TokenOffsets:
+        """Return the offsets of a new answer's tokens."""
+        return token_offsets(self._tokenizer, skip_special_tokens=skip_special_tokens)

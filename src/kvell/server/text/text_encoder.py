@@ -1,12 +1,16 @@
 """A model's texts to token ids in threads; texts that can never fit are refused unread."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.models.text.bad_words import bad_word_tokens
 from kvell.server.text.lanes import TextWork
-from kvell.server.text.text_bounds import SHORT_BYTES, TextBounds
+from kvell.server.text.text_bounds import SHORT_BYTES, TextBounds, byte_length
 from kvell.server.text.text_model import TextModel
 
 TokenIds = NDArray[np.int32]
@@ -23,30 +27,61 @@ class TextEncoder:
         self._model, self._work = model, work
         self.bounds = TextBounds(max_model_len, model.most_token_bytes)
 
-    async def encoded(self, field: str, text: str, *, answer_tokens: int = 1) -> TokenIds:
+    async def encoded(
+        self,
+        field: str,
+        text: str,
+        *,
+        answer_tokens: int = 1,
+        add_special_tokens: bool = True,
+        fits: bool = True,
+    ) -> TokenIds:
         """Token ids of a prompt, int32 ``[tokens]``; they may still be too many for an answer.
 
         :param field: that has it, for errors.
         :param answer_tokens: for which it must leave room.
+        :param add_special_tokens: whether it gets the special tokens that the model wants.
+        :param fits: whether the text must fit the context.
         :raises ContextTooLong: when it is far too long for the context.
+        :raises ChangeSomething: when it is longer than anything that is encoded.
         :raises TryLater: when too many texts wait.
         """
-        size_bytes = self.bounds.checked_bytes(field, text, answer_tokens=answer_tokens)
+        size_bytes = self.bounds.checked_bytes(field, text, answer_tokens=answer_tokens, fits=fits)
 
         def read() -> TokenIds:
-            self._check_slices(field, text, answer_tokens)
-            return self._model.encode(text)
+            if fits:
+                self._check_slices(field, text, answer_tokens)
+            return self._model.encode(text, add_special_tokens=add_special_tokens)
 
         return await self._work.run(size_bytes, read)
 
+    async def with_bad_words(self, sampling: SamplingParams) -> SamplingParams:
+        """The same sampling, with the tokens of its bad words.
+
+        :raises ChangeSomething: when a word has no tokens.
+        :raises TryLater: when too many texts wait.
+        """
+        words = sampling.bad_words
+        if not words:
+            return sampling
+        read = partial(bad_word_tokens, words, lambda text: self.plain(text).tolist())
+        forms = await self._work.run(sum(map(byte_length, words)), read)
+        return replace(sampling, bad_words_token_ids=forms)
+
     async def rendered(
-        self, render: Callable[[], str], *, chars: int, fits: bool = True
+        self,
+        render: Callable[[], str],
+        *,
+        chars: int,
+        fits: bool = True,
+        add_special_tokens: bool = False,
     ) -> TokenIds:
         """Token ids of a conversation, int32 ``[tokens]``; they may still be too many.
 
         :param render: makes its text, with special tokens in it; is called in a thread.
         :param chars: of all that it renders.
         :param fits: whether the text must fit the context.
+        :param add_special_tokens: whether it gets others beside those that are in it.
         :raises ChangeSomething: when it is far too long, or ``render`` raises it.
         :raises TryLater: when too many texts wait.
         """
@@ -55,7 +90,7 @@ class TextEncoder:
         def encode(text: str) -> TokenIds:
             if fits:
                 self._check_slices("messages", text)
-            return self.plain(text)
+            return self._model.encode(text, add_special_tokens=add_special_tokens)
 
         def read() -> TokenIds | str:
             text = render()

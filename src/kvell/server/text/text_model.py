@@ -8,35 +8,14 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.tensors import SentTensor
 from kvell.front.request_log import RequestTrace
 from kvell.models.config.embeddings import EmbeddingFacts
+from kvell.models.text.answer_text import Detokenizer
+from kvell.models.text.token_offsets import TokenOffsets
 
 NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
-
-
-class Detokenizer(Protocol):
-    """Turns one request's output tokens into text, never splitting a character."""
-
-    def push(self, token_ids: Sequence[int]) -> str:
-        """Text that is final with these tokens added."""
-        ...
-
-    def finish(self) -> str:
-        """Text still held back."""
-        ...
-
-
-class StopMatcher(Protocol):
-    """Finds stop strings in text that comes piece by piece."""
-
-    def push(self, text: str) -> tuple[str, bool]:
-        """Text that is safe to show, and whether a stop string was found behind it."""
-        ...
-
-    def finish(self) -> str:
-        """Text held back because a stop string might have begun in it."""
-        ...
 
 
 class TextModel(Protocol):
@@ -88,12 +67,15 @@ class TextModel(Protocol):
         fields: Mapping[str, Any] = NO_FIELDS,
         *,
         opens_answer: bool = True,
+        continues_last: bool = False,
     ) -> str:
         """The text of a conversation, to be encoded without adding special tokens.
 
         :param tools: that the answer may call, in OpenAI's form.
         :param fields: further variables of the chat template.
         :param opens_answer: whether it ends where the answer begins.
+        :param continues_last: whether it ends with the last message's text, which the answer
+            goes on with.
         """
         ...
 
@@ -139,8 +121,13 @@ class TextModel(Protocol):
         """A fresh one for one request."""
         ...
 
-    def stop_matcher(self, stop: Sequence[str]) -> StopMatcher:
-        """A fresh one for one request."""
+    def token_offsets(self, *, skip_special_tokens: bool = True) -> TokenOffsets:
+        """Fresh ones for one answer."""
+        ...
+
+    @property
+    def sampling_defaults(self) -> SamplingParams:
+        """What is sampled by where a request does not say; ``max_tokens`` may be None."""
         ...
 
 

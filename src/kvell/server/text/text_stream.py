@@ -12,6 +12,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import Bound, KvellError, RequestFailed, TryLater
 from kvell.front.front import Front
 from kvell.front.mailbox import Output
+from kvell.models.text.answer_text import AnswerText, EndTokens
 from kvell.server.text.text_model import PreparedPrompt, TextModel
 
 
@@ -59,6 +60,7 @@ class TextDelta:
     :param token_ids: the tokens that came since the delta before; their text may follow later.
     :param logprobs: how likely they were, one for each, if the request asked.
     :param prompt_logprobs: the same for tokens of the prompt, from its second on; with the first.
+    :param stop_reason: the stop string or token of the request that ended it, with the last.
     """
 
     text: str
@@ -67,46 +69,23 @@ class TextDelta:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    stop_reason: str | int | None = None
 
 
-class TextWriter:
-    """One request's tokens to text; after ``stopped`` it takes no more."""
+def answer_text(
+    model: TextModel, sampling: SamplingParams, *, shows_special_tokens: bool = False
+) -> AnswerText:
+    """One request's tokens to text.
 
-    def __init__(
-        self, model: TextModel, sampling: SamplingParams, *, shows_special_tokens: bool = False
-    ) -> None:
-        silent = frozenset(sampling.stop_token_ids)
-        self._silent = silent if sampling.ignore_eos else silent | model.eos_token_ids
-        self._detokenizer = model.detokenizer(skip_special_tokens=not shows_special_tokens)
-        self._matcher = model.stop_matcher(sampling.stop) if sampling.stop else None
-        self.stopped = False
-        self.token_count = 0
-
-    def push(self, token_ids: tuple[int, ...]) -> str:
-        """Text that may be shown now."""
-        # One by one only where it matters which token completed a stop string.
-        steps = [token_ids] if self._matcher is None else [(token,) for token in token_ids]
-        return "".join(self._push_step(step) for step in steps)
-
-    def finish(self) -> str:
-        """The rest of the text, once no token will follow."""
-        if self.stopped:
-            return ""
-        text = self._match(self._detokenizer.finish())
-        return text if self._matcher is None or self.stopped else text + self._matcher.finish()
-
-    def _push_step(self, token_ids: tuple[int, ...]) -> str:
-        if self.stopped:
-            return ""
-        self.token_count += len(token_ids)
-        shown = [token for token in token_ids if token not in self._silent]
-        return self._match(self._detokenizer.push(shown))
-
-    def _match(self, text: str) -> str:
-        if self._matcher is None:
-            return text
-        text, self.stopped = self._matcher.push(text)
-        return text
+    :param shows_special_tokens: whether they are a part of it, whatever the request says.
+    """
+    skips = sampling.skip_special_tokens and not shows_special_tokens
+    ends = EndTokens(
+        frozenset() if sampling.ignore_eos else model.eos_token_ids,
+        frozenset(sampling.stop_token_ids),
+        are_shown=sampling.include_stop_str_in_output,
+    )
+    return AnswerText(model.detokenizer(skip_special_tokens=skips), sampling.stop, ends)
 
 
 async def text_deltas(
@@ -119,7 +98,7 @@ async def text_deltas(
     :raises RequestFailed: when the instance died under it.
     :raises DeadlineExceeded: when its time was up.
     """
-    writer = TextWriter(model, sampling, shows_special_tokens=prompt.shows_special_tokens)
+    writer = answer_text(model, sampling, shows_special_tokens=prompt.shows_special_tokens)
     outputs = front.generate(
         prompt.token_ids,
         sampling,
@@ -144,7 +123,11 @@ async def text_deltas(
                 clock.check(output.finished)
                 last = _last_delta(writer, text, output.finished, len(prompt.token_ids))
                 yield replace(
-                    untold, text=last.text, finish_reason=last.finish_reason, usage=last.usage
+                    untold,
+                    text=last.text,
+                    finish_reason=last.finish_reason,
+                    usage=last.usage,
+                    stop_reason=last.stop_reason,
                 )
                 return
             if writer.stopped:
@@ -194,13 +177,15 @@ def _behind(untold: TextDelta, output: Output, taken: int) -> TextDelta:
     )
 
 
-def _last_delta(writer: TextWriter, text: str, finished: Finished, prompt_tokens: int) -> TextDelta:
+def _last_delta(writer: AnswerText, text: str, finished: Finished, prompt_tokens: int) -> TextDelta:
     if not writer.stopped:
         raise_unless_done(finished)
     text += writer.finish()
     reason: Literal["stop", "length"] = "length" if finished.reason == "length" else "stop"
     usage = Usage(prompt_tokens, writer.token_count, finished.cached_tokens)
-    return TextDelta(text, "stop" if writer.stopped else reason, usage)
+    reason = "stop" if writer.stopped else reason
+    stop_reason = writer.stop_reason if reason == "stop" else None
+    return TextDelta(text, reason, usage, stop_reason=stop_reason)
 
 
 def raise_unless_done(finished: Finished) -> None:

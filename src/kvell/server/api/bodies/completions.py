@@ -36,6 +36,7 @@ class Heading:
             **told,
             "logprobs": logprobs,
             "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
         }
 
     def body(self, kind: str, choices: Sequence[Body], **more: Any) -> Body:
@@ -64,6 +65,7 @@ def joined(deltas: Sequence[TextDelta]) -> TextDelta:
         tuple(token for delta in deltas for token in delta.token_ids),
         tuple(told for delta in deltas for told in delta.logprobs),
         tuple(told for delta in deltas for told in delta.prompt_logprobs),
+        last.stop_reason,
     )
 
 

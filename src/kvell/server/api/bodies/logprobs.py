@@ -1,4 +1,9 @@
-"""How likely tokens were, in OpenAI's two shapes: for chat, and the older one for completions."""
+"""How likely tokens were, in OpenAI's two shapes: for chat, and the older one for completions.
+
+A token that is a part of a character is written by its bytes: ``\\xf0\\x9f`` in chat, and
+``bytes:\\xf0\\x9f`` in completions.  The token that stands at a place is always among its likeliest
+ones: in completions beside those asked for, in chat in the place of the least likely of them.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +22,9 @@ def chat_logprobs(
     content = [
         {
             **_chat_token(model, token, told.logprob),
-            "top_logprobs": [_chat_token(model, other, one) for other, one in told.top],
+            "top_logprobs": [
+                _chat_token(model, other, one) for other, one in _with_own(token, told, more=0)
+            ],
         }
         for token, told in zip(token_ids, logprobs, strict=True)
     ]
@@ -28,23 +35,21 @@ def completion_logprobs(
     model: TextModel,
     token_ids: Sequence[int],
     logprobs: Sequence[TokenLogprobs | None],
-    offset_chars: int = 0,
+    offsets: Sequence[int],
 ) -> dict[str, Any]:
     """``choices[].logprobs`` of a completion, or of a piece of it.
 
     :param logprobs: None for the first token of a prompt, which has no probability.
-    :param offset_chars: characters of the answer before these tokens.
+    :param offsets: where each token's text begins in the answer's, in characters.
     """
-    tokens = [model.token_text(token) for token in token_ids]
-    offsets: list[int] = []
-    for text in tokens:
-        offsets.append(offset_chars)
-        offset_chars += len(text)
     return {
-        "text_offset": offsets,
+        "text_offset": list(offsets),
         "token_logprobs": [one and _finite(one.logprob) for one in logprobs],
-        "tokens": tokens,
-        "top_logprobs": [one and _top(model, one) for one in logprobs],
+        "tokens": [_completion_token(model, token) for token in token_ids],
+        "top_logprobs": [
+            one and _by_text(model, _with_own(token, one, more=1))
+            for token, one in zip(token_ids, logprobs, strict=True)
+        ],
     }
 
 
@@ -69,19 +74,49 @@ def prompt_logprobs_body(
 
 
 def _chat_token(model: TextModel, token: int, logprob: float) -> dict[str, Any]:
+    data = model.token_bytes(token)
     return {
-        "token": model.token_text(token),
+        "token": model.token_text(token) if _is_text(data) else _escaped(data),
         "logprob": _finite(logprob),
-        "bytes": list(model.token_bytes(token)),
+        "bytes": list(data),
     }
 
 
-def _top(model: TextModel, told: TokenLogprobs) -> dict[str, float]:
-    """The likeliest tokens by their text; of several with one text the likeliest."""
+def _completion_token(model: TextModel, token: int) -> str:
+    data = model.token_bytes(token)
+    return model.token_text(token) if _is_text(data) else f"bytes:{_escaped(data)}"
+
+
+def _with_own(token: int, told: TokenLogprobs, *, more: int) -> list[tuple[int, float]]:
+    """The likeliest tokens and the one that stands there, which is always among them.
+
+    :param more: how many there may be beyond those asked for; it takes the last's place else.
+    """
+    if any(other == token for other, _ in told.top) or not len(told.top) + more:
+        return list(told.top)
+    return [*told.top[: len(told.top) - 1 + more], (token, told.logprob)]
+
+
+def _by_text(model: TextModel, likely: Sequence[tuple[int, float]]) -> dict[str, float]:
+    """Tokens by their text; of several with one text the likelier has it, the others their ids."""
     found: dict[str, float] = {}
-    for token, logprob in told.top:
-        found.setdefault(model.token_text(token), _finite(logprob))
+    for token, logprob in likely:
+        text = _completion_token(model, token)
+        found[f"token_id:{token}" if text in found else text] = _finite(logprob)
     return found
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _escaped(data: bytes) -> str:
+    """Bytes that form no character, as OpenAI writes them."""
+    return "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def _finite(logprob: float) -> float:

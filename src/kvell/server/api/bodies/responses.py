@@ -32,6 +32,7 @@ def response_body(
 ) -> Body:
     """A response: what was asked, and what there is of the answer.
 
+    :param asked: with the temperature and ``top_p`` that it is sampled by.
     :param tools: checked, in chat's form.
     :param more: its output and whatever else is known now.
     """
@@ -49,12 +50,12 @@ def response_body(
         "reasoning": {"effort": asked.reasoning and asked.reasoning.effort, "summary": None},
         "service_tier": "default",
         "store": False,
-        "temperature": 1.0 if asked.temperature is None else asked.temperature,
+        "temperature": asked.temperature,
         "text": _text_body(asked),
         "tool_choice": asked.tool_choice or "auto",
         "tools": [_tool_body(tool["function"]) for tool in tools],
         "top_logprobs": asked.top_logprobs or 0,
-        "top_p": 1.0 if asked.top_p is None else asked.top_p,
+        "top_p": asked.top_p,
         "truncation": "disabled",
         **begun,
         **more,

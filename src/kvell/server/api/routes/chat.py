@@ -107,7 +107,9 @@ class ChatApi:
         offered = [] if choice == "none" else tools
         prompt, tensors = await _prompt(served.prompts, body, offered)
         end = await served.prompts.decoded(prompt[-PROMPT_END_TOKENS:].tolist())
-        sampling = body.sampling(served.prompts.answer_room(prompt))
+        room = served.prompts.answer_room(prompt)
+        sampling = body.sampling(room, served.text.sampling_defaults)
+        sampling = await served.prompts.with_bad_words(sampling)
         if forced is not None:
             sampling = _forced(sampling, forced, schema_field(choice, tools))
         elif offered:
@@ -171,7 +173,7 @@ class Answering:
         reader = self.reader(index)
         parts = merged(reader.read(delta))
         bodies = [part_body(part, reader.call_ids) for part in parts] or [{}]
-        bare = replace(delta, finish_reason=None, token_ids=(), logprobs=(), prompt_logprobs=())
+        bare = replace(delta, token_ids=(), logprobs=(), prompt_logprobs=())
         last = len(bodies) - 1
         return [
             self._choice(
@@ -179,6 +181,7 @@ class Answering:
                 replace(
                     delta if place == 0 else bare,
                     finish_reason=delta.finish_reason if place == last else None,
+                    stop_reason=delta.stop_reason if place == last else None,
                 ),
                 reader,
                 delta=body,
@@ -230,10 +233,23 @@ async def _prompt(
     """The prompt's token ids, and the tensors of its images."""
     images = image_urls(body.messages, taken=prompts.takes_images)
     plain, fields = [one.plain() for one in body.messages], body.template_fields()
-    opens = body.add_generation_prompt is not False
+    opens, continues = body.add_generation_prompt is not False, body.continues_last()
     if not images:
-        return await prompts.chat(plain, tools, fields, opens_answer=opens), ()
+        ending = {"opens_answer": opens, "continues_last": continues}
+        return await prompts.chat(plain, tools, fields, **ending, form=body.form()), ()
+    _refuse_beside_images(body)
     return await prompts.pictured(plain, images, tools, fields, opens_answer=opens)
+
+
+def _refuse_beside_images(body: ChatRequest) -> None:
+    """Refuse what only conversations of text have.
+
+    :raises ChangeSomething: naming the field.
+    """
+    for name in ("continue_final_message", "add_special_tokens", "truncate_prompt_tokens"):
+        if getattr(body, name):
+            problem = "is not served beside images"
+            raise ChangeSomething(name, getattr(body, name), problem, "leave it out")
 
 
 def _forced(sampling: SamplingParams, schema: Schema, field: str) -> SamplingParams:

@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
+from kvell.models.text.token_offsets import TokenOffsets
 from kvell.server.api import streaming
 from kvell.server.api.access_guard import visit_of
 from kvell.server.api.bodies.completions import (
@@ -50,13 +51,18 @@ class CompletionsApi:
         self.serving.note(body)
         name, served = self.serving.named(body.model)
         given = body.prompts()
+        form = body.form()
         with named_as_sent(body.name_sent):
-            prompts = [await served.prompts.prompt(prompt) for prompt in given]
+            prompts = [await served.prompts.prompt(prompt, form=form) for prompt in given]
             asked = Asked(heading_of("cmpl", name, body), served, body, prompts, visit_of(request))
-            samplings = [body.sampling(served.prompts.answer_room(ids)) for ids in prompts]
+            defaults, room = served.text.sampling_defaults, served.prompts.answer_room
+            samplings = [body.sampling(room(ids), defaults) for ids in prompts]
+            samplings = [await served.prompts.with_bad_words(one) for one in samplings]
             echoes = [
-                prompt if isinstance(prompt, str) else await served.prompts.decoded(prompt)
-                for prompt in given
+                prompt
+                if isinstance(prompt, str) and not form.cuts
+                else await served.prompts.decoded(ids.tolist())
+                for prompt, ids in zip(given, prompts, strict=True)
                 if body.echo
             ]
             deltas = self.serving.deltas(asked, samplings)
@@ -79,6 +85,8 @@ class _Choices:
     def __init__(self, asked: Asked, body: CompletionRequest, echoes: list[str]) -> None:
         self._asked, self._body, self._echoes = asked, body, echoes
         self._chars: dict[int, int] = {}
+        self._offsets: dict[int, TokenOffsets] = {}
+        self._echo_chars: dict[int, int] = {}
 
     def choice(self, index: int, delta: TextDelta) -> Body:
         """The next piece of answer ``index``; its first piece brings the prompt."""
@@ -87,7 +95,7 @@ class _Choices:
             delta = replace(delta, text="", token_ids=(), logprobs=(), finish_reason="length")
         prompt = self._asked.prompts[index // self._body.choices()]
         echo = self._echoes[index // self._body.choices()] if self._echoes and is_first else ""
-        told = self._logprobs(index, delta, prompt.tolist() if echo else [])
+        told = self._logprobs(index, delta, prompt.tolist() if echo else [], echo)
         self._chars[index] = self._chars.get(index, 0) + len(echo) + len(delta.text)
         more: dict[str, Any] = {}
         if self._body.prompt_logprobs is not None and delta.prompt_logprobs:
@@ -97,14 +105,36 @@ class _Choices:
             )
         return self._asked.heading.choice(index, delta, told, text=echo + delta.text, **more)
 
-    def _logprobs(self, index: int, delta: TextDelta, echoed: list[int]) -> Body | None:
+    def _logprobs(self, index: int, delta: TextDelta, echoed: list[int], echo: str) -> Body | None:
         if self._body.logprobs is None:
             return None
+        model = self._asked.served.text
         prompt = [None, *delta.prompt_logprobs] if echoed else []
-        tokens = [*echoed, *delta.token_ids]
-        told = [*prompt, *delta.logprobs]
-        offset = self._chars.get(index, 0)
-        return completion_logprobs(self._asked.served.text, tokens, told, offset)
+        tokens, told = [*echoed, *delta.token_ids], [*prompt, *delta.logprobs]
+        offsets = self._echo_offsets(echoed, echo) + self._answer_offsets(index, delta, len(echo))
+        return completion_logprobs(model, tokens, told, offsets)
+
+    def _echo_offsets(self, echoed: list[int], echo: str) -> list[int]:
+        """Where the prompt's tokens are in its text, which lacks what was added before it."""
+        if not echoed:
+            return []
+        model = self._asked.served.text
+        added_chars = max(0, len(model.decode(echoed)) - len(echo))
+        follow = model.token_offsets(skip_special_tokens=False)
+        return [max(0, follow.push(token) - added_chars) for token in echoed]
+
+    def _answer_offsets(self, index: int, delta: TextDelta, echo_chars: int) -> list[int]:
+        if index not in self._offsets:
+            skips = self._body.skip_special_tokens is not False
+            follow = self._asked.served.text.token_offsets(skip_special_tokens=skips)
+            self._offsets[index] = follow
+            self._echo_chars[index] = echo_chars
+        before, follow = self._echo_chars[index], self._offsets[index]
+        offsets = [before + follow.push(token) for token in delta.token_ids]
+        if delta.finish_reason is None:
+            return offsets
+        end = self._chars.get(index, 0) + echo_chars + len(delta.text)
+        return [min(one, end) for one in offsets]  # a stop string has no place in the text
 
 
 async def _events(asked: Asked, deltas: Deltas, choices: _Choices) -> AsyncGenerator[bytes, None]:

@@ -62,6 +62,7 @@ class ModelsApi:
                 chat_tools(body.tools),
                 body.template_fields(),
                 opens_answer=opens,
+                continues_last=body.continues_last(),
                 fits=False,
             )
         else:

@@ -52,7 +52,8 @@ class ResponsesApi:
         self.serving.note(body)
         with named_as_sent(body.name_here):
             answering = await ChatApi(self.serving).answering(body.chat(), visit, "resp")
-            response = _Response(body, answering)
+            defaults = answering.asked.served.text.sampling_defaults
+            response = _Response(body.with_defaults(defaults), answering)
             if body.stream:
                 return EventStream(await primed(_events(response)))
             async with aclosing(answering.deltas) as deltas:

@@ -151,6 +151,10 @@ class ChatRequest(GenerationRequest):
     """Given to the chat template under this name."""
     add_generation_prompt: bool | None = True
     """Whether the prompt ends with what opens the assistant's turn."""
+    continue_final_message: bool | None = False
+    """Whether the answer goes on with the last message; needs ``add_generation_prompt`` false."""
+    add_special_tokens: bool | None = False
+    """Whether the prompt gets special tokens beside those that the chat template puts in it."""
     modalities: list[Literal["text"]] | None = None
     """Only text is made."""
 
@@ -176,6 +180,17 @@ class ChatRequest(GenerationRequest):
             raise ChangeSomething("top_logprobs", self.top_logprobs, "needs logprobs", remedy)
         return None
 
+    def adds_special_tokens(self) -> bool:
+        """``add_special_tokens``."""
+        return bool(self.add_special_tokens)
+
+    def continues_last(self) -> bool:
+        """``continue_final_message``.
+
+        :raises ChangeSomething: if the prompt is to open a new message too.
+        """
+        return checked_ending(self.add_generation_prompt, self.continue_final_message)
+
     def template_fields(self) -> dict[str, Any]:
         """What the chat template gets beside messages and tools."""
         fields = dict(self.chat_template_kwargs or {})
@@ -184,3 +199,14 @@ class ChatRequest(GenerationRequest):
             if value is not None:
                 fields.setdefault(name, value)
         return fields
+
+
+def checked_ending(add_generation_prompt: bool | None, continue_final_message: bool | None) -> bool:
+    """Return whether a prompt ends within its last message.
+
+    :raises ChangeSomething: if it is to end with the beginning of a new one too.
+    """
+    if continue_final_message and add_generation_prompt is not False:
+        problem, remedy = "opens a new message too", "set add_generation_prompt to false"
+        raise ChangeSomething("continue_final_message", True, problem, remedy)
+    return bool(continue_final_message)

@@ -6,9 +6,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from kvell.errors import ChangeSomething
-from kvell.server.api.schemas.generation import FAILS_FAST, MAX_INT32, Texts, TokenIds
+from kvell.server.api.schemas.generation import FAILS_FAST, Texts, TokenIds
 from kvell.server.api.schemas.other_fields import EMBEDDING_OTHERS, Other
 from kvell.server.api.schemas.request_body import RequestBody
+from kvell.server.api.schemas.sampling_fields import MAX_INT32
 
 MAX_INPUTS = 2048
 MAX_INPUT_TOKENS = 1 << 20

@@ -11,7 +11,9 @@ from pydantic import Field, StrictBool
 from kvell.engine.protocol.sampling_params import MAX_BIASES, SamplingParams
 from kvell.engine.protocol.schemas.references import Schema
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
+from kvell.engine.sampling.model_defaults import NEUTRAL
 from kvell.errors import ChangeSomething
+from kvell.server.api.prompt_form import PromptForm
 from kvell.server.api.schemas.formats import (
     ResponseFormat,
     StructuredField,
@@ -19,16 +21,15 @@ from kvell.server.api.schemas.formats import (
     json_constraint,
 )
 from kvell.server.api.schemas.other_fields import COMPLETION_OTHERS, Other
-from kvell.server.api.schemas.request_body import RequestBody, RequestPart
+from kvell.server.api.schemas.request_body import RequestPart
+from kvell.server.api.schemas.sampling_fields import MAX_INT32, SamplingFields, TokenId
 from kvell.server.text.context_length import AnswerRoom
 from kvell.server.text.text_bounds import context_too_long
 
-MAX_INT32 = 2**31 - 1
 MAX_PROMPTS = 128
 MAX_STOP_CHARS = 1024
 MAX_DEADLINE_SECONDS = 86_400.0
 
-TokenId = Annotated[int, Field(ge=0, le=MAX_INT32)]
 FAILS_FAST = Field(fail_fast=True)
 """A list is read up to the first that is wrong: a million complaints would take a minute."""
 TokenIds = Annotated[list[TokenId], FAILS_FAST]
@@ -54,7 +55,7 @@ class StreamOptions(RequestPart):
     """With ``include_usage``: every piece tells the tokens used so far."""
 
 
-class GenerationRequest(RequestBody):
+class GenerationRequest(SamplingFields):
     """What chat and text completions share."""
 
     stream: bool | None = False
@@ -144,32 +145,45 @@ class GenerationRequest(RequestBody):
         """Likeliest tokens to tell of at each position of the prompt; None to tell nothing."""
         return self.prompt_logprobs
 
-    def sampling(self, room: AnswerRoom) -> SamplingParams:
+    def form(self) -> PromptForm:
+        """How the request's text becomes a prompt."""
+        limit = self.output_limit()
+        return self.prompt_form(add_special_tokens=self.adds_special_tokens(), answer_tokens=limit)
+
+    def adds_special_tokens(self) -> bool:
+        """Whether the prompt gets the special tokens that the model wants."""
+        return True
+
+    def sampling(self, room: AnswerRoom, defaults: SamplingParams = NEUTRAL) -> SamplingParams:
         """Validated sampling parameters for a prompt that leaves so much room.
 
+        :param defaults: what the model's files recommend.
         :raises ChangeSomething: naming a field that is out of range.
         """
-        return SamplingParams(
-            temperature=1.0 if self.temperature is None else self.temperature,
-            top_k=self.top_k or 0,
-            top_p=1.0 if self.top_p is None else self.top_p,
+        temperature, top_p = self.temperature, self.top_p
+        penalty = self.repetition_penalty
+        sampling = SamplingParams(
+            temperature=defaults.temperature if temperature is None else temperature,
+            top_k=defaults.top_k if self.top_k is None else self.top_k,
+            top_p=defaults.top_p if top_p is None else top_p,
             seed=None if self.seed == -1 else self.seed,
-            max_tokens=self._max_tokens(room),
+            max_tokens=self._max_tokens(room, defaults),
             stop=self._stop_strings(),
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
             n=self.choices(),
             will_return=self.will_return,
-            min_p=self.min_p or 0.0,
+            min_p=defaults.min_p if self.min_p is None else self.min_p,
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
-            repetition_penalty=1.0 if self.repetition_penalty is None else self.repetition_penalty,
+            repetition_penalty=defaults.repetition_penalty if penalty is None else penalty,
             logit_bias=self._biases(),
             min_tokens=self.min_tokens or 0,
             logprobs=self.output_logprobs(),
             prompt_logprobs=self.scored_prompt(),
             structured_outputs=self.constraint(),
         )
+        return self.bounded(sampling)
 
     def constraint(self) -> StructuredOutputs | None:
         """What the answer must look like; None for any text.
@@ -234,10 +248,10 @@ class GenerationRequest(RequestBody):
             found[int(token)] = bias
         return found
 
-    def _max_tokens(self, room: AnswerRoom) -> int:
+    def _max_tokens(self, room: AnswerRoom, defaults: SamplingParams) -> int:
         limit = self.output_limit()
         if limit is None:
-            return room.usual_tokens
+            return min(room.usual_tokens, defaults.max_tokens or room.usual_tokens)
         if limit > room.most_tokens:
             context_tokens = room.prompt_tokens + room.most_tokens
             what = f"the prompt is too long for so many: it has {room.prompt_tokens}"
@@ -261,8 +275,14 @@ class CompletionRequest(GenerationRequest):
     """Begin the text with the prompt."""
     logprobs: int | None = None
     """Tell how likely each token was, and this many likeliest tokens, at most 20."""
+    add_special_tokens: bool | None = True
+    """Whether texts get the special tokens that the model wants, such as one that begins a text."""
     suffix: str | None = None
     """Only null and an empty text: nothing is written before a given end."""
+
+    def adds_special_tokens(self) -> bool:
+        """``add_special_tokens``."""
+        return self.add_special_tokens is not False
 
     def output_logprobs(self) -> int | None:
         """``logprobs``."""
@@ -281,9 +301,10 @@ class CompletionRequest(GenerationRequest):
         """Whether the answer is the prompt and nothing else, to see how likely it is."""
         return bool(self.echo) and self.max_tokens == 0
 
-    def sampling(self, room: AnswerRoom) -> SamplingParams:
+    def sampling(self, room: AnswerRoom, defaults: SamplingParams = NEUTRAL) -> SamplingParams:
         """Validated sampling parameters for a prompt that leaves so much room.
 
+        :param defaults: what the model's files recommend.
         :raises ChangeSomething: naming a field that is not served or out of range.
         """
         if self.suffix:
@@ -291,7 +312,7 @@ class CompletionRequest(GenerationRequest):
         if self.best_of not in (None, 1, self.choices()):
             remedy = f"use {self.choices()}, or leave it out"
             raise ChangeSomething("best_of", self.best_of, "differs from n", remedy)
-        return super().sampling(room)
+        return super().sampling(room, defaults)
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each as text or token ids.

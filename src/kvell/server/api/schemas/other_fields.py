@@ -60,12 +60,6 @@ _GENERATION = _table(
     _EVERYWHERE,
     use_beam_search=Other(values=(False,), remedy="use n"),
     length_penalty=Other(values=(1.0, 1)),
-    include_stop_str_in_output=Other(values=(False,)),
-    skip_special_tokens=Other(values=(True,)),
-    spaces_between_special_tokens=Other(values=(True,)),
-    bad_words=Other(values=([],), remedy="use logit_bias"),
-    allowed_token_ids=Other(remedy="use logit_bias"),
-    truncate_prompt_tokens=Other(remedy="send a shorter prompt"),
     thinking_token_budget=Other(values=(-1,)),
     truncation_side=Other(values=("left",), remedy='use "left"'),
     logits_processors=Other(values=([],), remedy="use logit_bias"),
@@ -90,15 +84,12 @@ CHAT_OTHERS = _table(
     audio=Other(remedy="leave it out: only text is made"),
     web_search_options=Other(remedy="leave it out: nothing is searched"),
     chat_template=Other(remedy="start the server with --chat-template"),
-    add_special_tokens=Other(values=(False,)),
-    continue_final_message=Other(values=(False,)),
     echo=Other(values=(False,), remedy="leave it out: an answer is a message of its own"),
 )
 """Of ``/v1/chat/completions``."""
 
 COMPLETION_OTHERS = _table(
     _GENERATION,
-    add_special_tokens=Other(values=(True,)),
     messages=Other(remedy="use prompt, or /v1/chat/completions"),
     max_completion_tokens=Other(remedy="use max_tokens"),
     tools=Other(values=([],), remedy="use /v1/chat/completions"),
@@ -108,8 +99,6 @@ COMPLETION_OTHERS = _table(
 
 RESPONSES_OTHERS = _table(
     _EVERYWHERE,
-    include_stop_str_in_output=Other(values=(False,)),
-    skip_special_tokens=Other(values=(True,)),
     access_programs=Other(values=([],)),
     context_management=Other(values=([],), remedy=_NO_STATE),
     enable_response_messages=Other(values=(False,), remedy="leave it out: read output"),

@@ -6,6 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, StrictBool
 
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.schemas.references import Schema
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatRequest
@@ -23,11 +24,11 @@ from kvell.server.api.schemas.generation import (
     StopText,
     StopTexts,
     StreamOptions,
-    TokenId,
 )
 from kvell.server.api.schemas.other_fields import RESPONSES_OTHERS, Other
 from kvell.server.api.schemas.request_body import RequestBody, RequestPart
 from kvell.server.api.schemas.response_items import InputItem, chat_messages
+from kvell.server.api.schemas.sampling_fields import AllowedTokens, BadWords, TokenId
 
 LOGPROBS = "message.output_text.logprobs"
 _SAME = (
@@ -36,6 +37,7 @@ _SAME = (
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"),
     *("structured_outputs", "chat_template_kwargs", "cache_salt", "prompt_cache_key"),
     *("session_id", "will_return", "priority", "deadline_seconds"),
+    *("include_stop_str_in_output", "skip_special_tokens", "bad_words", "allowed_token_ids"),
 )
 """Fields that chat has under the same name."""
 _NAMES_HERE = (
@@ -155,6 +157,10 @@ class ResponsesRequest(RequestBody):
     presence_penalty: float | None = None
     repetition_penalty: RepetitionPenalty | None = None
     logit_bias: Biases | None = None
+    bad_words: BadWords | None = None
+    allowed_token_ids: AllowedTokens | None = None
+    include_stop_str_in_output: bool | None = False
+    skip_special_tokens: bool | None = True
     structured_outputs: StructuredField | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     cache_salt: str | None = Field(default=None, max_length=1024)
@@ -183,6 +189,16 @@ class ResponsesRequest(RequestBody):
             tool_choice=_chat_tool_choice(self.tool_choice),
             reasoning_effort=self.reasoning.effort if self.reasoning else None,
             response_format=chosen.chat() if chosen else None,
+        )
+
+    def with_defaults(self, defaults: SamplingParams) -> "ResponsesRequest":
+        """The body with what it is sampled by where it does not say."""
+        return self.model_copy(
+            update={
+                name: getattr(defaults, name)
+                for name in ("temperature", "top_p")
+                if getattr(self, name) is None
+            }
         )
 
     def tells_logprobs(self) -> bool:

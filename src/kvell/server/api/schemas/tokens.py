@@ -4,9 +4,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from kvell.server.api.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatMessage
-from kvell.server.api.schemas.generation import TokenId
+from kvell.server.api.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatMessage, checked_ending
 from kvell.server.api.schemas.request_body import RequestBody
+from kvell.server.api.schemas.sampling_fields import TokenId
 
 MAX_TOKENS = 1 << 20
 
@@ -23,10 +23,15 @@ class TokenizeRequest(RequestBody):
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS)] | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
     add_special_tokens: bool = True
     """Whether a text gets the special tokens that prompts get."""
     return_token_strs: bool | None = False
     """Tell the text of each token too."""
+
+    def continues_last(self) -> bool:
+        """``continue_final_message``, as of a chat request."""
+        return checked_ending(self.add_generation_prompt, self.continue_final_message)
 
     def template_fields(self) -> dict[str, Any]:
         """What the chat template gets beside messages and tools."""

@@ -1,0 +1,67 @@
+"""What a model's own ``generation_config.json`` recommends for sampling."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Literal
+
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.errors import ChangeSomething
+from kvell.models.config.json_files import read_optional_json
+
+GenerationConfig = Literal["auto", "vllm"]
+"""``auto`` takes the recommendations of the model's file, ``vllm`` leaves them (vLLM's words)."""
+NEUTRAL = SamplingParams(max_tokens=None)
+"""Sampling without recommendations; answers are as long as they may be."""
+FILE = "generation_config.json"
+_TAKEN = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+"""Fields of the file (those that vLLM takes), and what they are called here."""
+
+
+def sampling_defaults(path: Path, chosen: GenerationConfig = "auto") -> SamplingParams:
+    """The sampling of requests to a model that do not say otherwise.
+
+    :param path: the model's directory.
+    :raises ChangeSomething: naming the file's field that cannot be sampled by.
+    """
+    if chosen == "vllm":
+        return NEUTRAL
+    raw = read_optional_json(path / FILE)
+    found = {here: raw[there] for there, here in _TAKEN.items() if raw.get(there) is not None}
+    wrong = [name for name, value in found.items() if not _is_number(name, value)]
+    try:
+        if wrong:
+            problem = "is not a whole number" if wrong[0] in _WHOLE else "is not a number"
+            raise ChangeSomething(wrong[0], repr(found[wrong[0]])[:40], problem, "")
+        return SamplingParams(**{"max_tokens": None} | found)
+    except ChangeSomething as error:
+        names = {here: there for there, here in _TAKEN.items()}
+        value = f"{names[error.field]}: {error.value}"
+        remedy = "correct the file, or use --generation-config vllm"
+        raise ChangeSomething(str(path / FILE), value, error.problem, remedy) from error
+
+
+def recommended(defaults: SamplingParams) -> dict[str, object]:
+    """What defaults have beyond neutral sampling, by name."""
+    told = {one.name: getattr(defaults, one.name) for one in fields(defaults)}
+    return {name: value for name, value in told.items() if value != getattr(NEUTRAL, name)}
+
+
+def limited(defaults: SamplingParams) -> SamplingParams:
+    """The same, with vLLM's limit of an answer where nothing is recommended."""
+    limit = defaults.max_tokens or SamplingParams.max_tokens
+    return replace(defaults, max_tokens=limit)
+
+
+_WHOLE = frozenset(("top_k", "max_tokens"))
+
+
+def _is_number(name: str, value: object) -> bool:
+    kinds = (int,) if name in _WHOLE else (int, float)
+    return isinstance(value, kinds) and not isinstance(value, bool)

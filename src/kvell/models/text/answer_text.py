@@ -1,0 +1,88 @@
+"""One answer's tokens to text, up to what ends it: a stop string, or a token."""
+
+from collections.abc import Sequence, Set
+from dataclasses import dataclass
+from typing import Protocol
+
+from kvell.models.text.stop_strings import StopStrings
+
+
+class Detokenizer(Protocol):
+    """Turns one request's output tokens into text, never splitting a character."""
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Text that is final with these tokens added."""
+        ...
+
+    def finish(self) -> str:
+        """Text still held back."""
+        ...
+
+
+@dataclass(frozen=True)
+class EndTokens:
+    """Tokens that end an answer.
+
+    :param sequence: the model's own ends of a sequence, unless the request ignores them.
+    :param asked: those that the request names.
+    :param are_shown: whether what ends the answer is a part of its text, a stop string too.
+    """
+
+    sequence: Set[int] = frozenset()
+    asked: Set[int] = frozenset()
+    are_shown: bool = False
+
+
+class AnswerText:
+    """One answer's tokens to text; after ``stopped`` it takes no more.
+
+    :param stops: the request's stop strings; none is watched for if there are none.
+    :ivar stopped: whether a stop string has ended the text.
+    :ivar token_count: tokens up to that end.
+    """
+
+    def __init__(self, detokenizer: Detokenizer, stops: Sequence[str], ends: EndTokens) -> None:
+        self._detokenizer, self._ends = detokenizer, ends
+        self._watcher = StopStrings(tuple(stops), includes=ends.are_shown) if stops else None
+        self._silent: Set[int] = frozenset() if ends.are_shown else ends.sequence | ends.asked
+        self._last: int | None = None
+        self.stopped = False
+        self.token_count = 0
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """The request's stop string or token that ended the answer, once it has ended by itself.
+
+        None for the model's own end of a sequence.
+        """
+        if self.stopped:
+            return None if self._watcher is None else self._watcher.found
+        is_asked = self._last in self._ends.asked and self._last not in self._ends.sequence
+        return self._last if is_asked else None
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Text that may be shown now."""
+        # One by one only where it matters which token completed a stop string.
+        steps = [token_ids] if self._watcher is None else [[token] for token in token_ids]
+        return "".join(self._push_step(step) for step in steps)
+
+    def finish(self) -> str:
+        """The rest of the text, once no token will follow."""
+        if self.stopped:
+            return ""
+        text = self._match(self._detokenizer.finish())
+        return text if self._watcher is None or self.stopped else text + self._watcher.finish()
+
+    def _push_step(self, token_ids: Sequence[int]) -> str:
+        if self.stopped or not token_ids:
+            return ""
+        self.token_count += len(token_ids)
+        self._last = token_ids[-1]
+        shown = [token for token in token_ids if token not in self._silent]
+        return self._match(self._detokenizer.push(shown))
+
+    def _match(self, text: str) -> str:
+        if self._watcher is None:
+            return text
+        text, self.stopped = self._watcher.push(text)
+        return text

@@ -1,0 +1,60 @@
+"""Where each token's text begins in the text of an answer, in characters."""
+
+import codecs
+from collections.abc import Callable
+
+from tokenizers import decoders
+
+from kvell.models.text.detokenizer import IncrementalDetokenizer, is_byte_token, token_bytes
+from kvell.models.text.tokenizer import Tokenizer
+
+
+class TokenOffsets:
+    """Follows one answer's tokens, whose bytes joined are its text.
+
+    A token that begins within a character is where that character is.
+
+    :param bytes_of: a token's bytes; none for a token that is not shown.
+    """
+
+    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
+        self._bytes_of = bytes_of
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._chars = 0
+
+    def push(self, token: int) -> int:
+        """The offset of the next token."""
+        data = self._bytes_of(token)
+        if not data:
+            return self._chars
+        start, begun = self._chars, self._decoder.decode(data[:1])
+        if not 0x80 <= data[0] < 0xC0:  # it continues no character: whatever came before is over
+            start += len(begun) - (data[0] < 0x80)
+        self._chars += len(begun) + len(self._decoder.decode(data[1:]))
+        return start
+
+
+class _WindowOffsets(TokenOffsets):
+    """For tokenizers that join tokens otherwise, though some of theirs spell single bytes."""
+
+    def __init__(self, tokenizer: Tokenizer, detokenizer: IncrementalDetokenizer) -> None:
+        super().__init__(lambda token: token_bytes(tokenizer, token))
+        self._tokenizer, self._detokenizer = tokenizer, detokenizer
+        self._given = 0
+
+    def push(self, token: int) -> int:
+        """The offset of the next token."""
+        self._given += len(self._detokenizer.push([token]))
+        if is_byte_token(self._tokenizer.spelling(token) or ""):
+            return super().push(token)
+        start = self._chars + len(self._decoder.decode(b"", final=True))
+        self._chars = self._given
+        return start
+
+
+def token_offsets(tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> TokenOffsets:
+    """Return the offsets of a new answer's tokens."""
+    if not isinstance(tokenizer.decoder, decoders.ByteLevel):
+        return _WindowOffsets(tokenizer, IncrementalDetokenizer(tokenizer, skip_special_tokens))
+    skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
+    return TokenOffsets(lambda one: b"" if one in skipped else token_bytes(tokenizer, one))
