@@ -143,7 +143,7 @@ def test_a_stop_string_is_told_to_the_front_and_reported_as_stop() -> None:
 def test_a_stop_string_in_the_last_tokens_wins_over_length() -> None:
     last = Output(tuple(b"hi STOP"), ended("length").finished)
     assert deltas(Script(last), SamplingParams(stop=("STOP",))) == [
-        TextDelta("hi ", "stop", Usage(3, 7, 0), tuple(b"hi STOP"))
+        TextDelta("hi ", "stop", Usage(3, 7, 0), tuple(b"hi STOP"), stop_reason="STOP")
     ]
 
 
@@ -167,7 +167,8 @@ def test_text_held_back_for_a_stop_string_comes_at_the_end() -> None:
 
 def test_a_death_after_the_stop_string_changes_nothing() -> None:
     script = Script(Output(tuple(b"a STOP")), ended("error", "it died"))
-    assert deltas(script, SamplingParams(stop=("STOP",)))[-1].finish_reason == "stop"
+    last = deltas(script, SamplingParams(stop=("STOP",)))[-1]
+    assert (last.finish_reason, last.stop_reason) == ("stop", "STOP")
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,8 @@ class StopStrings:
     the text was split into pushes::
 
         watching ──stop string complete──► stopped (returns no more text)
+
+    :ivar found: the stop string that ended the text; None while none has.
     """
 
     def __init__(self, stops: tuple[str, ...]) -> None:
@@ -16,6 +18,7 @@ class StopStrings:
         self._stops = stops
         self._held = ""
         self._stopped = False
+        self.found: str | None = None
 
     def push(self, text: str) -> tuple[str, bool]:
         """Return text that may be given out, and whether the text ends there."""
@@ -24,8 +27,9 @@ class StopStrings:
         pending = self._held + text
         end = self._stop_start(pending)
         if end is not None:
+            start, self.found = end
             self._stopped, self._held = True, ""
-            return pending[:end], True
+            return pending[:start], True
         keep = self._possible_start(pending)
         self._held = pending[keep:]
         return pending[:keep], False
@@ -35,12 +39,14 @@ class StopStrings:
         held, self._held = self._held, ""
         return held
 
-    def _stop_start(self, text: str) -> int | None:
-        """Where the stop string that is completed first begins; None if none is."""
+    def _stop_start(self, text: str) -> tuple[int, str] | None:
+        """Where the stop string that is completed first begins, and which; None if none is."""
         found = [
-            (start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0
+            (start + len(stop), start, stop)
+            for stop in self._stops
+            if (start := text.find(stop)) >= 0
         ]
-        return min(found)[1] if found else None
+        return min(found)[1:] if found else None
 
     def _possible_start(self, text: str) -> int:
         """The earliest position from which the rest of the text may grow into a stop string."""

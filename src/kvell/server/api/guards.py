@@ -43,7 +43,7 @@ class ServedLimit:
             self._rejected("connections")
             message = f"{self._most} requests await their answers; come back in a moment"
             error = ApiError(503, message, "service_unavailable_error")
-            await error.response()(scope, receive, send)
+            await error.response(scope.get("path", ""))(scope, receive, send)
             return
         self._served += 1
         try:
@@ -89,14 +89,15 @@ class BodyLimit:
             return
         except TimeoutError:
             self._rejected("slow_client")
-            response = TOO_SLOW.response()
+            response = TOO_SLOW.response(scope.get("path", ""))
             response.headers["connection"] = "close"  # the rest of the body may yet come
             await response(scope, receive, send)
             return
         if body is None:
             self._rejected("body_bytes")
             message = f"the body exceeds {self._max_body_bytes} bytes"
-            await invalid_request(message, status=413).response()(scope, receive, send)
+            refusal = invalid_request(message, status=413)
+            await refusal.response(scope.get("path", ""))(scope, receive, send)
             return
         try:
             bounds = self._by_path.get(scope.get("path", ""), self._bounds)
@@ -105,7 +106,7 @@ class BodyLimit:
         except ChangeSomething as error:
             if error.bound is not None:
                 self._rejected(error.bound)
-            await api_error(error).response()(scope, receive, send)
+            await api_error(error).response(scope.get("path", ""))(scope, receive, send)
             return
         await self._app(scope, _replay(body, receive), send)
 

@@ -28,7 +28,12 @@ class Detokenizer(Protocol):
 
 
 class StopMatcher(Protocol):
-    """Finds stop strings in text that comes piece by piece."""
+    """Finds stop strings in text that comes piece by piece.
+
+    :ivar found: the one that ended the text; None while none has.
+    """
+
+    found: str | None
 
     def push(self, text: str) -> tuple[str, bool]:
         """Text that is safe to show, and whether a stop string was found behind it."""

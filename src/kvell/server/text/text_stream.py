@@ -56,6 +56,7 @@ class Usage:
 class TextDelta:
     """New text; the last one of a request also says why it ended and what it used.
 
+    :param stop_reason: the stop string that ended it; None if something else did.
     :param token_ids: the tokens that came since the delta before; their text may follow later.
     :param logprobs: how likely they were, one for each, if the request asked.
     :param prompt_logprobs: the same for tokens of the prompt, from its second on; with the first.
@@ -67,6 +68,7 @@ class TextDelta:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    stop_reason: str | None = None
 
 
 class TextWriter:
@@ -94,6 +96,11 @@ class TextWriter:
             return ""
         text = self._match(self._detokenizer.finish())
         return text if self._matcher is None or self.stopped else text + self._matcher.finish()
+
+    @property
+    def stop_reason(self) -> str | None:
+        """The stop string that ended the text; None if none did."""
+        return None if self._matcher is None else self._matcher.found
 
     def _push_step(self, token_ids: tuple[int, ...]) -> str:
         if self.stopped:
@@ -144,7 +151,10 @@ async def text_deltas(
                 clock.check(output.finished)
                 last = _last_delta(writer, text, output.finished, len(prompt.token_ids))
                 yield replace(
-                    untold, text=last.text, finish_reason=last.finish_reason, usage=last.usage
+                    last,
+                    token_ids=untold.token_ids,
+                    logprobs=untold.logprobs,
+                    prompt_logprobs=untold.prompt_logprobs,
                 )
                 return
             if writer.stopped:
@@ -200,7 +210,8 @@ def _last_delta(writer: TextWriter, text: str, finished: Finished, prompt_tokens
     text += writer.finish()
     reason: Literal["stop", "length"] = "length" if finished.reason == "length" else "stop"
     usage = Usage(prompt_tokens, writer.token_count, finished.cached_tokens)
-    return TextDelta(text, "stop" if writer.stopped else reason, usage)
+    ended_by = writer.stop_reason
+    return TextDelta(text, "stop" if writer.stopped else reason, usage, stop_reason=ended_by)
 
 
 def raise_unless_done(finished: Finished) -> None:

@@ -64,6 +64,7 @@ def joined(deltas: Sequence[TextDelta]) -> TextDelta:
         tuple(token for delta in deltas for token in delta.token_ids),
         tuple(told for delta in deltas for told in delta.logprobs),
         tuple(told for delta in deltas for told in delta.prompt_logprobs),
+        last.stop_reason,
     )
 
 

@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from kvell.server.api.bodies.completions import Body, Heading
 from kvell.server.api.http_errors import ApiError
 from kvell.server.api.schemas.responses import ResponsesRequest
@@ -14,12 +12,6 @@ _ECHOED = (
     *("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id"),
     *("prompt_cache_key", "safety_identifier", "user"),
 )
-
-
-def named_event(event: Mapping[str, Any]) -> bytes:
-    """One event of a stream, whose name is its type."""
-    name = str(event["type"]).encode()
-    return b"event: " + name + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"
 
 
 def response_body(

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from fastapi import FastAPI, Request, Response
 
-from kvell.errors import ChangeSomething
 from kvell.server.access.visit import Visit
 from kvell.server.api import streaming
 from kvell.server.api.access_guard import visit_of
@@ -16,16 +15,16 @@ from kvell.server.api.bodies.response_items import Event, OutputWriter
 from kvell.server.api.bodies.responses import (
     ended_body,
     failed_event,
-    named_event,
     response_body,
     response_usage,
 )
 from kvell.server.api.http_errors import api_error
+from kvell.server.api.renamed_fields import fields_renamed
 from kvell.server.api.routes.chat import Answering, ChatApi
 from kvell.server.api.schemas.responses import ResponsesRequest
 from kvell.server.api.serving import Serving, guarded
-from kvell.server.api.streaming import EventStream, primed
-from kvell.server.text.text_stream import RequestRefused, TextDelta, Usage
+from kvell.server.api.streaming import EventStream, named_event, primed
+from kvell.server.text.text_stream import TextDelta, Usage
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class ResponsesApi:
         return await guarded(request, self._answer(body, visit_of(request)))
 
     async def _answer(self, body: ResponsesRequest, visit: Visit) -> Response:
-        try:
+        with fields_renamed(body.name_here):
             answering = await ChatApi(self.serving).answering(body.chat(), visit, "resp")
             response = _Response(body, answering)
             if body.stream:
@@ -59,16 +58,6 @@ class ResponsesApi:
                     response.read(delta)
             response.end()
             return json_response(await response.body())
-        except ChangeSomething as error:
-            field = body.name_here(error.field)
-            said = (field, error.value, error.problem, error.remedy)
-            raise type(error)(*said, bound=error.bound) from error
-        except RequestRefused as error:
-            field = body.name_here(error.field)
-            told = str(error)
-            if error.field and told.startswith(error.field):
-                told = field + told.removeprefix(error.field)
-            raise RequestRefused(told, field, error.bound) from error
 
 
 class _Response:
