@@ -22,7 +22,7 @@ def hints_of(**fields: Any) -> tuple[bool | None, str | None]:
 
 def test_neighbours_with_one_role_are_one_turn() -> None:
     """Chat templates that want roles to alternate get them so."""
-    turns = [
+    turns: list[dict[str, Any]] = [
         {"role": "user", "content": "a"},
         {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": "text", "text": "c"}]},
         {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""}]},

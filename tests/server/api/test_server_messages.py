@@ -69,6 +69,7 @@ def events_of(client: httpx.Client, body: dict[str, Any]) -> list[dict[str, Any]
 def grown(events: list[dict[str, Any]]) -> dict[str, Any]:
     """The message that a client makes of events, each checked to come where it may."""
     first, *between, last, stop = events
+    message: dict[str, Any]
     assert first["type"] == "message_start" and stop == {"type": "message_stop"}
     message = first["message"]
     assert message["content"] == [] and message["stop_reason"] is None
@@ -217,7 +218,7 @@ def test_what_an_answer_had_is_sent_back_as_it_came(scripted: httpx.Client) -> N
     lines = f"tool: weather\nsystem: Be brief.\nuser: {ANSWERS['all']}\n"
     lines += "assistant: Let me see.\ntool: sunny\ntool: Error: no\n"
     lines += "user: SAY It is warm.\nassistant: "
-    assert message["usage"]["input_tokens"] == len(lines)
+    assert message["usage"]["cache_creation_input_tokens"] == len(lines) - 1
     counted = scripted.post(
         "/v1/messages/count_tokens",
         json={"model": "fake", "messages": turns, "system": system, "tools": [WEATHER]},
@@ -234,6 +235,7 @@ def test_tokens_of_the_prompt_are_counted_once(scripted: httpx.Client) -> None:
         told = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
         assert sum(usage[name] for name in told) == size
         assert usage["cache_read_input_tokens"] == cached
+        assert usage["cache_creation_input_tokens"] == size - 1 - cached
     begun = events_of(scripted, body)[0]["message"]["usage"]
     assert (begun["input_tokens"], begun["output_tokens"]) == (size, 0)
 

@@ -34,17 +34,23 @@ class RequestRefused(KvellError):  # noqa: N818
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of one request."""
+    """Tokens of one request.
+
+    :param cached_tokens: of the prompt, found in a cache.
+    :param cache_write_tokens: of the prompt, put into the cache.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
 
     def __add__(self, other: "Usage") -> "Usage":
         return Usage(
             self.prompt_tokens + other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,
             self.cached_tokens + other.cached_tokens,
+            self.cache_write_tokens + other.cache_write_tokens,
         )
 
     def without_prompt(self) -> "Usage":
@@ -209,7 +215,8 @@ def _last_delta(writer: TextWriter, text: str, finished: Finished, prompt_tokens
         raise_unless_done(finished)
     text += writer.finish()
     reason: Literal["stop", "length"] = "length" if finished.reason == "length" else "stop"
-    usage = Usage(prompt_tokens, writer.token_count, finished.cached_tokens)
+    cache = finished.cached_tokens, finished.cache_write_tokens
+    usage = Usage(prompt_tokens, writer.token_count, *cache)
     ended_by = writer.stop_reason
     return TextDelta(text, "stop" if writer.stopped else reason, usage, stop_reason=ended_by)
 

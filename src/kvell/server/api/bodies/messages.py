@@ -35,14 +35,14 @@ def how_ended(delta: TextDelta | None, *, calls: bool) -> Body:
 
 
 def message_usage(usage: Usage, thinking_tokens: int) -> Body:
-    """``usage``: tokens of the prompt that were computed, and those that a cache had.
+    """``usage``: tokens of the prompt that a cache had, that it has since, and the others.
 
     :param thinking_tokens: of the thinking's text.
     """
     details = {"thinking_tokens": min(thinking_tokens, usage.completion_tokens)}
     return {
-        "input_tokens": usage.prompt_tokens - usage.cached_tokens,
-        "cache_creation_input_tokens": 0,
+        "input_tokens": usage.prompt_tokens - usage.cached_tokens - usage.cache_write_tokens,
+        "cache_creation_input_tokens": usage.cache_write_tokens,
         "cache_read_input_tokens": usage.cached_tokens,
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": details,

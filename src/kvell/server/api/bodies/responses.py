@@ -84,13 +84,16 @@ def failed_event(begun: Body, error: ApiError) -> Body:
 
 
 def response_usage(usage: Usage, reasoning_tokens: int) -> Body:
-    """``usage``; cached tokens were not computed again, and writing to the cache costs nothing.
+    """``usage``; cached tokens were not computed again.
 
     :param reasoning_tokens: of the reasoning's text.
     """
     return {
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "input_tokens_details": {
+            "cached_tokens": usage.cached_tokens,
+            "cache_write_tokens": usage.cache_write_tokens,
+        },
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {
             "reasoning_tokens": min(reasoning_tokens, usage.completion_tokens)
