@@ -33,7 +33,7 @@ MESSAGES = (
     "MiB left for more",
     "is the last one that serves",
     "add one first: kvell cluster scale",
-    "missing or wrong API key; send Authorization: Bearer <key>",
+    "missing or wrong API key; send Authorization: Bearer <key>, or x-api-key: <key>",
     "this path needs an operator's API key",
     "per minute is used up; ",
     "allow at most ",

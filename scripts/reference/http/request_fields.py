@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from kvell.server.api.schemas.chat import ChatMessage, ChatRequest
 from kvell.server.api.schemas.embeddings import EmbeddingsRequest
 from kvell.server.api.schemas.generation import CompletionRequest
+from kvell.server.api.schemas.messages import MessagesRequest
 from kvell.server.api.schemas.other_fields import Other
 from kvell.server.api.schemas.request_body import RequestBody
 from kvell.server.api.schemas.responses import ResponsesRequest
@@ -23,12 +24,14 @@ BODIES: Mapping[str, type[RequestBody]] = {
     "/v1/completions": CompletionRequest,
     "/v1/responses": ResponsesRequest,
     "/v1/embeddings": EmbeddingsRequest,
+    "/v1/messages": MessagesRequest,
 }
 PARTS: Mapping[str, type[BaseModel]] = {"`messages` of chat completions": ChatMessage}
 HEAD = """# What becomes of every field of a request
 
 Made from the code by `python -m scripts.reference.http.request_fields`; a test holds it to the
-code, to OpenAI's client and to vLLM's fields. A field is one of three:
+code, to OpenAI's client and to vLLM's fields. `/v1/messages` is Anthropic's. A field is one of
+three:
 
 - **honoured**: the answer is as it asks, or the request is refused with the reason;
 - **ignored**: any value is taken, and no answer depends on it;

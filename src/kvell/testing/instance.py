@@ -186,6 +186,7 @@ class FakeEngine:
         prompt_tokens = len(submit.prompt) // 4
         prefix = (submit.cache_salt, submit.prompt)
         cached = prompt_tokens - 1 if prefix in self._seen else 0
+        written = max(0, prompt_tokens - 1 - cached)
         self._seen.add(prefix)
         self.finished[reason] = self.finished.get(reason, 0) + 1
         counts = (prompt_tokens, running.emitted, cached)
@@ -195,6 +196,7 @@ class FakeEngine:
             *(submit.request_id, submit.attempt, reason, *counts),
             message=message,
             embedding=embedding,
+            cache_write_tokens=written,
         )
 
     def _pages(self) -> Pages:

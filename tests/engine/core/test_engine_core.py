@@ -1,5 +1,7 @@
 """The engine core: how requests end, what is refused, what is counted."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -53,6 +55,47 @@ def test_what_a_cancelled_request_computed_is_cached(traffic: Traffic) -> None:
     traffic.submit("b", PROMPT)
     traffic.run()
     assert traffic.finished("b").cached_tokens == len(PROMPT) - 1, "all but the last token"
+
+
+@pytest.mark.parametrize("implementation", ["python", "compiled"])
+@pytest.mark.parametrize("windows", [(0,), (0, 9), (5, 9), (0, 0, 17)])
+@pytest.mark.parametrize("shared", [0, 3, 8, 13])
+def test_what_a_request_put_into_the_cache_is_what_a_repeat_finds(
+    implementation: Implementation, windows: tuple[int, ...], shared: int
+) -> None:
+    traffic = Traffic(make_layout(windows, 60), limits(batched=16), implementation)
+    prompts = {
+        length: [*range(1, 1 + shared), *(20 + (7 * length + i) % 29 for i in range(length))]
+        for length in range(1, 21)
+    }
+    traffic.submit("before", [*range(1, 1 + shared), 49, 49])
+    traffic.run()
+    for length, prompt in prompts.items():
+        ends = []
+        for time in range(3):
+            traffic.submit(f"{length} {time}", prompt, 1 + length % 7)
+            traffic.run()
+            ends.append(traffic.finished(f"{length} {time}"))
+        for end, again in itertools.pairwise(ends):
+            assert end.cache_write_tokens == max(0, again.cached_tokens - end.cached_tokens)
+        if not any(windows):  # pages behind a window are kept once that has proved useful
+            assert ends[0].cached_tokens + ends[0].cache_write_tokens == len(prompt) - 1
+
+
+def test_only_what_is_kept_counts_as_put_into_the_cache() -> None:
+    traffic = Traffic(make_layout((0, 9), 12), limits(batched=16))
+    for name in "ab":
+        traffic.submit(name, [ord(name) % 40] * 4 + [*range(30)], 4, salt=name)
+        traffic.run()
+    assert traffic.finished("b").cache_write_tokens > 0
+    traffic.submit("c", PROMPT)
+    traffic.cancel("c")
+    assert traffic.finished("c").cache_write_tokens == 0, "it never ran"
+    scored = sampled("d", SamplingParams(max_tokens=2, prompt_logprobs=1), b"\1\0\0\0" * 9)
+    traffic.tell(scored)
+    traffic.prompts["d"] = [1] * 9
+    traffic.cancel("d")
+    assert traffic.finished("d").cache_write_tokens == 0
 
 
 def test_a_waiting_request_is_cancelled_at_once(traffic: Traffic) -> None:

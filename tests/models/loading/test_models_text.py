@@ -267,6 +267,14 @@ def test_nothing_of_a_stop_string_is_given_out() -> None:
     assert matcher.finish() == ""
 
 
+def test_the_stop_string_that_ended_the_text_is_known() -> None:
+    for text, found in (("a END b", "END"), ("a longer END", "longer END"), ("a EN", None)):
+        matcher = StopStrings(("END", "longer END", "never"))
+        for character in text:
+            matcher.push(character)
+        assert matcher.found == found
+
+
 def test_held_text_comes_at_the_end_if_no_stop_string_does() -> None:
     matcher = StopStrings(("END",))
     assert matcher.push("the EN") == ("the ", False)

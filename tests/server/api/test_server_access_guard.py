@@ -72,9 +72,14 @@ class Door:
     def ask(
         self, path: str, key: str | None = None, method: str = "POST", content: bytes = b""
     ) -> httpx.Response:
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        return self.send(path, headers, method, content)
+
+    def send(
+        self, path: str, headers: dict[str, str], method: str = "POST", content: bytes = b""
+    ) -> httpx.Response:
         async def asked() -> httpx.Response:
             transport = httpx.ASGITransport(self.guarded, raise_app_exceptions=False)
-            headers = {} if key is None else {"Authorization": f"Bearer {key}"}
             async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
                 return await client.request(method, path, headers=headers, content=content)
 
@@ -121,6 +126,35 @@ def test_only_the_whole_key_with_its_scheme_opens(door: Door, header: str, statu
     scope = {"type": "http", "method": "POST", "path": "/v1/x", "headers": headers}
     asyncio.run(door.guarded(scope, receive, send))
     assert sent[0]["status"] == status
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"x-api-key": "plain"}, 200),
+        ({"X-API-KEY": "plain", "authorization": "Bearer wrong"}, 200),
+        ({"x-api-key": "wrong", "authorization": "Bearer plain"}, 200),
+        ({"x-api-key": "Bearer plain"}, 401),
+        ({"x-api-key": ""}, 401),
+        ({"x-api-key": "wrong", "authorization": "Basic plain"}, 401),
+    ],
+)
+def test_a_key_may_come_as_anthropics_clients_send_it(
+    door: Door, headers: dict[str, str], status: int
+) -> None:
+    reply = door.send("/v1/messages", headers)
+    assert reply.status_code == status
+    if status == 401:
+        told = reply.json()
+        assert (told["type"], told["error"]["type"]) == ("error", "authentication_error")
+
+
+def test_limits_of_anthropics_paths_are_told_in_anthropics_shape(door: Door) -> None:
+    replies = [door.send("/v1/messages", {"x-api-key": "small"}) for _ in range(3)]
+    assert [one.status_code for one in replies] == [200, 200, 429]
+    error = replies[-1].json()["error"]
+    assert error["type"] == "rate_limit_error" and set(error) == {"type", "message"}
+    assert "retry-after" in replies[-1].headers
 
 
 @pytest.mark.parametrize("path", ANSWERS)

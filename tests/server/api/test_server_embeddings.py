@@ -239,14 +239,14 @@ def test_numbers_are_written_to_their_last_bit() -> None:
 
     drawn = np.random.default_rng(1).normal(size=(3, 64)).astype(np.float32)
     told = [
-        json.loads(msgspec.json.encode(embeddings_body("m", list(drawn), kind, Usage(5, 0, 2))))
+        json.loads(msgspec.json.encode(embeddings_body("m", list(drawn), kind, Usage(5, 0, 2, 3))))
         for kind in ("float", "base64")
     ]
     for body in told:
         used = {
             "prompt_tokens": 5,
             "total_tokens": 5,
-            "prompt_tokens_details": {"cached_tokens": 2},
+            "prompt_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 3},
         }
         assert body["usage"] == used
     numbers = np.asarray([one["embedding"] for one in told[0]["data"]], np.float32)

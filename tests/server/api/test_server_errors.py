@@ -11,7 +11,7 @@ from kvell.errors import Bound, ChangeSomething, InstanceDied, KvellError, Reque
 from kvell.server.api import http_errors
 from kvell.server.api.http_errors import UnknownModel, api_error
 from kvell.server.text.text_bounds import ContextTooLong
-from kvell.server.text.text_stream import RequestRefused
+from kvell.server.text.text_stream import DeadlineExceeded, RequestRefused
 
 SECRET = "the secret prompt"
 
@@ -96,6 +96,24 @@ def test_unknown_paths_and_methods_have_the_shape_too() -> None:
     for reply, status in ((client.get("/nowhere"), 404), (client.get("/take"), 405)):
         assert reply.status_code == status
         assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ChangeSomething("n", 2, "p", "r"), "invalid_request_error"),
+        (UnknownModel("m"), "not_found_error"),
+        (TryLater("full"), "rate_limit_error"),
+        (InstanceDied("gone"), "overloaded_error"),
+        (DeadlineExceeded("late"), "timeout_error"),
+        (RequestFailed("died"), "api_error"),
+    ],
+)
+def test_below_v1_messages_errors_have_anthropics_shape(error: Exception, kind: str) -> None:
+    found = api_error(error)
+    told = json.loads(bytes(found.response("/v1/messages/count_tokens").body))
+    assert told == {"type": "error", "error": {"type": kind, "message": found.message}}
+    assert json.loads(bytes(found.response("/v1/chat/completions").body)) == found.body()
 
 
 def test_an_exceeded_bound_is_told_to_whom_counts_them_and_other_errors_are_not() -> None:

@@ -40,6 +40,8 @@ CASES = {
     "POST /v1/completions": 150,
     "POST /v1/chat/completions": 60,
     "POST /v1/responses": 80,
+    "POST /v1/messages": 80,
+    "POST /v1/messages/count_tokens": 40,
     "POST /v1/embeddings": 60,
     "POST /tokenize": 40,
     "POST /detokenize": 60,
@@ -98,6 +100,30 @@ GOOD: Mapping[str, dict[str, Any]] = {
         "tool_choice": {"type": "function", "name": "weather"}, "reasoning": {"effort": "low"},
         "text": {"format": {"type": "json_object"}}, "store": False, "truncation": "disabled",
     },
+    "/v1/messages": {
+        **{k: SAMPLING[k] for k in ("model", "stream", "temperature", "top_p", "top_k", "seed")},
+        "max_tokens": 30, "stop_sequences": ["end"], "metadata": {"user_id": "me"},
+        "system": [{"type": "text", "text": "be brief", "cache_control": {"type": "ephemeral"}}],
+        "tools": [{"name": "weather", "description": "tells it", "input_schema": PARAMETERS}],
+        "messages": [
+            USER,
+            {"role": "assistant", "content": [
+                {"type": "thinking", "thinking": "hm", "signature": "s"},
+                {"type": "tool_use", "id": "c", "name": "weather", "input": {"city": "Bern"}}]},
+            {"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "c", "is_error": False,
+                 "content": [{"type": "text", "text": "sunny"}]}]},
+            USER,
+        ],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        "thinking": {"type": "adaptive", "display": "omitted"}, "service_tier": "auto",
+        "output_config": {"effort": "low",
+                          "format": {"type": "json_schema", "schema": SCHEMA["schema"]}},
+    },
+    "/v1/messages/count_tokens": {
+        "model": "fake", "messages": [USER], "system": "be brief",
+        "tools": [{"name": "weather", "input_schema": PARAMETERS}],
+    },
     "/tokenize": {
         "model": "fake", "messages": [USER], "tools": [{"type": "function", "function": FUNCTION}],
         "chat_template_kwargs": {"a": 1}, "add_generation_prompt": True, "return_token_strs": True,
@@ -108,7 +134,7 @@ GOOD: Mapping[str, dict[str, Any]] = {
         "cache_salt": "s", "prompt_cache_key": "k", "priority": 1, "user": "me",
     },
 }  # fmt: skip
-GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses")
+GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
 """Routes whose answers can be streamed, and have a length."""
 EDGES: tuple[Any, ...] = (
     *(None, True, False, 0, -1, 1, 2, 128, 2**31, -(2**31), 2**63, 2**64, 10**400, -(10**30)),

@@ -44,6 +44,19 @@ def test_a_body_beyond_the_limit_is_413() -> None:
     assert "100 bytes" in reply.json()["error"]["message"]
 
 
+def test_whose_shape_a_refusal_has_is_said_by_its_path() -> None:
+    refused = answer(BodyLimit(echo, 100), "/v1/messages", content=b"x" * 101)
+    full = answer(ServedLimit(echo, most=0), "/v1/messages/count_tokens")
+    shapeless = answer(BodyLimit(echo, 100, BodyBounds()), "/v1/messages", content=b"x")
+    for reply, status, kind in (
+        (refused, 413, "request_too_large"),
+        (full, 503, "overloaded_error"),
+        (shapeless, 400, "invalid_request_error"),
+    ):
+        assert (reply.status_code, reply.json()["type"]) == (status, "error")
+        assert reply.json()["error"]["type"] == kind
+
+
 def test_an_announced_length_is_refused_before_the_body_is_read() -> None:
     sent: list[Message] = []
 

@@ -62,6 +62,8 @@ def test_cached_tokens_are_reported(client: openai.OpenAI) -> None:
         assert reply.usage is not None
         assert reply.usage.prompt_tokens_details is not None
         assert reply.usage.prompt_tokens_details.cached_tokens == cached
+        written = reply.usage.prompt_tokens_details.cache_write_tokens
+        assert written == len("only here") - 1 - cached
 
 
 def test_chat_streams_the_same_text(client: openai.OpenAI) -> None:

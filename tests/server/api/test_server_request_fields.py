@@ -18,12 +18,13 @@ from kvell.server.text.context_length import AnswerRoom
 from scripts.reference.http.request_fields import BODIES, PAGE, page
 
 ROOM = AnswerRoom(100, 100)
-CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS = BODIES
+CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS, MESSAGES = BODIES
 LEAST: Mapping[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "hi"}]},
     COMPLETIONS: {"prompt": "hi"},
     RESPONSES: {"input": "hi"},
     EMBEDDINGS: {"input": "hi"},
+    MESSAGES: {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]},
 }
 OPENAI: Mapping[str, Any] = {
     CHAT: chat_create_params.CompletionCreateParamsBase,
@@ -77,7 +78,7 @@ def known(path: str) -> set[str]:
     return {one.alias or name for name, one in model.model_fields.items()} | set(model.others)
 
 
-@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("path", OPENAI)
 def test_every_field_of_openais_client_and_of_vllm_is_known(path: str) -> None:
     assert set(OPENAI[path].__annotations__) - known(path) == set()
     assert set(VLLM[path].split()) - known(path) == set()
@@ -127,6 +128,7 @@ TAKEN: list[tuple[str, dict[str, Any]]] = [
     (RESPONSES, {"include": ["file_search_call.results"], "prompt_cache_options": {}}),
     (RESPONSES, {"priority": 3, "deadline_seconds": 5.0, "ignore_eos": None}),
     (RESPONSES, {"metadata": {"a": 1}, "store": True, "user": 7}),
+    (MESSAGES, {"metadata": {"user_id": None}, "thinking": None, "mcp_servers": []}),
     (EMBEDDINGS, {"normalize": True, "embed_dtype": "float32", "user": 7}),
 ]
 
@@ -193,6 +195,7 @@ def test_fields_that_nobody_knows_are_named_by_their_path() -> None:
     parts = {"messages[].weight", "messages[].content[].cache_control"}
     assert sent.unknown_fields() == {"colour", "stream_options.sparkle"} | parts
     assert body(COMPLETIONS, prompt=[1, 2, 3]).unknown_fields() == set()
+    assert body(MESSAGES, betas=["x"]).unknown_fields() == {"betas"}
 
 
 def test_each_unknown_field_is_told_once_and_not_without_end(

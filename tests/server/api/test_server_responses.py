@@ -150,6 +150,8 @@ def test_cached_tokens_are_told(client: openai.OpenAI) -> None:
     for cached in (0, len("user: seen once\nassistant: ") - 1):
         reply = client.responses.create(model="fake", input="seen once", max_output_tokens=1)
         assert reply.usage and reply.usage.input_tokens_details.cached_tokens == cached
+        written = len("user: seen once\nassistant: ") - 1 - cached
+        assert reply.usage.input_tokens_details.cache_write_tokens == written
 
 
 def test_a_conversation_of_items(scripted: openai.OpenAI) -> None:

@@ -200,7 +200,8 @@ def test_text_held_back_for_a_stop_string_comes_at_the_end() -> None:
 
 def test_a_death_after_the_stop_string_changes_nothing() -> None:
     script = Script(Output(tuple(b"a STOP")), ended("error", "it died"))
-    assert deltas(script, SamplingParams(stop=("STOP",)))[-1].finish_reason == "stop"
+    last = deltas(script, SamplingParams(stop=("STOP",)))[-1]
+    assert (last.finish_reason, last.stop_reason) == ("stop", "STOP")
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ def test_what_nobody_told_is_left_out() -> None:
     [
         ("/v1/chat/completions", "chat"),
         ("/v1/responses", "chat"),
+        ("/v1/messages", "chat"),
         ("/v1/completions", "text_completion"),
         ("/v1/embeddings", "embeddings"),
         ("/v1/models", None),

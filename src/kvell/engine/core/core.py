@@ -358,7 +358,8 @@ class EngineCore:
 
     def _told(self, request: Request) -> Finished:
         del self._requests[request.request_id]
-        end = end_of(request)
+        is_known = request.cached_tokens is not None
+        end = end_of(request, self._scheduler.cached_prompt_tokens(request) if is_known else 0)
         self._figures.count_end(end.reason)
         return end
 

@@ -212,19 +212,24 @@ def yields_of(plan: StepPlan, result: StepResult) -> list[tuple[int, ...]]:
     return found
 
 
-def end_of(request: Request) -> Finished:
-    """The event that tells a request's end."""
+def end_of(request: Request, kept_tokens: int) -> Finished:
+    """The event that tells a request's end.
+
+    :param kept_tokens: of its prompt, cached now.
+    """
+    cached_tokens = min(request.cached_tokens or 0, len(request.prompt))
     return Finished(
         request.request_id,
         request.attempt,
         request.finish_reason or "error",
         len(request.prompt),
         len(request.output),
-        min(request.cached_tokens or 0, len(request.prompt)),
+        cached_tokens,
         request.preemptions,
         message=request.problem,
         step_failed=request.step_failed,
         embedding=request.embedding,
+        cache_write_tokens=max(0, kept_tokens - cached_tokens),
     )
 
 

@@ -116,7 +116,7 @@ class Admission:
         if request.runs_alone:
             self._chunks.protected.yield_all()
         kept = request.kept_tokens
-        if kept and self._peek(request) >= kept:
+        if kept and self.cached(request) >= kept:
             kept = 0  # it lies here too
         handle = self._core.open(
             tokens,
@@ -218,15 +218,19 @@ class Admission:
         ahead = max(
             (self._shared_ahead(request, other) for other in self._seats.running), default=0
         )
-        if not ahead or ahead <= self._peek(request):
+        if not ahead or ahead <= self.cached(request):
             return False
         request.prefix_wait_steps += 1
         self._seats.rungs["wait_for_prefix"] += 1
         return True
 
-    def _peek(self, request: Request) -> int:
+    def cached(self, request: Request, *, prompt_alone: bool = False) -> int:
+        """Tokens of a request that are cached now, so that it could go on behind them.
+
+        :param prompt_alone: of its prompt without what it has made.
+        """
         return self._core.peek(
-            request.tokens(0, request.num_tokens),
+            request.prompt if prompt_alone else request.tokens(0, request.num_tokens),
             self._root(request),
             images=request.images,
             prompt_tokens=len(request.prompt),

@@ -247,6 +247,10 @@ class Scheduler:
         """Whether a prefix of the request may be found in the cache, and is kept there."""
         return not (request.is_scored or request.runs_alone or self._chunks.drops(request))
 
+    def cached_prompt_tokens(self, request: Request) -> int:
+        """Tokens of a request's prompt that a repeat of it would find in the cache."""
+        return self._admission.cached(request, prompt_alone=True)
+
     def _copies(self, draft: PlanDraft) -> tuple[PageCopy, ...]:
         """Copy-on-write copies of this step, without those of preempted requests."""
         rows = self._core.copies().tolist()

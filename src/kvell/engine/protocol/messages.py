@@ -275,6 +275,9 @@ class Finished:
     the request may be tried again.  It is a ``suspect``, or ``blameless`` since there was one
     beside it that came as such (``Submit.is_suspect``).
 
+    ``cached_tokens`` of the prompt were cached when it was let in; ``cache_write_tokens`` are those
+    behind them that a repeat of the prompt would find besides, now that the request is over.
+
     ``embedding`` is the prompt's vector where that was asked for, as little-endian float32 bytes.
 
     The seconds that it waited, prefilled and decoded in the instance are filled in by
@@ -295,6 +298,7 @@ class Finished:
     embedding: bytes = b""
     bound: Bound | None = None
     step_failed: StepBlame = ""
+    cache_write_tokens: int = 0
     queue_seconds: float = dataclasses.field(default=0.0, compare=False)
     prefill_seconds: float = dataclasses.field(default=0.0, compare=False)
     decode_seconds: float = dataclasses.field(default=0.0, compare=False)

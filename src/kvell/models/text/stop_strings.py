@@ -9,6 +9,8 @@ class StopStrings:
     the text was split into pushes::
 
         watching ──stop string complete──► stopped (returns no more text)
+
+    :ivar found: the stop string that ended the text; None while none has.
     """
 
     def __init__(self, stops: tuple[str, ...], *, includes: bool = False) -> None:
@@ -47,7 +49,9 @@ class StopStrings:
     def _first_stop(self, text: str) -> tuple[int, int] | None:
         """Where the stop string that is completed first ends and begins; None if none is."""
         found = [
-            (start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0
+            (start + len(stop), start, stop)
+            for stop in self._stops
+            if (start := text.find(stop)) >= 0
         ]
         return min(found, default=None)
 

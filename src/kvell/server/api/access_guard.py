@@ -22,7 +22,7 @@ OPERATORS = ("/cluster", "/debug")
 SERVER_ERROR = 500
 NO_KEY = ApiError(
     401,
-    "missing or wrong API key; send Authorization: Bearer <key>",
+    "missing or wrong API key; send Authorization: Bearer <key>, or x-api-key: <key>",
     "invalid_request_error",
     code="invalid_api_key",
 )
@@ -79,7 +79,7 @@ class AccessGuard:
         refusal = None if self._access.keys.is_empty else self._refusal(path, holder)
         if refusal is not None:
             self._tell_refused(scope, refusal, holder)
-            await refusal.response()(scope, receive, send)
+            await refusal.response(path)(scope, receive, send)
             return
         tenant, account = (holder.key.tenant, holder.account) if holder else ("", None)
         clock, tracer = self._access.clock, self._access.tracer
@@ -101,7 +101,7 @@ class AccessGuard:
         except RateExceeded as error:
             if error.bound is not None:
                 self._rejected(error.bound)
-            await api_error(error).response()(scope, receive, answer.send)
+            await api_error(error).response(scope["path"])(scope, receive, answer.send)
         except Exception:
             answer.status = answer.status or SERVER_ERROR
             raise
@@ -116,9 +116,12 @@ class AccessGuard:
         """Whose key was sent, to an open path too: the log names the tenant there as well."""
         if self._access.keys.is_empty:
             return None
-        scheme, _, key = _authorization(scope["headers"]).partition(b" ")
+        headers = scope["headers"]
+        scheme, _, key = _header(headers, b"authorization").partition(b" ")
         found = self._access.keys.find(key)
-        return found if scheme.lower() == b"bearer" else None
+        if found is not None and scheme.lower() == b"bearer":
+            return found
+        return self._access.keys.find(_header(headers, b"x-api-key"))
 
     def _refusal(self, path: str, holder: Holder | None) -> ApiError | None:
         if path in OPEN or (path == METRICS and not self._access.guards_metrics):
@@ -166,5 +169,5 @@ def _is_counted(scope: Scope) -> bool:
     return scope["method"] == "POST" and not scope["path"].startswith(OPERATORS)
 
 
-def _authorization(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    return next((value for name, value in headers if name == b"authorization"), b"")
+def _header(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes:
+    return next((value for name, value in headers if name == wanted), b"")

@@ -50,7 +50,7 @@ class ServedLimit:
             self._rejected("connections")
             message = f"{self._most} requests await their answers; come back in a moment"
             error = ApiError(503, message, "service_unavailable_error")
-            await error.response()(scope, receive, send)
+            await error.response(scope.get("path", ""))(scope, receive, send)
             return
         self._served += 1
         try:
@@ -101,11 +101,11 @@ class BodyLimit:
         except _LeftError:
             return
         except _RefusedError as refused:
-            await refused.error.response()(scope, receive, send)
+            await refused.error.response(scope.get("path", ""))(scope, receive, send)
             return
         except TimeoutError:
             self._rejected("slow_client")
-            response = TOO_SLOW.response()
+            response = TOO_SLOW.response(scope.get("path", ""))
             response.headers["connection"] = "close"  # the rest of the body may yet come
             await response(scope, receive, send)
             return
@@ -116,7 +116,7 @@ class BodyLimit:
         except ChangeSomething as error:
             if error.bound is not None:
                 self._rejected(error.bound)
-            await api_error(error).response()(scope, receive, send)
+            await api_error(error).response(scope.get("path", ""))(scope, receive, send)
             return
         if body:
             scope = {**scope, "headers": json_headers(scope["headers"])}

@@ -1,4 +1,7 @@
-"""Errors in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``."""
+"""Errors in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``.
+
+Below ``/v1/messages`` they have Anthropic's: ``{"type": "error", "error": {"type", "message"}}``.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,6 +29,17 @@ from kvell.server.text.text_bounds import ContextTooLong
 from kvell.server.text.text_stream import DeadlineExceeded, RequestRefused
 
 LONGEST_VALUE = 500
+ANTHROPIC = "/v1/messages"
+"""Paths below this are Anthropic's."""
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
 @dataclass(frozen=True)
@@ -47,10 +61,20 @@ class ApiError:
         fields = {"message": self.message, "type": self.type}
         return {"error": {**fields, "param": self.param, "code": self.code}}
 
-    def response(self) -> Response:
-        """The HTTP response; 429 and 503 say when to come back."""
+    def anthropic_body(self) -> dict[str, str | dict[str, str]]:
+        """The JSON body in Anthropic's shape."""
+        usual = "api_error" if self.status >= 500 else "invalid_request_error"
+        kind = _ANTHROPIC_TYPES.get(self.status, usual)
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+    def response(self, path: str = "") -> Response:
+        """The HTTP response; 429 and 503 say when to come back.
+
+        :param path: that was asked for, which says whose shape the body has.
+        """
         headers = {"Retry-After": str(self.retry_seconds)} if self.status in (429, 503) else None
-        content = msgspec.json.encode(self.body())
+        body = self.anthropic_body() if path.startswith(ANTHROPIC) else self.body()
+        content = msgspec.json.encode(body)
         return Response(content, self.status, headers, media_type="application/json")
 
 
@@ -137,20 +161,21 @@ def install(app: FastAPI, rejected: Callable[[Bound], None]) -> None:
     :param rejected: is told of each request that exceeded a bound.
     """
 
-    async def on_invalid(_request: Request, error: Exception) -> Response:
+    async def on_invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return validation_error(error).response()
+        return validation_error(error).response(request.scope["path"])
 
-    async def on_http(_request: Request, error: Exception) -> Response:
+    async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        response = invalid_request(str(error.detail), status=error.status_code).response()
+        found = invalid_request(str(error.detail), status=error.status_code)
+        response = found.response(request.scope["path"])
         response.headers.update(error.headers or {})  # 405 says what is allowed
         return response
 
-    async def on_error(_request: Request, error: Exception) -> Response:
+    async def on_error(request: Request, error: Exception) -> Response:
         if isinstance(error, KvellError) and error.bound is not None:
             rejected(error.bound)
-        return api_error(error).response()
+        return api_error(error).response(request.scope["path"])
 
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)

@@ -1,4 +1,4 @@
-"""The ASGI app over a front: OpenAI's API, and what operators need."""
+"""The ASGI app over a front: OpenAI's API, Anthropic's messages, and what operators need."""
 
 import os
 import time
@@ -23,6 +23,7 @@ from kvell.server.api.routes.cluster import ClusterApi
 from kvell.server.api.routes.completions import CompletionsApi
 from kvell.server.api.routes.embeddings import PATH as EMBEDDINGS_PATH
 from kvell.server.api.routes.embeddings import EmbeddingsApi
+from kvell.server.api.routes.messages import MessagesApi
 from kvell.server.api.routes.models import ModelsApi
 from kvell.server.api.routes.operator import OperatorApi
 from kvell.server.api.routes.responses import ResponsesApi
@@ -79,6 +80,7 @@ def build_app(
     CompletionsApi(serving).install(app)
     ChatApi(serving).install(app)
     ResponsesApi(serving).install(app)
+    MessagesApi(serving).install(app)
     EmbeddingsApi(serving).install(app)
     ModelsApi(serving, int(time.time())).install(app)
     OperatorApi(front, metrics, floor_bytes, work_bytes).install(app)

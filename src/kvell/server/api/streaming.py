@@ -32,6 +32,12 @@ def sse(payload: Any) -> bytes:
     return b"data: " + msgspec.json.encode(payload) + b"\n\n"
 
 
+def named_event(event: Mapping[str, Any]) -> bytes:
+    """One event of a stream, whose name is its type."""
+    name = str(event["type"]).encode()
+    return b"event: " + name + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"
+
+
 class EventStream(StreamingResponse):
     """A response that ends its source as soon as the client goes away."""
 

@@ -71,7 +71,10 @@ HISTOGRAMS: dict[str, tuple[tuple[float, ...], str]] = {
 REASONS = ("stop", "length", "cancelled", "refused", "error")
 ANSWERED = ("stop", "length")
 COUNTED_PATHS = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"}
+    {
+        *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"),
+        *("/v1/messages", "/v1/messages/count_tokens"),
+    }
 )
 Awaited = Literal["idle", "body", "answer"]
 """What a connection waits for: a request, its body, or an answer."""

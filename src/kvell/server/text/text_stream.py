@@ -35,17 +35,23 @@ class RequestRefused(KvellError):  # noqa: N818
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of one request."""
+    """Tokens of one request.
+
+    :param cached_tokens: of the prompt, found in a cache.
+    :param cache_write_tokens: of the prompt, put into the cache.
+    """
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
+    cache_write_tokens: int = 0
 
     def __add__(self, other: "Usage") -> "Usage":
         return Usage(
             self.prompt_tokens + other.prompt_tokens,
             self.completion_tokens + other.completion_tokens,
             self.cached_tokens + other.cached_tokens,
+            self.cache_write_tokens + other.cache_write_tokens,
         )
 
     def without_prompt(self) -> "Usage":
@@ -57,6 +63,7 @@ class Usage:
 class TextDelta:
     """New text; the last one of a request also says why it ended and what it used.
 
+    :param stop_reason: the stop string that ended it; None if something else did.
     :param token_ids: the tokens that came since the delta before; their text may follow later.
     :param logprobs: how likely they were, one for each, if the request asked.
     :param prompt_logprobs: the same for tokens of the prompt, from its second on; with the first.
@@ -123,11 +130,10 @@ async def text_deltas(
                 clock.check(output.finished)
                 last = _last_delta(writer, text, output.finished, len(prompt.token_ids))
                 yield replace(
-                    untold,
-                    text=last.text,
-                    finish_reason=last.finish_reason,
-                    usage=last.usage,
-                    stop_reason=last.stop_reason,
+                    last,
+                    token_ids=untold.token_ids,
+                    logprobs=untold.logprobs,
+                    prompt_logprobs=untold.prompt_logprobs,
                 )
                 return
             if writer.stopped:
@@ -182,7 +188,8 @@ def _last_delta(writer: AnswerText, text: str, finished: Finished, prompt_tokens
         raise_unless_done(finished)
     text += writer.finish()
     reason: Literal["stop", "length"] = "length" if finished.reason == "length" else "stop"
-    usage = Usage(prompt_tokens, writer.token_count, finished.cached_tokens)
+    cache = finished.cached_tokens, finished.cache_write_tokens
+    usage = Usage(prompt_tokens, writer.token_count, *cache)
     reason = "stop" if writer.stopped else reason
     stop_reason = writer.stop_reason if reason == "stop" else None
     return TextDelta(text, reason, usage, stop_reason=stop_reason)

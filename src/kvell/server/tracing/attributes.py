@@ -20,6 +20,7 @@ OTHER_METHOD = "_OTHER"
 OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
+    "/v1/messages": "chat",
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
 }

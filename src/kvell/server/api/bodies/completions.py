@@ -47,11 +47,12 @@ class Heading:
 
 def usage_body(usage: Usage) -> Body:
     """OpenAI's ``usage``; cached tokens were not computed again."""
+    cache = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens}
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "prompt_tokens_details": cache,
     }
 
 

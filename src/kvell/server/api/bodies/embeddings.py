@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvell.server.api.bodies.completions import Body
+from kvell.server.api.bodies.completions import Body, usage_body
 from kvell.server.api.schemas.embeddings import Encoding
 from kvell.server.text.text_stream import Usage
 
@@ -32,11 +32,8 @@ def embeddings_body(
         {"object": "embedding", "index": index, "embedding": _written(vector, encoding)}
         for index, vector in enumerate(vectors)
     ]
-    used = {
-        "prompt_tokens": usage.prompt_tokens,
-        "total_tokens": usage.prompt_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
+    told = usage_body(usage)
+    used = {k: told[k] for k in ("prompt_tokens", "total_tokens", "prompt_tokens_details")}
     return {"object": "list", "data": data, "model": model, "usage": used}
 
 

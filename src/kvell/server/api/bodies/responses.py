@@ -3,8 +3,6 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from kvell.server.api.bodies.completions import Body, Heading
 from kvell.server.api.http_errors import ApiError
 from kvell.server.api.schemas.responses import ResponsesRequest
@@ -14,12 +12,6 @@ _ECHOED = (
     *("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id"),
     *("prompt_cache_key", "safety_identifier", "user"),
 )
-
-
-def named_event(event: Mapping[str, Any]) -> bytes:
-    """One event of a stream, whose name is its type."""
-    name = str(event["type"]).encode()
-    return b"event: " + name + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"
 
 
 def response_body(
@@ -93,13 +85,16 @@ def failed_event(begun: Body, error: ApiError) -> Body:
 
 
 def response_usage(usage: Usage, reasoning_tokens: int) -> Body:
-    """``usage``; cached tokens were not computed again, and writing to the cache costs nothing.
+    """``usage``; cached tokens were not computed again.
 
     :param reasoning_tokens: of the reasoning's text.
     """
     return {
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {"cached_tokens": usage.cached_tokens, "cache_write_tokens": 0},
+        "input_tokens_details": {
+            "cached_tokens": usage.cached_tokens,
+            "cache_write_tokens": usage.cache_write_tokens,
+        },
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {
             "reasoning_tokens": min(reasoning_tokens, usage.completion_tokens)

@@ -92,6 +92,17 @@ class ChatApi:
         choices = [answering.whole(index, answer) for index, answer in enumerate(answers)]
         return json_response(chat_body(asked.heading, choices, total))
 
+    async def prompt_tokens(self, body: ChatRequest) -> int:
+        """How many tokens the prompt of a body has; it may be longer than what is served.
+
+        :raises ChangeSomething: naming the field that is wrong.
+        """
+        _, served = self.serving.named(body.model)
+        tools = chat_tools(body.tools)
+        offered = [] if tool_choice(body.tool_choice, tools) == "none" else tools
+        prompt, _ = await _prompt(served.prompts, body, offered, fits=False)
+        return len(prompt)
+
     async def answering(
         self, body: ChatRequest, visit: Visit, prefix: str = "chatcmpl"
     ) -> "Answering":
@@ -228,15 +239,19 @@ class Reader:
 
 
 async def _prompt(
-    prompts: PromptEncoder, body: ChatRequest, tools: list[dict[str, Any]]
+    prompts: PromptEncoder, body: ChatRequest, tools: list[dict[str, Any]], *, fits: bool = True
 ) -> tuple[TokenIds, tuple[SentTensor, ...]]:
-    """The prompt's token ids, and the tensors of its images."""
+    """The prompt's token ids, and the tensors of its images.
+
+    :param fits: whether it must leave room for an answer; with images it always must.
+    """
     images = image_urls(body.messages, taken=prompts.takes_images)
     plain, fields = [one.plain() for one in body.messages], body.template_fields()
     opens, continues = body.add_generation_prompt is not False, body.continues_last()
     if not images:
         ending = {"opens_answer": opens, "continues_last": continues}
-        return await prompts.chat(plain, tools, fields, **ending, form=body.form()), ()
+        form = body.form()
+        return await prompts.chat(plain, tools, fields, **ending, form=form, fits=fits), ()
     _refuse_beside_images(body)
     return await prompts.pictured(plain, images, tools, fields, opens_answer=opens)
 

@@ -50,7 +50,9 @@ class EmbeddingsApi:
         size = served.text.embeddings.checked_size(body.dimensions)
         inputs = await _encoded(served, body)
         ends = await self._ends(visit, body, name, served, inputs)
-        usage = Usage(sum(map(len, inputs)), 0, sum(end.cached_tokens for end in ends))
+        cached_tokens = sum(end.cached_tokens for end in ends)
+        written_tokens = sum(end.cache_write_tokens for end in ends)
+        usage = Usage(sum(map(len, inputs)), 0, cached_tokens, written_tokens)
         visit.count(TextDelta("", usage=usage))
 
         def written() -> Response:

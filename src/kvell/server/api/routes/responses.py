@@ -15,7 +15,6 @@ from kvell.server.api.bodies.response_items import Event, OutputWriter
 from kvell.server.api.bodies.responses import (
     ended_body,
     failed_event,
-    named_event,
     response_body,
     response_usage,
 )
@@ -24,7 +23,7 @@ from kvell.server.api.routes.chat import Answering, ChatApi
 from kvell.server.api.schemas.responses import ResponsesRequest
 from kvell.server.api.sent_names import named_as_sent
 from kvell.server.api.serving import Serving, guarded
-from kvell.server.api.streaming import EventStream, primed
+from kvell.server.api.streaming import EventStream, named_event, primed
 from kvell.server.text.text_stream import TextDelta, Usage
 
 

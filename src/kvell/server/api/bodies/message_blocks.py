@@ -1,0 +1,122 @@
+"""The content blocks of an answer of ``/v1/messages``, and the events that tell them."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+import msgspec
+from pydantic import TypeAdapter
+
+from kvell.server.answers.deltas import (
+    AnswerDelta,
+    Content,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallBegin,
+)
+from kvell.server.api.bodies.completions import Body
+
+_INPUT: TypeAdapter[dict[str, object]] = TypeAdapter(dict[str, object])
+
+
+class BlockWriter:
+    """Makes blocks of one answer's parts in order; a block ends where the next begins.
+
+    :param call_ids: ids of calls by their index; grows while parts come.
+    :param omits_thinking: whether the text of thinking is left out.
+    :ivar blocks: those that have ended.
+    :ivar reasoning: the text of all thinking.
+    """
+
+    def __init__(self, call_ids: Sequence[str], *, omits_thinking: bool) -> None:
+        self._call_ids, self._omits_thinking = call_ids, omits_thinking
+        self._begun: Body | None = None
+        self._texts: list[str] = []
+        self.blocks: list[Body] = []
+        self.reasoning: list[str] = []
+
+    def part_events(self, parts: Sequence[AnswerDelta]) -> list[Body]:
+        """The events of the next parts."""
+        return [event for part in parts for event in self._part(part)]
+
+    def close(self) -> list[Body]:
+        """The events that end the answer; an answer of nothing has an empty text."""
+        begun = [] if self._begun or self.blocks else self._enter("text")
+        return [*begun, *self._end()]
+
+    def _part(self, part: AnswerDelta) -> list[Body]:
+        match part:
+            case Content(text):
+                return [*self._enter("text"), self._delta("text_delta", "text", text)]
+            case Reasoning(text):
+                self.reasoning.append(text)
+                begun = self._enter("thinking")
+                if self._omits_thinking:
+                    self._texts.append(text)
+                    return begun
+                return [*begun, self._delta("thinking_delta", "thinking", text)]
+            case ToolCallBegin(index, name):
+                ended, call_id = self._end(), tool_use_id(self._call_ids[index])
+                block = {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+                return [*ended, self._begin(block)]
+            case ToolCallArguments(_, text):
+                return [self._delta("input_json_delta", "partial_json", text)]
+
+    def _enter(self, kind: str) -> list[Body]:
+        """Begin a block of text or of thinking, unless its text goes on."""
+        if self._begun is not None and self._begun["type"] == kind:
+            return []
+        more = {"signature": ""} if kind == "thinking" else {"citations": None}
+        return [*self._end(), self._begin({"type": kind, kind: "", **more})]
+
+    def _begin(self, block: Body) -> Body:
+        self._begun = block
+        return self._event("start", content_block=block)
+
+    def _delta(self, kind: str, field: str, text: str) -> Body:
+        self._texts.append(text)
+        return self._event("delta", delta={"type": kind, field: text})
+
+    def _end(self) -> list[Body]:
+        block, text = self._begun, "".join(self._texts)
+        if block is None:
+            return []
+        events = []
+        match block["type"]:
+            case "thinking":
+                signature = signature_of(text)
+                sign = {"type": "signature_delta", "signature": signature}
+                events.append(self._event("delta", delta=sign))
+                shown = "" if self._omits_thinking else text
+                block = block | {"thinking": shown, "signature": signature}
+            case "tool_use":
+                block = block | {"input": tool_input(text)}
+            case _:
+                block = block | {"text": text}
+        events.append(self._event("stop"))
+        self.blocks.append(block)
+        self._begun, self._texts = None, []
+        return events
+
+    def _event(self, step: str, **told: Body) -> Body:
+        return {"type": f"content_block_{step}", "index": len(self.blocks), **told}
+
+
+def tool_use_id(call_id: str) -> str:
+    """The id of a call, as Anthropic's begin."""
+    return f"toolu_{call_id.removeprefix('call_')}"
+
+
+def signature_of(thinking: str) -> str:
+    """The signature of a text of thinking: clients send it back, and nobody checks it."""
+    return hashlib.sha256(thinking.encode(errors="replace")).hexdigest()
+
+
+def tool_input(arguments: str) -> msgspec.Raw:
+    """The input of a call: its arguments, or as much of them as the answer has."""
+    try:
+        value = _INPUT.validate_json(arguments or "{}", experimental_allow_partial=True)
+        written = json.dumps(value, allow_nan=False)
+    except ValueError:
+        written = "{}"
+    return msgspec.Raw(written.encode())

@@ -1,0 +1,147 @@
+"""``/v1/messages``: Anthropic's API."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from fastapi import FastAPI, Request, Response
+
+from kvell.server.access.visit import Visit
+from kvell.server.answers.deltas import merged
+from kvell.server.api import streaming
+from kvell.server.api.access_guard import visit_of
+from kvell.server.api.bodies.completions import Body, json_response
+from kvell.server.api.bodies.message_blocks import BlockWriter
+from kvell.server.api.bodies.messages import (
+    error_event,
+    how_ended,
+    message_answer,
+    message_usage,
+)
+from kvell.server.api.http_errors import ANTHROPIC, api_error
+from kvell.server.api.routes.chat import Answering, ChatApi
+from kvell.server.api.schemas.messages import CountTokensRequest, MessagesRequest
+from kvell.server.api.sent_names import named_as_sent
+from kvell.server.api.serving import Serving, guarded
+from kvell.server.api.streaming import EventStream, named_event, primed
+from kvell.server.text.text_stream import TextDelta, Usage
+
+
+@dataclass(frozen=True)
+class MessagesApi:
+    """The handlers."""
+
+    serving: Serving
+
+    def install(self, app: FastAPI) -> None:
+        """Add the routes."""
+        described = dict(streaming.DESCRIBED)
+        app.add_api_route(ANTHROPIC, self.answer, methods=["POST"], responses=described)
+        app.add_api_route(f"{ANTHROPIC}/count_tokens", self.count_tokens, methods=["POST"])
+
+    async def answer(self, request: Request, body: MessagesRequest) -> Response:
+        """Answer a conversation, as Anthropic's API does.
+
+        ``content`` has the thinking, the text and the calls of the answer as blocks;
+        ``stop_reason`` is ``end_turn``, ``max_tokens``, ``tool_use`` or ``stop_sequence``.  A
+        stream has Anthropic's named events, from ``message_start`` to ``message_stop``.  Errors
+        are ``{"type": "error", "error": {"type": …, "message": …}}``.
+        """
+        return await guarded(request, self._answer(body, visit_of(request)))
+
+    async def count_tokens(self, request: Request, body: CountTokensRequest) -> Response:
+        """Count the tokens that a conversation would have as a prompt, as ``input_tokens``.
+
+        It may be longer than what is served.
+        """
+        return await guarded(request, self._count(body))
+
+    async def _answer(self, body: MessagesRequest, visit: Visit) -> Response:
+        self.serving.note(body)
+        with named_as_sent(body.name_here):
+            answering = await ChatApi(self.serving).answering(body.chat(), visit, "msg")
+            message = _Message(body, answering)
+            if body.stream:
+                return EventStream(await primed(_events(message)))
+            async with aclosing(answering.deltas) as deltas:
+                async for _, delta in deltas:
+                    message.read(delta)
+            message.end()
+            return json_response(await message.body())
+
+    async def _count(self, body: CountTokensRequest) -> Response:
+        self.serving.note(body)
+        with named_as_sent(body.name_here):
+            tokens = await ChatApi(self.serving).prompt_tokens(body.chat())
+        return json_response({"input_tokens": tokens})
+
+
+class _Message:
+    """A message that grows with what is read of its answer."""
+
+    def __init__(self, asked: MessagesRequest, answering: Answering) -> None:
+        self._answering = answering
+        self._reader = answering.reader(0)
+        self._writer = BlockWriter(self._reader.call_ids, omits_thinking=asked.omits_thinking())
+        self._last: TextDelta | None = None
+        self._usage = Usage()
+
+    def read(self, delta: TextDelta) -> list[Body]:
+        """The events of the next piece of the answer."""
+        self._usage += delta.usage
+        self._last = delta
+        return self._writer.part_events(merged(self._reader.read(delta)))
+
+    def end(self) -> list[Body]:
+        """The events of the answer's end."""
+        return self._writer.close()
+
+    async def body(self) -> Body:
+        """The whole message, once its answer has ended."""
+        usage = await self._used()
+        return message_answer(
+            self._answering.asked.heading, self._writer.blocks, self._ended(), usage
+        )
+
+    async def steps(self) -> AsyncGenerator[Body, None]:
+        """All events; a failure behind the first is an event too."""
+        is_begun = False
+        try:
+            async with aclosing(self._answering.deltas) as deltas:
+                async for _, delta in deltas:
+                    if not is_begun:
+                        is_begun = True
+                        yield self._begun()
+                    for event in self.read(delta):
+                        yield event
+            for event in self.end():
+                yield event
+            usage = await self._used()
+            yield {"type": "message_delta", "delta": self._ended(), "usage": usage}
+            yield {"type": "message_stop"}
+        except Exception as error:
+            if not is_begun:
+                raise
+            yield error_event(api_error(error))
+
+    def _begun(self) -> Body:
+        """The first event: what a cache had of the prompt is known only at the end."""
+        asked = self._answering.asked
+        usage = message_usage(Usage(sum(map(len, asked.prompts))), 0)
+        ended = how_ended(None, calls=False)
+        message = message_answer(asked.heading, (), ended, usage)
+        return {"type": "message_start", "message": message}
+
+    def _ended(self) -> Body:
+        return how_ended(self._last, calls=bool(self._reader.call_ids))
+
+    async def _used(self) -> Body:
+        reasoning = "".join(self._writer.reasoning)
+        prompts = self._answering.asked.served.prompts
+        return message_usage(self._usage, await prompts.answered(reasoning) if reasoning else 0)
+
+
+async def _events(message: _Message) -> AsyncGenerator[bytes, None]:
+    async with aclosing(message.steps()) as steps:
+        async for event in steps:
+            yield named_event(event)

@@ -1,0 +1,270 @@
+"""Bodies of ``/v1/messages``, Anthropic's API, and the chat requests that they are."""
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, StrictBool, ValidationError
+
+from kvell.errors import ChangeSomething
+from kvell.server.api.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatRequest
+from kvell.server.api.schemas.formats import JsonSchemaFormat, ResponseFormat, Schema
+from kvell.server.api.schemas.generation import MAX_DEADLINE_SECONDS, MAX_INT32, Count, StopTexts
+from kvell.server.api.schemas.message_blocks import CacheControl, cache_controls
+from kvell.server.api.schemas.message_turns import MessageTurn, SystemBlocks, conversation
+from kvell.server.api.schemas.request_body import RequestBody, RequestPart
+
+_SAME = (
+    *("model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "cache_salt"),
+    *("prompt_cache_key", "priority", "deadline_seconds", "service_tier"),
+)
+"""Fields that chat has under the same name."""
+_NAMES_HERE = (
+    (re.compile(r"(tools\[\d+\])\.function\.parameters"), r"\1.input_schema"),
+    (re.compile(r"(tools\[\d+\])\.function"), r"\1"),
+    (re.compile(r"tool_choice\.function"), "tool_choice"),
+    (re.compile(r"max_(completion_)?tokens"), "max_tokens"),
+    (re.compile(r"stop\b"), "stop_sequences"),
+    (re.compile(r"thinking_token_budget"), "thinking.budget_tokens"),
+    (
+        re.compile(r"chat_template_kwargs\.reasoning_effort|reasoning_effort"),
+        "output_config.effort",
+    ),
+    (
+        re.compile(r"response_format(\.json_schema)?|structured_outputs\.json"),
+        "output_config.format",
+    ),
+)
+CHOICES: dict[str, Literal["auto", "required", "none"]] = {
+    "auto": "auto",
+    "any": "required",
+    "none": "none",
+}
+"""Choices of a tool, and what chat calls them."""
+
+
+class MessageMetadata(RequestPart):
+    """``metadata``."""
+
+    user_id: str | None = Field(default=None, max_length=1024)
+    """Accepted and not used."""
+
+
+class ToolChoiceField(RequestPart):
+    """Which tools the answer may or must call."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    """``any`` is one of the tools, ``tool`` the one that is named."""
+    name: str | None = Field(default=None, max_length=256)
+    """With the type ``tool``: its name."""
+    disable_parallel_tool_use: bool | None = None
+    """With ``any``: whether there may be one call only."""
+
+
+class ThinkingField(RequestPart):
+    """Whether the model thinks before it answers, and how long; its template decides if absent.
+
+    The chat template gets it as ``enable_thinking`` and as ``thinking``.
+    """
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    """``adaptive`` is ``enabled`` without a budget."""
+    budget_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    """Most tokens of thinking; the answer follows then."""
+    display: Literal["summarized", "omitted"] | None = None
+    """``omitted`` leaves the text of thinking out; otherwise it is told whole."""
+
+
+class SchemaFormat(RequestPart):
+    """A form of the answer's text."""
+
+    type: Literal["json_schema"]
+    # The field is called "schema", which pydantic's models use for something else.
+    json_schema: Schema = Field(alias="schema")
+    """The schema that the text follows."""
+
+
+class OutputConfig(RequestPart):
+    """What the answer is like."""
+
+    effort: str | None = Field(default=None, max_length=32)
+    """Given to the chat template as ``reasoning_effort``."""
+    format: SchemaFormat | None = None
+    """Form of the answer's text."""
+
+
+class CountTokensRequest(RequestBody):
+    """Body of ``/v1/messages/count_tokens``."""
+
+    model: str
+    messages: Annotated[
+        list[MessageTurn], Field(min_length=1, max_length=MAX_MESSAGES - 1, fail_fast=True)
+    ]
+    """The conversation so far, oldest first; it ends with a turn of the user."""
+    system: str | SystemBlocks | None = None
+    """A system message before the conversation."""
+    tools: Annotated[list[Schema], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    """Tools that may be called: ``{"name": …, "description": …, "input_schema": …}``."""
+    tool_choice: ToolChoiceField | None = None
+    """Which tools the answer may or must call; ``auto`` if null."""
+    thinking: ThinkingField | None = None
+    """Whether the model thinks before it answers, and how long."""
+    output_config: OutputConfig | None = None
+    """What the answer is like."""
+    cache_control: CacheControl | None = None
+    """Says that the whole prompt will be sent again."""
+    chat_template_kwargs: Annotated[dict[str, object], Field(max_length=62)] | None = None
+    """Further variables of the chat template."""
+    mcp_servers: list[Schema] | None = None
+    """Only null and an empty list: no tool is run here."""
+    context_management: Schema | None = None
+    """Accepted and not used: the conversation is read as it was sent."""
+    speed: str | None = Field(default=None, max_length=32)
+    """Accepted and not used."""
+    user_profile_id: str | None = Field(default=None, max_length=256)
+    """Accepted and not used."""
+
+    def chat(self) -> ChatRequest:
+        """The same request to chat completions.
+
+        :raises ChangeSomething: if it needs something that is not served.
+        """
+        return ChatRequest.model_validate(self._chat_fields())
+
+    def name_here(self, field: str) -> str:
+        """What a field of the chat request is called here."""
+        place = conversation(self.system, self.messages).name_here(field)
+        if place is not None:
+            return place
+        for pattern, name in _NAMES_HERE:
+            found = pattern.match(field)
+            if found:
+                return found.expand(name) + field[found.end() :]
+        return field
+
+    def _chat_fields(self) -> Schema:
+        if self.mcp_servers:
+            problem, remedy = "are not asked from here", "run their tools yourself"
+            raise ChangeSomething(
+                "mcp_servers", f"{len(self.mcp_servers)} servers", problem, remedy
+            )
+        config, form = self.output_config, self.output_config and self.output_config.format
+        return {
+            "model": self.model,
+            "messages": conversation(self.system, self.messages).messages,
+            "tools": self.tools and [_tool(i, tool) for i, tool in enumerate(self.tools)],
+            "tool_choice": self._tool_choice(),
+            "parallel_tool_calls": self._parallel(),
+            "chat_template_kwargs": self._template_fields(),
+            "reasoning_effort": config and config.effort,
+            "response_format": form and _format(form),
+            **self._cache_hints(),
+        }
+
+    def _tool_choice(self) -> str | Schema | None:
+        chosen = self.tool_choice
+        if chosen is None:
+            return None
+        if chosen.type in ("any", "tool") and not self.tools:
+            raise ChangeSomething("tool_choice.type", chosen.type, "needs tools", "send tools")
+        if chosen.type != "tool":
+            return CHOICES[chosen.type]
+        if chosen.name is None:
+            raise ChangeSomething("tool_choice.name", None, "is missing", "name one of the tools")
+        return {"type": "function", "function": {"name": chosen.name}}
+
+    def _parallel(self) -> bool | None:
+        chosen = self.tool_choice
+        return False if chosen is not None and chosen.disable_parallel_tool_use else None
+
+    def _template_fields(self) -> dict[str, object] | None:
+        if self.thinking is None:
+            return self.chat_template_kwargs
+        is_on = self.thinking.type != "disabled"
+        return {"enable_thinking": is_on, "thinking": is_on, **(self.chat_template_kwargs or {})}
+
+    def _cache_hints(self) -> Schema:
+        """What the client says of its return, in Kvell's words."""
+        marks = [self.cache_control, *cache_controls(self.system)]
+        marks += [one for turn in self.messages for one in cache_controls(turn.content)]
+        marks += [_tool_mark(i, tool) for i, tool in enumerate(self.tools or ())]
+        ttls = [one.ttl for one in marks if one is not None]
+        if not ttls:
+            return {}
+        return {"will_return": True, "prompt_cache_retention": "1h" if "1h" in ttls else "5m"}
+
+
+class MessagesRequest(CountTokensRequest):
+    """Body of ``/v1/messages``, with some of vLLM's extensions."""
+
+    max_tokens: Count
+    """Most output tokens, thinking included; at least 1."""
+    stream: bool | None = False
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Count | None = None
+    stop_sequences: StopTexts | None = None
+    """The answer ends before the first of these texts."""
+    metadata: MessageMetadata | None = None
+    """Accepted and not used."""
+    service_tier: Literal["auto", "standard_only"] | None = None
+    """Accepted and not used: all requests are served alike."""
+    container: str | Schema | None = None
+    """Only null: no code is run here."""
+    inference_geo: str | None = Field(default=None, max_length=32)
+    """Accepted and not used."""
+    diagnostics: Schema | None = None
+    """Accepted and not used."""
+
+    min_p: float | None = None
+    seed: int | None = None
+    cache_salt: str | None = Field(default=None, max_length=1024)
+    prompt_cache_key: str | None = Field(default=None, max_length=1024)
+    priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
+    deadline_seconds: Annotated[float, Field(gt=0, le=MAX_DEADLINE_SECONDS)] | None = None
+    will_return: StrictBool | None = None
+    """Whether the conversation goes on; true if null and something has a cache control."""
+
+    def omits_thinking(self) -> bool:
+        """Whether the text of thinking is left out of the answer."""
+        return self.thinking is not None and self.thinking.display == "omitted"
+
+    def _chat_fields(self) -> Schema:
+        if self.container is not None:
+            remedy = "leave it out, and run code yourself"
+            raise ChangeSomething("container", "…", "is not served: no code is run here", remedy)
+        hints = {} if self.will_return is None else {"will_return": self.will_return}
+        return {
+            **super()._chat_fields(),
+            **{name: getattr(self, name) for name in _SAME},
+            "max_completion_tokens": self.max_tokens,
+            "stop": self.stop_sequences,
+            **hints,
+        }
+
+
+def _tool(number: int, tool: Schema) -> Schema:
+    """A tool in chat's form.
+
+    :raises ChangeSomething: if it is one that Anthropic's servers run.
+    """
+    kind = tool.get("type")
+    if kind not in (None, "custom"):
+        problem = "is a tool that Anthropic defines, which is not served"
+        remedy = "describe it by name, description and input_schema, without a type"
+        raise ChangeSomething(f"tools[{number}].type", str(kind)[:64], problem, remedy)
+    function = {name: tool.get(name) for name in ("name", "description", "strict")}
+    return {"type": "function", "function": {**function, "parameters": tool.get("input_schema")}}
+
+
+def _tool_mark(number: int, tool: Schema) -> CacheControl | None:
+    mark = tool.get("cache_control")
+    try:
+        return None if mark is None else CacheControl.model_validate(mark)
+    except ValidationError:
+        field, remedy = f"tools[{number}].cache_control", 'use {"type": "ephemeral"}'
+        raise ChangeSomething(field, "…", "is no cache control", remedy) from None
+
+
+def _format(form: SchemaFormat) -> ResponseFormat:
+    schema = JsonSchemaFormat.model_validate({"schema": form.json_schema})
+    return ResponseFormat(type="json_schema", json_schema=schema)
