@@ -14,7 +14,7 @@ from kvell.mempool.transfers.messages import (
     Pulled,
     Transfer,
 )
-from kvell.mempool.transfers.repeating import FIRST_TICKS
+from kvell.mempool.transfers.repeating import FIRST_TICKS, LONGEST_TICKS
 from kvell.pages.layout import GroupSpec
 from tests.mempool.transfers.network import Instance, Network, ints
 from tests.pages.pools import group, pool_of, state
@@ -247,17 +247,18 @@ def test_a_hold_ends_soon_though_nobody_heard_that_its_transfer_is_given_up() ->
     assert not len(network.instances["b"].holds)
 
 
-def test_an_answer_is_awaited_twice_as_long_each_time() -> None:
+def test_an_answer_is_awaited_twice_as_long_each_time_and_never_for_minutes() -> None:
     network, text = quiet(), list(range(20))
     network.instances["a"].compute(text)
     network.send("a", "b", text, True, 600_000)
     said = []
-    for now in range(0, 32_000, 1_000):
+    for now in range(0, 80_000, 1_000):
         while network.messages:
             said.append(now)
             network.deliver(0, loses=True)
         network.pass_time(1_000)
-    assert said == [0, 2_000, 6_000, 14_000, 30_000]
+    assert LONGEST_TICKS == 16_000
+    assert said == [0, 2_000, 6_000, 14_000, 30_000, 46_000, 62_000, 78_000]
 
 
 @pytest.mark.parametrize("computed", [0, 99])

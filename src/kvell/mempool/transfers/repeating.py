@@ -11,6 +11,8 @@ from kvell.mempool.transfers.messages import PeerMessage
 
 FIRST_TICKS: Tick = 2_000
 """How long an answer is awaited at first; each time twice as long."""
+LONGEST_TICKS: Tick = 16_000
+"""How long it is awaited at most: a request may wait for the answer, and its pages with it."""
 
 
 @dataclass
@@ -33,6 +35,6 @@ class Repeated:
         """Whether it is said again now; if so, the next time is later."""
         if now < self.at:
             return False
-        self._pause *= 2
+        self._pause = min(2 * self._pause, LONGEST_TICKS)
         self.at = now + self._pause
         return True
