@@ -18,6 +18,7 @@ from kvell.cli.serve_options import (
     connection_options,
     events_option,
     log_options,
+    template_options,
 )
 from kvell.cli.terminal.faults import CHANGE
 from kvell.cli.terminal.options import engine_options, json_option, with_shared_kv_memory
@@ -59,6 +60,7 @@ logger = logging.getLogger(__name__)
 @connection_options
 @log_options
 @answer_options
+@template_options
 @events_option
 @click.option(
     "--instances",
@@ -88,6 +90,8 @@ def serve(
     host: str,
     port: int,
     access: Mapping[str, Any],
+    answers: Mapping[str, Any],
+    templates: Mapping[str, Any],
     max_connections: int,
     keep_alive_seconds: int,
     log_format: LogFormat,
@@ -101,8 +105,6 @@ def serve(
     page_transport: PageTransport,
     cluster: str | None,
     cluster_name: str,
-    tool_call_parser: str | None,
-    reasoning_parser: str | None,
     kv_events_config: str | None,
     as_json: bool,
 ) -> None:
@@ -113,7 +115,7 @@ def serve(
     if adaptive_roles:
         check_adaptive_roles(counts, "--adaptive-roles")
     pool = PoolSettings(caching, page_transport, adaptive_roles)
-    check_parsers(tool_call_parser, reasoning_parser)
+    check_parsers(*answers.values())
     if otlp_traces_endpoint is not None:
         from kvell.server.tracing.opening import checked_endpoint
 
@@ -131,14 +133,13 @@ def serve(
         from kvell.server.run import serve as serve_http
         from kvell.server.text.named_texts import texts_of
 
-        texts = texts_of((settings.model, *settings.beside), session.cache_dir, report)
+        models = (settings.model, *settings.beside)
+        texts = texts_of(models, session.cache_dir, report, *templates.values())
     options = ServeOptions(
         host,
         port,
         instances=counts,
         routing=routing,
-        tool_call_parser=tool_call_parser,
-        reasoning_parser=reasoning_parser,
         log_requests=log_requests,
         stats_seconds=stats_seconds,
         otlp_traces_endpoint=otlp_traces_endpoint,
@@ -147,6 +148,7 @@ def serve(
         cluster_name=cluster_name,
         http=HttpBounds(max_connections, keep_alive_seconds),
         **access,
+        **answers,
     )
     announce: Callable[[str], None] = _announce_json if as_json else _announce
     show_contract = _show_contract

@@ -1,28 +1,42 @@
 """Flags of ``kvell serve``: who may ask, connections, what is logged, how answers are read."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
+from kvell.models.text.content_format import ContentFormat
 from kvell.server.access.key_file import MAX_IN_FLIGHT
 from kvell.server.api.http_bounds import KEEP_ALIVE_SECONDS, MAX_CONNECTIONS
 
 Command = Callable[..., Any]
+Option = Callable[[Command], Command]
 ACCESS = ("api_key", "api_key_file", "guard_metrics", "max_in_flight_per_key")
+
+
+def _gathered(command: Command, into: str, names: Sequence[str], *options: Option) -> Command:
+    """A command with further flags, which reach it together as one mapping."""
+
+    @functools.wraps(command)
+    def gathered(*args: Any, **given: Any) -> Any:
+        together = {name: given.pop(name) for name in names}
+        return command(*args, **{into: together}, **given)
+
+    with_flags: Command = gathered
+    for option in options:
+        with_flags = option(with_flags)
+    return with_flags
 
 
 def access_options(command: Command) -> Command:
     """Flags of keys, and of what each may have at once; the command gets ``access``."""
 
-    @functools.wraps(command)
-    def gathered(*args: Any, **given: Any) -> Any:
-        access = {name: given.pop(name) for name in ACCESS}
-        return command(*args, access=access, **given)
-
-    for option in (
+    return _gathered(
+        command,
+        "access",
+        ACCESS,
         click.option(
             "--guard-metrics", is_flag=True, help="Ask for an operator's key at /metrics too."
         ),
@@ -41,9 +55,28 @@ def access_options(command: Command) -> Command:
             help="Keys of several tenants, with limits; read again at SIGHUP.",
         ),
         click.option("--api-key", help="Clients must send it; without a key, all are served."),
-    ):
-        gathered = option(gathered)
-    return gathered
+    )
+
+
+def template_options(command: Command) -> Command:
+    """``--chat-template``, ``--chat-template-content-format``; the command gets ``templates``."""
+    return _gathered(
+        command,
+        "templates",
+        ("chat_template", "chat_template_content_format"),
+        click.option(
+            "--chat-template-content-format",
+            type=click.Choice(get_args(ContentFormat)),
+            default="auto",
+            show_default=True,
+            help="What that template gets as content: texts, parts (openai), or what it reads.",
+        ),
+        click.option(
+            "--chat-template",
+            metavar="FILE|TEXT",
+            help="The first model's chat template, in place of its own.",
+        ),
+    )
 
 
 def log_options(command: Command) -> Command:
@@ -129,8 +162,11 @@ def events_option(command: Command) -> Command:
 
 
 def answer_options(command: Command) -> Command:
-    """``--tool-call-parser``, ``--reasoning-parser``."""
-    for option in (
+    """``--tool-call-parser``, ``--reasoning-parser``; the command gets ``answers``."""
+    return _gathered(
+        command,
+        "answers",
+        ("tool_call_parser", "reasoning_parser"),
         click.option(
             "--reasoning-parser",
             metavar="NAME",
@@ -141,6 +177,4 @@ def answer_options(command: Command) -> Command:
             metavar="NAME",
             help="How the first model writes tool calls; by default as its template says.",
         ),
-    ):
-        command = option(command)
-    return command
+    )

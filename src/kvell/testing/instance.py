@@ -34,6 +34,7 @@ from kvell.engine.protocol.pages import (
 from kvell.engine.protocol.statistics import Stats
 from kvell.engine.protocol.tensors import SentTensor
 from kvell.models.config.embeddings import EmbeddingFacts
+from kvell.models.text.content_format import with_content
 from kvell.models.text.stop_strings import StopStrings
 from kvell.server.text.text_model import NO_FIELDS
 from kvell.vocabulary import FinishReason, RequestId
@@ -239,9 +240,12 @@ class ByteText:
     model_type = "bytes"
     embeddings = EmbeddingFacts(VECTOR_SIZE, is_matryoshka=True, sizes=(2, 4))
 
-    def __init__(self, name: str = "fake", chat_template: str = "") -> None:
+    def __init__(
+        self, name: str = "fake", chat_template: str = "", takes_tools: bool = True
+    ) -> None:
         self.name = name
         self.chat_template = chat_template
+        self.takes_tools = takes_tools
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
         """Return one token per byte, int32 ``[bytes]``."""
@@ -264,7 +268,8 @@ class ByteText:
         """Return lines of tools, of fields and of ``role: content``, and the answer's start."""
         lines = [f"tool: {one['function']['name']}\n" for one in tools or ()]
         lines += [f"{name}={value}\n" for name, value in fields.items()]
-        lines += [f"{message['role']}: {message['content']}\n" for message in messages]
+        plain = with_content(messages, frozenset())
+        lines += [f"{message['role']}: {message['content']}\n" for message in plain]
         return "".join(lines) + "assistant: " * opens_answer
 
     takes_images = False

@@ -1,5 +1,6 @@
 """From what a client sent to token ids that fit the model."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import ChangeSomething
 from kvell.server.answers.template_messages import template_messages
 from kvell.server.api.image_urls import ImageUrl
+from kvell.server.logs.lines import tell
 from kvell.server.text.context_length import AnswerRoom, ContextLength
 from kvell.server.text.lanes import TextWork
 from kvell.server.text.text_bounds import ContextTooLong, chars_within
@@ -16,6 +18,8 @@ from kvell.server.text.text_encoder import TextEncoder, TokenIds
 from kvell.server.text.text_model import NO_FIELDS, TextModel
 
 BYTES_PER_DECODED_TOKEN = 8
+NO_PLACE_FOR_TOOLS = "give --chat-template with one that shows tools, or send none"
+logger = logging.getLogger(__name__)
 
 
 class PromptEncoder:
@@ -28,6 +32,7 @@ class PromptEncoder:
     def __init__(self, model: TextModel, length: ContextLength, work: TextWork) -> None:
         self._model, self._length, self._work = model, length, work
         self._texts = TextEncoder(model, length.longest_tokens, work)
+        self._told_of_tools = False
 
     async def prompt(
         self, prompt: str | list[int], *, field: str = "prompt", answer_tokens: int = 1
@@ -81,6 +86,8 @@ class PromptEncoder:
         :raises ChangeSomething: when it is too long, or the template refuses it.
         :raises TryLater: when too many texts wait.
         """
+        if tools:
+            self._tell_of_tools()
         ids = await self._texts.rendered(
             lambda: self._model.rendered_chat(
                 template_messages(messages), tools, fields, opens_answer=opens_answer
@@ -89,6 +96,14 @@ class PromptEncoder:
             fits=fits,
         )
         return self._checked("messages", ids) if fits else ids
+
+    def _tell_of_tools(self) -> None:
+        """Say once if the model will never see any: its answers look as if it knew none."""
+        if self._model.takes_tools or self._told_of_tools:
+            return
+        self._told_of_tools = True
+        told = {"model": self._model.name, "remedy": NO_PLACE_FOR_TOOLS}
+        tell(logger, logging.WARNING, "chat_template_ignores_tools", **told)
 
     async def pictured(
         self,

@@ -2,19 +2,34 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvell.models.sources.progress import Progress
 from kvell.server.text.text_model import LoadedTexts, Texts
 
+if TYPE_CHECKING:
+    from kvell.models.text.chat_template import ChosenTemplate
+    from kvell.models.text.content_format import ContentFormat
 
-def texts_of(models: Sequence[str], cache_dir: Path, progress: Progress) -> Texts:
+
+def texts_of(
+    models: Sequence[str],
+    cache_dir: Path,
+    progress: Progress,
+    template: str | None = None,
+    content_format: "ContentFormat" = "auto",
+) -> Texts:
     """Return the models' names, and a loader of their tokenizers to call while the instance starts.
 
-    :raises ChangeSomething: if a model cannot be found, or two have the same name.
+    :param template: the first model's chat template, as a file or as text; None for its own.
+    :param content_format: how that template gets content.
+    :raises ChangeSomething: if a model cannot be found, two have the same name, or the template
+        cannot be used.
     """
     from kvell.models.sources.named_sources import named_sources
     from kvell.models.sources.source import resolve_model
 
+    chosen = _chosen(template, content_format)
     named = named_sources(models[0], models[1:])
     paths = [resolve_model(one.source, cache_dir, progress) for one in named]
 
@@ -24,8 +39,19 @@ def texts_of(models: Sequence[str], cache_dir: Path, progress: Progress) -> Text
         from kvell.server.text.served_text import ServedText
 
         floor_bytes = process_bytes()
-        read = [ServedText.load(one.name, path) for one, path in zip(named, paths, strict=True)]
+        first, *beside = zip([one.name for one in named], paths, strict=True)
+        read = [ServedText.load(*first, *chosen), *(ServedText.load(*one) for one in beside)]
         give_back_freed()
         return LoadedTexts(read, floor_bytes)
 
     return Texts([one.name for one in named], load)
+
+
+def _chosen(template: str | None, content_format: "ContentFormat") -> "list[ChosenTemplate]":
+    """What is said of the first model's template, if anything is."""
+    if template is None and content_format == "auto":
+        return []
+    # Imported here: most starts need it only later, beside the instance's.
+    from kvell.models.text.chat_template import chosen_template
+
+    return [chosen_template(template, content_format)]

@@ -13,6 +13,7 @@ from kvell.models.config.description import text_config
 from kvell.models.config.embeddings import EmbeddingFacts, embedding_facts
 from kvell.models.families.plain_config import known_config
 from kvell.models.images.processor import PictureProcessor
+from kvell.models.text.chat_template import THE_MODELS_OWN, ChosenTemplate
 from kvell.models.text.detokenizer import IncrementalDetokenizer, token_bytes
 from kvell.models.text.stop_strings import StopStrings
 from kvell.models.text.tokenizer import Tokenizer
@@ -44,22 +45,29 @@ class ServedText:
         self.token_text = lru_cache(KNOWN_TOKENS)(self._token_text)
 
     @classmethod
-    def load(cls, name: str, path: Path) -> "ServedText":
+    def load(cls, name: str, path: Path, chosen: ChosenTemplate = THE_MODELS_OWN) -> "ServedText":
         """Read the config and the tokenizer in a model's directory.
 
+        :param chosen: what the user says of its chat template.
         :raises ChangeSomething: if its files are damaged.
         """
         config = known_config(path)
         vocab_size = int(text_config(config).vocab_size)
-        processor, embeddings = PictureProcessor.of(path), embedding_facts(path, config)
-        tokenizer, model_type = Tokenizer.load(path), str(config.model_type)
+        processor, embeddings = PictureProcessor.of(path, chosen), embedding_facts(path, config)
+        tokenizer, model_type = Tokenizer.load(path, chosen), str(config.model_type)
         return cls(name, vocab_size, tokenizer, model_type, processor, embeddings)
 
     @property
     def chat_template(self) -> str:
-        """The text of its chat template; "" if it has none, or several."""
-        template = self._tokenizer.backend.chat_template
-        return template if isinstance(template, str) else ""
+        """The text of its chat template, of all if there are several; "" if it has none."""
+        template = self._tokenizer.template
+        return template.text if template else ""
+
+    @property
+    def takes_tools(self) -> bool | None:
+        """Whether its chat template shows tools; None if it has none."""
+        template = self._tokenizer.template
+        return template.takes_tools if template else None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
         """Token ids of a text, int32 [tokens]."""

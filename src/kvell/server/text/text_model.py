@@ -64,7 +64,12 @@ class TextModel(Protocol):
 
     @property
     def chat_template(self) -> str:
-        """The text of its chat template; "" if it has none."""
+        """The text of its chat template, of all if there are several; "" if it has none."""
+        ...
+
+    @property
+    def takes_tools(self) -> bool | None:
+        """Whether its chat template shows tools; None if it has none."""
         ...
 
     @property

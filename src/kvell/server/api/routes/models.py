@@ -8,7 +8,7 @@ from fastapi import FastAPI, Response
 
 from kvell.errors import ChangeSomething
 from kvell.server.answers.chat_tools import chat_tools
-from kvell.server.api.bodies.completions import json_response, model_card, model_list
+from kvell.server.api.bodies.completions import Body, json_response, model_card, model_list
 from kvell.server.api.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from kvell.server.api.serving import Serving
 
@@ -29,16 +29,21 @@ class ModelsApi:
         app.add_api_route("/detokenize", self.detokenize, methods=["POST"])
 
     async def models(self) -> Response:
-        """List the models that requests may name, and how long requests to each may be."""
-        served = self.serving.models_by_name.items()
-        lengths = {name: one.length for name, one in served}
-        return json_response(model_list(lengths, self.started_unix_seconds))
+        """List the models that requests may name, and how long requests to each may be.
+
+        ``chat_template_takes_tools`` is false for a model whose chat template shows no tools, and
+        null for one without a template.
+        """
+        return json_response(model_list([self._card(one) for one in self.serving.models_by_name]))
 
     async def model(self, name: str) -> Response:
         """Describe one model; 404 if it is not served."""
-        name, served = self.serving.named(name)
-        card = model_card(name, served.length, self.started_unix_seconds)
-        return json_response(card)
+        return json_response(self._card(name))
+
+    def _card(self, name: str) -> Body:
+        _, served = self.serving.named(name)
+        takes_tools = served.text.takes_tools
+        return model_card(name, served.length, self.started_unix_seconds, takes_tools)
 
     async def version(self) -> Response:
         """Tell the version of Kvell."""
