@@ -1,7 +1,7 @@
 """Flags of ``kvell serve``: who may ask, connections, what is logged, how answers are read."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -9,10 +9,22 @@ import click
 
 from kvell.models.text.content_format import ContentFormat
 from kvell.server.access.key_file import MAX_IN_FLIGHT
+from kvell.server.api.face_options import (
+    ANY,
+    CrossOrigin,
+    FaceOptions,
+    checked_origins,
+    checked_root_path,
+    listed,
+)
 from kvell.server.api.http_bounds import KEEP_ALIVE_SECONDS, MAX_CONNECTIONS
 
 Command = Callable[..., Any]
 Option = Callable[[Command], Command]
+CROSS_ORIGIN = (
+    ("headers", "Headers that pages of other origins may send. [default: any]"),
+    ("methods", "Methods that pages of other origins may use. [default: any]"),
+)
 ACCESS = ("api_key", "api_key_file", "guard_metrics", "max_in_flight_per_key")
 
 
@@ -20,7 +32,7 @@ def _gathered(command: Command, into: str, names: Sequence[str], *options: Optio
     """A command with further flags, which reach it together as one mapping."""
 
     @functools.wraps(command)
-    def gathered(*args: Any, **given: Any) -> Any:
+    def gathered(*args: object, **given: object) -> object:
         together = {name: given.pop(name) for name in names}
         return command(*args, **{into: together}, **given)
 
@@ -80,8 +92,11 @@ def template_options(command: Command) -> Command:
 
 
 def log_options(command: Command) -> Command:
-    """``--log-format``, ``--log-requests``, ``--stats-seconds``, ``--otlp-traces-endpoint``."""
-    for option in (
+    """``--log-format``, and what the server tells of itself; the command gets that as ``told``."""
+    return _gathered(
+        command,
+        "told",
+        ("log_requests", "stats_seconds", "otlp_traces_endpoint"),
         click.option(
             "--otlp-traces-endpoint",
             metavar="URL",
@@ -103,9 +118,7 @@ def log_options(command: Command) -> Command:
             show_default=True,
             help="Form of the log's lines on stderr.",
         ),
-    ):
-        command = option(command)
-    return command
+    )
 
 
 def connection_options(command: Command) -> Command:
@@ -178,3 +191,65 @@ def answer_options(command: Command) -> Command:
             help="How the first model writes tool calls; by default as its template says.",
         ),
     )
+
+
+def face_options(command: Command) -> Command:
+    """Names of the first model, and what browsers and proxies need; the command gets ``face``."""
+
+    @functools.wraps(command)
+    def checked(*args: object, given: Mapping[str, Any], **more: object) -> object:
+        cross_origin = CrossOrigin(
+            checked_origins(given["allowed_origins"]),
+            listed("allowed_methods", given["allowed_methods"]),
+            listed("allowed_headers", given["allowed_headers"]),
+            given["allow_credentials"],
+        )
+        face = FaceOptions(
+            listed("served_model_name", given["served_model_name"]),
+            checked_root_path(given["root_path"]),
+            cross_origin,
+            given["enable_tokenizer_info_endpoint"],
+        )
+        return command(*args, face=face, **more)
+
+    return _gathered(
+        checked,
+        "given",
+        (
+            *("allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials"),
+            *("served_model_name", "root_path", "enable_tokenizer_info_endpoint"),
+        ),
+        click.option(
+            "--enable-tokenizer-info-endpoint",
+            is_flag=True,
+            help="Show the tokenizer's settings and the chat template at /tokenizer_info.",
+        ),
+        click.option(
+            "--allow-credentials",
+            is_flag=True,
+            help="Let browsers send cookies and the like from other origins.",
+        ),
+        *(_several(f"--allowed-{what}", [ANY], text) for what, text in CROSS_ORIGIN),
+        _several(
+            "--allowed-origins",
+            [],
+            "Pages of these origins may ask, such as https://chat.example or *; give it several"
+            " times, or a JSON list. [default: none]",
+        ),
+        click.option(
+            "--root-path",
+            metavar="PATH",
+            default="",
+            help="Path under which a proxy has this server, such as /llm. [default: none]",
+        ),
+        _several(
+            "--served-model-name",
+            [],
+            "Name of the first model in requests; give it several times for several."
+            " [default: as --model says]",
+        ),
+    )
+
+
+def _several(flag: str, default: Sequence[str], text: str) -> Option:
+    return click.option(flag, multiple=True, default=default, metavar="VALUE", help=text)

@@ -247,6 +247,10 @@ class ByteText:
         self.chat_template = chat_template
         self.takes_tools = takes_tools
 
+    def tokenizer_info(self) -> dict[str, object]:
+        """Return the class alone: there are no settings."""
+        return {"tokenizer_class": type(self).__name__}
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
         """Return one token per byte, int32 ``[bytes]``."""
         return np.frombuffer(text.encode(), np.uint8).astype(np.int32)

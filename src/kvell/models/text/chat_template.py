@@ -72,6 +72,11 @@ class ChatTemplate:
         """All texts, one after the other: what any of them writes stands here."""
         return "\n".join(self.texts.values())
 
+    @property
+    def usual(self) -> str:
+        """The one that is meant for all conversations, or else the first."""
+        return self.texts.get(DEFAULT) or next(iter(self.texts.values()))
+
     def text_for(self, *, tools: bool) -> str:
         """The template of a conversation.
 

@@ -21,6 +21,7 @@ from kvell.models.text.chat_template import (
 from kvell.models.text.content_format import with_content
 from kvell.models.text.end_tokens import PLAIN_CLASS, eos_token_ids, ids_of
 from kvell.models.text.token_bytes import most_token_bytes
+from kvell.models.text.tokenizer_settings import plain_settings
 
 TokenIds = NDArray[np.int32]
 """Token ids, int32 [tokens]."""
@@ -188,6 +189,13 @@ class Tokenizer:
         """The tokenizers library's decoder, which joins tokens; None for other tokenizers."""
         backend = getattr(self.backend, "backend_tokenizer", None)
         return getattr(backend, "decoder", None)
+
+    def settings(self) -> dict[str, object]:
+        """Its settings as its files have them, without names of files, and its chat template."""
+        told = plain_settings(self.backend.init_kwargs)
+        told["tokenizer_class"] = type(self.backend).__name__
+        template = self.template
+        return told if template is None else {**told, "chat_template": template.usual}
 
     def as_json(self) -> str:
         """The tokenizer in the form of the tokenizers library.

@@ -12,6 +12,8 @@ from kvell.server.access.bodies import BodyBounds
 from kvell.server.answers.named import default_parsers, parser_named
 from kvell.server.api import http_errors
 from kvell.server.api.access_guard import Access, AccessGuard
+from kvell.server.api.browsers import HeadAsGet, install_browsers
+from kvell.server.api.face_options import FaceOptions
 from kvell.server.api.guards import BodyLimit, ServedLimit
 from kvell.server.api.http_bounds import DEFAULT, HttpBounds
 from kvell.server.api.prompts import PromptEncoder
@@ -38,6 +40,8 @@ _BOUNDS_BY_PATH = {
 }
 """Inputs may be token ids; elsewhere ``input`` is a conversation."""
 
+UNCHANGED = FaceOptions()
+
 
 def build_app(
     front: Front,
@@ -51,6 +55,7 @@ def build_app(
     floor_bytes: int = 0,
     tool_call_parser: str | None = None,
     reasoning_parser: str | None = None,
+    face: FaceOptions = UNCHANGED,
 ) -> FastAPI:
     """The ASGI app over a started front.
 
@@ -61,13 +66,15 @@ def build_app(
     :param floor_bytes: of this process before it loaded anything; 0 takes what it is now.
     :param tool_call_parser: how the first model writes calls; None: as its chat template says.
     :param reasoning_parser: how it writes its reasoning, likewise.
+    :param face: names of the first model, and what browsers and proxies need.
     """
     ready, work = front.ready, TextWork()
     length = ContextLength(ready.max_model_len, front.reach_tokens, ready.longest_tokens)
     first = _served(model, "", length, work, tool_call_parser, reasoning_parser)
     lengths = [ContextLength(ready.beside[one.name]) for one in beside]
     others = [_served(one, one.name, own, work) for one, own in zip(beside, lengths, strict=True)]
-    models = {one.text.name: one for one in (first, *others)}
+    aliases = dict.fromkeys(face.served_names, first)
+    models = aliases | {one.text.name: one for one in (first, *others)}
     serving = Serving(front, models, metrics)
     floor_bytes = floor_bytes or process_bytes()
     work_bytes = most_work_bytes(ready, model, beside)
@@ -77,11 +84,12 @@ def build_app(
     ChatApi(serving).install(app)
     ResponsesApi(serving).install(app)
     EmbeddingsApi(serving).install(app)
-    ModelsApi(serving, int(time.time())).install(app)
+    ModelsApi(serving, int(time.time()), face.tells_tokenizer).install(app)
     OperatorApi(front, metrics, floor_bytes, work_bytes).install(app)
     ClusterApi(front, floor_bytes + work_bytes, os.getpid()).install(app)
     MapApi(front).install(app)
     http_errors.install(app, metrics.rejected)
+    app.add_middleware(HeadAsGet)
     app.add_middleware(ServedLimit, most=http.most_served, rejected=metrics.rejected)
     app.add_middleware(
         BodyLimit,
@@ -92,6 +100,7 @@ def build_app(
         http=http,
     )
     app.add_middleware(AccessGuard, access=access or Access(), rejected=metrics.rejected)
+    install_browsers(app, face)
     return app
 
 

@@ -1,9 +1,11 @@
 """Finds the models that a front serves, and reads their tokenizers later."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvell.errors import ChangeSomething
 from kvell.models.sources.progress import Progress
 from kvell.server.text.text_model import LoadedTexts, Texts
 
@@ -16,21 +18,28 @@ def texts_of(
     models: Sequence[str],
     cache_dir: Path,
     progress: Progress,
-    template: str | None = None,
-    content_format: "ContentFormat" = "auto",
+    served_names: Sequence[str] = (),
+    *,
+    chat_template: str | None = None,
+    chat_template_content_format: "ContentFormat" = "auto",
 ) -> Texts:
     """Return the models' names, and a loader of their tokenizers to call while the instance starts.
 
-    :param template: the first model's chat template, as a file or as text; None for its own.
-    :param content_format: how that template gets content.
+    :param served_names: the first model's names in requests, if not its own; the first of them
+        stands for it elsewhere too.
+    :param chat_template: the first model's, as a file or as text; None for its own.
+    :param chat_template_content_format: how that template gets content.
     :raises ChangeSomething: if a model cannot be found, two have the same name, or the template
         cannot be used.
     """
     from kvell.models.sources.named_sources import named_sources
     from kvell.models.sources.source import resolve_model
 
-    chosen = _chosen(template, content_format)
+    chosen = _chosen(chat_template, chat_template_content_format)
     named = named_sources(models[0], models[1:])
+    if served_names:
+        _check_names(served_names, [one.name for one in named[1:]])
+        named = [replace(named[0], name=served_names[0]), *named[1:]]
     paths = [resolve_model(one.source, cache_dir, progress) for one in named]
 
     def load() -> LoadedTexts:
@@ -45,6 +54,15 @@ def texts_of(
         return LoadedTexts(read, floor_bytes)
 
     return Texts([one.name for one in named], load)
+
+
+def _check_names(served: Sequence[str], others: Sequence[str]) -> None:
+    for name in served:
+        if not name:
+            raise ChangeSomething("served_model_name", name, "is no name", "give one, or no flag")
+        if name in others or served.count(name) > 1:
+            problem, remedy = "is the name of two models", "give each name once"
+            raise ChangeSomething("served_model_name", name, problem, remedy)
 
 
 def _chosen(template: str | None, content_format: "ContentFormat") -> "list[ChosenTemplate]":

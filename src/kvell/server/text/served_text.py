@@ -69,6 +69,10 @@ class ServedText:
         template = self._tokenizer.template
         return template.takes_tools if template else None
 
+    def tokenizer_info(self) -> dict[str, object]:
+        """Settings of its tokenizer that JSON can express, with the class and the chat template."""
+        return self._tokenizer.settings()
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
         """Token ids of a text, int32 [tokens]."""
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)

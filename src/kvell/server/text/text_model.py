@@ -77,6 +77,10 @@ class TextModel(Protocol):
         """What the model's files say of its embeddings."""
         ...
 
+    def tokenizer_info(self) -> dict[str, object]:
+        """Settings of its tokenizer that JSON can express, with the class and the chat template."""
+        ...
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
         """Token ids of a text, int32 ``[tokens]``."""
         ...

@@ -1,10 +1,10 @@
-"""What is served, and its tokens: ``/v1/models``, ``/version``, ``/tokenize``, ``/detokenize``."""
+"""What is served and its tokens: ``/v1/models``, ``/version``, ``/tokenize``, ``/detokenize``, …"""
 
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, HTTPException, Response
 
 from kvell.errors import ChangeSomething
 from kvell.server.answers.chat_tools import chat_tools
@@ -19,12 +19,14 @@ class ModelsApi:
 
     serving: Serving
     started_unix_seconds: int
+    tells_tokenizer: bool = False
 
     def install(self, app: FastAPI) -> None:
         """Add the routes."""
         app.add_api_route("/v1/models", self.models, methods=["GET"])
         app.add_api_route("/v1/models/{name:path}", self.model, methods=["GET"])
         app.add_api_route("/version", self.version, methods=["GET"])
+        app.add_api_route("/tokenizer_info", self.tokenizer_info, methods=["GET"])
         app.add_api_route("/tokenize", self.tokenize, methods=["POST"])
         app.add_api_route("/detokenize", self.detokenize, methods=["POST"])
 
@@ -48,6 +50,17 @@ class ModelsApi:
     async def version(self) -> Response:
         """Tell the version of Kvell."""
         return json_response({"version": version("kvell")})
+
+    async def tokenizer_info(self) -> Response:
+        """Tell the settings of the first model's tokenizer, its chat template among them.
+
+        The status is 404 unless the server was started with ``--enable-tokenizer-info-endpoint``.
+        """
+        if not self.tells_tokenizer:
+            remedy = "start the server with --enable-tokenizer-info-endpoint"
+            raise HTTPException(404, f"the tokenizer's settings are not shown; {remedy}")
+        _, served = self.serving.named(None)
+        return json_response(served.text.tokenizer_info())
 
     async def tokenize(self, body: TokenizeRequest) -> Response:
         """Turn a text or a conversation into the token ids that a request would have.
