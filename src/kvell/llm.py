@@ -7,7 +7,6 @@ over a socket.
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +33,16 @@ from kvell.llm_jobs import (
     Job,
     RequestOutput,
     raise_if_failed,
+    sampling_of_each,
     with_bad_words,
 )
 from kvell.models.images.image_content import ImagePrompt, Tensors
 from kvell.models.images.image_store import take_images
 from kvell.models.loading.named_models import NamedModel
 from kvell.models.sources.progress import Progress, quiet
-from kvell.models.text.tokenizer import Tokenizer
+from kvell.models.text.chat_template import chosen_template
+from kvell.models.text.content_format import ContentFormat, Message
+from kvell.models.text.tokenizer import NO_FIELDS, Tokenizer
 from kvell.serving.lone import LocalInstance
 from kvell.vocabulary import RequestId
 
@@ -134,9 +136,10 @@ class LLM:
         many = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
         models = [self._model_of(prompt) for prompt in many]
         usual = [self._sampling_defaults(name) for name in models]
+        each = sampling_of_each(sampling or usual, len(many))
         params = [
             with_bad_words(one, self._tokenizer(name))
-            for one, name in zip(_each(sampling or usual, len(many)), models, strict=True)
+            for one, name in zip(each, models, strict=True)
         ]
         ids = [self._token_ids(prompt) for prompt in many]
         with self._told(ids, many) as told:
@@ -156,31 +159,48 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling: SamplingParams | None = None,
         model: str = "",
+        *,
+        tools: Sequence[Message] | None = None,
+        chat_template: str | None = None,
+        chat_template_content_format: ContentFormat = "auto",
+        chat_template_kwargs: Mapping[str, object] = NO_FIELDS,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
     ) -> list[RequestOutput]:
         """Answer a conversation, or several; like :meth:`generate` otherwise.
 
         :param messages: ``{"role": …, "content": …}`` in order, or a list of such conversations.
-            The model's chat template makes the prompt.
+            The model's chat template makes the prompt; content is a text or a list of parts.
         :param model: name of one of several models; "" is the first.
-        :param add_generation_prompt: whether the prompt opens the assistant's turn.
+        :param tools: functions that the answer may call, in OpenAI's form.
+        :param chat_template: a file or the text of a template; the model's own if None.
+        :param chat_template_content_format: what the template gets as content: ``string``,
+            ``openai`` (parts), or ``auto`` for what it reads.
+        :param chat_template_kwargs: further variables of the template.
+        :param add_generation_prompt: whether the prompt ends where the answer begins.
         :param continue_final_message: whether the answer goes on with the last message instead.
-        :raises ChangeSomething: if the model has no chat template, or a prompt can never be served.
+        :raises ChangeSomething: if the model has no chat template, the one that is given cannot be
+            used, or a prompt can never be served.
         """
         if add_generation_prompt and continue_final_message:
             problem, remedy = "opens a new message too", "set add_generation_prompt to False"
             raise ChangeSomething("continue_final_message", True, problem, remedy)
         many: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        encode = partial(
-            self._tokenizer(model).encode_chat,
-            opens_answer=add_generation_prompt,
-            continues_last=continue_final_message,
-        )
-        ids = [encode(conversation) for conversation in many]
+        tokenizer = self._tokenizer(model)
+        chosen = chosen_template(chat_template, chat_template_content_format)
+        template = tokenizer.templated(chosen)
+        ids = [
+            tokenizer.encode_chat(
+                *(one, tools, chat_template_kwargs),
+                opens_answer=add_generation_prompt,
+                continues_last=continue_final_message,
+                template=template,
+            )
+            for one in many
+        ]
         return self.generate([{"prompt_token_ids": i, "model": model} for i in ids], sampling)
 
     def embed(
@@ -363,15 +383,3 @@ class LLM:
 def _images_of(prompt: Prompt) -> Tensors | None:
     """Return the tensors of a prompt's images, if it has any."""
     return prompt.get("images") if isinstance(prompt, Mapping) else None
-
-
-def _each(
-    sampling: SamplingParams | Sequence[SamplingParams], count: int
-) -> Sequence[SamplingParams]:
-    if isinstance(sampling, SamplingParams):
-        return [sampling] * count
-    if len(sampling) != count:
-        raise ChangeSomething(
-            "sampling", f"{len(sampling)} items", f"does not match {count} prompts", "give one each"
-        )
-    return sampling

@@ -13,7 +13,7 @@ from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.pooling import POOLED, EmbeddingOutput, Pooling, vector_of
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
-from kvell.errors import RequestFailed
+from kvell.errors import ChangeSomething, RequestFailed
 from kvell.models.images.image_content import ImagePrompt
 from kvell.models.text.answer_text import AnswerText, EndTokens
 from kvell.models.text.bad_words import bad_word_tokens
@@ -221,3 +221,20 @@ def raise_if_failed(done: Finished) -> None:
     """
     if done.reason == "error":
         raise RequestFailed(done.message)
+
+
+def sampling_of_each(
+    sampling: SamplingParams | Sequence[SamplingParams], count: int
+) -> Sequence[SamplingParams]:
+    """The sampling parameters of each prompt.
+
+    :param count: of the prompts.
+    :raises ChangeSomething: if there are as many neither as prompts nor as one.
+    """
+    if isinstance(sampling, SamplingParams):
+        return [sampling] * count
+    if len(sampling) != count:
+        raise ChangeSomething(
+            "sampling", f"{len(sampling)} items", f"does not match {count} prompts", "give one each"
+        )
+    return sampling

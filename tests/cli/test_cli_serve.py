@@ -17,6 +17,7 @@ from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
 from kvell.fleet.instance.command import instance_command
 from kvell.fleet.instance.instance_process import InstanceStartError
+from kvell.server.api.face_options import CrossOrigin, FaceOptions
 from kvell.server.text.served_text import ServedText
 from kvell.server.text.text_model import TextModel
 
@@ -118,6 +119,34 @@ class TestServe:
         kvell("serve", "--host", "::1", "--port", "0", "--api-key", "secret")
         options = served.calls[0][2]
         assert (options.host, options.port, options.api_key) == ("::1", 0, "secret")
+
+    def test_what_browsers_and_proxies_need_arrives(self, kvell: Kvell, served: Served) -> None:
+        assert kvell("serve").code == 0
+        assert served.calls[-1][2].face == FaceOptions()
+        flags = ("--allowed-origins", '["https://a.b"]', "--allowed-origins", "https://c.d")
+        flags += ("--allowed-methods", '["GET"]', "--allowed-headers", "x-mine")
+        flags += ("--allow-credentials", "--root-path", "/llm", "--enable-tokenizer-info-endpoint")
+        assert kvell("serve", *flags).code == 0
+        cross_origin = CrossOrigin(("https://a.b", "https://c.d"), ("GET",), ("x-mine",), True)
+        assert served.calls[-1][2].face == FaceOptions((), "/llm", cross_origin, True)
+        ended = kvell("serve", "--allowed-origins", "a.b")
+        assert (ended.code, len(served.calls)) == (2, 2)
+        assert "--allowed-origins=a.b: is no origin; give a scheme and a host" in ended.stderr
+
+    def test_the_first_model_has_the_names_that_are_given(
+        self, kvell: Kvell, served: Served
+    ) -> None:
+        names = ("--served-model-name", "owner/name", "--served-model-name", "gpt-4")
+        assert kvell("serve", *names, "--model", "some/dir", "--model", "small=x").code == 0
+        command, texts, options = served.calls[0]
+        assert texts.names == ["owner/name", "small"]
+        assert texts.load().models[0] == "text of owner/name in where some/dir is"
+        assert options.face.served_names == ("owner/name", "gpt-4")
+        assert "owner/name" not in command, "instances know the model by its source"
+        for wrong in (("small",), ("a", "a"), ("",)):
+            flags = [word for name in wrong for word in ("--served-model-name", name)]
+            ended = kvell("serve", *flags, "--model", "some/dir", "--model", "small=x")
+            assert ended.code == 2 and "--served-model-name=" in ended.stderr
 
     def test_says_where_it_serves(self, kvell: Kvell, served: Served) -> None:
         ended = kvell("serve")

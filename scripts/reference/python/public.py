@@ -62,6 +62,11 @@ PAGES = (
                 (
                     *_of("kvell.engine.setup.contract", "MemoryContract GroupContract ModelShare"),
                     *_of("kvell.models.text.tokenizer", "Tokenizer TokenIds"),
+                    *_of(
+                        "kvell.models.text.chat_template",
+                        "ChatTemplate ChosenTemplate chosen_template",
+                    ),
+                    "kvell.models.text.content_format.ContentFormat",
                     "kvell.models.sources.progress.Progress",
                     *_of("kvell.clock", "Clock MonotonicClock VirtualClock"),
                     "kvell.engine.core.journal.Journal",

@@ -12,13 +12,14 @@ import click
 
 from kvell.cli.cluster.ray_address import check_cluster, check_name, running_cluster
 from kvell.cli.serve_options import (
-    AnswerOptions,
     access_options,
     answer_options,
     cluster_options,
     connection_options,
     events_option,
+    face_options,
     log_options,
+    template_options,
 )
 from kvell.cli.terminal.faults import CHANGE
 from kvell.cli.terminal.options import engine_options, json_option, with_shared_kv_memory
@@ -41,6 +42,7 @@ from kvell.fleet.started.pool_settings import PoolSettings
 from kvell.front.events.events_config import parse_events_config
 from kvell.mempool.rendezvous import PageTransport, PdCaching
 from kvell.server.answers.named import check_parsers
+from kvell.server.api.face_options import FaceOptions
 from kvell.server.api.http_bounds import HttpBounds
 from kvell.server.logs.lines import LogFormat, lines_on, tell
 
@@ -60,6 +62,8 @@ logger = logging.getLogger(__name__)
 @connection_options
 @log_options
 @answer_options
+@template_options
+@face_options
 @events_option
 @click.option(
     "--instances",
@@ -89,12 +93,13 @@ def serve(
     host: str,
     port: int,
     access: Mapping[str, Any],
+    answers: Mapping[str, Any],
+    face: FaceOptions,
+    templates: Mapping[str, Any],
     max_connections: int,
     keep_alive_seconds: int,
     log_format: LogFormat,
-    log_requests: bool,
-    stats_seconds: float,
-    otlp_traces_endpoint: str | None,
+    told: Mapping[str, Any],
     instances: str,
     routing: str,
     pd_caching: PdCaching | None,
@@ -102,7 +107,6 @@ def serve(
     page_transport: PageTransport,
     cluster: str | None,
     cluster_name: str,
-    answers: AnswerOptions,
     kv_events_config: str | None,
     as_json: bool,
 ) -> None:
@@ -113,11 +117,11 @@ def serve(
     if adaptive_roles:
         check_adaptive_roles(counts, "--adaptive-roles")
     pool = PoolSettings(caching, page_transport, adaptive_roles)
-    check_parsers(answers.tool_call_parser, answers.reasoning_parser)
-    if otlp_traces_endpoint is not None:
+    check_parsers(*answers.values())
+    if told["otlp_traces_endpoint"] is not None:
         from kvell.server.tracing.opening import checked_endpoint
 
-        checked_endpoint(otlp_traces_endpoint)
+        checked_endpoint(told["otlp_traces_endpoint"])
     kv_events = None if kv_events_config is None else parse_events_config(kv_events_config)
     if cluster is None:
         settings = with_shared_kv_memory(settings, session, sum(counts.values()))
@@ -131,23 +135,21 @@ def serve(
         from kvell.server.run import serve as serve_http
         from kvell.server.text.named_texts import texts_of
 
-        models = settings.model, *settings.beside
-        texts = texts_of(models, session.cache_dir, report, answers.generation_config)
+        models = (settings.model, *settings.beside)
+        texts = texts_of(models, session.cache_dir, report, face.served_names, **templates)
     options = ServeOptions(
         host,
         port,
         instances=counts,
         routing=routing,
-        log_requests=log_requests,
-        stats_seconds=stats_seconds,
-        otlp_traces_endpoint=otlp_traces_endpoint,
         kv_events=kv_events,
         pool=pool,
         cluster_name=cluster_name,
         http=HttpBounds(max_connections, keep_alive_seconds),
-        tool_call_parser=answers.tool_call_parser,
-        reasoning_parser=answers.reasoning_parser,
+        face=face,
         **access,
+        **answers,
+        **told,
     )
     announce: Callable[[str], None] = _announce_json if as_json else _announce
     show_contract = _show_contract

@@ -2,52 +2,54 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 
 from kvell.engine.sampling.model_defaults import GenerationConfig
+from kvell.models.text.content_format import ContentFormat
 from kvell.server.access.key_file import MAX_IN_FLIGHT
+from kvell.server.api.face_options import (
+    ANY,
+    CrossOrigin,
+    FaceOptions,
+    checked_origins,
+    checked_root_path,
+    listed,
+)
 from kvell.server.api.http_bounds import KEEP_ALIVE_SECONDS, MAX_CONNECTIONS
 
 Command = Callable[..., Any]
+Option = Callable[[Command], Command]
+CROSS_ORIGIN = (
+    ("headers", "Headers that pages of other origins may send. [default: any]"),
+    ("methods", "Methods that pages of other origins may use. [default: any]"),
+)
 ACCESS = ("api_key", "api_key_file", "guard_metrics", "max_in_flight_per_key")
-ANSWERS = ("tool_call_parser", "reasoning_parser", "generation_config")
 
 
-@dataclass(frozen=True)
-class AnswerOptions:
-    """How answers are read, and sampled if nothing is said.
-
-    :param tool_call_parser: how the first model writes calls; None: as its chat template says.
-    :param reasoning_parser: how it writes its reasoning, likewise.
-    :param generation_config: whether the models' recommended sampling is their default.
-    """
-
-    tool_call_parser: str | None
-    reasoning_parser: str | None
-    generation_config: GenerationConfig
-
-
-def _gathering(
-    command: Command, names: Sequence[str], gather: Callable[[dict[str, Any]], Mapping[str, object]]
-) -> Command:
-    """The command, which gets these flags as one argument."""
+def _gathered(command: Command, into: str, names: Sequence[str], *options: Option) -> Command:
+    """A command with further flags, which reach it together as one mapping."""
 
     @functools.wraps(command)
-    def gathered(*args: Any, **given: Any) -> object:
-        told = gather({name: given.pop(name) for name in names})
-        return command(*args, **told, **given)
+    def gathered(*args: object, **given: object) -> object:
+        together = {name: given.pop(name) for name in names}
+        return command(*args, **{into: together}, **given)
 
-    return gathered
+    with_flags: Command = gathered
+    for option in options:
+        with_flags = option(with_flags)
+    return with_flags
 
 
 def access_options(command: Command) -> Command:
     """Flags of keys, and of what each may have at once; the command gets ``access``."""
-    gathered = _gathering(command, ACCESS, lambda given: {"access": given})
-    for option in (
+
+    return _gathered(
+        command,
+        "access",
+        ACCESS,
         click.option(
             "--guard-metrics", is_flag=True, help="Ask for an operator's key at /metrics too."
         ),
@@ -66,14 +68,44 @@ def access_options(command: Command) -> Command:
             help="Keys of several tenants, with limits; read again at SIGHUP.",
         ),
         click.option("--api-key", help="Clients must send it; without a key, all are served."),
-    ):
-        gathered = option(gathered)
-    return gathered
+    )
+
+
+def template_options(command: Command) -> Command:
+    """How prompts are made, and sampled if nothing is said; the command gets ``templates``."""
+    return _gathered(
+        command,
+        "templates",
+        ("chat_template", "chat_template_content_format", "generation_config"),
+        click.option(
+            "--generation-config",
+            type=click.Choice(get_args(GenerationConfig)),
+            default="auto",
+            show_default=True,
+            help="Sampling where a request does not say: as the models' generation_config.json"
+            " recommends, or vLLM's neutral defaults.",
+        ),
+        click.option(
+            "--chat-template-content-format",
+            type=click.Choice(get_args(ContentFormat)),
+            default="auto",
+            show_default=True,
+            help="What that template gets as content: texts, parts (openai), or what it reads.",
+        ),
+        click.option(
+            "--chat-template",
+            metavar="FILE|TEXT",
+            help="The first model's chat template, in place of its own.",
+        ),
+    )
 
 
 def log_options(command: Command) -> Command:
-    """``--log-format``, ``--log-requests``, ``--stats-seconds``, ``--otlp-traces-endpoint``."""
-    for option in (
+    """``--log-format``, and what the server tells of itself; the command gets that as ``told``."""
+    return _gathered(
+        command,
+        "told",
+        ("log_requests", "stats_seconds", "otlp_traces_endpoint"),
         click.option(
             "--otlp-traces-endpoint",
             metavar="URL",
@@ -95,9 +127,7 @@ def log_options(command: Command) -> Command:
             show_default=True,
             help="Form of the log's lines on stderr.",
         ),
-    ):
-        command = option(command)
-    return command
+    )
 
 
 def connection_options(command: Command) -> Command:
@@ -154,17 +184,11 @@ def events_option(command: Command) -> Command:
 
 
 def answer_options(command: Command) -> Command:
-    """Flags of how answers are read, and of usual sampling; the command gets ``answers``."""
-    gathered = _gathering(command, ANSWERS, lambda given: {"answers": AnswerOptions(**given)})
-    for option in (
-        click.option(
-            "--generation-config",
-            type=click.Choice(get_args(GenerationConfig)),
-            default="auto",
-            show_default=True,
-            help="Sampling where a request does not say: as the models' generation_config.json"
-            " recommends, or vLLM's neutral defaults.",
-        ),
+    """``--tool-call-parser``, ``--reasoning-parser``; the command gets ``answers``."""
+    return _gathered(
+        command,
+        "answers",
+        ("tool_call_parser", "reasoning_parser"),
         click.option(
             "--reasoning-parser",
             metavar="NAME",
@@ -175,6 +199,66 @@ def answer_options(command: Command) -> Command:
             metavar="NAME",
             help="How the first model writes tool calls; by default as its template says.",
         ),
-    ):
-        gathered = option(gathered)
-    return gathered
+    )
+
+
+def face_options(command: Command) -> Command:
+    """Names of the first model, and what browsers and proxies need; the command gets ``face``."""
+
+    @functools.wraps(command)
+    def checked(*args: object, given: Mapping[str, Any], **more: object) -> object:
+        cross_origin = CrossOrigin(
+            checked_origins(given["allowed_origins"]),
+            listed("allowed_methods", given["allowed_methods"]),
+            listed("allowed_headers", given["allowed_headers"]),
+            given["allow_credentials"],
+        )
+        face = FaceOptions(
+            listed("served_model_name", given["served_model_name"]),
+            checked_root_path(given["root_path"]),
+            cross_origin,
+            given["enable_tokenizer_info_endpoint"],
+        )
+        return command(*args, face=face, **more)
+
+    return _gathered(
+        checked,
+        "given",
+        (
+            *("allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials"),
+            *("served_model_name", "root_path", "enable_tokenizer_info_endpoint"),
+        ),
+        click.option(
+            "--enable-tokenizer-info-endpoint",
+            is_flag=True,
+            help="Show the tokenizer's settings and the chat template at /tokenizer_info.",
+        ),
+        click.option(
+            "--allow-credentials",
+            is_flag=True,
+            help="Let browsers send cookies and the like from other origins.",
+        ),
+        *(_several(f"--allowed-{what}", [ANY], text) for what, text in CROSS_ORIGIN),
+        _several(
+            "--allowed-origins",
+            [],
+            "Pages of these origins may ask, such as https://chat.example or *; give it several"
+            " times, or a JSON list. [default: none]",
+        ),
+        click.option(
+            "--root-path",
+            metavar="PATH",
+            default="",
+            help="Path under which a proxy has this server, such as /llm. [default: none]",
+        ),
+        _several(
+            "--served-model-name",
+            [],
+            "Name of the first model in requests; give it several times for several."
+            " [default: as --model says]",
+        ),
+    )
+
+
+def _several(flag: str, default: Sequence[str], text: str) -> Option:
+    return click.option(flag, multiple=True, default=default, metavar="VALUE", help=text)

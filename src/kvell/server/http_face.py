@@ -72,6 +72,7 @@ class HttpFace:
             floor_bytes=self._texts.floor_bytes,
             tool_call_parser=self._options.tool_call_parser,
             reasoning_parser=self._options.reasoning_parser,
+            face=self._options.face,
         )
         reads_again = keys.reload if self._options.api_key_file is not None else None
         open_connections = OpenConnections[BoundedConnection](self._options.http.max_connections)

@@ -36,6 +36,7 @@ from kvell.engine.protocol.statistics import Stats
 from kvell.engine.protocol.tensors import SentTensor
 from kvell.engine.sampling.model_defaults import NEUTRAL
 from kvell.models.config.embeddings import EmbeddingFacts
+from kvell.models.text.content_format import with_content
 from kvell.models.text.token_offsets import TokenOffsets
 from kvell.server.text.text_model import NO_FIELDS
 from kvell.vocabulary import FinishReason, RequestId
@@ -248,10 +249,16 @@ class ByteText:
         name: str = "fake",
         chat_template: str = "",
         sampling_defaults: SamplingParams = NEUTRAL,
+        takes_tools: bool = True,
     ) -> None:
         self.name = name
         self.chat_template = chat_template
         self.sampling_defaults = sampling_defaults
+        self.takes_tools = takes_tools
+
+    def tokenizer_info(self) -> dict[str, object]:
+        """Return the class alone: there are no settings."""
+        return {"tokenizer_class": type(self).__name__}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
         """Return one token per byte, int32 ``[bytes]``."""
@@ -275,7 +282,8 @@ class ByteText:
         """Return lines of tools, of fields and of ``role: content``, and the answer's start."""
         lines = [f"tool: {one['function']['name']}\n" for one in tools or ()]
         lines += [f"{name}={value}\n" for name, value in fields.items()]
-        lines += [f"{message['role']}: {message['content']}\n" for message in messages]
+        plain = with_content(messages, frozenset())
+        lines += [f"{message['role']}: {message['content']}\n" for message in plain]
         text = "".join(lines) + "assistant: " * opens_answer
         return text.removesuffix("\n") if continues_last else text
 

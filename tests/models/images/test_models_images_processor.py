@@ -82,6 +82,17 @@ def test_a_template_of_its_own_for_tools_is_taken(tmp_path: Path) -> None:
     assert "tools: " not in text_of(tmp_path, made, ASKED, ())
 
 
+def test_text_beside_images_reaches_a_template_that_reads_parts(tmp_path: Path) -> None:
+    """Messages without an image stand in the same conversation as texts."""
+    either = "{% if message.content is string %}{{ message.content }}{% else %}"
+    parts = WITH_CALLS.replace(either, "").replace("{% endfor %}{% endif %}", "{% endfor %}")
+    assert "is string" not in parts
+    messages = [{"role": "system", "content": "brief"}, *ASKED]
+    made = processor(tmp_path, parts)
+    text = text_of(tmp_path, made, messages, ())
+    assert text == f"{BEGIN}system: brief\nuser: ab{IMAGE_TOKEN}\nassistant: "
+
+
 def test_tools_without_a_place_are_refused_with_the_remedy(tmp_path: Path) -> None:
     made = processor(tmp_path, DEAF)
     assert text_of(tmp_path, made, ASKED, ()) == f"{BEGIN}user: ab{IMAGE_TOKEN}assistant: "

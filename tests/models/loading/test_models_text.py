@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -298,6 +299,14 @@ def test_bytes_of_special_and_unknown_tokens(smollm2_tokenizer: Tokenizer) -> No
     [end] = smollm2_tokenizer.encode("<|im_end|>", add_special_tokens=False)
     assert token_bytes(smollm2_tokenizer, int(end)) == b"<|im_end|>"
     assert token_bytes(smollm2_tokenizer, 10**6) == b""
+
+
+def test_settings_are_json_and_tell_no_places(smollm2_path: Path) -> None:
+    found = Tokenizer.load(smollm2_path).settings()
+    assert msgspec.json.decode(msgspec.json.encode(found)) == found
+    assert found["eos_token"] == "<|im_end|>"
+    assert "<|im_start|>" in str(found["chat_template"])
+    assert str(smollm2_path) not in str(found)
 
 
 def test_a_templates_own_fields_are_not_the_callers(smollm2_tokenizer: Tokenizer) -> None:

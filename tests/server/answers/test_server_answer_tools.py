@@ -102,7 +102,7 @@ def call(**function: Any) -> dict[str, Any]:
 
 def test_a_conversation_with_calls_is_rendered() -> None:
     messages: list[dict[str, Any]] = [
-        {"role": "developer", "content": [{"type": "text", "text": "Be"}, {"text": " brief."}]},
+        {"role": "developer", "content": [{"type": "text", "text": "Be brief."}]},
         {"role": "user", "content": "Rain?", "name": "Ann"},
         {"role": "assistant", "content": None, "tool_calls": [call()], "reasoning": "Hm."},
         {"role": "tool", "content": "yes", "tool_call_id": "call_1"},
@@ -112,7 +112,7 @@ def test_a_conversation_with_calls_is_rendered() -> None:
     before = json.dumps(messages)
     function = {"name": "weather", "arguments": {"city": "Bern"}}
     assert template_messages(messages) == [
-        {"role": "system", "content": "Be brief."},
+        {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
         {"role": "user", "content": "Rain?", "name": "Ann"},
         {
             "role": "assistant",

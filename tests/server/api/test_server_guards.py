@@ -86,7 +86,7 @@ def test_a_body_in_pieces_is_joined_and_bounded_and_the_disconnect_still_comes()
     async def send(message: Message) -> None:
         raise AssertionError("nothing is to be sent")
 
-    asyncio.run(BodyLimit(app, 4)({"type": "http", "headers": []}, receive, send))
+    asyncio.run(BodyLimit(app, 4)({"type": "http", "path": "/", "headers": []}, receive, send))
     assert seen[0]["body"] == b"abcd"
     assert seen[1]["type"] == "http.disconnect"
 
@@ -150,7 +150,7 @@ def test_a_body_whose_client_leaves_reaches_no_app(pieces: list[bytes]) -> None:
     async def send(message: Message) -> None:
         raise AssertionError("nobody is there to be answered")
 
-    asyncio.run(BodyLimit(app, 100)({"type": "http", "headers": []}, receive, send))
+    asyncio.run(BodyLimit(app, 100)({"type": "http", "path": "/", "headers": []}, receive, send))
 
 
 def test_a_body_that_stays_away_is_408_and_the_connection_closes() -> None:
@@ -165,7 +165,7 @@ def test_a_body_that_stays_away_is_408_and_the_connection_closes() -> None:
         sent.append(message)
 
     limit = BodyLimit(echo, 100, http=HttpBounds(body_seconds=0.01), rejected=rejected.append)
-    asyncio.run(limit({"type": "http", "headers": []}, receive, send))
+    asyncio.run(limit({"type": "http", "path": "/", "headers": []}, receive, send))
     assert sent[0]["status"] == 408
     assert (b"connection", b"close") in sent[0]["headers"]
     assert rejected == ["slow_client"]

@@ -15,10 +15,12 @@ from kvell.server.api.bodies.completions import (
     Heading,
     completion_body,
     joined,
+    model_card,
     model_list,
     usage_chunk,
 )
 from kvell.server.api.prompts import PromptEncoder
+from kvell.server.logs.lines import FIELDS
 from kvell.server.text.context_length import AnswerRoom, ContextLength
 from kvell.server.text.lanes import TextWork
 from kvell.server.text.text_bounds import ContextTooLong
@@ -91,6 +93,31 @@ def test_tokenizing_happens_in_one_thread_that_is_not_the_loops() -> None:
     assert threading.get_ident() not in threads
 
 
+def test_a_template_that_ignores_tools_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    tool = {"type": "function", "function": {"name": "look"}}
+    messages = [{"role": "user", "content": "hi"}]
+
+    def told(model: ByteText) -> list[str]:
+        work = TextWork()
+        encoder = PromptEncoder(model, ContextLength(100), work)
+        asyncio.run(encoder.chat(messages))
+        assert caplog.messages == []
+        for _ in range(3):
+            asyncio.run(encoder.chat(messages, [tool]))
+        work.close()
+        return caplog.messages
+
+    assert told(ByteText()) == []
+    assert told(ByteText(takes_tools=False)) == ["chat_template_ignores_tools"]
+    fields = getattr(caplog.records[0], FIELDS)
+    assert fields["model"] == "fake" and "--chat-template" in fields["remedy"]
+
+
+def test_the_model_card_says_whether_tools_are_shown() -> None:
+    told = [model_card("m", ContextLength(1), 1, one) for one in (True, False, None)]
+    assert [one["chat_template_takes_tools"] for one in told] == [True, False, None]
+
+
 def test_deltas_join_into_one_answer() -> None:
     deltas = [TextDelta("a"), TextDelta("b"), TextDelta("c", "stop", Usage(1, 2, 0))]
     assert joined(deltas) == TextDelta("abc", "stop", Usage(1, 2, 0))
@@ -118,7 +145,7 @@ def test_chunks_repeat_the_heading() -> None:
 
 
 def test_the_model_card_names_the_context() -> None:
-    [card] = model_list({"m": ContextLength(4096)}, 1)["data"]
+    [card] = model_list([model_card("m", ContextLength(4096), 1)])["data"]
     assert (card["id"], card["max_model_len"]) == ("m", 4096)
 
 
@@ -130,7 +157,7 @@ def test_a_prompt_may_be_as_long_as_instances_reach_together() -> None:
     assert length.answer_room(10) == AnswerRoom(30, 30, 10)
     reached[0] = 0
     assert length.answer_room(10) == AnswerRoom(0, 0, 10)
-    [card] = model_list({"m": length}, 1)["data"]
+    [card] = model_list([model_card("m", length, 1)])["data"]
     assert (card["max_model_len"], card["reach_tokens"]) == (10, 10)
 
 

@@ -42,7 +42,8 @@ _FLAGS = {"kv_memory_bytes": "--kv-memory"} | {
             "prompt_lookup_min",
         ),
         *("manager", "temperature", "top_k", "top_p", "seed", "max_tokens", "stop", "ignore_eos"),
-        *("host", "port", "api_key"),
+        *("host", "port", "api_key", "chat_template", "served_model_name"),
+        *("root_path", "allowed_origins", "allowed_methods", "allowed_headers"),
     )
 }
 

@@ -1,6 +1,6 @@
 """A model's own processor: from a conversation with pictures to token ids and tensors."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,13 @@ from jinja2 import TemplateError
 
 from kvell.errors import ChangeSomething
 from kvell.models.images.picture_files import pictures
+from kvell.models.text.chat_template import (
+    THE_MODELS_OWN,
+    ChatTemplate,
+    ChosenTemplate,
+    read_template,
+)
+from kvell.models.text.content_format import with_content
 from kvell.models.text.tokenizer import check_template_fields
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
@@ -20,16 +27,19 @@ for a picture of any size)."""
 
 
 class PictureProcessor:
-    """Transformers' processor of a model's directory, loaded at its first use."""
+    """Transformers' processor of a model's directory, loaded at its first use.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    :param chosen: what the user says of its chat template.
+    """
+
+    def __init__(self, path: Path, chosen: ChosenTemplate = THE_MODELS_OWN) -> None:
+        self._path, self._chosen = path, chosen
 
     @classmethod
-    def of(cls, path: Path) -> "PictureProcessor | None":
+    def of(cls, path: Path, chosen: ChosenTemplate = THE_MODELS_OWN) -> "PictureProcessor | None":
         """The processor of a directory; None if it has none."""
         has_one = any((path / name).is_file() for name in PROCESSOR_FILES)
-        return cls(path) if has_one else None
+        return cls(path, chosen) if has_one else None
 
     def encode(
         self,
@@ -81,17 +91,24 @@ class PictureProcessor:
         opens_answer: bool,
     ) -> str:
         """The conversation by the chat template, or by one of its own for tools if there is one."""
-        own = self._processor.chat_template
-        named = {"chat_template": "tool_use"} if tools and "tool_use" in _names(own) else {}
+        template = self._template
+        if template is None:
+            raise ValueError("it has no chat template")
         text: str = self._processor.apply_chat_template(
-            list(messages),
+            with_content(messages, template.parts_for),
+            chat_template=template.text_for(tools=bool(tools)),
             tools=list(tools) or None,
             add_generation_prompt=opens_answer,
             tokenize=False,
-            **named,
             **fields,
         )
         return text
+
+    @cached_property
+    def _template(self) -> ChatTemplate | None:
+        """The chat template, tried once for what it reads; None if there is none."""
+        found = self._processor.chat_template
+        return read_template(found, self._chosen, self._path, self._processor)
 
     @cached_property
     def _processor(self) -> Any:
@@ -99,8 +116,3 @@ class PictureProcessor:
         from transformers import AutoProcessor
 
         return AutoProcessor.from_pretrained(self._path, local_files_only=True)
-
-
-def _names(templates: object) -> Iterable[str]:
-    """The names of several chat templates; none if there is only one."""
-    return templates if isinstance(templates, dict) else ()

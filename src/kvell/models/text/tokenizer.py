@@ -12,8 +12,16 @@ from numpy.typing import NDArray
 
 from kvell.errors import ChangeSomething
 from kvell.models.config.json_files import read_optional_json
+from kvell.models.text.chat_template import (
+    THE_MODELS_OWN,
+    ChatTemplate,
+    ChosenTemplate,
+    read_template,
+)
+from kvell.models.text.content_format import with_content
 from kvell.models.text.end_tokens import PLAIN_CLASS, eos_token_ids, ids_of
 from kvell.models.text.token_bytes import most_token_bytes
+from kvell.models.text.tokenizer_settings import plain_settings
 
 TokenIds = NDArray[np.int32]
 """Token ids, int32 [tokens]."""
@@ -37,18 +45,29 @@ class Tokenizer:
 
     :param backend: a tokenizer of transformers.
     :param eos_token_ids: ids that end an answer.
+    :param chosen: what the user says of its chat template.
+    :param path: its directory, for messages and for a chat template in an unusual place.
     """
 
-    def __init__(self, backend: Any, eos_token_ids: frozenset[int]) -> None:
+    def __init__(
+        self,
+        backend: Any,
+        eos_token_ids: frozenset[int],
+        chosen: ChosenTemplate = THE_MODELS_OWN,
+        path: Path | None = None,
+    ) -> None:
         self.backend = backend
         self.eos_token_ids = eos_token_ids
+        self._chosen, self._directory = chosen, path
         self._spellings: dict[int, str | None] = {}
 
     @classmethod
-    def load(cls, path: Path) -> "Tokenizer":
+    def load(cls, path: Path, chosen: ChosenTemplate = THE_MODELS_OWN) -> "Tokenizer":
         """Load from a transformers directory.
 
-        :raises ChangeSomething: if the directory holds no tokenizer or a damaged one.
+        :param chosen: what the user says of its chat template.
+        :raises ChangeSomething: if the directory holds no tokenizer or a damaged one, or a chat
+            template that does not compile.
         """
         require_tokenizer(path)
         try:
@@ -56,7 +75,10 @@ class Tokenizer:
         except Exception as error:
             # The tokenizers library raises bare Exception for a damaged file.
             raise _refusal(path, f"its tokenizer does not load ({_line(error)})") from error
-        return cls(backend, eos_token_ids(path) | ids_of(backend.eos_token_id))
+        eos_ids = eos_token_ids(path) | ids_of(backend.eos_token_id)
+        loaded = cls(backend, eos_ids, chosen, path)
+        _ = loaded.template  # so that a broken one is refused at the start
+        return loaded
 
     @property
     def knows_text(self) -> bool:
@@ -66,7 +88,26 @@ class Tokenizer:
     @property
     def has_chat_template(self) -> bool:
         """Whether :meth:`encode_chat` can work."""
-        return bool(self.backend.chat_template)
+        return self.template is not None
+
+    @cached_property
+    def template(self) -> ChatTemplate | None:
+        """The chat template, tried once for what it reads; None if there is none.
+
+        :raises ChangeSomething: if it does not compile.
+        """
+        return self._read(self._chosen)
+
+    def templated(self, chosen: ChosenTemplate) -> ChatTemplate | None:
+        """The chat template if a user says this of it.
+
+        :raises ChangeSomething: if it does not compile.
+        """
+        return self.template if chosen == THE_MODELS_OWN else self._read(chosen)
+
+    def _read(self, chosen: ChosenTemplate) -> ChatTemplate | None:
+        found = self.backend.chat_template
+        return read_template(found, chosen, self._directory, self.backend)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenIds:
         """Token ids of a text, int32 [tokens], with the special tokens that the model wants."""
@@ -81,10 +122,11 @@ class Tokenizer:
         *,
         opens_answer: bool = True,
         continues_last: bool = False,
+        template: ChatTemplate | None = None,
     ) -> TokenIds:
         """Token ids of a conversation, int32 [tokens]: those of :meth:`rendered_chat`."""
         ending = {"opens_answer": opens_answer, "continues_last": continues_last}
-        text = self.rendered_chat(messages, tools, fields, **ending)
+        text = self.rendered_chat(messages, tools, fields, **ending, template=template)
         return self.encode(text, add_special_tokens=False)
 
     def rendered_chat(
@@ -95,26 +137,31 @@ class Tokenizer:
         *,
         opens_answer: bool = True,
         continues_last: bool = False,
+        template: ChatTemplate | None = None,
     ) -> str:
         """The text of a conversation up to where the assistant speaks next, special tokens in it.
 
-        :param messages: ``{"role": …, "content": …}`` in order.
+        :param messages: ``{"role": …, "content": …}`` in order; content is a text or a list of
+            parts, whichever the template reads.
         :param tools: functions that the answer may call, in OpenAI's form.
         :param fields: further variables of the chat template.
         :param opens_answer: whether to add what begins the assistant's turn.
         :param continues_last: whether to leave the last message open, so that the answer goes on
             with it.
+        :param template: from :meth:`templated`; the usual one if None.
         :raises ChangeSomething: if there is no chat template, or it refuses the messages.
         """
-        if not self.has_chat_template:
+        template = template or self.template
+        if template is None:
             raise ChangeSomething(
                 "messages", "…", "the model has no chat template", "send a plain prompt instead"
             )
         check_template_fields(fields)
         try:
             text: str = self.backend.apply_chat_template(
-                list(messages),
+                with_content(messages, template.parts_for),
                 **fields,
+                chat_template=template.text_for(tools=bool(tools)),
                 tools=list(tools) if tools else None,
                 add_generation_prompt=opens_answer,
                 tokenize=False,
@@ -147,6 +194,13 @@ class Tokenizer:
         """The tokenizers library's decoder, which joins tokens; None for other tokenizers."""
         backend = getattr(self.backend, "backend_tokenizer", None)
         return getattr(backend, "decoder", None)
+
+    def settings(self) -> dict[str, object]:
+        """Its settings as its files have them, without names of files, and its chat template."""
+        told = plain_settings(self.backend.init_kwargs)
+        told["tokenizer_class"] = type(self.backend).__name__
+        template = self.template
+        return told if template is None else {**told, "chat_template": template.usual}
 
     def as_json(self) -> str:
         """The tokenizer in the form of the tokenizers library.
@@ -184,15 +238,18 @@ class NoTokenizer(Tokenizer):
         super().__init__(None, eos_token_ids(path))
         self._path = path
 
+    def templated(self, chosen: ChosenTemplate) -> None:
+        """None: a conversation has no tokens."""
+
     @property
     def knows_text(self) -> bool:
         """Always False."""
         return False
 
-    @property
-    def has_chat_template(self) -> bool:
-        """Always False."""
-        return False
+    @cached_property
+    def template(self) -> None:
+        """None: a conversation has no tokens."""
+        return None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenIds:
         """Refuse: there is nothing to encode with.
@@ -209,6 +266,7 @@ class NoTokenizer(Tokenizer):
         *,
         opens_answer: bool = True,
         continues_last: bool = False,
+        template: ChatTemplate | None = None,
     ) -> str:
         """Refuse: there is nothing to encode with.
 

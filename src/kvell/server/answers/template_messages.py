@@ -27,7 +27,7 @@ Message = Mapping[str, Any]
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages for ``apply_chat_template``.
 
-    :param messages: OpenAI's, with content that is text, a list of text parts or None.
+    :param messages: OpenAI's, with content that is text, a list of parts or None.
     :raises ChangeSomething: naming what is wrong, such as
         ``messages[2].tool_calls[0].function.arguments``.
     """
@@ -88,9 +88,7 @@ def _rendered(field: str, message: Message) -> dict[str, Any]:
 def _content(content: Any) -> Any:
     if isinstance(content, str):
         return content
-    if any(part.get("type") == "image" for part in content or ()):
-        return list(content)  # templates of models with images say where they stand
-    return "".join(part["text"] for part in content or ())
+    return list(content) if content else ""
 
 
 def _calls(field: str, calls: object) -> list[dict[str, Any]]:

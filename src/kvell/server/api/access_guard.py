@@ -12,9 +12,10 @@ from kvell.errors import Bound
 from kvell.server.access.accounts import RateExceeded
 from kvell.server.access.keys import Holder, KeyRing
 from kvell.server.access.visit import CLIENT_GONE_STATUS, Visit, VisitObserver, VisitTracer
+from kvell.server.api.browsers import served_path
 from kvell.server.api.http_errors import ApiError, api_error
 
-OPEN = frozenset({"/", "/livez", "/readyz", "/health", "/version"})
+OPEN = frozenset({"/", "/livez", "/readyz", "/health", "/ping", "/version"})
 """Paths that need no key; every other path needs one, also paths that are not served."""
 METRICS = "/metrics"
 OPERATORS = ("/cluster", "/debug")
@@ -74,7 +75,7 @@ class AccessGuard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path = scope["path"]
+        path = served_path(scope)
         holder = self._holder(scope)
         refusal = None if self._access.keys.is_empty else self._refusal(path, holder)
         if refusal is not None:
@@ -136,7 +137,7 @@ class AccessGuard:
             client = scope.get("client") or ("", 0)
             tenant = holder.key.tenant if holder else ""
             self._access.observer.refused(
-                scope["method"], scope["path"], client[0], refusal.status, tenant
+                scope["method"], served_path(scope), client[0], refusal.status, tenant
             )
 
 
@@ -166,7 +167,8 @@ class _Answer:
 
 def _is_counted(scope: Scope) -> bool:
     """Whether a request counts against the requests of a minute: only what costs work does."""
-    return scope["method"] == "POST" and not scope["path"].startswith(OPERATORS)
+    path = served_path(scope)
+    return scope["method"] == "POST" and path not in OPEN and not path.startswith(OPERATORS)
 
 
 def _header(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes:

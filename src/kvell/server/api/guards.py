@@ -15,10 +15,11 @@ from kvell.server.api.body_headers import (
     refused_encoding,
     refused_type,
 )
+from kvell.server.api.browsers import served_path
 from kvell.server.api.http_bounds import DEFAULT, HttpBounds
 from kvell.server.api.http_errors import ApiError, api_error, invalid_request
 
-WATCHED = frozenset({"/livez", "/readyz", "/health", "/metrics"})
+WATCHED = frozenset({"/livez", "/readyz", "/health", "/ping", "/metrics"})
 TOO_SLOW = ApiError(408, "the body did not arrive in time", "timeout_error")
 
 
@@ -46,7 +47,7 @@ class ServedLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if self._served >= self._most and scope["path"] not in WATCHED:
+        if self._served >= self._most and served_path(scope) not in WATCHED:
             self._rejected("connections")
             message = f"{self._most} requests await their answers; come back in a moment"
             error = ApiError(503, message, "service_unavailable_error")
@@ -110,7 +111,7 @@ class BodyLimit:
             await response(scope, receive, send)
             return
         try:
-            bounds = self._by_path.get(scope.get("path", ""), self._bounds)
+            bounds = self._by_path.get(served_path(scope), self._bounds)
             if body and bounds is not None:
                 check_body(body, bounds)
         except ChangeSomething as error:

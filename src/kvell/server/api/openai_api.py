@@ -15,6 +15,8 @@ from kvell.server.access.bodies import BodyBounds
 from kvell.server.answers.named import default_parsers, parser_named
 from kvell.server.api import http_errors
 from kvell.server.api.access_guard import Access, AccessGuard
+from kvell.server.api.browsers import HeadAsGet, install_browsers
+from kvell.server.api.face_options import FaceOptions
 from kvell.server.api.guards import BodyLimit, ServedLimit
 from kvell.server.api.http_bounds import DEFAULT, HttpBounds
 from kvell.server.api.prompts import PromptEncoder
@@ -42,6 +44,8 @@ _BOUNDS_BY_PATH = {
 }
 """Inputs may be token ids; elsewhere ``input`` is a conversation."""
 
+UNCHANGED = FaceOptions()
+
 
 def build_app(
     front: Front,
@@ -55,6 +59,7 @@ def build_app(
     floor_bytes: int = 0,
     tool_call_parser: str | None = None,
     reasoning_parser: str | None = None,
+    face: FaceOptions = UNCHANGED,
 ) -> FastAPI:
     """The ASGI app over a started front.
 
@@ -65,13 +70,15 @@ def build_app(
     :param floor_bytes: of this process before it loaded anything; 0 takes what it is now.
     :param tool_call_parser: how the first model writes calls; None: as its chat template says.
     :param reasoning_parser: how it writes its reasoning, likewise.
+    :param face: names of the first model, and what browsers and proxies need.
     """
     ready, work = front.ready, TextWork()
     length = ContextLength(ready.max_model_len, front.reach_tokens, ready.longest_tokens)
     first = _served(model, "", length, work, tool_call_parser, reasoning_parser)
     lengths = [ContextLength(ready.beside[one.name]) for one in beside]
     others = [_served(one, one.name, own, work) for one, own in zip(beside, lengths, strict=True)]
-    models = {one.text.name: one for one in (first, *others)}
+    aliases = dict.fromkeys(face.served_names, first)
+    models = aliases | {one.text.name: one for one in (first, *others)}
     serving = Serving(front, models, metrics)
     floor_bytes = floor_bytes or process_bytes()
     work_bytes = most_work_bytes(ready, model, beside)
@@ -82,11 +89,12 @@ def build_app(
     ResponsesApi(serving).install(app)
     MessagesApi(serving).install(app)
     EmbeddingsApi(serving).install(app)
-    ModelsApi(serving, int(time.time())).install(app)
+    ModelsApi(serving, int(time.time()), face.tells_tokenizer).install(app)
     OperatorApi(front, metrics, floor_bytes, work_bytes).install(app)
     ClusterApi(front, floor_bytes + work_bytes, os.getpid()).install(app)
     MapApi(front).install(app)
     http_errors.install(app, metrics.rejected)
+    app.add_middleware(HeadAsGet)
     app.add_middleware(ServedLimit, most=http.most_served, rejected=metrics.rejected)
     app.add_middleware(
         BodyLimit,
@@ -98,6 +106,7 @@ def build_app(
         reads=_Handlers(app).take,
     )
     app.add_middleware(AccessGuard, access=access or Access(), rejected=metrics.rejected)
+    install_browsers(app, face)
     return app
 
 
@@ -114,7 +123,7 @@ class _Handlers:
 
     def take(self, scope: Scope) -> bool:
         """Whether a request's path and method have one."""
-        if scope["method"] == "POST" and scope["path"] in self._posts:  # nearly all bodies
+        if scope["method"] == "POST" and served_path(scope) in self._posts:  # nearly all bodies
             return True
         return any(route.matches(scope)[0] is Match.FULL for route in self._app.routes)
 

@@ -1,5 +1,6 @@
 """From what a client sent to token ids that fit the model."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from kvell.errors import ChangeSomething
 from kvell.server.answers.template_messages import template_messages, with_objects
 from kvell.server.api.image_urls import ImageUrl
 from kvell.server.api.prompt_form import CHAT_FORM, TEXT_FORM, PromptForm
+from kvell.server.logs.lines import tell
 from kvell.server.text.context_length import AnswerRoom, ContextLength
 from kvell.server.text.lanes import TextWork
 from kvell.server.text.text_bounds import chars_within, context_too_long
@@ -18,6 +20,8 @@ from kvell.server.text.text_encoder import TextEncoder, TokenIds
 from kvell.server.text.text_model import NO_FIELDS, TextModel
 
 BYTES_PER_DECODED_TOKEN = 8
+NO_PLACE_FOR_TOOLS = "give --chat-template with one that shows tools, or send none"
+logger = logging.getLogger(__name__)
 
 
 class PromptEncoder:
@@ -30,6 +34,7 @@ class PromptEncoder:
     def __init__(self, model: TextModel, length: ContextLength, work: TextWork) -> None:
         self._model, self._length, self._work = model, length, work
         self._texts = TextEncoder(model, length.longest_tokens, work)
+        self._told_of_tools = False
 
     async def prompt(
         self,
@@ -103,6 +108,8 @@ class PromptEncoder:
         :raises ChangeSomething: when it is too long, or the template refuses it.
         :raises TryLater: when too many texts wait.
         """
+        if tools:
+            self._tell_of_tools()
         shown = template_messages(messages)
         ending = {"opens_answer": opens_answer, "continues_last": continues_last}
 
@@ -124,6 +131,14 @@ class PromptEncoder:
         )
         ids = form.kept_of(ids, self._length.reach_tokens)
         return self._checked("messages", ids) if fits else ids
+
+    def _tell_of_tools(self) -> None:
+        """Say once if the model will never see any: its answers look as if it knew none."""
+        if self._model.takes_tools or self._told_of_tools:
+            return
+        self._told_of_tools = True
+        told = {"model": self._model.name, "remedy": NO_PLACE_FOR_TOOLS}
+        tell(logger, logging.WARNING, "chat_template_ignores_tools", **told)
 
     async def pictured(
         self,

@@ -10,6 +10,7 @@ from kvell.fleet.started.pool_settings import PoolSettings
 from kvell.front.events.events_config import KvEventsConfig
 from kvell.front.front import ONE_MIXED
 from kvell.server.access.key_file import MAX_IN_FLIGHT
+from kvell.server.api.face_options import FaceOptions
 from kvell.server.api.http_bounds import HttpBounds
 
 MAX_BODY_BYTES = 32 << 20
@@ -37,6 +38,7 @@ class ServeOptions:
     :param cluster: address of a Ray cluster that places the instances; None: they run here.
     :param cluster_name: of several clusters on these machines, the one to join, or to start.
     :param http: bounds of connections.
+    :param face: how the server shows itself to clients, browsers and proxies.
     """
 
     host: str = "127.0.0.1"
@@ -59,3 +61,4 @@ class ServeOptions:
     cluster: str | None = None
     cluster_name: str = "kvell"
     http: HttpBounds = field(default_factory=HttpBounds)
+    face: FaceOptions = field(default_factory=FaceOptions)

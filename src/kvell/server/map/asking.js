@@ -2,6 +2,7 @@
 
 let key = null;
 
+// The path is relative to the page: a proxy may have this server under a path of its own.
 async function ask(path) {
   const headers = key === null ? {} : { Authorization: `Bearer ${key}` };
   const answer = await fetch(path, { headers, cache: "no-store", credentials: "omit" });

@@ -116,7 +116,7 @@ class InstanceView {
     if (this.asking || !["used", "cached"].includes(this.columns.state(index))) return;
     this.asking = true;
     try {
-      const known = await ask(`/debug/pages/${encodeURIComponent(this.id)}/${index}`);
+      const known = await ask(`debug/pages/${encodeURIComponent(this.id)}/${index}`);
       if (this.cells.at === index) this.describe(index, known);
       if (speaks) this.spoken.textContent = this.detail.textContent;
     } catch (error) {

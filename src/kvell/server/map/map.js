@@ -26,7 +26,7 @@ class MemoryMap {
 
   async poll() {
     try {
-      this.show(await ask("/debug/pages"));
+      this.show(await ask("debug/pages"));
       this.polls += 1;
       byId("access").hidden = true;
       const looks = 1000 / POLL_MILLISECONDS;

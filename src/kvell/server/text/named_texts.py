@@ -1,28 +1,48 @@
 """Finds the models that a front serves, and reads their tokenizers later."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvell.engine.sampling.model_defaults import GenerationConfig
+from kvell.errors import ChangeSomething
 from kvell.models.sources.progress import Progress
 from kvell.server.text.text_model import LoadedTexts, Texts
+
+if TYPE_CHECKING:
+    from kvell.models.text.chat_template import ChosenTemplate
+    from kvell.models.text.content_format import ContentFormat
 
 
 def texts_of(
     models: Sequence[str],
     cache_dir: Path,
     progress: Progress,
+    served_names: Sequence[str] = (),
+    *,
     generation_config: GenerationConfig = "auto",
+    chat_template: str | None = None,
+    chat_template_content_format: "ContentFormat" = "auto",
 ) -> Texts:
     """Return the models' names, and a loader of their tokenizers to call while the instance starts.
 
+    :param served_names: the first model's names in requests, if not its own; the first of them
+        stands for it elsewhere too.
     :param generation_config: whether the models' recommended sampling is their default.
-    :raises ChangeSomething: if a model cannot be found, or two have the same name.
+    :param chat_template: the first model's, as a file or as text; None for its own.
+    :param chat_template_content_format: how that template gets content.
+    :raises ChangeSomething: if a model cannot be found, two have the same name, or the template
+        cannot be used.
     """
     from kvell.models.sources.named_sources import named_sources
     from kvell.models.sources.source import resolve_model
 
+    chosen = _chosen(chat_template, chat_template_content_format)
     named = named_sources(models[0], models[1:])
+    if served_names:
+        _check_names(served_names, [one.name for one in named[1:]])
+        named = [replace(named[0], name=served_names[0]), *named[1:]]
     paths = [resolve_model(one.source, cache_dir, progress) for one in named]
 
     def load() -> LoadedTexts:
@@ -31,11 +51,31 @@ def texts_of(
         from kvell.server.text.served_text import ServedText
 
         floor_bytes = process_bytes()
+        (name, path), *beside = zip([one.name for one in named], paths, strict=True)
         read = [
-            ServedText.load(one.name, path, generation_config)
-            for one, path in zip(named, paths, strict=True)
+            ServedText.load(name, path, generation_config, *chosen),
+            *(ServedText.load(*one, generation_config) for one in beside),
         ]
         give_back_freed()
         return LoadedTexts(read, floor_bytes)
 
     return Texts([one.name for one in named], load)
+
+
+def _check_names(served: Sequence[str], others: Sequence[str]) -> None:
+    for name in served:
+        if not name:
+            raise ChangeSomething("served_model_name", name, "is no name", "give one, or no flag")
+        if name in others or served.count(name) > 1:
+            problem, remedy = "is the name of two models", "give each name once"
+            raise ChangeSomething("served_model_name", name, problem, remedy)
+
+
+def _chosen(template: str | None, content_format: "ContentFormat") -> "list[ChosenTemplate]":
+    """What is said of the first model's template, if anything is."""
+    if template is None and content_format == "auto":
+        return []
+    # Imported here: most starts need it only later, beside the instance's.
+    from kvell.models.text.chat_template import chosen_template
+
+    return [chosen_template(template, content_format)]

@@ -15,6 +15,7 @@ from kvell.models.config.description import text_config
 from kvell.models.config.embeddings import EmbeddingFacts, embedding_facts
 from kvell.models.families.plain_config import known_config
 from kvell.models.images.processor import PictureProcessor
+from kvell.models.text.chat_template import THE_MODELS_OWN, ChosenTemplate
 from kvell.models.text.detokenizer import IncrementalDetokenizer, token_bytes
 from kvell.models.text.token_offsets import TokenOffsets, token_offsets
 from kvell.models.text.tokenizer import Tokenizer
@@ -49,25 +50,40 @@ class ServedText:
 
     @classmethod
     def load(
-        cls, name: str, path: Path, generation_config: GenerationConfig = "auto"
+        cls,
+        name: str,
+        path: Path,
+        generation_config: GenerationConfig = "auto",
+        chosen: ChosenTemplate = THE_MODELS_OWN,
     ) -> "ServedText":
         """Read the config and the tokenizer in a model's directory.
 
         :param generation_config: whether its recommended sampling is the default.
+        :param chosen: what the user says of its chat template.
         :raises ChangeSomething: if its files are damaged.
         """
         config = known_config(path)
         vocab_size = int(text_config(config).vocab_size)
-        processor, embeddings = PictureProcessor.of(path), embedding_facts(path, config)
-        tokenizer, model_type = Tokenizer.load(path), str(config.model_type)
+        processor, embeddings = PictureProcessor.of(path, chosen), embedding_facts(path, config)
+        tokenizer, model_type = Tokenizer.load(path, chosen), str(config.model_type)
         defaults = sampling_defaults(path, generation_config)
         return cls(name, vocab_size, tokenizer, model_type, processor, embeddings, defaults)
 
     @property
     def chat_template(self) -> str:
-        """The text of its chat template; "" if it has none, or several."""
-        template = self._tokenizer.backend.chat_template
-        return template if isinstance(template, str) else ""
+        """The text of its chat template, of all if there are several; "" if it has none."""
+        template = self._tokenizer.template
+        return template.text if template else ""
+
+    @property
+    def takes_tools(self) -> bool | None:
+        """Whether its chat template shows tools; None if it has none."""
+        template = self._tokenizer.template
+        return template.takes_tools if template else None
+
+    def tokenizer_info(self) -> dict[str, object]:
+        """Settings of its tokenizer that JSON can express, with the class and the chat template."""
+        return self._tokenizer.settings()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
         """Token ids of a text, int32 [tokens]."""

@@ -43,12 +43,21 @@ class TextModel(Protocol):
 
     @property
     def chat_template(self) -> str:
-        """The text of its chat template; "" if it has none."""
+        """The text of its chat template, of all if there are several; "" if it has none."""
+        ...
+
+    @property
+    def takes_tools(self) -> bool | None:
+        """Whether its chat template shows tools; None if it has none."""
         ...
 
     @property
     def embeddings(self) -> EmbeddingFacts:
         """What the model's files say of its embeddings."""
+        ...
+
+    def tokenizer_info(self) -> dict[str, object]:
+        """Settings of its tokenizer that JSON can express, with the class and the chat template."""
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:

@@ -1,6 +1,6 @@
 """Bodies of text completions, and what all bodies of answers share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,20 +90,24 @@ def so_far(used: Usage | None) -> Body:
     return {} if used is None else {"usage": usage_body(used)}
 
 
-def model_card(name: str, length: ContextLength, created: int) -> Body:
+def model_card(
+    name: str, length: ContextLength, created: int, takes_tools: bool | None = None
+) -> Body:
     """OpenAI's description of a model, with vLLM's ``max_model_len``.
 
     That is what one instance can hold; ``reach_tokens`` is the most while others lend it memory.
+
+    :param takes_tools: whether its chat template shows tools; None if it has none.
     """
     card = {"id": name, "object": "model", "created": created, "owned_by": "kvell"}
     reach_tokens = length.reach_tokens
-    return {**card, "max_model_len": length.alone_tokens, "reach_tokens": reach_tokens}
+    card |= {"max_model_len": length.alone_tokens, "reach_tokens": reach_tokens}
+    return {**card, "chat_template_takes_tools": takes_tools}
 
 
-def model_list(lengths: Mapping[str, ContextLength], created: int) -> Body:
-    """Body of ``/v1/models``, from each model's name and length."""
-    cards = [model_card(name, length, created) for name, length in lengths.items()]
-    return {"object": "list", "data": cards}
+def model_list(cards: Sequence[Body]) -> Body:
+    """Body of ``/v1/models``, from each model's card."""
+    return {"object": "list", "data": list(cards)}
 
 
 def json_response(body: Body, status: int = 200) -> Response:

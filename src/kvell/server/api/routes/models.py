@@ -1,14 +1,14 @@
-"""What is served, and its tokens: ``/v1/models``, ``/version``, ``/tokenize``, ``/detokenize``."""
+"""What is served and its tokens: ``/v1/models``, ``/version``, ``/tokenize``, ``/detokenize``, …"""
 
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, HTTPException, Response
 
 from kvell.errors import ChangeSomething
 from kvell.server.answers.chat_tools import chat_tools
-from kvell.server.api.bodies.completions import json_response, model_card, model_list
+from kvell.server.api.bodies.completions import Body, json_response, model_card, model_list
 from kvell.server.api.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from kvell.server.api.serving import Serving
 
@@ -19,30 +19,48 @@ class ModelsApi:
 
     serving: Serving
     started_unix_seconds: int
+    tells_tokenizer: bool = False
 
     def install(self, app: FastAPI) -> None:
         """Add the routes."""
         app.add_api_route("/v1/models", self.models, methods=["GET"])
         app.add_api_route("/v1/models/{name:path}", self.model, methods=["GET"])
         app.add_api_route("/version", self.version, methods=["GET"])
+        app.add_api_route("/tokenizer_info", self.tokenizer_info, methods=["GET"])
         app.add_api_route("/tokenize", self.tokenize, methods=["POST"])
         app.add_api_route("/detokenize", self.detokenize, methods=["POST"])
 
     async def models(self) -> Response:
-        """List the models that requests may name, and how long requests to each may be."""
-        served = self.serving.models_by_name.items()
-        lengths = {name: one.length for name, one in served}
-        return json_response(model_list(lengths, self.started_unix_seconds))
+        """List the models that requests may name, and how long requests to each may be.
+
+        ``chat_template_takes_tools`` is false for a model whose chat template shows no tools, and
+        null for one without a template.
+        """
+        return json_response(model_list([self._card(one) for one in self.serving.models_by_name]))
 
     async def model(self, name: str) -> Response:
         """Describe one model; 404 if it is not served."""
-        name, served = self.serving.named(name)
-        card = model_card(name, served.length, self.started_unix_seconds)
-        return json_response(card)
+        return json_response(self._card(name))
+
+    def _card(self, name: str) -> Body:
+        _, served = self.serving.named(name)
+        takes_tools = served.text.takes_tools
+        return model_card(name, served.length, self.started_unix_seconds, takes_tools)
 
     async def version(self) -> Response:
         """Tell the version of Kvell."""
         return json_response({"version": version("kvell")})
+
+    async def tokenizer_info(self) -> Response:
+        """Tell the settings of the first model's tokenizer, its chat template among them.
+
+        The status is 404 unless the server was started with ``--enable-tokenizer-info-endpoint``.
+        """
+        if not self.tells_tokenizer:
+            remedy = "start the server with --enable-tokenizer-info-endpoint"
+            raise HTTPException(404, f"the tokenizer's settings are not shown; {remedy}")
+        _, served = self.serving.named(None)
+        return json_response(served.text.tokenizer_info())
 
     async def tokenize(self, body: TokenizeRequest) -> Response:
         """Turn a text or a conversation into the token ids that a request would have.

@@ -1,4 +1,4 @@
-"""For operators: probes, ``/metrics``, ``/debug/memory`` and ``/debug/audit``."""
+"""For operators: probes, ``/load``, ``/metrics``, ``/debug/memory`` and ``/debug/audit``."""
 
 import asyncio
 from collections.abc import Sequence
@@ -38,6 +38,9 @@ class OperatorApi:
         app.add_api_route("/livez", self.alive, methods=["GET"])
         for path in ("/readyz", "/health"):
             app.add_api_route(path, self.health, methods=["GET"])
+        for method in ("GET", "POST"):
+            app.add_api_route("/ping", self.ping, methods=[method])
+        app.add_api_route("/load", self.load, methods=["GET"])
         text = PlainTextResponse
         app.add_api_route("/metrics", self.prometheus, methods=["GET"], response_class=text)
         app.add_api_route("/debug/memory", self.memory, methods=["GET"])
@@ -56,6 +59,14 @@ class OperatorApi:
         """Answer 200 while an instance serves, else 503; ``status`` says what is going on."""
         status = 200 if self.front.state == "serving" else 503
         return json_response({"status": self.front.state}, status)
+
+    async def ping(self) -> Response:
+        """Answer as ``/health``; Amazon SageMaker asks here."""
+        return await self.health()
+
+    async def load(self) -> Response:
+        """Tell how many answers run or wait, as ``server_load``."""
+        return json_response({"server_load": self.front.in_flight + self.front.waiting})
 
     async def prometheus(self) -> Response:
         """Give every metric in Prometheus's text format."""

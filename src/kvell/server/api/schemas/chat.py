@@ -78,7 +78,7 @@ class ChatMessage(RequestPart):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     """Who speaks; ``function`` is an older name of ``tool``."""
     content: str | Parts | None = None
-    """A text, or parts that are joined."""
+    """A text, or parts, which are joined if the model's chat template reads texts."""
     name: str | None = Field(default=None, max_length=256)
     """Name of the speaker, for chat templates that show it."""
     tool_calls: Annotated[list[ToolCallMessage], Field(max_length=MAX_TOOLS)] | None = None
@@ -95,7 +95,7 @@ class ChatMessage(RequestPart):
     """What this answer said instead of an answer."""
 
     def plain(self) -> dict[str, Any]:
-        """The message with its content as text, or as parts where it has images.
+        """The message with its content as text or parts, as it was sent.
 
         An image is ``{"type": "image"}``, as chat templates of such models know it.
         """
@@ -110,10 +110,7 @@ class ChatMessage(RequestPart):
         content = self.content
         if content is None or isinstance(content, str):
             return content or self.refusal or ""
-        parts = [_template_part(part) for part in content]
-        if any(part["type"] == "image" for part in parts):
-            return parts
-        return "".join(part["text"] for part in parts)
+        return [_template_part(part) for part in content]
 
 
 def _template_part(part: TextPart | ImagePart | RefusalPart) -> dict[str, str]:

@@ -1,0 +1,202 @@
+"""A model's chat template: where it lies, what it reads, and which words of its own it has."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, TemplateSyntaxError, nodes
+
+from kvell.errors import ChangeSomething
+from kvell.models.config.json_files import read_optional_json
+from kvell.models.text.content_format import (
+    ROLES,
+    ContentFormat,
+    Message,
+    Render,
+    TakesTemplate,
+    roles_with_parts,
+)
+
+DEFAULT, FOR_TOOLS = "default", "tool_use"
+"""Names of the templates that are taken, if a model has several: without tools and with them."""
+TEMPLATE_FILE, PROCESSOR_FILE = "chat_template.jinja", "chat_template.json"
+JINJA_CHARS = frozenset("{}\n")
+"""A text with one of these is a template; one without can only be the name of a file."""
+
+
+@dataclass(frozen=True)
+class ChosenTemplate:
+    """What a user says of a model's chat template.
+
+    :param text: the template; None for the model's own.
+    :param name: the file that has it, for messages.
+    :param content_format: how it gets content; ``auto`` tries what it reads.
+    """
+
+    text: str | None = None
+    name: str = ""
+    content_format: ContentFormat = "auto"
+
+
+THE_MODELS_OWN = ChosenTemplate()
+
+
+def chosen_template(template: str | None, content_format: ContentFormat = "auto") -> ChosenTemplate:
+    """Read and check a template that a user gives.
+
+    :param template: a file, or the text itself; None for the model's own.
+    :raises ChangeSomething: if there is no such file, or the template does not compile.
+    """
+    if template is None:
+        return ChosenTemplate(content_format=content_format)
+    text, name = _read(template)
+    syntax_tree(text, "chat_template", name)
+    return ChosenTemplate(text, name, content_format)
+
+
+@dataclass(frozen=True)
+class ChatTemplate:
+    """The chat template of a tokenizer or processor, or several by name.
+
+    :param texts: by name; the only one is ``default``.
+    :param parts_for: roles whose content it reads as a list of parts.
+    :param takes_tools: whether it shows tools at all.
+    """
+
+    texts: Mapping[str, str]
+    parts_for: frozenset[str]
+    takes_tools: bool
+
+    @property
+    def text(self) -> str:
+        """All texts, one after the other: what any of them writes stands here."""
+        return "\n".join(self.texts.values())
+
+    @property
+    def usual(self) -> str:
+        """The one that is meant for all conversations, or else the first."""
+        return self.texts.get(DEFAULT) or next(iter(self.texts.values()))
+
+    def text_for(self, *, tools: bool) -> str:
+        """The template of a conversation.
+
+        :param tools: whether it has some.
+        :raises KeyError: if there is none that is meant for all conversations.
+        """
+        return self.texts[FOR_TOOLS if tools and FOR_TOOLS in self.texts else DEFAULT]
+
+
+def read_template(
+    found: object, chosen: ChosenTemplate, path: Path | None, backend: TakesTemplate
+) -> ChatTemplate | None:
+    """The template that is to be used; None if there is none.
+
+    :param found: what transformers has found in the model's directory: one, or several by name.
+    :param path: the directory, for one that transformers leaves to processors; None if unknown.
+    :param backend: the tokenizer or processor of transformers that renders it.
+    :raises ChangeSomething: if a template does not compile, naming its file and line.
+    """
+    field, name = ("chat_template", chosen.name) if chosen.text is not None else ("model", "")
+    if chosen.text is not None:
+        found = chosen.text
+    elif not found and path is not None:
+        found = read_optional_json(path / PROCESSOR_FILE).get("chat_template")
+        name = str(path / PROCESSOR_FILE)
+    if not found:
+        return None
+    texts = dict(found) if isinstance(found, Mapping) else {DEFAULT: str(found)}
+    trees = {
+        one: syntax_tree(text, field, name or _place(path, one, several=len(texts) > 1))
+        for one, text in texts.items()
+    }
+    usual = texts.get(DEFAULT) or next(iter(texts.values()))
+    tree = trees.get(DEFAULT) or next(iter(trees.values()))
+    takes_tools = FOR_TOOLS in texts or _reads(tree, "tools")
+    formats = {"string": frozenset[str](), "openai": ROLES}
+    parts_for = formats.get(chosen.content_format)
+    if parts_for is None:
+        parts_for = roles_with_parts(
+            _rendering(backend, usual), iterates=_iterates_over_content(tree)
+        )
+    return ChatTemplate(texts, parts_for, takes_tools)
+
+
+def _rendering(backend: TakesTemplate, template: str) -> Render:
+    """What renders conversations with the text of a template."""
+
+    def rendered(messages: Sequence[Message]) -> str:
+        text = backend.apply_chat_template(
+            list(messages), chat_template=template, add_generation_prompt=True, tokenize=False
+        )
+        return str(text)
+
+    return rendered
+
+
+def syntax_tree(text: str, field: str, name: str) -> nodes.Template:
+    """The syntax tree of a template.
+
+    :param field: that is to blame, for errors.
+    :param name: where it comes from, likewise.
+    :raises ChangeSomething: if it does not compile, naming the line.
+    """
+    # Imported here: an instance behind a front handles no text.
+    from transformers.utils.chat_template_utils import _compile_jinja_template
+
+    try:
+        environment: Environment = _compile_jinja_template(text).environment
+        tree = environment.parse(text)
+    except TemplateSyntaxError as error:
+        problem = f"line {error.lineno} of the template does not compile ({error.message})"
+        raise ChangeSomething(field, name, problem, "repair it, or give another") from error
+    return tree
+
+
+def _reads(tree: nodes.Template, variable: str) -> bool:
+    return any(one.name == variable and one.ctx == "load" for one in tree.find_all(nodes.Name))
+
+
+def _read(template: str) -> tuple[str, str]:
+    """The text of a template and its name."""
+    file = Path(template).expanduser()
+    try:
+        if JINJA_CHARS.isdisjoint(template) or file.is_file():
+            return file.read_text(encoding="utf-8"), template
+    except (OSError, ValueError) as error:
+        if JINJA_CHARS.isdisjoint(template):
+            problem = f"cannot be read ({' '.join(str(error).split())[:200]})"
+            remedy = "give a file, or a template's text"
+            raise ChangeSomething("chat_template", template, problem, remedy) from error
+    return template, "the given text"
+
+
+def _place(path: Path | None, name: str, *, several: bool) -> str:
+    """Where a model's own template most likely lies."""
+    if path is None:
+        return "the model's chat template"
+    for file in (path / TEMPLATE_FILE, path / "additional_chat_templates" / f"{name}.jinja"):
+        if file.is_file() and (name == DEFAULT) == (file.name == TEMPLATE_FILE):
+            return str(file)
+    return f"{path / 'tokenizer_config.json'}" + (f", chat_template {name!r}" if several else "")
+
+
+def _iterates_over_content(tree: nodes.Template) -> bool:
+    """Whether a loop runs over the content of a message, or over a variable that has it."""
+    names = {
+        one.target.name
+        for one in tree.find_all(nodes.Assign)
+        if isinstance(one.target, nodes.Name) and _is_content(one.node, frozenset())
+    }
+    return any(_is_content(one.iter, frozenset(names)) for one in tree.find_all(nodes.For))
+
+
+def _is_content(node: nodes.Node | None, names: frozenset[str]) -> bool:
+    if isinstance(node, nodes.Filter):
+        return _is_content(node.node, names)
+    if isinstance(node, nodes.Getattr):
+        return node.attr == "content"
+    if isinstance(node, nodes.Getitem):
+        if isinstance(node.arg, nodes.Slice):
+            return _is_content(node.node, names)
+        return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
+    return isinstance(node, nodes.Name) and node.name in names

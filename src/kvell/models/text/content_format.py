@@ -1,0 +1,98 @@
+"""Whether a chat template reads the content of messages as a text or as a list of parts.
+
+A template that reads parts shows nothing of a text, and raises no error.  So it is tried with both,
+for each role; one that shows neither reads parts if it has a loop over them, as vLLM takes it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, Protocol
+
+ContentFormat = Literal["auto", "string", "openai"]
+"""What a template gets: a text, parts as OpenAI's API has them, or what it reads."""
+Message = Mapping[str, object]
+Render = Callable[[Sequence[Message]], str]
+
+
+class TakesTemplate(Protocol):
+    """A tokenizer or processor of transformers."""
+
+    def apply_chat_template(self, conversation: list[Message], **given: object) -> object:
+        """The text of a conversation."""
+        ...
+
+
+ROLES = frozenset({"system", "user", "assistant", "tool"})
+USER = "user"
+PROBE = "kvellprobe7f3a"
+_CALL = {"id": "call00001", "type": "function", "function": {"name": "probe", "arguments": {}}}
+
+
+def with_content(messages: Sequence[Message], parts_for: frozenset[str]) -> list[Message]:
+    """The messages with each text as the template reads it.
+
+    Content with images stays a list of parts: a template of such a model says where they stand.
+
+    :param parts_for: roles whose content is a list of parts; other roles than :data:`ROLES` are as
+        the user.
+    :raises KeyError: if a part of type ``text`` has no ``text``.
+    """
+    return [_with_content(one, parts_for) for one in messages]
+
+
+def roles_with_parts(render: Render, *, iterates: bool) -> frozenset[str]:
+    """Roles whose content a template reads as a list of parts.
+
+    :param render: the template; it may raise anything.
+    :param iterates: whether it has a loop over the content of a message.
+    """
+    by_user = _reads_parts(render, lambda content: [_said(USER, content)])
+    if by_user is None:
+        by_user = iterates
+    asked = _said(USER, _content("hello", is_parts=by_user))
+    called = {**_said("assistant", _content("", is_parts=by_user)), "tool_calls": [_CALL]}
+    answered = {"name": "probe", "tool_call_id": _CALL["id"]}
+    found = {
+        USER: by_user,
+        "system": _reads_parts(render, lambda content: [_said("system", content), asked]),
+        "assistant": _reads_parts(
+            render, lambda content: [asked, _said("assistant", content), asked]
+        ),
+        "tool": _reads_parts(
+            render, lambda content: [asked, called, {**_said("tool", content), **answered}]
+        ),
+    }
+    return frozenset(role for role, parts in found.items() if (by_user if parts is None else parts))
+
+
+def _with_content(message: Message, parts_for: frozenset[str]) -> Message:
+    content, role = message.get("content"), message.get("role")
+    is_parts = (role if role in ROLES else USER) in parts_for
+    if isinstance(content, str) and is_parts:
+        return {**message, "content": _content(content, is_parts=True)}
+    if isinstance(content, list) and not is_parts and _is_text(content):
+        return {**message, "content": "".join(str(part["text"]) for part in content)}
+    return message
+
+
+def _is_text(parts: Sequence[object]) -> bool:
+    return all(isinstance(part, Mapping) and part.get("type") == "text" for part in parts)
+
+
+def _content(text: str, *, is_parts: bool) -> str | list[dict[str, str]]:
+    return [{"type": "text", "text": text}] if is_parts else text
+
+
+def _said(role: str, content: object) -> dict[str, object]:
+    return {"role": role, "content": content}
+
+
+def _reads_parts(render: Render, conversation: Callable[[object], list[Message]]) -> bool | None:
+    """Whether a text is shown only if it is a part; None if it is not shown either way."""
+    for is_parts in (False, True):
+        try:
+            text = render(conversation(_content(PROBE, is_parts=is_parts)))
+        except Exception:  # a template may do anything but show the text
+            continue
+        if PROBE in text.lower():
+            return is_parts
+    return None

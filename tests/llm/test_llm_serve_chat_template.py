@@ -1,0 +1,119 @@
+"""``kvell serve --chat-template``: what the model reads is what the client sent."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from kvell.llm import LLM
+
+PATIENCE_SECONDS = 120.0
+PARTS = (
+    "{% for message in messages %}[{{ message.role }}]{% for part in message.content %}"
+    "{{ part.text }}{% endfor %}{% endfor %}"
+)
+CONVERSATION: Any = [
+    {"role": "developer", "content": "Be brief."},
+    {"role": "user", "content": [{"type": "text", "text": "Hi "}, {"type": "text", "text": "you"}]},
+]
+READ = "[system]Be brief.[user]Hi you"
+TOOL: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+def command(*flags: str) -> list[str]:
+    start = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
+    return [*start, "--kv-memory", "64MiB", "--max-model-len", "256", *flags]
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("template") / "parts.jinja"
+    file.write_text(PARTS)
+    return file
+
+
+@pytest.fixture(scope="module")
+def client(smollm2_path: Path, template: Path) -> Iterator[httpx.Client]:
+    environment = os.environ | {"KVELL_CACHE_DIR": str(smollm2_path.parent)}
+    words = command("--chat-template", str(template))
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        url = json.loads(process.stdout.readline())["url"]
+        with httpx.Client(base_url=url, timeout=60) as asking:
+            yield asking
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_SECONDS) == 0
+
+
+def test_text_and_parts_reach_a_template_that_reads_parts(client: httpx.Client) -> None:
+    tokens = client.post("/tokenize", json={"messages": CONVERSATION}).json()["tokens"]
+    read = client.post("/detokenize", json={"tokens": tokens}).json()["prompt"]
+    assert read == READ
+    asked = {"messages": CONVERSATION, "max_tokens": 1}
+    usage = client.post("/v1/chat/completions", json=asked).json()["usage"]
+    assert usage["prompt_tokens"] == len(tokens)
+    answered = client.post(
+        "/v1/responses",
+        json={
+            "instructions": "Be brief.",
+            "input": [{"role": "user", "content": [{"type": "input_text", "text": "Hi you"}]}],
+            "max_output_tokens": 1,
+        },
+    ).json()
+    assert answered["usage"]["input_tokens"] == len(tokens)
+
+
+def test_the_card_says_that_tools_are_not_shown(client: httpx.Client) -> None:
+    [card] = client.get("/v1/models").json()["data"]
+    assert card["chat_template_takes_tools"] is False
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (
+            ("--chat-template", "{% for x in y %}"),
+            "--chat-template=the given text: line 1 of the template does not compile",
+        ),
+        (("--chat-template", "gone.jinja"), "--chat-template=gone.jinja: cannot be read"),
+        (("--chat-template-content-format", "xml"), "'xml' is not one of"),
+    ],
+)
+def test_a_template_that_cannot_be_used_ends_the_start(
+    smollm2_path: Path, flags: tuple[str, ...], complaint: str
+) -> None:
+    environment = os.environ | {"KVELL_CACHE_DIR": str(smollm2_path.parent)}
+    ended = subprocess.run(
+        command(*flags),
+        check=False,
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=PATIENCE_SECONDS,
+    )
+    assert ended.returncode == 2, ended.stderr
+    assert complaint in ended.stderr
+
+
+def test_the_library_takes_the_same_words(smollm2_path: Path, template: Path) -> None:
+    llm = LLM(str(smollm2_path), kv_memory_bytes=64 << 20, max_model_len=256)
+    conversation = [{"role": "system", "content": "Be brief."}, CONVERSATION[1]]
+
+    def read(**more: Any) -> str:
+        [output] = llm.chat(conversation, **more)
+        return llm.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
+
+    assert "Be brief." in read() and "Hi you" in read()
+    assert read(chat_template=str(template)) == READ
+    assert read(chat_template=PARTS, chat_template_content_format="string") == "[system][user]"
+    tools = read(chat_template="{{ tools | tojson }}{{ style }}", tools=[TOOL],
+                 chat_template_kwargs={"style": "!"})  # fmt: skip
+    assert json.loads(tools.removesuffix("!")) == [TOOL]
+    assert read(add_generation_prompt=False) == read().removesuffix("<|im_start|>assistant\n")
