@@ -23,11 +23,21 @@ from kvell.engine.protocol.messages import Cancel, Event, Finished, Tokens
 from kvell.engine.protocol.pooling import EmbeddingOutput
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.admissible import request_problem, sampling_problem
+from kvell.engine.requests.beam_search import BeamSearch, BeamSearchParams
 from kvell.engine.requests.pooling import pooling_problem, served_pooling
 from kvell.engine.setup.contract import MemoryContract
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething, TryLater
-from kvell.llm_jobs import AnswerJob, EmbeddingJob, Job, raise_if_failed
+from kvell.llm_jobs import (
+    AnswerJob,
+    BeamJob,
+    BeamSearchOutput,
+    EmbeddingJob,
+    Job,
+    measured,
+    one_each,
+    raise_if_failed,
+)
 from kvell.models.images.image_content import ImagePrompt, Tensors
 from kvell.models.images.image_store import take_images
 from kvell.models.loading.named_models import NamedModel
@@ -147,7 +157,7 @@ class LLM:
             the others end too.
         """
         many = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
-        params = _each(sampling or SamplingParams(), len(many))
+        params = one_each(sampling or SamplingParams(), len(many))
         ids = [self._token_ids(prompt) for prompt in many]
         with self._told(ids, many) as told:
             models = [self._model_of(prompt) for prompt in many]
@@ -162,7 +172,8 @@ class LLM:
             self.engine.core.max_running = 0
             for batch in [[job] for job in jobs] if sequential else [jobs]:
                 self._run(batch)
-        self._stats = self._measure(jobs, self._clock.now_seconds() - started_seconds)
+        seconds = self._clock.now_seconds() - started_seconds
+        self._stats = measured(jobs, seconds, self.engine.core.max_running)
         return [_output(job) for job in jobs]
 
     def chat(
@@ -197,6 +208,23 @@ class LLM:
         many = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
         jobs = [self._embedding_job(prompt, pooling) for prompt in many]
         self._run(jobs)
+        return [job.output() for job in jobs]
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
+    ) -> list[BeamSearchOutput]:
+        """Find the likeliest answers to every prompt; return them in the order of the prompts.
+
+        Beams share the pages of what they have in common.
+
+        :param prompts: as for :meth:`generate`, without images.
+        :raises ChangeSomething: if a prompt can never be served; then nothing is run.
+        :raises RequestFailed: if the model's logits are no numbers.
+        """
+        many = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        jobs = [self._beam_job(prompt, params) for prompt in many]
+        while step := [request for job in jobs for request in job.requests()]:
+            self._run(step)
         return [job.output() for job in jobs]
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str]:
@@ -261,6 +289,15 @@ class LLM:
         if problem := pooling_problem(ids, limits, has_images=has_images):
             raise problem
         return EmbeddingJob(ids, name, asked)
+
+    def _beam_job(self, prompt: Prompt, params: BeamSearchParams) -> BeamJob:
+        """Return a prompt's beam search, checked."""
+        name, ids = self._model_of(prompt), self._token_ids(prompt)
+        if _images_of(prompt):
+            raise ChangeSomething("images", "…", "do not go with a beam search", "leave them out")
+        self._check(ImagePrompt(ids, ()), SamplingParams(max_tokens=params.max_tokens), name)
+        search = BeamSearch.of(params, self.engine.core.rules(name).eos_token_ids)
+        return BeamJob(ids, search, self._tokenizer(name), name)
 
     def _submit(self, job: Job) -> RequestId:
         request_id = RequestId(f"r{self._next_id}")
@@ -334,19 +371,6 @@ class LLM:
             raise problem
         self.engine.grammars.check(sampling.structured_outputs, model)
 
-    def _measure(self, jobs: Sequence[AnswerJob], seconds: float) -> dict[str, Any]:
-        outputs = sum(len(job.token_ids) for job in jobs)
-        return {
-            "generation_seconds": seconds,
-            "max_running": self.engine.core.max_running,
-            "requests": len(jobs),
-            "prompt_tokens": sum(len(job.prompt) for job in jobs),
-            "output_tokens": outputs,
-            "output_tokens_per_second": outputs / seconds if seconds else 0.0,
-            "cached_tokens": sum(job.finished.cached_tokens for job in jobs if job.finished),
-            "preemptions": sum(job.finished.preemptions for job in jobs if job.finished),
-        }
-
 
 def _output(job: AnswerJob) -> RequestOutput:
     """Return a finished request as users see it."""
@@ -371,15 +395,3 @@ def _output(job: AnswerJob) -> RequestOutput:
 def _images_of(prompt: Prompt) -> Tensors | None:
     """Return the tensors of a prompt's images, if it has any."""
     return prompt.get("images") if isinstance(prompt, Mapping) else None
-
-
-def _each(
-    sampling: SamplingParams | Sequence[SamplingParams], count: int
-) -> Sequence[SamplingParams]:
-    if isinstance(sampling, SamplingParams):
-        return [sampling] * count
-    if len(sampling) != count:
-        raise ChangeSomething(
-            "sampling", f"{len(sampling)} items", f"does not match {count} prompts", "give one each"
-        )
-    return sampling
