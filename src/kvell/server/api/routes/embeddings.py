@@ -16,8 +16,9 @@ from kvell.server.api.bodies.completions import json_response
 from kvell.server.api.bodies.embeddings import cut_to, embeddings_body
 from kvell.server.api.schemas.embeddings import MAX_INPUT_TOKENS, EmbeddingsRequest
 from kvell.server.api.serving import Served, Serving, guarded
-from kvell.server.text.embeddings import MOST_AT_ONCE, all_embedded
+from kvell.server.text.embeddings import all_embedded
 from kvell.server.text.session_key import prompt_key
+from kvell.server.text.several.side_by_side import MOST_AT_ONCE
 from kvell.server.text.text_encoder import TokenIds
 from kvell.server.text.text_model import PreparedPrompt
 from kvell.server.text.text_stream import TextDelta, Usage

@@ -3,7 +3,7 @@
 Fields that only accompany a request (``user``, ``metadata`` …) are accepted and unused.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
@@ -76,6 +76,12 @@ class GenerationRequest(BaseModel):
     repetition_penalty: RepetitionPenalty | None = None
     logit_bias: Biases | None = None
     prompt_logprobs: int | None = None
+    use_beam_search: bool | None = False
+    """Find the ``n`` likeliest answers, with as many beams, at most 10; nothing is drawn."""
+    length_penalty: float | None = None
+    """With ``use_beam_search``: scores are divided by the length to this power; 1 if null."""
+    early_stopping: StrictBool | Literal["never"] | None = None
+    """With ``use_beam_search``: end as soon as every beam has an answer, as in transformers."""
     return_token_ids: bool | None = False
     """Tell the ids of the answer's tokens beside its text."""
 
@@ -178,6 +184,14 @@ class GenerationRequest(BaseModel):
         """Answers to each prompt."""
         return 1 if self.n is None else self.n
 
+    def sequences(self) -> int:
+        """Requests to the instance that each prompt needs at once: answers, or beams."""
+        return self.choices()
+
+    def sequences_field(self) -> str:
+        """The field that says how many they are, for errors."""
+        return "n"
+
     def include_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
         return self.stream_options is not None and self.stream_options.include_usage
@@ -225,7 +239,7 @@ class CompletionRequest(GenerationRequest):
     max_tokens: Count | None = 16
     """Most output tokens; 0 only with ``echo``; as many as fit if null."""
     best_of: int | None = None
-    """Must equal ``n``, or be 1 or null."""
+    """Must equal ``n``, or be 1 or null; with ``use_beam_search``: how many beams."""
     echo: bool | None = False
     """Begin the text with the prompt."""
     logprobs: int | None = None
@@ -257,10 +271,19 @@ class CompletionRequest(GenerationRequest):
         """
         if self.suffix:
             raise ChangeSomething("suffix", "…", "is not supported", "leave it out")
-        if self.best_of not in (None, 1, self.choices()):
+        if not self.use_beam_search and self.best_of not in (None, 1, self.choices()):
             remedy = f"use {self.choices()}, or leave it out"
             raise ChangeSomething("best_of", self.best_of, "differs from n", remedy)
         return super().sampling(room)
+
+    def sequences(self) -> int:
+        """``best_of`` beams, or ``n`` answers."""
+        beams = self.best_of if self.use_beam_search else None
+        return self.choices() if beams is None else beams
+
+    def sequences_field(self) -> str:
+        """``best_of`` if that says how many beams there are."""
+        return "best_of" if self.use_beam_search and self.best_of is not None else "n"
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each as text or token ids.
