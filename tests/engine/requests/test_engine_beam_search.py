@@ -131,7 +131,7 @@ def test_with_beams_for_everything_the_answers_are_the_best_of_all(
 
     def score(tokens: tuple[int, ...]) -> float:
         steps = [model.logprobs(tokens[:i])[token] for i, token in enumerate(tokens)]
-        return float(sum(steps)) / len(tokens) ** penalty
+        return float(sum(steps) / len(tokens) ** penalty)
 
     best = sorted(answers, key=score, reverse=True)[:10]
     assert len(answers) == 15

@@ -136,8 +136,14 @@ def test_what_does_not_go_with_beams_is_refused_by_name(
 
 
 def test_what_says_nothing_is_taken(server_url: str) -> None:
-    plain = {"top_p": 1, "top_k": 0, "min_p": 0, "presence_penalty": 0, "logit_bias": {}}
-    more = {"stop": [], "response_format": {"type": "text"}, "length_penalty": None}
+    plain: dict[str, Any] = {
+        "top_p": 1,
+        "top_k": 0,
+        "min_p": 0,
+        "presence_penalty": 0,
+        "logit_bias": {},
+    }
+    more: dict[str, Any] = {"stop": [], "response_format": {"type": "text"}, "length_penalty": None}
     assert completion(server_url, **plain, **more).status_code == 200
     said = {"length_penalty": 1.0, "early_stopping": False}
     assert completion(server_url, use_beam_search=False, **said).status_code == 200

@@ -23,6 +23,7 @@ from kvell.server.api.routes.embeddings import EmbeddingsApi
 from kvell.server.api.routes.models import ModelsApi
 from kvell.server.api.routes.operator import OperatorApi
 from kvell.server.api.routes.responses import ResponsesApi
+from kvell.server.api.routes.scores import RERANK_PATHS, SCORE_PATHS, ScoresApi
 from kvell.server.api.schemas.embeddings import MAX_INPUT_TOKENS, MAX_INPUTS
 from kvell.server.api.serve_options import MAX_BODY_BYTES
 from kvell.server.api.serving import Served, Serving
@@ -33,10 +34,15 @@ from kvell.server.text.lanes import TextWork
 from kvell.server.text.text_model import TextModel
 from kvell.server.text.work_memory import most_work_bytes
 
+_SCORED = ("text_1", "text_2", "queries", "documents")
 _BOUNDS_BY_PATH = {
-    EMBEDDINGS_PATH: BodyBounds(elements_by_field={"input": MAX_INPUT_TOKENS + 2 * MAX_INPUTS})
+    EMBEDDINGS_PATH: BodyBounds(elements_by_field={"input": MAX_INPUT_TOKENS + 2 * MAX_INPUTS}),
+    **dict.fromkeys(
+        (*SCORE_PATHS, *RERANK_PATHS),
+        BodyBounds(elements_by_field=dict.fromkeys(_SCORED, 4 * MAX_INPUTS)),
+    ),
 }
-"""Inputs may be token ids; elsewhere ``input`` is a conversation."""
+"""Inputs may be token ids; elsewhere ``input`` is a conversation.  Documents may be objects."""
 
 
 def build_app(
@@ -76,7 +82,9 @@ def build_app(
     CompletionsApi(serving).install(app)
     ChatApi(serving).install(app)
     ResponsesApi(serving).install(app)
-    EmbeddingsApi(serving).install(app)
+    embeddings = EmbeddingsApi(serving)
+    embeddings.install(app)
+    ScoresApi(embeddings).install(app)
     ModelsApi(serving, int(time.time())).install(app)
     OperatorApi(front, metrics, floor_bytes, work_bytes).install(app)
     ClusterApi(front, floor_bytes + work_bytes, os.getpid()).install(app)

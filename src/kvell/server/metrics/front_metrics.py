@@ -72,6 +72,7 @@ REASONS = ("stop", "length", "cancelled", "refused", "error")
 ANSWERED = ("stop", "length")
 COUNTED_PATHS = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"}
+    | {"/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"}
 )
 Awaited = Literal["idle", "body", "answer"]
 """What a connection waits for: a request, its body, or an answer."""

@@ -32,12 +32,16 @@ def embeddings_body(
         {"object": "embedding", "index": index, "embedding": _written(vector, encoding)}
         for index, vector in enumerate(vectors)
     ]
-    used = {
+    return {"object": "list", "data": data, "model": model, "usage": embeddings_usage(usage)}
+
+
+def embeddings_usage(usage: Usage) -> Body:
+    """``usage`` of an answer that no tokens were made for."""
+    return {
         "prompt_tokens": usage.prompt_tokens,
         "total_tokens": usage.prompt_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
     }
-    return {"object": "list", "data": data, "model": model, "usage": used}
 
 
 def _written(vector: NDArray[np.float32], encoding: Encoding) -> str | msgspec.Raw:
