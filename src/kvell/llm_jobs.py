@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -243,7 +243,7 @@ def one_each(
     return sampling
 
 
-def measured(jobs: Sequence[AnswerJob], seconds: float, max_running: int) -> dict[str, Any]:
+def measured(jobs: Sequence[AnswerJob], seconds: float, max_running: int) -> dict[str, float]:
     """The figures of requests that have ended (:meth:`kvell.LLM.stats`)."""
     outputs = sum(len(job.token_ids) for job in jobs)
     return {

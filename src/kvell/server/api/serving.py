@@ -4,7 +4,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fastapi import Request, Response
 
@@ -28,6 +28,7 @@ from kvell.server.api.streaming import (
     until_gone,
     with_error_event,
 )
+from kvell.server.logs.ignored_hints import IgnoredHints
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.server.text.context_length import ContextLength
 from kvell.server.text.session_key import prompt_key
@@ -82,11 +83,13 @@ class Serving:
 
     :param models_by_name: the first for requests that name none.
     :param metrics: the observer that was given to the front.
+    :param ignored_hints: names kinds of ``kv_hints`` that are not followed.
     """
 
     front: Front
     models_by_name: Mapping[str, Served]
     metrics: ServerMetrics
+    ignored_hints: IgnoredHints = field(default_factory=IgnoredHints)
 
     def named(self, name: str | None) -> tuple[str, Served]:
         """The model of a name, and its name; None means the first.
@@ -113,13 +116,15 @@ class Serving:
         if count > 1 and most_tokens > MOST_TOKENS_ASKED:
             remedy = f"ask for at most {MOST_TOKENS_ASKED} in all: set max_tokens or a smaller n"
             raise ChangeSomething("n", choices, f"asks for {most_tokens} tokens", remedy)
+        if body.kv_hints is not None:
+            self.ignored_hints.note(body.kv_hints.ignored())
         prompt_tokens = sum(len(ids) for ids in asked.prompts)
         trace = asked.visit.trace
         if trace is not None:
             trace.asked(heading.model, samplings[0])
         priority = body.priority or 0
-        field = body.sequences_field() if body.sequences() > 1 else "prompt"
-        sequences = Sequences(count, field, priority=priority)
+        name = body.sequences_field() if body.sequences() > 1 else "prompt"
+        sequences = Sequences(count, name, priority=priority)
         asked.visit.begin(heading.answer_id, heading.model, prompt_tokens, most_tokens, sequences)
         deltas = self._answers(asked, samplings, searches)
         for _ in asked.prompts:

@@ -16,6 +16,7 @@ from kvell.server.api.schemas.formats import (
     StructuredField,
     json_text,
 )
+from kvell.server.api.schemas.kv_hints import KvHints
 from kvell.server.text.context_length import AnswerRoom
 
 MAX_INT32 = 2**31 - 1
@@ -104,6 +105,9 @@ class GenerationRequest(BaseModel):
     prompt_cache_retention: str | None = Field(default=None, max_length=64)
     """Accepted and not used."""
     will_return: StrictBool | None = None
+    kv_hints: KvHints | None = None
+    """An orchestrator's advice on the KV cache, in the envelope that vLLM, SGLang and TensorRT-LLM
+    take: ``kv.retain`` says what ``will_return`` does; other actions are named in the log."""
     deadline_seconds: Annotated[float, Field(gt=0, le=MAX_DEADLINE_SECONDS)] | None = None
     """A request that has not ended by then ends with 408."""
     priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
@@ -147,7 +151,7 @@ class GenerationRequest(BaseModel):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
             n=self.choices(),
-            will_return=self.will_return,
+            will_return=self.returns(),
             min_p=self.min_p or 0.0,
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
@@ -183,6 +187,14 @@ class GenerationRequest(BaseModel):
     def choices(self) -> int:
         """Answers to each prompt."""
         return 1 if self.n is None else self.n
+
+    def returns(self) -> bool | None:
+        """Whether a later prompt will begin with this one: ``will_return``, or what hints say.
+
+        :raises ChangeSomething: naming what is wrong in the hints.
+        """
+        hinted = None if self.kv_hints is None else self.kv_hints.will_return()
+        return hinted if self.will_return is None else self.will_return
 
     def sequences(self) -> int:
         """Requests to the instance that each prompt needs at once: answers, or beams."""

@@ -22,6 +22,7 @@ from kvell.server.api.schemas.generation import (
     StreamOptions,
     TokenId,
 )
+from kvell.server.api.schemas.kv_hints import KvHints
 from kvell.server.api.schemas.response_items import InputItem, chat_messages
 
 LOGPROBS = "message.output_text.logprobs"
@@ -30,7 +31,7 @@ _SAME = (
     *("top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"),
     *("structured_outputs", "chat_template_kwargs", "cache_salt", "prompt_cache_key"),
-    *("will_return", "metadata", "user", "service_tier", "safety_identifier"),
+    *("will_return", "kv_hints", "metadata", "user", "service_tier", "safety_identifier"),
 )
 """Fields that chat has under the same name."""
 _NAMES_HERE = (
@@ -163,6 +164,7 @@ class ResponsesRequest(BaseModel):
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     cache_salt: str | None = Field(default=None, max_length=1024)
     will_return: StrictBool | None = None
+    kv_hints: KvHints | None = None
 
     def chat(self) -> ChatRequest:
         """The same request to chat completions.
