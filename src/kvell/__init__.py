@@ -11,10 +11,11 @@ from kvell.release import RELEASE
 if TYPE_CHECKING:
     from kvell.async_engine import AsyncEngine as AsyncEngine
     from kvell.engine.protocol.sampling_params import SamplingParams as SamplingParams
+    from kvell.engine.requests.beam_search import BeamSearchParams as BeamSearchParams
     from kvell.llm import LLM as LLM
 
 __version__ = RELEASE
-__all__ = ["LLM", "AsyncEngine", "SamplingParams", "__version__"]
+__all__ = ["LLM", "AsyncEngine", "BeamSearchParams", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str) -> Any:
@@ -30,4 +31,8 @@ def __getattr__(name: str) -> Any:
         from kvell.engine.protocol.sampling_params import SamplingParams
 
         return SamplingParams
+    if name == "BeamSearchParams":
+        from kvell.engine.requests.beam_search import BeamSearchParams
+
+        return BeamSearchParams
     raise AttributeError(f"module 'kvell' has no attribute {name!r}")

@@ -22,6 +22,7 @@ from kvell.engine.protocol.messages import Cancel, Event, Finished, Tokens
 from kvell.engine.protocol.pooling import EmbeddingOutput
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.admissible import request_problem, sampling_problem
+from kvell.engine.requests.beam_search import BeamSearch, BeamSearchParams
 from kvell.engine.requests.pooling import pooling_problem, served_pooling
 from kvell.engine.sampling.model_defaults import GenerationConfig, limited, sampling_defaults
 from kvell.engine.setup.contract import MemoryContract
@@ -29,11 +30,14 @@ from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething, TryLater
 from kvell.llm_jobs import (
     AnswerJob,
+    BeamJob,
+    BeamSearchOutput,
     EmbeddingJob,
     Job,
     RequestOutput,
+    measured,
+    one_each,
     raise_if_failed,
-    sampling_of_each,
     with_bad_words,
 )
 from kvell.models.images.image_content import ImagePrompt, Tensors
@@ -136,7 +140,7 @@ class LLM:
         many = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
         models = [self._model_of(prompt) for prompt in many]
         usual = [self._sampling_defaults(name) for name in models]
-        each = sampling_of_each(sampling or usual, len(many))
+        each = one_each(sampling or usual, len(many))
         params = [
             with_bad_words(one, self._tokenizer(name))
             for one, name in zip(each, models, strict=True)
@@ -154,7 +158,8 @@ class LLM:
             self.engine.core.max_running = 0
             for batch in [[job] for job in jobs] if sequential else [jobs]:
                 self._run(batch)
-        self._stats = self._measure(jobs, self._clock.now_seconds() - started_seconds)
+        seconds = self._clock.now_seconds() - started_seconds
+        self._stats = measured(jobs, seconds, self.engine.core.max_running)
         return [job.output() for job in jobs]
 
     def chat(
@@ -218,6 +223,23 @@ class LLM:
         many = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
         jobs = [self._embedding_job(prompt, pooling) for prompt in many]
         self._run(jobs)
+        return [job.output() for job in jobs]
+
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
+    ) -> list[BeamSearchOutput]:
+        """Find the likeliest answers to every prompt; return them in the order of the prompts.
+
+        Beams share the pages of what they have in common.
+
+        :param prompts: as for :meth:`generate`, without images.
+        :raises ChangeSomething: if a prompt can never be served; then nothing is run.
+        :raises RequestFailed: if the model's logits are no numbers.
+        """
+        many = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+        jobs = [self._beam_job(prompt, params) for prompt in many]
+        while step := [request for job in jobs for request in job.requests()]:
+            self._run(step)
         return [job.output() for job in jobs]
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str]:
@@ -289,6 +311,15 @@ class LLM:
         if problem := pooling_problem(ids, limits, has_images=has_images):
             raise problem
         return EmbeddingJob(ids, name, asked)
+
+    def _beam_job(self, prompt: Prompt, params: BeamSearchParams) -> BeamJob:
+        """Return a prompt's beam search, checked."""
+        name, ids = self._model_of(prompt), self._token_ids(prompt)
+        if _images_of(prompt):
+            raise ChangeSomething("images", "…", "do not go with a beam search", "leave them out")
+        self._check(ImagePrompt(ids, ()), SamplingParams(max_tokens=params.max_tokens), name)
+        search = BeamSearch.of(params, self.engine.core.rules(name).eos_token_ids)
+        return BeamJob(ids, search, self._tokenizer(name), name)
 
     def _submit(self, job: Job) -> RequestId:
         request_id = RequestId(f"r{self._next_id}")
@@ -365,19 +396,6 @@ class LLM:
         ):
             raise problem
         self.engine.grammars.check(sampling.structured_outputs, model)
-
-    def _measure(self, jobs: Sequence[AnswerJob], seconds: float) -> dict[str, Any]:
-        outputs = sum(len(job.token_ids) for job in jobs)
-        return {
-            "generation_seconds": seconds,
-            "max_running": self.engine.core.max_running,
-            "requests": len(jobs),
-            "prompt_tokens": sum(len(job.prompt) for job in jobs),
-            "output_tokens": outputs,
-            "output_tokens_per_second": outputs / seconds if seconds else 0.0,
-            "cached_tokens": sum(job.finished.cached_tokens for job in jobs if job.finished),
-            "preemptions": sum(job.finished.preemptions for job in jobs if job.finished),
-        }
 
 
 def _images_of(prompt: Prompt) -> Tensors | None:

@@ -13,6 +13,7 @@ from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.pooling import POOLED, EmbeddingOutput, Pooling, vector_of
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
+from kvell.engine.requests.beam_search import BeamSearch
 from kvell.errors import ChangeSomething, RequestFailed
 from kvell.models.images.image_content import ImagePrompt
 from kvell.models.text.answer_text import AnswerText, EndTokens
@@ -196,6 +197,90 @@ class EmbeddingJob:
         return embedding_output(self.prompt, done)
 
 
+@dataclass(frozen=True)
+class BeamSequence:
+    """One answer of a beam search.
+
+    :param token_ids: a stop token included.
+    :param text: the answer, without special tokens.
+    :param cumulative_logprob: natural logarithm of its probability.
+    :param score: that, divided by the length to the power of ``length_penalty``.
+    :param finish_reason: ``stop`` at an end of sequence or a stop token; ``length`` at the limit.
+    :param logprobs: how likely each token was, with what ``logprobs`` asked for beside it.
+    """
+
+    token_ids: list[int]
+    text: str
+    cumulative_logprob: float
+    score: float
+    finish_reason: FinishReason
+    logprobs: list[TokenLogprobs]
+
+
+@dataclass(frozen=True)
+class BeamSearchOutput:
+    """The answers to one prompt.
+
+    :param prompt_token_ids: token ids of the prompt, with the special tokens that were added.
+    :param sequences: ``beam_width`` of them, the best first.
+    :param computed_tokens: of prompt and beams, as far as no cached prefix had them.
+    """
+
+    prompt_token_ids: list[int]
+    sequences: list[BeamSequence]
+    computed_tokens: int
+
+
+@dataclass(eq=False)
+class BeamJob:
+    """One prompt's beam search in progress: each step is a request for every beam."""
+
+    prompt: npt.NDArray[np.int32]
+    search: BeamSearch
+    tokenizer: Tokenizer
+    model: str
+    computed_tokens: int = 0
+    _asked: list[AnswerJob] = field(default_factory=list)
+
+    def requests(self) -> list[AnswerJob]:
+        """The next step's requests, one for each beam that runs; none once it is over.
+
+        Those of the step before have ended.
+        """
+        self._take()
+        if self.search.is_over:
+            return []
+        sampling = self.search.sampling()
+        for beam in self.search.running:
+            ids = np.concatenate([self.prompt, np.array(beam.token_ids, np.int32)])
+            told = ImagePrompt(ids, ())
+            self._asked.append(AnswerJob(0, ids, sampling, self.tokenizer, 0, told, self.model))
+        return self._asked
+
+    def output(self) -> BeamSearchOutput:
+        """The finished search as users see it."""
+        sequences = []
+        for beam in self.search.finished:
+            detokenizer = IncrementalDetokenizer(self.tokenizer)
+            text = detokenizer.push(beam.token_ids) + detokenizer.finish()
+            reason = beam.finish_reason
+            assert reason is not None, "an answer has ended"
+            numbers = beam.cumulative_logprob, beam.score
+            told = list(beam.logprobs)
+            sequences.append(BeamSequence(list(beam.token_ids), text, *numbers, reason, told))
+        return BeamSearchOutput(self.prompt.tolist(), sequences, self.computed_tokens)
+
+    def _take(self) -> None:
+        asked, self._asked = self._asked, []
+        if not asked:
+            return
+        for one in asked:
+            assert one.finished is not None, "requests of a step are run before the next"
+            raise_if_failed(one.finished)
+            self.computed_tokens += len(one.prompt) - one.finished.cached_tokens
+        self.search = self.search.after([one.logprobs[0] for one in asked])
+
+
 def embedding_output(prompt: npt.NDArray[np.int32], done: Finished) -> EmbeddingOutput:
     """The vector that came with a request's end, as users see it."""
     vector: list[float] = vector_of(done.embedding).tolist()
@@ -223,13 +308,12 @@ def raise_if_failed(done: Finished) -> None:
         raise RequestFailed(done.message)
 
 
-def sampling_of_each(
+def one_each(
     sampling: SamplingParams | Sequence[SamplingParams], count: int
 ) -> Sequence[SamplingParams]:
-    """The sampling parameters of each prompt.
+    """Parameters for each of so many prompts, from those for all of them or for each.
 
-    :param count: of the prompts.
-    :raises ChangeSomething: if there are as many neither as prompts nor as one.
+    :raises ChangeSomething: if there are not as many as prompts.
     """
     if isinstance(sampling, SamplingParams):
         return [sampling] * count
@@ -238,3 +322,18 @@ def sampling_of_each(
             "sampling", f"{len(sampling)} items", f"does not match {count} prompts", "give one each"
         )
     return sampling
+
+
+def measured(jobs: Sequence[AnswerJob], seconds: float, max_running: int) -> dict[str, float]:
+    """The figures of requests that have ended (:meth:`kvell.LLM.stats`)."""
+    outputs = sum(len(job.token_ids) for job in jobs)
+    return {
+        "generation_seconds": seconds,
+        "max_running": max_running,
+        "requests": len(jobs),
+        "prompt_tokens": sum(len(job.prompt) for job in jobs),
+        "output_tokens": outputs,
+        "output_tokens_per_second": outputs / seconds if seconds else 0.0,
+        "cached_tokens": sum(job.finished.cached_tokens for job in jobs if job.finished),
+        "preemptions": sum(job.finished.preemptions for job in jobs if job.finished),
+    }

@@ -165,6 +165,15 @@ def test_a_key_has_so_many_sequences_in_flight_and_no_more(keyed_url: str) -> No
     assert post(keyed_url, "small-1", {**ONE, "n": 6}).status_code == 200, "all have ended"
 
 
+def test_beams_are_in_flight_as_answers_are(keyed_url: str) -> None:
+    body = {"prompt": "a", "max_tokens": 3, "use_beam_search": True}
+    large = post(keyed_url, "small-1", {**body, "best_of": 7})
+    assert (large.status_code, large.json()["error"]["param"]) == (400, "best_of")
+    assert "7 sequences: exceeds the 6 sequences at once" in large.json()["error"]["message"]
+    for _ in range(2):
+        assert post(keyed_url, "small-1", {**body, "best_of": 6}).status_code == 200
+
+
 def test_each_sequence_counts_as_a_request(keyed_url: str) -> None:
     reply = post(keyed_url, "minute-1", {"prompt": ["a", "b", "c"], "n": 5, "max_tokens": 1})
     assert reply.status_code == 200

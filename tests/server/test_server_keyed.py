@@ -208,6 +208,13 @@ def test_a_client_that_leaves_a_stream_pays_for_what_it_got(keyed: Keyed) -> Non
     assert 0 < ended["output_tokens"] < 4000
 
 
+def test_a_beam_search_pays_for_all_its_beams(keyed: Keyed) -> None:
+    body = {"prompt": "b", "max_tokens": 6, "use_beam_search": True, "ignore_eos": True}
+    reply = keyed.post("red-1", **body, best_of=4)
+    assert reply.json()["usage"]["completion_tokens"] == 6, "one answer"
+    assert keyed.line("request_ended", id=reply.json()["id"])["output_tokens"] == 1 + 4 * 5
+
+
 def test_statistics_come_while_there_is_traffic(keyed: Keyed) -> None:
     keyed.post("red-1", prompt="busy", max_tokens=500)
     line = keyed.line("statistics", running=1)

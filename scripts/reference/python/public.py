@@ -55,6 +55,9 @@ PAGES = (
                 (
                     *_of("kvell.llm", "Prompt RequestOutput"),
                     "kvell.engine.protocol.pooling.EmbeddingOutput",
+                    "kvell.BeamSearchParams",
+                    "kvell.engine.requests.beam_search.EarlyStopping",
+                    *_of("kvell.llm_jobs", "BeamSearchOutput BeamSequence"),
                 ),
             ),
             Section(

@@ -2,6 +2,7 @@
 
 import codecs
 import hashlib
+import math
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import (
     SCHEMA_VERSION,
     AskStats,
@@ -57,6 +59,22 @@ LARGE_PAGES = 4
 def fake_token(prompt: bytes, index: int) -> int:
     """Return output ``index`` of a prompt: one of ``a`` … ``z``, a function of both alone."""
     return ord("a") + zlib.crc32(prompt + index.to_bytes(4, "little")) % 26
+
+
+def fake_logprobs(prompt: bytes, index: int, count: int) -> TokenLogprobs:
+    """Return how likely output ``index`` of a prompt is, and the ``count`` likeliest tokens.
+
+    They are the end and ``a`` … ``z``, with weights that are functions of the same.
+    """
+    seed = zlib.crc32(prompt + index.to_bytes(4, "little"))
+    tokens = [EOS_TOKEN, *range(ord("a"), ord("z") + 1)]
+    weights = {token: 1 + zlib.crc32(bytes([token]), seed) % 1000 for token in tokens}
+    total = sum(weights.values())
+    told = {token: math.log(weight / total) for token, weight in weights.items()}
+    top = sorted(told.items(), key=lambda one: -one[1])
+    token = fake_token(prompt, index)
+    rank = 1 + [one for one, _ in top].index(token)
+    return TokenLogprobs(told[token], rank, tuple(top[:count]))
 
 
 def fake_vector(prompt: bytes) -> NDArray[np.float32]:
@@ -175,8 +193,10 @@ class FakeEngine:
             running.computed += CHUNK_TOKENS
             is_done = running.computed >= len(submit.prompt) // 4
             return [self._finish(running, "stop")] if is_done else []
-        token = fake_token(submit.prompt + submit.model.encode(), running.emitted)
-        tokens = Tokens(submit.request_id, submit.attempt, running.emitted, (token,))
+        text, most = submit.prompt + submit.model.encode(), submit.sampling.logprobs
+        token = fake_token(text, running.emitted)
+        told = () if most is None else (fake_logprobs(text, running.emitted, most),)
+        tokens = Tokens(submit.request_id, submit.attempt, running.emitted, (token,), told)
         running.emitted += 1
         reason = running.end(token)
         return [tokens, self._finish(running, reason)] if reason else [tokens]

@@ -60,19 +60,26 @@ USER = {"role": "user", "content": "SAY <think>~hm~</think>~~Good day."}
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
 FUNCTION = {"name": "weather", "description": "tells it", "parameters": PARAMETERS, "strict": True}
 CALL = {"id": "c", "type": "function", "function": {"name": "weather", "arguments": "{}"}}
+DIRECTIVE = {"start": 0, "end": 5, "priority": 9, "duration": 60, "covers_output": False}
+RETAIN = {
+    "action_id": "a", "action_type": "kv.retain", "action_version": "1.0",
+    "payload": {"scope": "s", "directives": [DIRECTIVE]},
+}  # fmt: skip
+HINTS = {"protocol_version": "0.1", "message_id": "m", "actions": [RETAIN]}
 SAMPLING = {
     "model": "fake", "stream": False, "temperature": 0.5, "top_p": 0.9, "top_k": 3, "min_p": 0.1,
     "seed": 1, "stop": ["end"], "stop_token_ids": [5], "ignore_eos": False, "min_tokens": 0,
     "frequency_penalty": 0.1, "presence_penalty": 0.1, "repetition_penalty": 1.1,
     "logit_bias": {"5": 1.0}, "cache_salt": "s", "prompt_cache_key": "k", "will_return": True,
     "user": "me", "metadata": {"a": "b"}, "service_tier": "auto",
-    "stream_options": {"include_usage": True},
+    "stream_options": {"include_usage": True}, "kv_hints": HINTS,
 }  # fmt: skip
 SCHEMA = {"name": "form", "schema": {"type": "object"}, "strict": True}
 GOOD: Mapping[str, dict[str, Any]] = {
     "/v1/completions": {
         **SAMPLING, "prompt": ["SAY good", "SAY day"], "max_tokens": 4, "n": 2, "echo": True,
-        "logprobs": 2, "best_of": 2, "return_token_ids": True, "guided_choice": ["a", "b"],
+        "logprobs": 2, "best_of": 2, "use_beam_search": False, "length_penalty": 1.0,
+        "early_stopping": False, "return_token_ids": True, "guided_choice": ["a", "b"],
         "prompt_logprobs": None, "suffix": "",
     },
     "/v1/chat/completions": {

@@ -150,8 +150,12 @@ class Visit:
         """A piece of output came; the last of a sequence says that it has ended."""
         if delta.finish_reason is not None:
             self._leave(1)
-        self._output_tokens += len(delta.token_ids)
+        self.count_tokens(len(delta.token_ids))
         self._cached_tokens += delta.usage.cached_tokens
+
+    def count_tokens(self, tokens: int) -> None:
+        """Output tokens were made, whether or not they come to be a part of an answer."""
+        self._output_tokens += tokens
 
     def headers(self) -> dict[str, str]:
         """What the answer's head says of the key's limits."""

@@ -15,7 +15,7 @@ from kvell.server.access.bodies import BodyBounds
 from kvell.server.answers.named import default_parsers, parser_named
 from kvell.server.api import http_errors
 from kvell.server.api.access_guard import Access, AccessGuard
-from kvell.server.api.browsers import HeadAsGet, install_browsers
+from kvell.server.api.browsers import HeadAsGet, install_browsers, served_path
 from kvell.server.api.face_options import FaceOptions
 from kvell.server.api.guards import BodyLimit, ServedLimit
 from kvell.server.api.http_bounds import DEFAULT, HttpBounds
@@ -29,6 +29,7 @@ from kvell.server.api.routes.messages import MessagesApi
 from kvell.server.api.routes.models import ModelsApi
 from kvell.server.api.routes.operator import OperatorApi
 from kvell.server.api.routes.responses import ResponsesApi
+from kvell.server.api.routes.scores import RERANK_PATHS, SCORE_PATHS, ScoresApi
 from kvell.server.api.schemas.embeddings import MAX_INPUT_TOKENS, MAX_INPUTS
 from kvell.server.api.serve_options import MAX_BODY_BYTES
 from kvell.server.api.serving import Served, Serving
@@ -39,10 +40,15 @@ from kvell.server.text.lanes import TextWork
 from kvell.server.text.text_model import TextModel
 from kvell.server.text.work_memory import most_work_bytes
 
+_SCORED = ("text_1", "text_2", "queries", "documents")
 _BOUNDS_BY_PATH = {
-    EMBEDDINGS_PATH: BodyBounds(elements_by_field={"input": MAX_INPUT_TOKENS + 2 * MAX_INPUTS})
+    EMBEDDINGS_PATH: BodyBounds(elements_by_field={"input": MAX_INPUT_TOKENS + 2 * MAX_INPUTS}),
+    **dict.fromkeys(
+        (*SCORE_PATHS, *RERANK_PATHS),
+        BodyBounds(elements_by_field=dict.fromkeys(_SCORED, 4 * MAX_INPUTS)),
+    ),
 }
-"""Inputs may be token ids; elsewhere ``input`` is a conversation."""
+"""Inputs may be token ids; elsewhere ``input`` is a conversation.  Documents may be objects."""
 
 UNCHANGED = FaceOptions()
 
@@ -88,7 +94,9 @@ def build_app(
     ChatApi(serving).install(app)
     ResponsesApi(serving).install(app)
     MessagesApi(serving).install(app)
-    EmbeddingsApi(serving).install(app)
+    embeddings = EmbeddingsApi(serving)
+    embeddings.install(app)
+    ScoresApi(embeddings).install(app)
     ModelsApi(serving, int(time.time()), face.tells_tokenizer).install(app)
     OperatorApi(front, metrics, floor_bytes, work_bytes).install(app)
     ClusterApi(front, floor_bytes + work_bytes, os.getpid()).install(app)

@@ -1,4 +1,4 @@
-"""Fields of requests that nobody knows: each is told once."""
+"""What clients send and nobody follows: each kind is told once."""
 
 import logging
 from collections.abc import Iterable
@@ -12,16 +12,21 @@ MOST_TOLD = 256
 LONGEST_NAME = 100
 
 
-class IgnoredFields:
-    """Writes one line for each unknown field, however many requests bring it."""
+class Ignored:
+    """Writes one line for each name, however many requests bring it.
 
-    def __init__(self) -> None:
+    :param event: of the lines.
+    :param what: the field of a line that has the name.
+    """
+
+    def __init__(self, event: str, what: str) -> None:
+        self._event, self._what = event, what
         self._told: set[str] = set()
 
     def note(self, names: Iterable[str]) -> None:
-        """Tell of those fields that no request had before."""
+        """Tell of those that no request had before."""
         for name in sorted({one[:LONGEST_NAME] for one in names} - self._told):
             if len(self._told) >= MOST_TOLD:
                 return
             self._told.add(name)
-            tell(logger, logging.INFO, "field_ignored", field=name)
+            tell(logger, logging.INFO, self._event, **{self._what: name})

@@ -74,6 +74,7 @@ COUNTED_PATHS = frozenset(
     {
         *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses"),
         *("/v1/messages", "/v1/messages/count_tokens"),
+        *("/score", "/v1/score", "/rerank", "/v1/rerank", "/v2/rerank"),
     }
 )
 Awaited = Literal["idle", "body", "answer"]

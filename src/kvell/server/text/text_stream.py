@@ -8,6 +8,7 @@ from typing import Literal
 
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Finished
+from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import Bound, KvellError, RequestFailed, TryLater
 from kvell.front.front import Front
@@ -95,18 +96,11 @@ def answer_text(
     return AnswerText(model.detokenizer(skip_special_tokens=skips), sampling.stop, ends)
 
 
-async def text_deltas(
-    front: Front, model: TextModel, prompt: PreparedPrompt, sampling: SamplingParams
-) -> AsyncGenerator[TextDelta, None]:
-    """Serve a prompt as text; closing the generator early cancels the request.
-
-    :raises TryLater: when there is no room or no instance just now.
-    :raises RequestRefused: when the instance can never serve it.
-    :raises RequestFailed: when the instance died under it.
-    :raises DeadlineExceeded: when its time was up.
-    """
-    writer = answer_text(model, sampling, shows_special_tokens=prompt.shows_special_tokens)
-    outputs = front.generate(
+def outputs_of(
+    front: Front, prompt: PreparedPrompt, sampling: SamplingParams, pooling: Pooling = ""
+) -> AsyncGenerator[Output, None]:
+    """Submit a prompt; closing the generator early cancels the request."""
+    return front.generate(
         prompt.token_ids,
         sampling,
         request_id=prompt.request_id,
@@ -119,7 +113,22 @@ async def text_deltas(
         tenant=prompt.tenant,
         group=prompt.group,
         deadline_seconds=prompt.deadline_seconds,
+        pooling=pooling,
     )
+
+
+async def text_deltas(
+    front: Front, model: TextModel, prompt: PreparedPrompt, sampling: SamplingParams
+) -> AsyncGenerator[TextDelta, None]:
+    """Serve a prompt as text; closing the generator early cancels the request.
+
+    :raises TryLater: when there is no room or no instance just now.
+    :raises RequestRefused: when the instance can never serve it.
+    :raises RequestFailed: when the instance died under it.
+    :raises DeadlineExceeded: when its time was up.
+    """
+    writer = answer_text(model, sampling, shows_special_tokens=prompt.shows_special_tokens)
+    outputs = outputs_of(front, prompt, sampling)
     untold, clock = TextDelta(""), _Deadline(front, prompt)
     async with aclosing(outputs), clock:
         async for output in outputs:

@@ -32,9 +32,13 @@ def embeddings_body(
         {"object": "embedding", "index": index, "embedding": _written(vector, encoding)}
         for index, vector in enumerate(vectors)
     ]
+    return {"object": "list", "data": data, "model": model, "usage": embeddings_usage(usage)}
+
+
+def embeddings_usage(usage: Usage) -> Body:
+    """``usage`` of an answer that no tokens were made for."""
     told = usage_body(usage)
-    used = {k: told[k] for k in ("prompt_tokens", "total_tokens", "prompt_tokens_details")}
-    return {"object": "list", "data": data, "model": model, "usage": used}
+    return {k: told[k] for k in ("prompt_tokens", "total_tokens", "prompt_tokens_details")}
 
 
 def _written(vector: NDArray[np.float32], encoding: Encoding) -> str | msgspec.Raw:

@@ -5,7 +5,9 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from fastapi import FastAPI, Request, Response
+from numpy.typing import NDArray
 
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.pooling import POOLED, vector_of
@@ -16,8 +18,9 @@ from kvell.server.api.bodies.completions import json_response
 from kvell.server.api.bodies.embeddings import cut_to, embeddings_body
 from kvell.server.api.schemas.embeddings import MAX_INPUT_TOKENS, EmbeddingsRequest
 from kvell.server.api.serving import Served, Serving, guarded
-from kvell.server.text.embeddings import MOST_AT_ONCE, all_embedded
+from kvell.server.text.embeddings import all_embedded
 from kvell.server.text.session_key import prompt_key
+from kvell.server.text.several.side_by_side import MOST_AT_ONCE
 from kvell.server.text.text_encoder import TokenIds
 from kvell.server.text.text_model import PreparedPrompt
 from kvell.server.text.text_stream import TextDelta, Usage
@@ -45,37 +48,39 @@ class EmbeddingsApi:
 
     async def _answer(self, visit: Visit, body: EmbeddingsRequest) -> Response:
         self.serving.note(body)
-        name, served = self.serving.named(body.model)
-        served.text.embeddings.require_served(name)
+        _, served = self.serving.named(body.model)
         size = served.text.embeddings.checked_size(body.dimensions)
-        inputs = await _encoded(served, body)
-        ends = await self._ends(visit, body, name, served, inputs)
-        cached_tokens = sum(end.cached_tokens for end in ends)
-        written_tokens = sum(end.cache_write_tokens for end in ends)
-        usage = Usage(sum(map(len, inputs)), 0, cached_tokens, written_tokens)
-        visit.count(TextDelta("", usage=usage))
+        made = await self.vectors(visit, body)
 
         def written() -> Response:
-            vectors = [cut_to(vector_of(end.embedding), size) for end in ends]
-            return json_response(embeddings_body(name, vectors, body.encoding(), usage))
+            vectors = [cut_to(vector, size) for vector in made.vectors()]
+            return json_response(embeddings_body(made.model, vectors, body.encoding(), made.usage))
 
         # In a thread: millions of numbers take long to write, and others wait for the loop.
         return await asyncio.to_thread(written)
 
-    async def _ends(
+    async def vectors(
         self,
         visit: Visit,
         body: EmbeddingsRequest,
-        name: str,
-        served: Served,
-        inputs: Sequence[TokenIds],
-    ) -> list[Finished]:
-        """Have all inputs computed, within what the key may use."""
-        answer_id, trace = f"embd-{uuid.uuid4().hex}", visit.trace
+        prefix: str = "embd",
+        fields: Sequence[str] = (),
+    ) -> "Embedded":
+        """Have all inputs embedded, within what the key may use.
+
+        :param prefix: of the answer's id.
+        :param fields: the client's names for the inputs, one for each, in errors; or none.
+        :raises ChangeSomething: naming an input or a model that has no embeddings.
+        """
+        name, served = self.serving.named(body.model)
+        served.text.embeddings.require_served(name)
+        fields = fields or ["input"] * len(body.inputs())
+        inputs = await _encoded(served, body, fields)
+        answer_id, trace = f"{prefix}-{uuid.uuid4().hex}", visit.trace
         if trace is not None:
             trace.asked(name, POOLED)
         priority = body.priority or 0
-        sequences = Sequences(len(inputs), "input", MOST_AT_ONCE, priority)
+        sequences = Sequences(len(inputs), fields[-1], MOST_AT_ONCE, priority)
         visit.begin(answer_id, name, sum(map(len, inputs)), 0, sequences)
         salt = visit.salt(body.cache_salt)
         prompts = [
@@ -92,20 +97,41 @@ class EmbeddingsApi:
             )
             for index, ids in enumerate(inputs)
         ]
-        return await all_embedded(self.serving.front, prompts)
+        ends = await all_embedded(self.serving.front, prompts)
+        cached_tokens = sum(end.cached_tokens for end in ends)
+        written_tokens = sum(end.cache_write_tokens for end in ends)
+        usage = Usage(sum(map(len, inputs)), 0, cached_tokens, written_tokens)
+        visit.count(TextDelta("", usage=usage))
+        return Embedded(answer_id, name, ends, usage)
 
 
-async def _encoded(served: Served, body: EmbeddingsRequest) -> list[TokenIds]:
+@dataclass(frozen=True)
+class Embedded:
+    """The ends of the requests for vectors, in the order of the inputs."""
+
+    answer_id: str
+    model: str
+    ends: Sequence[Finished]
+    usage: Usage
+
+    def vectors(self) -> list[NDArray[np.float32]]:
+        """The vectors, each of length one."""
+        return [vector_of(end.embedding) for end in self.ends]
+
+
+async def _encoded(
+    served: Served, body: EmbeddingsRequest, fields: Sequence[str]
+) -> list[TokenIds]:
     """Token ids of all inputs.
 
     :raises ChangeSomething: when one is empty or too long, or all together are.
     """
     encoded: list[TokenIds] = []
     total = 0
-    for given in body.inputs():
-        encoded.append(await served.prompts.prompt(given, field="input", answer_tokens=0))
+    for given, field in zip(body.inputs(), fields, strict=True):
+        encoded.append(await served.prompts.prompt(given, field=field, answer_tokens=0))
         total += len(encoded[-1])
         if total > MAX_INPUT_TOKENS:
             problem = f"exceeds the {MAX_INPUT_TOKENS} tokens of one request"
-            raise ChangeSomething("input", f"{total} tokens", problem, "send it in several")
+            raise ChangeSomething(field, f"{total} tokens", problem, "send it in several")
     return encoded

@@ -4,7 +4,7 @@ Fields that only accompany a request (``user``, ``metadata`` …) are accepted a
 """
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StrictBool
 
@@ -20,6 +20,7 @@ from kvell.server.api.schemas.formats import (
     choice_texts,
     json_constraint,
 )
+from kvell.server.api.schemas.kv_hints import KvHints
 from kvell.server.api.schemas.other_fields import COMPLETION_OTHERS, Other
 from kvell.server.api.schemas.request_body import RequestPart
 from kvell.server.api.schemas.sampling_fields import MAX_INT32, SamplingFields, TokenId
@@ -80,6 +81,12 @@ class GenerationRequest(SamplingFields):
     repetition_penalty: RepetitionPenalty | None = None
     logit_bias: Biases | None = None
     prompt_logprobs: int | None = None
+    use_beam_search: bool | None = False
+    """Find the ``n`` likeliest answers, with as many beams, at most 10; nothing is drawn."""
+    length_penalty: float | None = None
+    """With ``use_beam_search``: scores are divided by the length to this power; 1 if null."""
+    early_stopping: StrictBool | Literal["never"] | None = None
+    """With ``use_beam_search``: end as soon as every beam has an answer, as in transformers."""
     return_token_ids: bool | None = False
     """Tell the ids of the answer's tokens beside its text."""
 
@@ -102,6 +109,9 @@ class GenerationRequest(SamplingFields):
     prompt_cache_retention: str | None = Field(default=None, max_length=64)
     """Accepted and not used."""
     will_return: StrictBool | None = None
+    kv_hints: KvHints | None = None
+    """An orchestrator's advice on the KV cache, in the envelope that vLLM, SGLang and TensorRT-LLM
+    take: ``kv.retain`` says what ``will_return`` does; other actions are named in the log."""
     deadline_seconds: DeadlineSeconds | None = None
     """A request that has not ended by then ends with 408."""
     priority: Priority | None = None
@@ -172,7 +182,7 @@ class GenerationRequest(SamplingFields):
             stop_token_ids=tuple(self.stop_token_ids or ()),
             ignore_eos=self.ignore_eos,
             n=self.choices(),
-            will_return=self.will_return,
+            will_return=self.returns(),
             min_p=defaults.min_p if self.min_p is None else self.min_p,
             presence_penalty=self.presence_penalty or 0.0,
             frequency_penalty=self.frequency_penalty or 0.0,
@@ -205,6 +215,22 @@ class GenerationRequest(SamplingFields):
     def choices(self) -> int:
         """Answers to each prompt."""
         return 1 if self.n is None else self.n
+
+    def returns(self) -> bool | None:
+        """Whether a later prompt will begin with this one: ``will_return``, or what hints say.
+
+        :raises ChangeSomething: naming what is wrong in the hints.
+        """
+        hinted = None if self.kv_hints is None else self.kv_hints.will_return()
+        return hinted if self.will_return is None else self.will_return
+
+    def sequences(self) -> int:
+        """Requests to the instance that each prompt needs at once: answers, or beams."""
+        return self.choices()
+
+    def sequences_field(self) -> str:
+        """The field that says how many they are, for errors."""
+        return "n"
 
     def include_usage(self) -> bool:
         """Whether a stream ends with a usage chunk."""
@@ -270,7 +296,7 @@ class CompletionRequest(GenerationRequest):
     max_tokens: Count | None = 16
     """Most output tokens; 0 only with ``echo``; as many as fit if null."""
     best_of: int | None = None
-    """Must equal ``n``, or be 1 or null."""
+    """Must equal ``n``, or be 1 or null; with ``use_beam_search``: how many beams."""
     echo: bool | None = False
     """Begin the text with the prompt."""
     logprobs: int | None = None
@@ -309,10 +335,19 @@ class CompletionRequest(GenerationRequest):
         """
         if self.suffix:
             raise ChangeSomething("suffix", "…", "is not supported", "leave it out")
-        if self.best_of not in (None, 1, self.choices()):
+        if not self.use_beam_search and self.best_of not in (None, 1, self.choices()):
             remedy = f"use {self.choices()}, or leave it out"
             raise ChangeSomething("best_of", self.best_of, "differs from n", remedy)
         return super().sampling(room, defaults)
+
+    def sequences(self) -> int:
+        """``best_of`` beams, or ``n`` answers."""
+        beams = self.best_of if self.use_beam_search else None
+        return self.choices() if beams is None else beams
+
+    def sequences_field(self) -> str:
+        """``best_of`` if that says how many beams there are."""
+        return "best_of" if self.use_beam_search and self.best_of is not None else "n"
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each as text or token ids.

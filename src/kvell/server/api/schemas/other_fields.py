@@ -58,8 +58,6 @@ _EVERYWHERE = _table(
 
 _GENERATION = _table(
     _EVERYWHERE,
-    use_beam_search=Other(values=(False,), remedy="use n"),
-    length_penalty=Other(values=(1.0, 1)),
     thinking_token_budget=Other(values=(-1,)),
     truncation_side=Other(values=("left",), remedy='use "left"'),
     logits_processors=Other(values=([],), remedy="use logit_bias"),

@@ -25,6 +25,7 @@ from kvell.server.api.schemas.generation import (
     StopTexts,
     StreamOptions,
 )
+from kvell.server.api.schemas.kv_hints import KvHints
 from kvell.server.api.schemas.other_fields import RESPONSES_OTHERS, Other
 from kvell.server.api.schemas.request_body import RequestBody, RequestPart
 from kvell.server.api.schemas.response_items import InputItem, chat_messages
@@ -36,7 +37,7 @@ _SAME = (
     *("top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"),
     *("structured_outputs", "chat_template_kwargs", "cache_salt", "prompt_cache_key"),
-    *("session_id", "will_return", "priority", "deadline_seconds"),
+    *("session_id", "will_return", "kv_hints", "priority", "deadline_seconds"),
     *("include_stop_str_in_output", "skip_special_tokens", "bad_words", "allowed_token_ids"),
 )
 """Fields that chat has under the same name."""
@@ -166,6 +167,7 @@ class ResponsesRequest(RequestBody):
     cache_salt: str | None = Field(default=None, max_length=1024)
     session_id: str | None = Field(default=None, max_length=1024)
     will_return: StrictBool | None = None
+    kv_hints: KvHints | None = None
     priority: Priority | None = None
     deadline_seconds: DeadlineSeconds | None = None
 

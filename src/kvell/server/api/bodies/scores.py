@@ -1,0 +1,58 @@
+"""Bodies of scores, and of documents in order."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvell.server.api.bodies.completions import Body
+from kvell.server.api.bodies.embeddings import embeddings_usage
+from kvell.server.text.text_stream import Usage
+
+
+def similarities(
+    ones: Sequence[NDArray[np.float32]], others: Sequence[NDArray[np.float32]]
+) -> list[float]:
+    """The cosine of each pair of vectors (float32, of length one), from -1 to 1.
+
+    :param ones: one for each of the others, or one for all.
+    """
+    if len(ones) == 1:
+        ones = [ones[0]] * len(others)
+    dots = [float(np.dot(a.astype("f8"), b)) for a, b in zip(ones, others, strict=True)]
+    return [min(max(dot, -1.0), 1.0) for dot in dots]
+
+
+def scores_body(
+    answer_id: str, created: int, model: str, scores: Sequence[float], usage: Usage
+) -> Body:
+    """vLLM's answer of ``/score``."""
+    data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
+    head = {"id": answer_id, "object": "list", "created": created, "model": model}
+    return {**head, "data": data, "usage": embeddings_usage(usage)}
+
+
+def rerank_body(
+    answer_id: str,
+    model: str,
+    scores: Sequence[float],
+    documents: Sequence[str],
+    usage: Usage,
+    *,
+    most: int,
+    tells_documents: bool,
+) -> Body:
+    """The documents, the most relevant first; of equal ones the first.
+
+    :param most: of them to tell.
+    """
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[:most]
+    results = [
+        {
+            "index": index,
+            **({"document": {"text": documents[index]}} if tells_documents else {}),
+            "relevance_score": scores[index],
+        }
+        for index in order
+    ]
+    return {"id": answer_id, "model": model, "usage": embeddings_usage(usage), "results": results}

@@ -1,0 +1,96 @@
+"""What a request that asks for beam search may say, and what does not go with it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING
+
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.beam_search import MAX_BEAM_WIDTH, BeamSearch, BeamSearchParams
+from kvell.errors import ChangeSomething
+
+if TYPE_CHECKING:
+    from kvell.server.api.schemas.generation import GenerationRequest
+
+FIELD = "use_beam_search"
+TAKEN = frozenset(
+    {"temperature", "seed", "max_tokens", "stop_token_ids", "ignore_eos", "n", "will_return"}
+    | {"min_tokens", "logprobs", "prompt_logprobs"}
+)
+"""Sampling parameters that a beam search follows, or that change nothing in it."""
+
+SAME: Mapping[str, Sequence[object]] = {"top_k": (-1,)}
+"""Values that mean the same as the default."""
+
+
+def beam_searches(
+    body: "GenerationRequest",
+    samplings: Sequence[SamplingParams],
+    eos_token_ids: frozenset[int],
+    *,
+    has_images: bool = False,
+) -> list[BeamSearch]:
+    """The search of each prompt; none if the body asks for no beam search.
+
+    :param samplings: of the prompts, checked.
+    :param eos_token_ids: of the model.
+    :raises ChangeSomething: naming what does not go with a beam search, or needs one.
+    """
+    if not body.use_beam_search:
+        _refuse_without(body)
+        return []
+    for sampling in samplings:
+        _refuse_beside(body, sampling, has_images=has_images)
+    return [BeamSearch.of(_params(body, one), eos_token_ids) for one in samplings]
+
+
+def _params(body: "GenerationRequest", sampling: SamplingParams) -> BeamSearchParams:
+    width, field = body.sequences(), body.sequences_field()
+    if width > MAX_BEAM_WIDTH:
+        problem, remedy = "is more beams than are followed", f"use at most {MAX_BEAM_WIDTH}"
+        raise ChangeSomething(field, width, problem, remedy)
+    if width < sampling.n:
+        remedy = f"use {sampling.n} or more, or a smaller n"
+        raise ChangeSomething(field, width, f"is fewer beams than {sampling.n} answers", remedy)
+    return BeamSearchParams(
+        width,
+        sampling.max_tokens or 1,
+        ignore_eos=sampling.ignore_eos,
+        temperature=sampling.temperature,
+        length_penalty=1.0 if body.length_penalty is None else body.length_penalty,
+        early_stopping=body.early_stopping or False,
+        min_tokens=sampling.min_tokens,
+        stop_token_ids=sampling.stop_token_ids,
+        logprobs=sampling.logprobs,
+    )
+
+
+def _refuse_without(body: "GenerationRequest") -> None:
+    """Refuse what says how to search when there is no search; defaults say nothing."""
+    for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
+        value = getattr(body, name)
+        if value is not None and value != default:
+            raise ChangeSomething(name, value, f"needs {FIELD}", f"set {FIELD} to true")
+
+
+def _refuse_beside(
+    body: "GenerationRequest", sampling: SamplingParams, *, has_images: bool
+) -> None:
+    """Refuse what would be sent in vain: beams are compared by the model's own probabilities.
+
+    A parameter that the client did not send, but the model's files, changes nothing.
+    """
+
+    def refuse(name: str, value: object, remedy: str) -> None:
+        raise ChangeSomething(name, value, f"does not go with {FIELD}", remedy)
+
+    if body.stream:
+        refuse("stream", True, "leave it out: the answers are known when all beams have ended")
+    if has_images:
+        refuse(FIELD, True, "leave out the images, or use n and temperature")
+    if sampling.structured_outputs is not None:
+        refuse(FIELD, True, "leave out the form of the answer and forced calls, or use n")
+    for one in fields(SamplingParams):
+        default = one.default if one.default_factory is MISSING else one.default_factory()
+        is_sent = one.name in body.model_fields_set and one.name not in TAKEN
+        if is_sent and getattr(sampling, one.name) not in (default, *SAME.get(one.name, ())):
+            refuse(one.name, getattr(body, one.name), "leave it out")

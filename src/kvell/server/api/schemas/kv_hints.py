@@ -1,0 +1,138 @@
+"""``kv_hints`` 0.1: an orchestrator's advice on the KV cache of a request.
+
+vLLM, SGLang and TensorRT-LLM take the same envelope.  Its actions are advice: what Kvell has an
+equivalent of is followed, and the rest is named in the log and changes nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal, NoReturn
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from kvell.errors import ChangeSomething
+
+MAX_ACTIONS = 64
+MAX_DIRECTIVES = 128
+MAX_PRIORITY = 100
+MAX_DURATION_SECONDS = 30 * 86_400
+RETAIN = "kv.retain"
+_DIRECTIVE_FIELDS = frozenset({"start", "end", "priority", "duration", "covers_output"})
+
+Name = Annotated[str, Field(min_length=1, max_length=256)]
+
+
+class KvHintAction(BaseModel):
+    """One piece of advice."""
+
+    model_config = ConfigDict(extra="forbid")
+    action_id: Name
+    """Its sender's name for it."""
+    action_type: Name
+    """What is advised: ``kv.retain`` is followed, others are named in the log and ignored."""
+    action_version: Name
+    """Version of the payload: 1, for ``kv.retain``."""
+    payload: dict[str, object]
+    """Of ``kv.retain``: ``directives`` with ``priority`` (0 to 100), ``start`` and ``end``."""
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether Kvell knows this kind of advice."""
+        major = self.action_version.partition(".")[0]
+        return self.action_type == RETAIN and major == "1"
+
+
+class KvHints(BaseModel):
+    """The envelope."""
+
+    model_config = ConfigDict(extra="forbid")
+    protocol_version: Literal["0.1"]
+    """Of the envelope."""
+    message_id: Name
+    """Its sender's name for it."""
+    actions: Annotated[list[KvHintAction], Field(max_length=MAX_ACTIONS)]
+    """Pieces of advice, at most 64; each stands alone."""
+
+    def will_return(self) -> bool | None:
+        """Whether a later prompt will begin with this one, as far as its actions say.
+
+        A directive that protects tokens says that they will be wanted; one that releases all of
+        the prompt says that they will not.  The last action that says something counts.
+
+        :raises ChangeSomething: naming what is wrong in an action that is followed.
+        """
+        told: bool | None = None
+        for index, action in enumerate(self.actions):
+            if action.is_followed:
+                said = _returns(f"kv_hints.actions[{index}].payload", action.payload)
+                told = told if said is None else said
+        return told
+
+    def ignored(self) -> list[str]:
+        """Kinds of advice that are not followed, with their versions."""
+        others = [one for one in self.actions if not one.is_followed]
+        return [f"{one.action_type}@{one.action_version}" for one in others]
+
+
+@dataclass(frozen=True)
+class _Directive:
+    """What one directive of ``kv.retain`` says of its tokens.
+
+    :param is_whole: whether they are all of the prompt.
+    """
+
+    priority: int
+    is_whole: bool
+
+
+def _returns(field: str, payload: Mapping[str, object]) -> bool | None:
+    scope, given = payload.get("scope"), payload.get("directives")
+    if scope is not None and not isinstance(scope, str):
+        raise ChangeSomething(f"{field}.scope", "…", "is no text", "leave it out")
+    if not isinstance(given, list) or len(given) > MAX_DIRECTIVES:
+        remedy = f"send a list of at most {MAX_DIRECTIVES}"
+        raise ChangeSomething(f"{field}.directives", "…", "is no list of directives", remedy)
+    read = [_directive(f"{field}.directives[{index}]", one) for index, one in enumerate(given)]
+    if any(one.priority > 0 for one in read):
+        return True
+    return False if any(one.is_whole for one in read) else None
+
+
+def _directive(field: str, given: object) -> _Directive:
+    """Check one directive, as vLLM does, and read it."""
+
+    def refuse(name: str, problem: str, remedy: str) -> NoReturn:
+        raise ChangeSomething(f"{field}{name}", "…", problem, remedy)
+
+    if not isinstance(given, dict):
+        refuse("", "is no object", 'send {"priority": …, "start": …, "end": …}')
+    for name in given:
+        if name not in _DIRECTIVE_FIELDS:
+            known = ", ".join(sorted(_DIRECTIVE_FIELDS))
+            refuse(f".{str(name)[:40]}", "is unknown", f"use {known}")
+    priority, start, end = _count(given.get("priority")), _count(given.get("start", 0)), None
+    if priority is None or priority > MAX_PRIORITY:
+        refuse(".priority", f"is no whole number from 0 to {MAX_PRIORITY}", "use 0 to release")
+    if start is None:
+        refuse(".start", "is no position", "use 0 for the beginning")
+    if given.get("end") is not None:
+        end = _count(given["end"])
+        if end is None or end <= start:
+            refuse(".end", "is no position behind start", "use null for the end")
+    covers, duration = given.get("covers_output", False), given.get("duration")
+    if not isinstance(covers, bool):
+        refuse(".covers_output", "is neither true nor false", "leave it out")
+    if covers and given.keys() & {"start", "end"}:
+        refuse(".covers_output", "does not go with start or end", "leave these out")
+    is_number = isinstance(duration, int | float) and not isinstance(duration, bool)
+    if duration is not None and not (is_number and 0 <= duration <= MAX_DURATION_SECONDS):
+        problem = f"is no number of seconds up to {MAX_DURATION_SECONDS}"
+        refuse(".duration", problem, "use null for no end")
+    return _Directive(priority, is_whole=not covers and start == 0 and end is None)
+
+
+def _count(value: object) -> int | None:
+    """A whole number that is 0 or more; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        return None
+    return value

@@ -1,0 +1,128 @@
+"""vLLM's body of ``/score``, and of ``/rerank`` as Jina, Cohere and vLLM have it."""
+
+from abc import ABC, abstractmethod
+from typing import Annotated
+
+from pydantic import Field
+
+from kvell.errors import ChangeSomething
+from kvell.server.api.schemas.embeddings import MAX_INPUTS, EmbeddingsRequest
+from kvell.server.api.schemas.generation import FAILS_FAST, MAX_INT32, Texts
+from kvell.server.api.schemas.request_body import RequestBody, RequestPart
+
+
+class ScoredRequest(RequestBody, ABC):
+    """What both have."""
+
+    cache_salt: str | None = Field(default=None, max_length=1024)
+    """Requests with different ones share no cached prefix."""
+    prompt_cache_key: str | None = Field(default=None, max_length=1024)
+    """Requests with the same one go to one instance, if the routing says so."""
+    priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
+    """Lower ones are served first."""
+    use_activation: bool | None = None
+    """Accepted and not used: similarities are scores as they are."""
+    user: str | None = None
+    """Accepted and not used."""
+
+    @abstractmethod
+    def texts_by_field(self) -> dict[str, list[str]]:
+        """The texts to compare: the fields of the first and of the second, each with its texts.
+
+        :raises ChangeSomething: if there are none, too many, or not as many of both.
+        """
+
+    def embedded(self) -> EmbeddingsRequest:
+        """The request for the vectors of all texts, the first ones first."""
+        return EmbeddingsRequest(
+            input=[text for texts in self.texts_by_field().values() for text in texts],
+            model=self.model,
+            cache_salt=self.cache_salt,
+            prompt_cache_key=self.prompt_cache_key,
+            priority=self.priority,
+        )
+
+    def fields(self) -> list[str]:
+        """The field of each text, in the same order."""
+        return [field for field, texts in self.texts_by_field().items() for _ in texts]
+
+
+class ScoreRequest(ScoredRequest):
+    """Body of ``/score``: pairs of texts."""
+
+    text_1: str | Texts | None = None
+    """A text, or several; one text is compared with each of ``text_2``."""
+    text_2: str | Texts | None = None
+    """A text, or several: as many as ``text_1`` has if that has several."""
+    queries: str | Texts | None = None
+    """Another name of ``text_1``."""
+    documents: str | Texts | None = None
+    """Another name of ``text_2``."""
+
+    def texts_by_field(self) -> dict[str, list[str]]:
+        """The texts to compare.
+
+        :raises ChangeSomething: if there are none, too many, or not as many of both.
+        """
+        first, second = self._given("text_1", "queries"), self._given("text_2", "documents")
+        asked = {name: _texts(getattr(self, name)) for name in (first, second)}
+        _check(asked)
+        ones, others = asked.values()
+        if len(ones) not in (1, len(others)):
+            problem = f"are as many neither as {second}, which has {len(others)}, nor one"
+            raise ChangeSomething(first, f"{len(ones)} texts", problem, "send pairs, or one text")
+        return asked
+
+    def _given(self, name: str, other: str) -> str:
+        """That one of two names of a field that is given."""
+        given = [one for one in (name, other) if getattr(self, one) is not None]
+        if len(given) == 1:
+            return given[0]
+        problem = f"is {'missing' if not given else 'given twice'}: it is {other} too"
+        raise ChangeSomething(name, "…" if given else "null", problem, "give one of them")
+
+
+class RerankDocument(RequestPart):
+    """A document with a name for its text."""
+
+    text: str
+    """The document."""
+
+
+Documents = Annotated[list[str | RerankDocument], FAILS_FAST]
+
+
+class RerankRequest(ScoredRequest):
+    """Body of ``/rerank``: a question, and documents that are to be put in order."""
+
+    query: str
+    """What documents are compared with."""
+    documents: Documents
+    """Texts, or objects with a ``text``; at most 2,047."""
+    top_n: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
+    """So many of the best are told; all if 0 or null."""
+    return_documents: bool | None = None
+    """Whether results have their documents; true if null."""
+
+    def texts_by_field(self) -> dict[str, list[str]]:
+        """The texts to compare.
+
+        :raises ChangeSomething: if there are none, or too many.
+        """
+        texts = [one if isinstance(one, str) else one.text for one in self.documents]
+        asked = {"query": [self.query], "documents": texts}
+        _check(asked)
+        return asked
+
+
+def _texts(given: str | list[str]) -> list[str]:
+    return [given] if isinstance(given, str) else given
+
+
+def _check(asked: dict[str, list[str]]) -> None:
+    left = MAX_INPUTS
+    for field, texts in asked.items():
+        if not 1 <= len(texts) <= left:
+            value = f"{len(texts)} texts"
+            raise ChangeSomething(field, value, "is out of range", f"send 1 to {left}")
+        left -= len(texts)

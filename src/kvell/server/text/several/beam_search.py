@@ -1,0 +1,134 @@
+"""A beam search over a front: each step is a request of one token for every beam."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from kvell.engine.protocol.logprobs import TokenLogprobs
+from kvell.engine.protocol.messages import Finished
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.beam_search import Beam, BeamSearch
+from kvell.errors import RequestFailed
+from kvell.front.front import Front
+from kvell.server.text.several.side_by_side import all_served
+from kvell.server.text.text_model import PreparedPrompt, TextModel
+from kvell.server.text.text_stream import (
+    DeadlineExceeded,
+    TextDelta,
+    Usage,
+    answer_text,
+    outputs_of,
+    raise_unless_done,
+)
+
+
+@dataclass(frozen=True)
+class _Told:
+    """How likely the next tokens of a beam are, and of the prompt's, if that was asked."""
+
+    finished: Finished
+    logprobs: TokenLogprobs
+    prompt_logprobs: tuple[TokenLogprobs, ...]
+
+
+async def beam_deltas(
+    front: Front,
+    model: TextModel,
+    prompt: PreparedPrompt,
+    sampling: SamplingParams,
+    search: BeamSearch,
+    made: Callable[[int], None],
+) -> AsyncGenerator[tuple[int, TextDelta], None]:
+    """The best ``sampling.n`` answers, each whole; closing it or cancelling cancels all beams.
+
+    :param made: is told how many tokens each step has made.
+    :raises TryLater: when there is no room or no instance just now.
+    :raises RequestRefused: when the instance can never serve it.
+    :raises RequestFailed: when the instances that computed a beam died.
+    :raises DeadlineExceeded: when its time was up.
+    """
+    first, search = await _searched(front, prompt, sampling, search, made)
+    for index, beam in enumerate(search.finished[: sampling.n]):
+        yield index, _answer(model, prompt, sampling, beam, first)
+
+
+async def _searched(
+    front: Front,
+    prompt: PreparedPrompt,
+    sampling: SamplingParams,
+    search: BeamSearch,
+    made: Callable[[int], None],
+) -> tuple[_Told, BeamSearch]:
+    """The search at its end, and what its first step told."""
+    seconds = prompt.deadline_seconds
+    due_seconds = None if seconds is None else front.now_seconds() + seconds
+    asked, first = replace(search.sampling(), prompt_logprobs=sampling.prompt_logprobs), None
+    try:
+        async with asyncio.timeout(seconds) as clock:
+            while first is None or not search.is_over:
+                if due_seconds is not None:
+                    left = max(0.0, due_seconds - front.now_seconds())
+                    prompt = replace(prompt, deadline_seconds=left)
+                told = await _step(front, prompt, asked, search.running)
+                made(len(told))
+                search = search.after([one.logprobs for one in told])
+                if first is None:  # the prompt is told of and traced once
+                    first, asked, prompt = told[0], search.sampling(), replace(prompt, trace=None)
+    except TimeoutError:
+        if clock.expired():
+            raise DeadlineExceeded(f"deadline_seconds={seconds}: the answer took longer") from None
+        raise
+    return first, search
+
+
+async def _step(
+    front: Front, prompt: PreparedPrompt, asked: SamplingParams, beams: Sequence[Beam]
+) -> list[_Told]:
+    """Have the next token of every beam computed."""
+    prompts = [
+        replace(
+            prompt,
+            token_ids=np.concatenate([prompt.token_ids, np.array(beam.token_ids, np.int32)]),
+            request_id=f"{prompt.request_id}-{len(beam.token_ids)}-{index}",
+        )
+        for index, beam in enumerate(beams)
+    ]
+    return await all_served(front, prompts, lambda one: _told(front, one, asked))
+
+
+async def _told(front: Front, prompt: PreparedPrompt, asked: SamplingParams) -> _Told:
+    logprobs: list[TokenLogprobs] = []
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    async with aclosing(outputs_of(front, prompt, asked)) as outputs:
+        async for output in outputs:
+            logprobs += output.logprobs
+            prompt_logprobs += output.prompt_logprobs
+            if output.finished is not None:
+                raise_unless_done(output.finished)
+                if logprobs:
+                    return _Told(output.finished, logprobs[0], prompt_logprobs)
+    raise RequestFailed("the request was stopped before its beams had ended")
+
+
+def _answer(
+    model: TextModel, prompt: PreparedPrompt, sampling: SamplingParams, beam: Beam, first: _Told
+) -> TextDelta:
+    writer = answer_text(model, sampling, shows_special_tokens=prompt.shows_special_tokens)
+    text = writer.push(beam.token_ids) + writer.finish()
+    tokens = len(beam.token_ids)
+    return TextDelta(
+        text,
+        beam.finish_reason,
+        Usage(
+            len(prompt.token_ids),
+            tokens,
+            first.finished.cached_tokens,
+            first.finished.cache_write_tokens,
+        ),
+        beam.token_ids,
+        () if sampling.logprobs is None else beam.logprobs,
+        first.prompt_logprobs,
+    )
