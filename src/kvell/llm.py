@@ -35,12 +35,13 @@ from kvell.llm_jobs import (
     EmbeddingJob,
     Job,
     RequestOutput,
+    images_of,
     measured,
     one_each,
     raise_if_failed,
     with_bad_words,
 )
-from kvell.models.images.image_content import ImagePrompt, Tensors
+from kvell.models.images.image_content import ImagePrompt
 from kvell.models.images.image_store import take_images
 from kvell.models.loading.named_models import NamedModel
 from kvell.models.sources.progress import Progress, quiet
@@ -307,7 +308,7 @@ class LLM:
         """Return the request for a prompt's vector, checked."""
         asked, name, ids = served_pooling(pooling), self._model_of(prompt), self._token_ids(prompt)
         self._one(name).embeddings.require_served(name or self.engine.contract.model)
-        limits, has_images = self.engine.core.rules(name).limits, bool(_images_of(prompt))
+        limits, has_images = self.engine.core.rules(name).limits, bool(images_of(prompt))
         if problem := pooling_problem(ids, limits, has_images=has_images):
             raise problem
         return EmbeddingJob(ids, name, asked)
@@ -315,7 +316,7 @@ class LLM:
     def _beam_job(self, prompt: Prompt, params: BeamSearchParams) -> BeamJob:
         """Return a prompt's beam search, checked."""
         name, ids = self._model_of(prompt), self._token_ids(prompt)
-        if _images_of(prompt):
+        if images_of(prompt):
             raise ChangeSomething("images", "…", "do not go with a beam search", "leave them out")
         self._check(ImagePrompt(ids, ()), SamplingParams(max_tokens=params.max_tokens), name)
         search = BeamSearch.of(params, self.engine.core.rules(name).eos_token_ids)
@@ -373,7 +374,7 @@ class LLM:
         told: list[ImagePrompt] = []
         try:
             for tokens, prompt in zip(ids, prompts, strict=True):
-                told.append(take_images(self.engine.images, tokens, _images_of(prompt)))
+                told.append(take_images(self.engine.images, tokens, images_of(prompt)))
             yield told
         finally:
             for known in told:
@@ -396,8 +397,3 @@ class LLM:
         ):
             raise problem
         self.engine.grammars.check(sampling.structured_outputs, model)
-
-
-def _images_of(prompt: Prompt) -> Tensors | None:
-    """Return the tensors of a prompt's images, if it has any."""
-    return prompt.get("images") if isinstance(prompt, Mapping) else None

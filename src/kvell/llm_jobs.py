@@ -1,7 +1,7 @@
 """Requests in progress as ``kvell.LLM`` follows them, and those that ask for a vector."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -15,7 +15,7 @@ from kvell.engine.protocol.pooling import POOLED, EmbeddingOutput, Pooling, vect
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
 from kvell.engine.requests.beam_search import BeamSearch
 from kvell.errors import ChangeSomething, RequestFailed
-from kvell.models.images.image_content import ImagePrompt
+from kvell.models.images.image_content import ImagePrompt, Tensors
 from kvell.models.text.answer_text import AnswerText, EndTokens
 from kvell.models.text.bad_words import bad_word_tokens
 from kvell.models.text.detokenizer import IncrementalDetokenizer
@@ -337,3 +337,8 @@ def measured(jobs: Sequence[AnswerJob], seconds: float, max_running: int) -> dic
         "cached_tokens": sum(job.finished.cached_tokens for job in jobs if job.finished),
         "preemptions": sum(job.finished.preemptions for job in jobs if job.finished),
     }
+
+
+def images_of(prompt: object) -> Tensors | None:
+    """The tensors of a prompt's images, if it has any."""
+    return prompt.get("images") if isinstance(prompt, Mapping) else None

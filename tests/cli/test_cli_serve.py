@@ -17,7 +17,7 @@ from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
 from kvell.fleet.instance.command import instance_command
 from kvell.fleet.instance.instance_process import InstanceStartError
-from kvell.server.api.face_options import CrossOrigin, FaceOptions
+from kvell.server.api.door.face_options import CrossOrigin, FaceOptions
 from kvell.server.text.served_text import ServedText
 from kvell.server.text.text_model import TextModel
 
@@ -123,7 +123,12 @@ class TestServe:
     def test_what_browsers_and_proxies_need_arrives(self, kvell: Kvell, served: Served) -> None:
         assert kvell("serve").code == 0
         assert served.calls[-1][2].face == FaceOptions()
-        flags = ("--allowed-origins", '["https://a.b"]', "--allowed-origins", "https://c.d")
+        flags: tuple[str, ...] = (
+            "--allowed-origins",
+            '["https://a.b"]',
+            "--allowed-origins",
+            "https://c.d",
+        )
         flags += ("--allowed-methods", '["GET"]', "--allowed-headers", "x-mine")
         flags += ("--allow-credentials", "--root-path", "/llm", "--enable-tokenizer-info-endpoint")
         assert kvell("serve", *flags).code == 0

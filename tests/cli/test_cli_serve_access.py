@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvell.server.api.http_bounds import HttpBounds
+from kvell.server.api.door.http_bounds import HttpBounds
 from kvell.server.logs.lines import tell
 from kvell.server.text.served_text import ServedText
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvell.errors import ChangeSomething
-from kvell.server.api.access_guard import OPEN
+from kvell.server.api.door.access_guard import OPEN
 from kvell.server.api.http_errors import api_error
 from scripts.reference.http.errors import CAUSES, errors_page
 from scripts.reference.http.fields import FieldText, field_text

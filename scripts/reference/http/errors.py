@@ -5,7 +5,7 @@ from typing import Any
 
 from kvell.errors import ChangeSomething, InstanceDied, RequestFailed, TryLater
 from kvell.server.access.accounts import RateExceeded
-from kvell.server.api.access_guard import NO_KEY, NO_OPERATOR
+from kvell.server.api.door.access_guard import NO_KEY, NO_OPERATOR
 from kvell.server.api.http_errors import (
     ApiError,
     UnknownModel,

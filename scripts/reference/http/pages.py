@@ -8,7 +8,7 @@ from typing import Any
 
 from kvell.engine.protocol.messages import Ready
 from kvell.front.front import Front
-from kvell.server.api.access_guard import METRICS, OPEN, OPERATORS
+from kvell.server.api.door.access_guard import METRICS, OPEN, OPERATORS
 from kvell.server.api.openai_api import build_app
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.testing.instance import ByteText, FakeEngine

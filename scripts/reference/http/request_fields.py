@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from kvell.server.api.schemas.chat import ChatMessage, ChatRequest
 from kvell.server.api.schemas.embeddings import EmbeddingsRequest
 from kvell.server.api.schemas.generation import CompletionRequest
-from kvell.server.api.schemas.messages import MessagesRequest
+from kvell.server.api.schemas.messages.requests import MessagesRequest
 from kvell.server.api.schemas.other_fields import Other
 from kvell.server.api.schemas.request_body import RequestBody
 from kvell.server.api.schemas.responses import ResponsesRequest

@@ -42,8 +42,8 @@ from kvell.fleet.started.pool_settings import PoolSettings
 from kvell.front.events.events_config import parse_events_config
 from kvell.mempool.rendezvous import PageTransport, PdCaching
 from kvell.server.answers.named import check_parsers
-from kvell.server.api.face_options import FaceOptions
-from kvell.server.api.http_bounds import HttpBounds
+from kvell.server.api.door.face_options import FaceOptions
+from kvell.server.api.door.http_bounds import HttpBounds
 from kvell.server.logs.lines import LogFormat, lines_on, tell
 
 logger = logging.getLogger(__name__)

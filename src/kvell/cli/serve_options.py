@@ -10,7 +10,7 @@ import click
 from kvell.engine.sampling.model_defaults import GenerationConfig
 from kvell.models.text.content_format import ContentFormat
 from kvell.server.access.key_file import MAX_IN_FLIGHT
-from kvell.server.api.face_options import (
+from kvell.server.api.door.face_options import (
     ANY,
     CrossOrigin,
     FaceOptions,
@@ -18,7 +18,7 @@ from kvell.server.api.face_options import (
     checked_root_path,
     listed,
 )
-from kvell.server.api.http_bounds import KEEP_ALIVE_SECONDS, MAX_CONNECTIONS
+from kvell.server.api.door.http_bounds import KEEP_ALIVE_SECONDS, MAX_CONNECTIONS
 
 Command = Callable[..., Any]
 Option = Callable[[Command], Command]

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from kvell.engine.sampling.model_defaults import recommended
 from kvell.front.front import Front
 from kvell.server.access.visit import VisitTracer
-from kvell.server.api.access_guard import Access
+from kvell.server.api.door.access_guard import Access
 from kvell.server.api.openai_api import build_app
 from kvell.server.api.serve_options import ServeOptions
 from kvell.server.http.acceptor import Acceptor

@@ -16,7 +16,7 @@ from kvell.fleet.placing.cluster_site import ClusterSite
 from kvell.front.front import Front
 from kvell.server.access.keys import ApiKey, KeyRing, digest_of
 from kvell.server.access.shared_use import SharedUse
-from kvell.server.api.access_guard import Access
+from kvell.server.api.door.access_guard import Access
 from kvell.server.api.openai_api import build_app
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.testing.instance import ByteText

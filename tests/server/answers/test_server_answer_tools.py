@@ -165,7 +165,7 @@ def test_what_a_model_wrote_is_passed_on_as_it_is(arguments: object, shown: obje
 
 
 def test_an_older_call_and_its_result_are_rendered_as_todays() -> None:
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}},
         {"role": "function", "name": "f", "content": "sunny"},
     ]

@@ -11,7 +11,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from kvell.errors import Bound
 from kvell.server.access.bodies import BodyBounds
-from kvell.server.api.guards import BodyLimit
+from kvell.server.api.door.guards import BodyLimit
 from tests.server.api.test_server_guards import answer, echo
 
 BODY = json.dumps({"prompt": "hello " * 20}).encode()

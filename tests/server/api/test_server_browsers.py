@@ -13,8 +13,8 @@ import pytest
 from kvell.errors import ChangeSomething
 from kvell.front.front import Front
 from kvell.server.access.keys import ApiKey, KeyRing, digest_of, operator_key
-from kvell.server.api.access_guard import Access
-from kvell.server.api.face_options import (
+from kvell.server.api.door.access_guard import Access
+from kvell.server.api.door.face_options import (
     CrossOrigin,
     FaceOptions,
     checked_origins,

@@ -10,9 +10,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvell.errors import Bound
 from kvell.server.access.bodies import BodyBounds
-from kvell.server.api.access_guard import Access, AccessGuard
-from kvell.server.api.guards import BodyLimit, ServedLimit
-from kvell.server.api.http_bounds import HttpBounds
+from kvell.server.api.door.access_guard import Access, AccessGuard
+from kvell.server.api.door.guards import BodyLimit, ServedLimit
+from kvell.server.api.door.http_bounds import HttpBounds
 
 
 async def echo(scope: Scope, receive: Receive, send: Send) -> None:

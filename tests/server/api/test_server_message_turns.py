@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvell.server.api.schemas.messages import CountTokensRequest, MessagesRequest
+from kvell.server.api.schemas.messages.requests import CountTokensRequest, MessagesRequest
 
 MARK = {"type": "ephemeral"}
 

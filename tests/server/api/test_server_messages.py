@@ -97,7 +97,8 @@ def grown(events: list[dict[str, Any]]) -> dict[str, Any]:
                 kind = None
         assert event["index"] == index
     assert kind is None and last["type"] == "message_delta"
-    return message | last["delta"] | {"usage": message["usage"] | last["usage"]}
+    whole: dict[str, Any] = message | last["delta"]
+    return whole | {"usage": message["usage"] | last["usage"]}
 
 
 def without_ids(message: dict[str, Any]) -> dict[str, Any]:

@@ -171,6 +171,7 @@ class TakesApart(ByteText):
         fields: Mapping[str, Any] = NO_FIELDS,
         *,
         opens_answer: bool = True,
+        continues_last: bool = False,
     ) -> str:
         """Return names and values of all arguments."""
         shown = ""

@@ -49,9 +49,7 @@ class StopStrings:
     def _first_stop(self, text: str) -> tuple[int, int] | None:
         """Where the stop string that is completed first ends and begins; None if none is."""
         found = [
-            (start + len(stop), start, stop)
-            for stop in self._stops
-            if (start := text.find(stop)) >= 0
+            (start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0
         ]
         return min(found, default=None)
 

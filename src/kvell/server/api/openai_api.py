@@ -14,11 +14,11 @@ from kvell.front.front import Front
 from kvell.server.access.bodies import BodyBounds
 from kvell.server.answers.named import default_parsers, parser_named
 from kvell.server.api import http_errors
-from kvell.server.api.access_guard import Access, AccessGuard
-from kvell.server.api.browsers import HeadAsGet, install_browsers, served_path
-from kvell.server.api.face_options import FaceOptions
-from kvell.server.api.guards import BodyLimit, ServedLimit
-from kvell.server.api.http_bounds import DEFAULT, HttpBounds
+from kvell.server.api.door.access_guard import Access, AccessGuard
+from kvell.server.api.door.browsers import HeadAsGet, install_browsers, served_path
+from kvell.server.api.door.face_options import FaceOptions
+from kvell.server.api.door.guards import BodyLimit, ServedLimit
+from kvell.server.api.door.http_bounds import DEFAULT, HttpBounds
 from kvell.server.api.prompts import PromptEncoder
 from kvell.server.api.routes.chat import ChatApi
 from kvell.server.api.routes.cluster import ClusterApi
@@ -102,6 +102,15 @@ def build_app(
     ClusterApi(front, floor_bytes + work_bytes, os.getpid()).install(app)
     MapApi(front).install(app)
     http_errors.install(app, metrics.rejected)
+    _install_door(app, metrics, access or Access(), max_body_bytes, http)
+    install_browsers(app, face)
+    return app
+
+
+def _install_door(
+    app: FastAPI, metrics: ServerMetrics, access: Access, max_body_bytes: int, http: HttpBounds
+) -> None:
+    """Put before the handlers what may refuse a request; the last one sees it first."""
     app.add_middleware(HeadAsGet)
     app.add_middleware(ServedLimit, most=http.most_served, rejected=metrics.rejected)
     app.add_middleware(
@@ -113,9 +122,7 @@ def build_app(
         http=http,
         reads=_Handlers(app).take,
     )
-    app.add_middleware(AccessGuard, access=access or Access(), rejected=metrics.rejected)
-    install_browsers(app, face)
-    return app
+    app.add_middleware(AccessGuard, access=access, rejected=metrics.rejected)
 
 
 class _Handlers:
@@ -126,7 +133,7 @@ class _Handlers:
         self._posts = {
             route.path
             for route in app.routes
-            if isinstance(route, APIRoute) and "POST" in route.methods
+            if isinstance(route, APIRoute) and "POST" in (route.methods or ())
         }
 
     def take(self, scope: Scope) -> bool:

@@ -10,8 +10,8 @@ from kvell.fleet.started.pool_settings import PoolSettings
 from kvell.front.events.events_config import KvEventsConfig
 from kvell.front.front import ONE_MIXED
 from kvell.server.access.key_file import MAX_IN_FLIGHT
-from kvell.server.api.face_options import FaceOptions
-from kvell.server.api.http_bounds import HttpBounds
+from kvell.server.api.door.face_options import FaceOptions
+from kvell.server.api.door.http_bounds import HttpBounds
 
 MAX_BODY_BYTES = 32 << 20
 

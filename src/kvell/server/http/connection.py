@@ -10,7 +10,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from kvell.errors import Bound
-from kvell.server.api.http_bounds import HttpBounds
+from kvell.server.api.door.http_bounds import HttpBounds
 from kvell.server.api.http_errors import ApiError
 from kvell.server.http.open_connections import OpenConnections, Phase
 from kvell.server.http.raw_answers import BAD_REQUEST, TOO_SLOW, raw_answer

@@ -99,9 +99,9 @@ class ServedText:
         continues_last: bool = False,
     ) -> str:
         """The text of a conversation, special tokens in it."""
-        render = self._tokenizer.rendered_chat
-        ending = {"opens_answer": opens_answer, "continues_last": continues_last}
-        return render(messages, tools, fields, **ending)
+        return self._tokenizer.rendered_chat(
+            messages, tools, fields, opens_answer=opens_answer, continues_last=continues_last
+        )
 
     @property
     def takes_images(self) -> bool:

@@ -33,7 +33,6 @@ from kvell.server.answers.forced import (
     tool_choice,
 )
 from kvell.server.api import streaming
-from kvell.server.api.access_guard import visit_of
 from kvell.server.api.bodies.chat import (
     CHUNK,
     chat_body,
@@ -44,6 +43,7 @@ from kvell.server.api.bodies.chat import (
 )
 from kvell.server.api.bodies.completions import Body, joined, json_response, usage_chunk
 from kvell.server.api.bodies.logprobs import chat_logprobs, prompt_logprobs_body
+from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.image_urls import image_urls
 from kvell.server.api.prompts import PromptEncoder
 from kvell.server.api.schemas.chat import ChatRequest

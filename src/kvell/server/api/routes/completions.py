@@ -8,7 +8,6 @@ from fastapi import FastAPI, Request, Response
 
 from kvell.models.text.token_offsets import TokenOffsets
 from kvell.server.api import streaming
-from kvell.server.api.access_guard import visit_of
 from kvell.server.api.bodies.completions import (
     Body,
     completion_body,
@@ -18,6 +17,7 @@ from kvell.server.api.bodies.completions import (
     usage_chunk,
 )
 from kvell.server.api.bodies.logprobs import completion_logprobs, prompt_logprobs_body
+from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.schemas.generation import CompletionRequest
 from kvell.server.api.sent_names import named_as_sent
 from kvell.server.api.serving import Asked, Deltas, Serving, counter, guarded, heading_of, streamed

@@ -13,9 +13,9 @@ from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.pooling import POOLED, vector_of
 from kvell.errors import ChangeSomething
 from kvell.server.access.visit import Sequences, Visit
-from kvell.server.api.access_guard import visit_of
 from kvell.server.api.bodies.completions import json_response
 from kvell.server.api.bodies.embeddings import cut_to, embeddings_body
+from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.schemas.embeddings import MAX_INPUT_TOKENS, EmbeddingsRequest
 from kvell.server.api.serving import Served, Serving, guarded
 from kvell.server.text.embeddings import all_embedded

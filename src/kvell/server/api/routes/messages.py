@@ -9,7 +9,6 @@ from fastapi import FastAPI, Request, Response
 from kvell.server.access.visit import Visit
 from kvell.server.answers.deltas import merged
 from kvell.server.api import streaming
-from kvell.server.api.access_guard import visit_of
 from kvell.server.api.bodies.completions import Body, json_response
 from kvell.server.api.bodies.message_blocks import BlockWriter
 from kvell.server.api.bodies.messages import (
@@ -18,9 +17,10 @@ from kvell.server.api.bodies.messages import (
     message_answer,
     message_usage,
 )
+from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.http_errors import ANTHROPIC, api_error
 from kvell.server.api.routes.chat import Answering, ChatApi
-from kvell.server.api.schemas.messages import CountTokensRequest, MessagesRequest
+from kvell.server.api.schemas.messages.requests import CountTokensRequest, MessagesRequest
 from kvell.server.api.sent_names import named_as_sent
 from kvell.server.api.serving import Serving, guarded
 from kvell.server.api.streaming import EventStream, named_event, primed

@@ -8,7 +8,6 @@ from fastapi import FastAPI, Request, Response
 
 from kvell.server.access.visit import Visit
 from kvell.server.api import streaming
-from kvell.server.api.access_guard import visit_of
 from kvell.server.api.bodies.completions import Body, json_response
 from kvell.server.api.bodies.logprobs import chat_logprobs
 from kvell.server.api.bodies.response_items import Event, OutputWriter
@@ -18,6 +17,7 @@ from kvell.server.api.bodies.responses import (
     response_body,
     response_usage,
 )
+from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.http_errors import api_error
 from kvell.server.api.routes.chat import Answering, ChatApi
 from kvell.server.api.schemas.responses import ResponsesRequest

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from fastapi import FastAPI, Request, Response
 
 from kvell.server.access.visit import Visit
-from kvell.server.api.access_guard import visit_of
 from kvell.server.api.bodies.completions import json_response
 from kvell.server.api.bodies.scores import rerank_body, scores_body, similarities
+from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.routes.embeddings import Embedded, EmbeddingsApi
 from kvell.server.api.schemas.scores import RerankRequest, ScoredRequest, ScoreRequest
 from kvell.server.api.serving import guarded

@@ -7,8 +7,9 @@ from pydantic import Field
 
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.embeddings import MAX_INPUTS, EmbeddingsRequest
-from kvell.server.api.schemas.generation import FAILS_FAST, MAX_INT32, Texts
+from kvell.server.api.schemas.generation import FAILS_FAST, Texts
 from kvell.server.api.schemas.request_body import RequestBody, RequestPart
+from kvell.server.api.schemas.sampling_fields import MAX_INT32
 
 
 class ScoredRequest(RequestBody, ABC):

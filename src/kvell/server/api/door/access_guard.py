@@ -12,7 +12,7 @@ from kvell.errors import Bound
 from kvell.server.access.accounts import RateExceeded
 from kvell.server.access.keys import Holder, KeyRing
 from kvell.server.access.visit import CLIENT_GONE_STATUS, Visit, VisitObserver, VisitTracer
-from kvell.server.api.browsers import served_path
+from kvell.server.api.door.browsers import served_path
 from kvell.server.api.http_errors import ApiError, api_error
 
 OPEN = frozenset({"/", "/livez", "/readyz", "/health", "/ping", "/version"})

@@ -8,15 +8,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kvell.errors import Bound, ChangeSomething
 from kvell.server.access.bodies import BodyBounds, check_body
-from kvell.server.api.body_headers import (
+from kvell.server.api.door.body_headers import (
     decoded,
     encoding_of,
     json_headers,
     refused_encoding,
     refused_type,
 )
-from kvell.server.api.browsers import served_path
-from kvell.server.api.http_bounds import DEFAULT, HttpBounds
+from kvell.server.api.door.browsers import served_path
+from kvell.server.api.door.http_bounds import DEFAULT, HttpBounds
 from kvell.server.api.http_errors import ApiError, api_error, invalid_request
 
 WATCHED = frozenset({"/livez", "/readyz", "/health", "/ping", "/metrics"})

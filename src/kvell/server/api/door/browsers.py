@@ -5,7 +5,7 @@ from starlette._utils import get_route_path  # the router's own: a guard must se
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvell.server.api.face_options import FaceOptions, checked_root_path
+from kvell.server.api.door.face_options import FaceOptions, checked_root_path
 
 EXPOSED = (
     "Retry-After",

@@ -19,7 +19,7 @@ from kvell.server.api.schemas.chat import (
     TextPart,
     ToolCallMessage,
 )
-from kvell.server.api.schemas.message_blocks import (
+from kvell.server.api.schemas.messages.blocks import (
     Block,
     Blocks,
     ImageBlock,

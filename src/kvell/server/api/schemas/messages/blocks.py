@@ -5,8 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from kvell.engine.protocol.schemas.references import Schema
 from kvell.server.api.schemas.chat import MAX_PARTS, ImagePart, ImageUrl, Part, TextPart
-from kvell.server.api.schemas.formats import Schema
 from kvell.server.api.schemas.request_body import RequestPart
 
 

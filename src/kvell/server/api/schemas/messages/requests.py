@@ -5,13 +5,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, ValidationError
 
+from kvell.engine.protocol.schemas.references import Schema
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatRequest
-from kvell.server.api.schemas.formats import JsonSchemaFormat, ResponseFormat, Schema
-from kvell.server.api.schemas.generation import MAX_DEADLINE_SECONDS, MAX_INT32, Count, StopTexts
-from kvell.server.api.schemas.message_blocks import CacheControl, cache_controls
-from kvell.server.api.schemas.message_turns import MessageTurn, SystemBlocks, conversation
+from kvell.server.api.schemas.formats import JsonSchemaFormat, ResponseFormat
+from kvell.server.api.schemas.generation import Count, DeadlineSeconds, Priority, StopTexts
+from kvell.server.api.schemas.messages.blocks import CacheControl, cache_controls
+from kvell.server.api.schemas.messages.turns import MessageTurn, SystemBlocks, conversation
 from kvell.server.api.schemas.request_body import RequestBody, RequestPart
+from kvell.server.api.schemas.sampling_fields import MAX_INT32
 
 _SAME = (
     *("model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "cache_salt"),
@@ -219,8 +221,8 @@ class MessagesRequest(CountTokensRequest):
     seed: int | None = None
     cache_salt: str | None = Field(default=None, max_length=1024)
     prompt_cache_key: str | None = Field(default=None, max_length=1024)
-    priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
-    deadline_seconds: Annotated[float, Field(gt=0, le=MAX_DEADLINE_SECONDS)] | None = None
+    priority: Priority | None = None
+    deadline_seconds: DeadlineSeconds | None = None
     will_return: StrictBool | None = None
     """Whether the conversation goes on; true if null and something has a cache control."""
 

@@ -1,0 +1,1 @@
+"""What a request passes before a handler sees it: browsers, keys, bounds, headers of a body."""

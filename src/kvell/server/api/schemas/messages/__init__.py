@@ -1,0 +1,1 @@
+"""Anthropic's request bodies, as chat requests."""
