@@ -72,6 +72,7 @@ def test_what_is_no_schema_is_left_to_the_grammar(other: object) -> None:
         ({**OBJECT, "minProperties": 0, "maxProperties": 2}, {**OBJECT, **CLOSED}),
         ({**OBJECT, "minProperties": 1}, {**OBJECT, "minProperties": 1, **CLOSED}),
         ({"items": INT}, {"type": "array", "items": INT}),
+        ({"anyOf": [TEXT], "items": INT}, {"anyOf": [TEXT], "items": INT}),
     ],
 )
 def test_keywords_that_others_can_say_are_followed(schema: Any, same: Any) -> None:

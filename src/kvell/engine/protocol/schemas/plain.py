@@ -34,7 +34,7 @@ def plain(schema: Schema, resolve: Resolve, tell: Tell) -> Schema:
     for key in schema:
         if key in UNFOLLOWED:
             tell(key)
-    if not {"type", "enum", "const"} & out.keys():
+    if not ({"type", "enum", "const"} | _IN_PLACE) & out.keys():
         implied = [kind for key, kind in _IMPLIED.items() if isinstance(out.get(key), dict | list)]
         out |= {"type": implied[0]} if implied else {}
     _texts(out, tell)
