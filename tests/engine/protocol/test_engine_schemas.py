@@ -211,7 +211,7 @@ KEYWORDS = (
     *("$ref", "$defs", "if", "then", "dependentSchemas", "minProperties", "maxProperties"),
     *("minLength", "discriminator", "$anchor", "x-guidance"),
 )
-VALUES = st.sampled_from(
+VALUES: st.SearchStrategy[Any] = st.sampled_from(
     (None, True, False, 0, -1, 2.5, "", "#", "#/$defs/a", "object", "(?=a)", "path", [], {}, ["a"])
 )
 SCHEMAS = st.recursive(
