@@ -1,9 +1,12 @@
 """What a schema becomes for the grammar, and what of it is named as not followed."""
 
+import contextlib
 import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvell.engine.protocol.schemas.choices import are_apart
 from kvell.engine.protocol.schemas.following import MOST_PARTS, check_strict, followed
@@ -72,6 +75,7 @@ def test_what_is_no_schema_is_left_to_the_grammar(other: object) -> None:
         ({**OBJECT, "minProperties": 0, "maxProperties": 2}, {**OBJECT, **CLOSED}),
         ({**OBJECT, "minProperties": 1}, {**OBJECT, "minProperties": 1, **CLOSED}),
         ({"items": INT}, {"type": "array", "items": INT}),
+        ({"anyOf": [TEXT], "items": INT}, {"anyOf": [TEXT], "items": INT}),
     ],
 )
 def test_keywords_that_others_can_say_are_followed(schema: Any, same: Any) -> None:
@@ -121,6 +125,10 @@ def test_what_is_not_followed_is_left_out_and_named(schema: Any, keyword: str, l
 
 def test_a_strict_schema_that_is_followed_is_taken() -> None:
     check_strict({**OBJECT, "required": ["a"], "additionalProperties": False}, "field")
+    long = {"type": "object", "properties": {"x" * 5000: {"format": "path"}}}
+    with pytest.raises(ChangeSomething) as refused:
+        check_strict(long, "field")
+    assert len(str(refused.value)) < 500
     with pytest.raises(ChangeSomething, match=r"field=.*leads nowhere in the schema"):
         check_strict({"$ref": "#/$defs/D"}, "field")
 
@@ -194,6 +202,35 @@ def test_a_schema_below_another_finds_its_definitions_again() -> None:
 )
 def test_schemas_are_apart_if_types_or_values_say_so(branches: list[Any], apart: bool) -> None:
     assert are_apart(branches, lambda schema: schema) is apart
+
+
+KEYWORDS = (
+    *("type", "enum", "const", "format", "pattern", "not", "required", "properties", "items"),
+    *("patternProperties", "additionalProperties", "propertyNames", "uniqueItems", "maxItems"),
+    *("unevaluatedItems", "unevaluatedProperties", "prefixItems", "allOf", "anyOf", "oneOf"),
+    *("$ref", "$defs", "if", "then", "dependentSchemas", "minProperties", "maxProperties"),
+    *("minLength", "discriminator", "$anchor", "x-guidance"),
+)
+VALUES: st.SearchStrategy[Any] = st.sampled_from(
+    (None, True, False, 0, -1, 2.5, "", "#", "#/$defs/a", "object", "(?=a)", "path", [], {}, ["a"])
+)
+SCHEMAS = st.recursive(
+    VALUES,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=2),
+        st.dictionaries(st.sampled_from((*KEYWORDS, "a")), inner, min_size=1, max_size=5),
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(SCHEMAS)
+def test_whatever_is_sent_is_rewritten_or_refused(schema: object) -> None:
+    before = json.dumps(schema)
+    with contextlib.suppress(ValueError):
+        json.dumps(followed(schema).schema)
+    assert json.dumps(schema) == before
 
 
 def test_rewriting_is_bounded() -> None:

@@ -70,6 +70,11 @@ ONE_OF = {
         ({**A, "additionalProperties": INT}, [{"a": 1, "x": 2}], [{"a": 1, "x": "y"}]),
         ({**A, "unevaluatedProperties": INT}, [{"a": 1, "x": 2}], [{"a": 1, "x": "y"}]),
         ({**A, "patternProperties": {"^x": INT}}, [{"a": 1, "x1": 2}], [{"a": 1, "y": 2}]),
+        (
+            {**A, "properties": {"x1": INT}, "required": [], "patternProperties": {"^x": INT}},
+            [{"x1": 1}, {"x2": 1}, {"x1": 1, "x2": 2}],
+            [{"x1": "y"}, {"x2": "y"}],
+        ),
         ({"type": "object"}, [{}, {"x": [1, {"y": None}]}], []),
         ({"type": "object", "additionalProperties": INT}, [{}, {"x": 1}], [{"x": "y"}]),
         ({"type": "object", "properties": {}}, [{}], [{"x": 1}]),

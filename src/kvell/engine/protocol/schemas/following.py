@@ -22,6 +22,8 @@ from kvell.errors import ChangeSomething
 
 MOST_PARTS = 50_000
 """Schemas that a rewritten one may hold; llguidance takes no more."""
+MOST_SHOWN_CHARS = 200
+"""Of a path: names of properties may be of any length."""
 _VALUES = (
     *("type", "const", "enum", "required", "minProperties", "maxProperties"),
     *("minItems", "maxItems", "minLength", "maxLength", "pattern", "format"),
@@ -78,7 +80,7 @@ def check_strict(schema: Schema, field: str) -> None:
     for one in unfollowed:
         problem = f"{one.keyword} cannot be followed, and strict is true"
         remedy = "leave it out, or strict"
-        raise ChangeSomething(f"{field}.{one.path}", "…", problem, remedy)
+        raise ChangeSomething(f"{field}.{one.path[:MOST_SHOWN_CHARS]}", "…", problem, remedy)
 
 
 class _Rewriting:

@@ -34,7 +34,7 @@ def plain(schema: Schema, resolve: Resolve, tell: Tell) -> Schema:
     for key in schema:
         if key in UNFOLLOWED:
             tell(key)
-    if not {"type", "enum", "const"} & out.keys():
+    if not ({"type", "enum", "const"} | _IN_PLACE) & out.keys():
         implied = [kind for key, kind in _IMPLIED.items() if isinstance(out.get(key), dict | list)]
         out |= {"type": implied[0]} if implied else {}
     _texts(out, tell)
@@ -50,7 +50,7 @@ def plain(schema: Schema, resolve: Resolve, tell: Tell) -> Schema:
 
 
 def _texts(out: Schema, tell: Tell) -> None:
-    if "format" in out and out["format"] not in FORMATS:
+    if isinstance(out.get("format"), str) and out["format"] not in FORMATS:
         del out["format"]
         tell("format")
     pattern, patterns = out.get("pattern"), out.get("patternProperties")
@@ -107,7 +107,7 @@ def _same(one: object, other: object) -> bool:
 def _without_types(out: Schema, kinds: list[object]) -> None:
     given = out.get("type", [kind for kind in TYPES if kind != "integer"])
     listed = given if isinstance(given, list) else [given]
-    barred = {*kinds, "integer"} if "number" in kinds else set(kinds)
+    barred = [*kinds, "integer"] if "number" in kinds else kinds
     out["type"] = [kind for kind in listed if kind not in barred]
 
 
@@ -120,9 +120,10 @@ def _property_names(out: Schema, names: object, tell: Tell) -> None:
     if "properties" in out or "patternProperties" in out or _IN_PLACE & out.keys():
         if bounds:
             tell("propertyNames")
-    elif bounds <= {"enum", "const"} and bounds:
+    elif bounds in ({"enum"}, {"const"}):
         listed = names.get("enum", [names.get("const")])
-        out["properties"] = {name: rest for name in listed if isinstance(name, str)}
+        texts = listed if isinstance(listed, list) else []
+        out["properties"] = {name: rest for name in texts if isinstance(name, str)}
         out["additionalProperties"] = False
     elif bounds == {"pattern"} and not looks_around(str(names["pattern"])):
         out["patternProperties"] = {ascii_classes(str(names["pattern"])): rest}
