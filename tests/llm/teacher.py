@@ -123,6 +123,6 @@ def greedy_choices(path: Path, output: RequestOutput, params: SamplingParams) ->
     rows = logits_of(path, prompt + made)[len(prompt) - 1 : -1].clone()
     for index, row in enumerate(rows):
         adjust(row, params, np.array(prompt + made[:index], np.int32), len(prompt))
-        before = np.array(made[:index], np.int32)
-        row[~torch.from_numpy(permitted_tokens(params, before, len(row)))] = -torch.inf
+        so_far = np.array(made[:index], np.int32)
+        row[~torch.from_numpy(permitted_tokens(params, so_far, len(row)))] = -torch.inf
     return [int(token) for token in rows.argmax(-1)]

@@ -132,6 +132,28 @@ def test_an_echoed_prompt_is_scored(client: openai.OpenAI, reference: Any, token
     assert "".join(choice.logprobs.tokens or []) == PROMPT
 
 
+def test_characters_of_several_tokens_have_their_bytes_and_offsets(
+    client: openai.OpenAI, tokenizer: Any
+) -> None:
+    prompt = "I 🙂 玻璃!"
+    reply = client.completions.create(
+        model="smollm2", prompt=prompt, max_tokens=4, temperature=0, echo=True, logprobs=2
+    )
+    [choice] = reply.choices
+    assert choice.text.startswith(prompt) and choice.logprobs is not None
+    tokens, offsets = choice.logprobs.tokens or [], choice.logprobs.text_offset or []
+    count = len(tokenizer(prompt)["input_ids"])
+    assert len(tokens) == len(offsets) == count + 4 > len(prompt) + 4, "some are pieces"
+    for place in range(count):
+        ids = tokenizer(prompt)["input_ids"][:place]
+        assert offsets[place] == len(tokenizer.decode(ids).rstrip("\ufffd"))
+    pieces = [token for token in tokens[:count] if token.startswith("bytes:\\x")]
+    assert pieces
+    assert offsets[count] == len(prompt)
+    for token, top in zip(tokens[1:], (choice.logprobs.top_logprobs or [])[1:], strict=True):
+        assert token in top and 2 <= len(top) <= 3
+
+
 def test_a_stream_tells_what_a_whole_answer_tells(client: openai.OpenAI) -> None:
     asked: Any = {"model": "smollm2", "prompt": PROMPT, "max_tokens": 9, "temperature": 0}
     asked |= {"logprobs": 2, "echo": True}

@@ -53,7 +53,8 @@ PAGES = (
             Section(
                 "What it takes and returns",
                 (
-                    *_of("kvell.llm", "Prompt RequestOutput"),
+                    "kvell.llm.Prompt",
+                    "kvell.llm_jobs.RequestOutput",
                     "kvell.engine.protocol.pooling.EmbeddingOutput",
                     "kvell.BeamSearchParams",
                     "kvell.engine.requests.beam_search.EarlyStopping",

@@ -72,7 +72,8 @@ SAMPLING = {
     "frequency_penalty": 0.1, "presence_penalty": 0.1, "repetition_penalty": 1.1,
     "logit_bias": {"5": 1.0}, "cache_salt": "s", "prompt_cache_key": "k", "will_return": True,
     "user": "me", "metadata": {"a": "b"}, "service_tier": "auto",
-    "stream_options": {"include_usage": True}, "kv_hints": HINTS,
+    "stream_options": {"include_usage": True}, "bad_words": ["no"], "allowed_token_ids": [5, 6],
+    "include_stop_str_in_output": True, "skip_special_tokens": False, "kv_hints": HINTS,
 }  # fmt: skip
 SCHEMA = {"name": "form", "schema": {"type": "object"}, "strict": True}
 GOOD: Mapping[str, dict[str, Any]] = {
@@ -80,7 +81,8 @@ GOOD: Mapping[str, dict[str, Any]] = {
         **SAMPLING, "prompt": ["SAY good", "SAY day"], "max_tokens": 4, "n": 2, "echo": True,
         "logprobs": 2, "best_of": 2, "use_beam_search": False, "length_penalty": 1.0,
         "early_stopping": False, "return_token_ids": True, "guided_choice": ["a", "b"],
-        "prompt_logprobs": None, "suffix": "",
+        "prompt_logprobs": None, "suffix": "", "truncate_prompt_tokens": 5,
+        "add_special_tokens": False, "spaces_between_special_tokens": True,
     },
     "/v1/chat/completions": {
         **SAMPLING, "max_tokens": 30, "n": 1, "tools": [{"type": "function", "function": FUNCTION}],
@@ -93,6 +95,8 @@ GOOD: Mapping[str, dict[str, Any]] = {
         "tool_choice": "auto", "parallel_tool_calls": True, "reasoning_effort": "low",
         "chat_template_kwargs": {"a": 1}, "logprobs": True, "top_logprobs": 1,
         "response_format": {"type": "json_schema", "json_schema": SCHEMA},
+        "continue_final_message": True, "add_generation_prompt": False,
+        "truncate_prompt_tokens": -1, "add_special_tokens": True,
     },
     "/v1/responses": {
         **SAMPLING, "max_output_tokens": 30, "tools": [{"type": "function", **FUNCTION}],
