@@ -120,6 +120,7 @@ PAGES = (
                 (
                     "kvell.engine.protocol.structured_outputs.StructuredOutputs",
                     "kvell.engine.protocol.structured_outputs.Reasoning",
+                    "kvell.engine.protocol.structured_outputs.ReasoningBudget",
                     "kvell.engine.protocol.logprobs.TokenLogprobs",
                 ),
             ),

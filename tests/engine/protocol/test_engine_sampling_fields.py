@@ -22,6 +22,7 @@ from kvell.engine.protocol.structured_outputs import (
     MAX_CHOICES,
     MAX_GRAMMAR_CHARS,
     Reasoning,
+    ReasoningBudget,
     StructuredOutputs,
 )
 from kvell.errors import ChangeSomething
@@ -65,12 +66,24 @@ ACCEPTED: list[tuple[str, Any]] = [
     *[("logit_bias", good) for good in ({}, {0: MAX_BIAS}, {5: -MAX_BIAS})],
     ("logit_bias", dict.fromkeys(range(MAX_BIASES), 1.0)),
     ("structured_outputs", GRAMMAR),
+    *[("reasoning_budget", ReasoningBudget(tokens, 0)) for tokens in (0, 1 << 31)],
 ]
 
 
 @pytest.mark.parametrize(("field", "good"), ACCEPTED)
 def test_the_bounds_themselves_are_accepted(field: str, good: Any) -> None:
     assert getattr(SamplingParams(**{field: good}), field) == good
+
+
+@pytest.mark.parametrize(
+    ("wish", "field"),
+    [((-1, 3), "thinking_token_budget"), ((1, -3), "reasoning_budget"),
+     ((1, 3, -1), "reasoning_budget")],
+)  # fmt: skip
+def test_a_budget_of_reasoning_has_bounds(wish: tuple[int, ...], field: str) -> None:
+    with pytest.raises(ChangeSomething) as told:
+        ReasoningBudget(*wish)
+    assert told.value.field == field
 
 
 def test_without_max_tokens_any_minimum_will_do() -> None:
@@ -83,6 +96,7 @@ LOOKS_BACK: list[dict[str, Any]] = [
     {"repetition_penalty": 0.9},
     {"min_tokens": 1},
     {"structured_outputs": GRAMMAR},
+    {"reasoning_budget": ReasoningBudget(0, 3)},
 ]
 TELLS_OR_BIASES: list[dict[str, Any]] = [
     {"logprobs": 0},
@@ -183,6 +197,8 @@ samplings = st.builds(
     logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
     prompt_logprobs=st.none() | st.integers(0, MAX_LOGPROBS),
     structured_outputs=st.none() | constraints | behind_reasoning,
+    reasoning_budget=st.none()
+    | st.builds(ReasoningBudget, st.integers(0, 1 << 40), tokens, st.none() | tokens),
 )
 
 

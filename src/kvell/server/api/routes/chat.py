@@ -9,7 +9,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.protocol.structured_outputs import Reasoning
+from kvell.engine.protocol.structured_outputs import Reasoning as Reasoned
 from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import ChangeSomething
 from kvell.server.access.visit import Visit
@@ -18,6 +18,7 @@ from kvell.server.answers.deltas import (
     AnswerDelta,
     AnswerParser,
     Content,
+    Reasoning,
     ToolCallBegin,
     merged,
     parsed,
@@ -29,6 +30,7 @@ from kvell.server.answers.forced import (
     forced_tool_calls,
     tool_choice,
 )
+from kvell.server.answers.reasoning_count import ReasoningCount
 from kvell.server.api import streaming
 from kvell.server.api.access_guard import visit_of
 from kvell.server.api.bodies.chat import (
@@ -43,6 +45,7 @@ from kvell.server.api.bodies.completions import Body, joined, json_response, usa
 from kvell.server.api.bodies.logprobs import chat_logprobs, prompt_logprobs_body
 from kvell.server.api.image_urls import image_urls
 from kvell.server.api.prompts import PromptEncoder
+from kvell.server.api.reasoning_budget import TagTokens, reasoning_budget, tag_tokens
 from kvell.server.api.schemas.chat import ChatRequest
 from kvell.server.api.schemas.formats import json_constraint
 from kvell.server.api.serving import Asked, Deltas, Serving, counter, guarded, heading_of, streamed
@@ -84,7 +87,8 @@ class ChatApi:
         answers = await collected(answering.deltas, body.choices())
         total = sum((answer[-1].usage for answer in answers), Usage())
         choices = [answering.whole(index, answer) for index, answer in enumerate(answers)]
-        return json_response(chat_body(asked.heading, choices, total))
+        tokens = await answering.reasoning_tokens()
+        return json_response(chat_body(asked.heading, choices, total, tokens))
 
     async def prompt_tokens(self, body: ChatRequest) -> int:
         """How many tokens the prompt of a body has; it may be longer than what is served.
@@ -114,7 +118,12 @@ class ChatApi:
         sampling = body.sampling(served.prompts.answer_room(prompt))
         if forced is not None:
             sampling = _forced(sampling, forced)
-        sampling = _bound_behind(sampling, served.answers.reasoning_behind(end))
+        reasoning = served.answers.reasoning_behind(end)
+        sampling = _bound_behind(sampling, reasoning)
+        tags = tag_tokens(served.text, served.answers, reasoning)
+        budget = reasoning_budget(body.thinking_token_budget, served.answers, reasoning, tags)
+        if budget is not None:
+            sampling = replace(sampling, reasoning_budget=budget)
         asked = Asked(
             heading_of(prefix, name, body),
             served,
@@ -126,7 +135,7 @@ class ChatApi:
             tensors,
         )
         deltas = self.serving.deltas(asked, [sampling])
-        return Answering(asked, body, deltas, offered, choice, end)
+        return Answering(asked, body, deltas, offered, choice, end, tags)
 
 
 @dataclass
@@ -134,6 +143,7 @@ class Answering:
     """A chat request that was submitted, and how its text is read.
 
     :param prompt_end: text of the end of the prompt.
+    :param tags: tokens that end and begin the reasoning, if it has such.
     """
 
     asked: Asked
@@ -142,6 +152,7 @@ class Answering:
     tools: list[dict[str, Any]]
     choice: ToolChoice
     prompt_end: str
+    tags: TagTokens | None = None
     _readers: dict[int, "Reader"] = field(default_factory=dict)
 
     def reader(self, index: int) -> "Reader":
@@ -151,8 +162,22 @@ class Answering:
             parser = self.asked.served.answers.parser(
                 self.tools, prompt=self.prompt_end, forced=forced
             )
-            self._readers[index] = Reader(parser)
+            count = None if self.tags is None else ReasoningCount(*self.tags)
+            self._readers[index] = Reader(parser, count)
         return self._readers[index]
+
+    async def reasoning_tokens(self) -> int:
+        """Tokens of the reasoning that was read, of all answers.
+
+        Where no single tokens begin and end it, they are those of its text.
+        """
+        prompts, tokens = self.asked.served.prompts, 0
+        for reader in self._readers.values():
+            if reader.reasoning and reader.count is not None:
+                tokens += reader.count.tokens
+            elif reader.reasoning:
+                tokens += await prompts.answered("".join(reader.reasoning))
+        return tokens
 
     def is_new(self, index: int) -> bool:
         """Whether nothing of answer ``index`` was read yet."""
@@ -204,17 +229,25 @@ class Answering:
 
 
 class Reader:
-    """One answer's text to its parts; gives every call an id."""
+    """One answer's text to its parts; gives every call an id.
 
-    def __init__(self, parser: AnswerParser) -> None:
-        self._parser = parser
+    :param count: counts the tokens of its reasoning, if they can be told by its tags.
+    :ivar reasoning: the texts of its reasoning.
+    """
+
+    def __init__(self, parser: AnswerParser, count: ReasoningCount | None = None) -> None:
+        self._parser, self.count = parser, count
         self.call_ids: list[str] = []
+        self.reasoning: list[str] = []
 
     def read(self, delta: TextDelta) -> list[AnswerDelta]:
         """The parts that a piece of text brings, and with the last piece what was held back."""
         parts = self._parser.push(delta.text)
+        if self.count is not None:
+            self.count.push(delta.token_ids)
         if delta.finish_reason is not None:
             parts = [*parts, *self._parser.finish()]
+        self.reasoning += [part.text for part in parts if isinstance(part, Reasoning)]
         new = sum(isinstance(part, ToolCallBegin) for part in parts)
         self.call_ids += [f"call_{uuid.uuid4().hex[:24]}" for _ in range(new)]
         return [part for part in parts if not isinstance(part, Content) or part.text]
@@ -246,7 +279,7 @@ def _forced(sampling: SamplingParams, schema: dict[str, Any]) -> SamplingParams:
     return replace(sampling, structured_outputs=json_constraint(schema, "tools"))
 
 
-def _bound_behind(sampling: SamplingParams, reasoning: Reasoning | None) -> SamplingParams:
+def _bound_behind(sampling: SamplingParams, reasoning: Reasoned | None) -> SamplingParams:
     """The same sampling, whose grammar, if there is one, begins behind the reasoning."""
     asked = sampling.structured_outputs
     if asked is None or reasoning is None:
@@ -266,4 +299,5 @@ async def _events(answering: Answering) -> AsyncGenerator[bytes, None]:
             for choice in answering.pieces(index, delta):
                 yield sse(chat_chunk(asked.heading, choice, used))
     if asked.body.include_usage():
-        yield sse(usage_chunk(asked.heading, CHUNK, total))
+        tokens = await answering.reasoning_tokens()
+        yield sse(usage_chunk(asked.heading, CHUNK, total, tokens))

@@ -135,6 +135,11 @@ class ChatRequest(GenerationRequest):
     """Whether ``required`` may bring several calls; true if null."""
     reasoning_effort: str | None = Field(default=None, max_length=32)
     """Given to the chat template under this name."""
+    thinking_token_budget: Count | None = None
+    """Most tokens of reasoning; then the engine ends it, and the answer follows.
+
+    -1 for no bound.  For models that mark their reasoning with tags.
+    """
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     """Further variables of the chat template."""
     add_generation_prompt: bool | None = True

@@ -29,7 +29,13 @@ _SAME = (
     *("model", "stream", "stream_options", "temperature", "top_p", "parallel_tool_calls"),
     *("top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos", "min_tokens"),
     *("frequency_penalty", "presence_penalty", "repetition_penalty", "logit_bias"),
-    *("structured_outputs", "chat_template_kwargs", "cache_salt", "prompt_cache_key"),
+    *(
+        "structured_outputs",
+        "thinking_token_budget",
+        "chat_template_kwargs",
+        "cache_salt",
+        "prompt_cache_key",
+    ),
     *("will_return", "metadata", "user", "service_tier", "safety_identifier"),
 )
 """Fields that chat has under the same name."""
@@ -160,6 +166,7 @@ class ResponsesRequest(BaseModel):
     repetition_penalty: RepetitionPenalty | None = None
     logit_bias: Biases | None = None
     structured_outputs: StructuredField | None = None
+    thinking_token_budget: Count | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     cache_salt: str | None = Field(default=None, max_length=1024)
     will_return: StrictBool | None = None
