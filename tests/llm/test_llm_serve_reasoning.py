@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from jsonschema import validate
@@ -176,6 +177,71 @@ def test_reasoning_that_never_ends_is_cut_off(client: openai.OpenAI, read: Any) 
     assert (answer.content, answer.finish_reason) == ("", "length")
     free = read(client, True, logit_bias=NEVER_ENDS, max_tokens=20)
     assert answer.reasoning and answer.reasoning == free.reasoning, "nothing binds it"
+
+
+@pytest.mark.parametrize("read", [whole, streamed])
+@pytest.mark.parametrize("budget", [0, 1, 7])
+def test_a_budget_ends_the_reasoning_and_the_answer_follows(
+    client: openai.OpenAI, read: Any, budget: int
+) -> None:
+    fields: Any = {"logit_bias": NEVER_ENDS, "max_tokens": 20}
+    bound = {"extra_body": {"thinking_token_budget": budget}}
+    free, answer = read(client, True, **fields), read(client, True, **fields, **bound)
+    assert not free.content and answer.content and answer.has_ended_reasoning
+    assert free.reasoning.startswith(answer.reasoning)
+    unbound = {"extra_body": {"thinking_token_budget": -1}}
+    assert read(client, True, **fields, **unbound) == free
+    if budget == 7:
+        formed = read(client, True, **fields | {"max_tokens": 120}, response_format=FORM, **bound)
+        assert formed.reasoning == answer.reasoning
+        validate(formed.told, SCHEMA)
+
+
+@pytest.mark.parametrize("thinks", [True, None])
+def test_tokens_of_reasoning_are_counted_to_the_last(
+    client: openai.OpenAI, thinks: bool | None
+) -> None:
+    fields = asked(thinks, max_tokens=20, extra_body={"thinking_token_budget": 5})
+    if thinks is None:
+        prefers = SPECIAL | {str(START): 60.0, str(STOP): -100.0}
+        fields |= {"logit_bias": prefers, "frequency_penalty": 2.0, "presence_penalty": 2.0}
+    reply: Any = client.chat.completions.create(**fields)
+    ids = reply.choices[0].token_ids
+    begin = ids.index(START) + 1 if thinks is None else 0
+    assert ids.index(STOP) == begin + 5
+    assert reply.usage.completion_tokens_details.reasoning_tokens == 5
+    *_, last = client.chat.completions.create(
+        **fields, stream=True, stream_options={"include_usage": True}
+    )
+    assert last.usage.completion_tokens_details.reasoning_tokens == 5
+
+
+def test_no_budget_is_needed_where_the_reasoning_is_closed(client: openai.OpenAI) -> None:
+    budget = {"thinking_token_budget": 1}
+    fields = asked(False, max_tokens=5, logit_bias=NEVER_ENDS, extra_body=budget)
+    reply: Any = client.chat.completions.create(**fields)
+    assert STOP not in reply.choices[0].token_ids and reply.choices[0].message.content
+    assert reply.usage.completion_tokens_details.reasoning_tokens == 0
+
+
+def test_messages_and_responses_have_budgets_too(client: openai.OpenAI) -> None:
+    url = str(client.base_url).removesuffix("/v1/")
+    body = {"model": "thinking", "max_tokens": 30, "messages": MESSAGES, "temperature": 0}
+    thinking = {"type": "enabled", "budget_tokens": 4}
+    told = httpx.post(f"{url}/v1/messages", json=body | {"thinking": thinking}, timeout=60)
+    message: Any = told.json()
+    assert [one["type"] for one in message["content"]] == ["thinking", "text"], message
+    assert message["usage"]["output_tokens_details"] == {"thinking_tokens": 4}
+    extra: Any = {
+        "thinking_token_budget": 4,
+        "chat_template_kwargs": {"enable_thinking": True},
+    }
+    reply = client.responses.create(
+        model="thinking", input="What is the weather in Bern?", temperature=0,
+        max_output_tokens=30, extra_body=extra,
+    )  # fmt: skip
+    assert [one.type for one in reply.output] == ["reasoning", "message"]
+    assert reply.usage and reply.usage.output_tokens_details.reasoning_tokens == 4
 
 
 def test_answers_beside_each_other_are_bound_each_in_its_own_time(client: openai.OpenAI) -> None:

@@ -131,6 +131,7 @@ PAGES = (
                     "kvell.engine.protocol.structured_outputs.Reasoning",
                     "kvell.engine.protocol.structured_outputs.Calls",
                     "kvell.engine.protocol.structured_outputs.CallForm",
+                    "kvell.engine.protocol.structured_outputs.ReasoningBudget",
                     "kvell.engine.protocol.logprobs.TokenLogprobs",
                 ),
             ),

@@ -27,6 +27,7 @@ from kvell.engine.protocol.structured_outputs import (
     CallForm,
     Calls,
     Reasoning,
+    ReasoningBudget,
     StructuredOutputs,
 )
 from kvell.errors import ChangeSomething
@@ -78,6 +79,7 @@ ACCEPTED: list[tuple[str, Any]] = [
     *[("allowed_token_ids", good) for good in (None, (0,), (7,) * MAX_ALLOWED_TOKENS)],
     *[("bad_words", good) for good in ((), ("a" * MAX_BAD_WORD_CHARS,) * MAX_BAD_WORDS)],
     ("bad_words_token_ids", ((1, 2),) * (2 * MAX_BAD_WORDS)),
+    *[("reasoning_budget", ReasoningBudget(tokens, 0)) for tokens in (0, 1 << 31)],
 ]
 
 
@@ -92,6 +94,17 @@ def test_lists_are_taken_as_vllms_callers_write_them() -> None:
     assert (params.bad_words, params.allowed_token_ids) == (("a",), (1, 2))
 
 
+@pytest.mark.parametrize(
+    ("wish", "field"),
+    [((-1, 3), "thinking_token_budget"), ((1, -3), "reasoning_budget"),
+     ((1, 3, -1), "reasoning_budget")],
+)  # fmt: skip
+def test_a_budget_of_reasoning_has_bounds(wish: tuple[int, ...], field: str) -> None:
+    with pytest.raises(ChangeSomething) as told:
+        ReasoningBudget(*wish)
+    assert told.value.field == field
+
+
 def test_without_max_tokens_any_minimum_will_do() -> None:
     assert SamplingParams(max_tokens=None, min_tokens=10_000).looks_back
 
@@ -103,6 +116,7 @@ LOOKS_BACK: list[dict[str, Any]] = [
     {"min_tokens": 1},
     {"structured_outputs": GRAMMAR},
     {"bad_words_token_ids": ((1,),)},
+    {"reasoning_budget": ReasoningBudget(0, 3)},
 ]
 TELLS_OR_BIASES: list[dict[str, Any]] = [
     {"logprobs": 0},
@@ -245,6 +259,8 @@ samplings = st.builds(
     bad_words_token_ids=st.lists(
         st.lists(tokens, min_size=1, max_size=3).map(tuple), max_size=3
     ).map(tuple),
+    reasoning_budget=st.none()
+    | st.builds(ReasoningBudget, st.integers(0, 1 << 40), tokens, st.none() | tokens),
 )
 
 

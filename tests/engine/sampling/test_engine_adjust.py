@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from transformers import RepetitionPenaltyLogitsProcessor
 
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.structured_outputs import ReasoningBudget
 from kvell.engine.sampling.adjust import adjust
 
 WORDS = 24
@@ -34,6 +35,43 @@ def adjusted(
     past = np.array([*prompt, *output], np.int32)
     adjust(row, params, past, len(prompt), ends)
     return row
+
+
+@given(
+    rows,
+    st.integers(0, 8),
+    st.lists(st.integers(5, WORDS - 1), max_size=12),
+    st.booleans(),
+    st.floats(-100, 100),
+)
+def test_a_budget_of_reasoning_ends_it_behind_so_many_tokens(
+    logits: list[float], tokens: int, thoughts: list[int], is_open: bool, bias: float
+) -> None:
+    """Drawn token by token, with the end wherever the model would write it."""
+    start, end = 1, 2
+    budget = ReasoningBudget(tokens, end, None if is_open else start)
+    params = SamplingParams(reasoning_budget=budget, logit_bias={end: bias}, max_tokens=99)
+    output = [] if is_open else [start]
+    plain = SamplingParams(logit_bias={end: bias})
+    for place, thought in enumerate([*thoughts, 7, 7]):
+        found = adjusted(logits, params, [9, end], output)
+        if place == tokens:
+            assert found.isfinite().nonzero().flatten().tolist() == [end]
+            output.append(end)
+        else:
+            assert torch.equal(found, adjusted(logits, plain, [9, end], output))
+            output.append(thought)
+    assert output.count(end) <= 1
+
+
+@pytest.mark.parametrize(
+    "output",
+    [[2, 7, 7], [7, 7, 2], [1, 7, 2, 7], [7, 7, 7, 7], [1, 7, 7, 7, 7], [], [1], [7]],
+)
+def test_reasoning_that_ended_or_never_began_is_not_bound(output: list[int]) -> None:
+    logits = [0.5] * WORDS
+    params = SamplingParams(reasoning_budget=ReasoningBudget(3, 2, 1))
+    assert torch.equal(adjusted(logits, params, [9], output), torch.tensor(logits))
 
 
 def single(value: float) -> np.float32:

@@ -285,6 +285,22 @@ def test_what_only_accompanies_a_request_is_taken(scripted: httpx.Client) -> Non
     assert message["content"][0]["text"] == "hi"
 
 
+def test_a_model_without_reasoning_refuses_a_budget_by_name(server_url: str) -> None:
+    """And one whose tags are no single tokens; a budget of -1 is none."""
+    chat = {"model": "fake", "max_tokens": 3, "messages": [{"role": "user", "content": "hi"}]}
+    for path, fields, named in (
+        ("/v1/chat/completions", {"thinking_token_budget": 5}, "thinking_token_budget=5: "),
+        ("/v1/messages", {"thinking": {"type": "enabled", "budget_tokens": 5}},
+         "thinking.budget_tokens=5: "),
+    ):  # fmt: skip
+        reply = httpx.post(server_url + path, json=chat | fields)
+        assert reply.status_code == 400
+        assert reply.json()["error"]["message"].startswith(named + "needs a model that marks")
+    for budget in (-1, None):
+        asked = chat | {"thinking_token_budget": budget, "reasoning_effort": "low"}
+        assert httpx.post(f"{server_url}/v1/chat/completions", json=asked).status_code == 200
+
+
 IMAGE = {"type": "image", "source": PIXEL}
 USE = {"type": "tool_use", "id": "c", "name": "f", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "c"}
@@ -330,6 +346,7 @@ RESULT = {"type": "tool_result", "tool_use_id": "c"}
         ({"top_p": 0}, "top_p"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking"),
         ({"thinking": {"type": "sometimes"}}, "thinking"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking.budget_tokens"),
         ({"cache_control": {"type": "ephemeral", "ttl": "1y"}}, "cache_control"),
         ({"container": "c"}, "container"),
         ({"mcp_servers": [{"type": "url"}]}, "mcp_servers"),

@@ -124,13 +124,13 @@ def test_deltas_join_into_one_answer() -> None:
 
 
 def test_usage_of_several_prompts_adds_up() -> None:
-    total = Usage(1, 2, 3) + Usage(10, 20, 30)
+    total = Usage(1, 2, 3, 4) + Usage(10, 20, 30, 40)
     body = completion_body(HEADING, [HEADING.choice(0, TextDelta("a", "stop"), text="a")], total)
     assert body["usage"] == {
         "prompt_tokens": 11,
         "completion_tokens": 22,
         "total_tokens": 33,
-        "prompt_tokens_details": {"cached_tokens": 33},
+        "prompt_tokens_details": {"cached_tokens": 33, "cache_write_tokens": 44},
     }
     assert [choice["finish_reason"] for choice in body["choices"]] == ["stop"]
 

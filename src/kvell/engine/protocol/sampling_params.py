@@ -6,7 +6,7 @@ from functools import cached_property
 from math import isfinite
 
 from kvell.engine.protocol.logprobs import MAX_LOGPROBS
-from kvell.engine.protocol.structured_outputs import StructuredOutputs
+from kvell.engine.protocol.structured_outputs import ReasoningBudget, StructuredOutputs
 from kvell.errors import ChangeSomething
 
 MAX_SEED = 2**63 - 1
@@ -64,6 +64,7 @@ class SamplingParams:
     :param will_return: a hint that changes no answer: whether a later prompt will begin with
         this one (the conversation continues).  False ends a session; None says nothing.
         Prefixes expected to return are kept longer, where eviction learns which do.
+    :param reasoning_budget: how many tokens the answer may reason; the engine ends it then.
     :raises ChangeSomething: naming the field that is out of range.
     """
 
@@ -91,6 +92,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    reasoning_budget: ReasoningBudget | None = None
 
     def __post_init__(self) -> None:
         for name in ("bad_words", "allowed_token_ids"):  # vLLM's callers give lists
@@ -181,8 +183,8 @@ class SamplingParams:
     def looks_back(self) -> bool:
         """Whether the next token depends on earlier ones beyond the logits."""
         penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1.0
-        bounds = self.structured_outputs is not None or bool(self.bad_words_token_ids)
-        return bounds or any(penalties) or self.min_tokens > 0
+        reads = self.structured_outputs is not None or self.reasoning_budget is not None
+        return reads or bool(self.bad_words_token_ids) or any(penalties) or self.min_tokens > 0
 
     def choices(self) -> "tuple[SamplingParams, ...]":
         """Parameters of each of the ``n`` answers, one request each; seeds count up."""

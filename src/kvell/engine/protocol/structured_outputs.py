@@ -1,4 +1,4 @@
-"""What the text of an answer must look like: a schema, a pattern, a choice or a grammar."""
+"""What the text of an answer must look like, and how much it may reason before."""
 
 from dataclasses import dataclass, field, replace
 
@@ -35,6 +35,30 @@ class Reasoning:
         if (longest := max(map(len, (*self.ends, self.start)))) > MAX_TAG_CHARS:
             remedy = f"use at most {MAX_TAG_CHARS}"
             raise ChangeSomething(field, f"{longest} characters", "is too long", remedy)
+
+
+@dataclass(frozen=True)
+class ReasoningBudget:
+    """After so many tokens of reasoning the next token is the one that ends it.
+
+    :param tokens: of reasoning, without those that begin and end it; at least 0.
+    :param end: the token that ends it.
+    :param start: the token that begins it if the model chooses so; if the answer begins otherwise,
+        it has no reasoning.  None if the answer begins inside of it.
+    :raises ChangeSomething: if the budget or a token is negative.
+    """
+
+    tokens: int
+    end: int
+    start: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.tokens < 0:
+            remedy = "use 0 or more, or leave it out for no bound"
+            raise ChangeSomething("thinking_token_budget", self.tokens, "is negative", remedy)
+        if min(self.end, self.start or 0) < 0:
+            value = f"{self.end}, {self.start}"
+            raise ChangeSomething("reasoning_budget", value, "are no tokens", "use token ids")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import numpy.typing as npt
 import torch
 
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.sampling.reasoning_budget import forced_token
 
 Ints = npt.NDArray[np.int32]
 
@@ -19,6 +20,8 @@ def adjust(
     end_token_ids: Iterable[int] = (),
 ) -> None:
     """Change one row of logits in place: penalties first, then biases, then ``min_tokens``.
+
+    Where a budget of reasoning is used up, the token that ends it is the only one left.
 
     :param logits: float32 [vocabulary].
     :param past: the request's tokens so far; negative ones stand for images and count for nothing.
@@ -39,6 +42,15 @@ def adjust(
     if len(output) < params.min_tokens:
         ends = {*params.stop_token_ids, *end_token_ids}.intersection(range(len(logits)))
         logits[_on(logits, np.array(sorted(ends), np.int64))] = -torch.inf
+    if params.reasoning_budget is not None:
+        _force(logits, forced_token(params.reasoning_budget, output))
+
+
+def _force(logits: torch.Tensor, token: int | None) -> None:
+    """Leave one token alone, if one is forced and the model has it."""
+    if token is not None and token < len(logits):
+        logits.fill_(-torch.inf)
+        logits[token] = 0.0
 
 
 def _repetition(logits: torch.Tensor, tokens: Ints, penalty: float) -> None:

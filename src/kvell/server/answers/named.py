@@ -101,6 +101,11 @@ class AnswerFormat:
         return written_calls(self.tool, tools, parallel=parallel)
 
     @property
+    def has_thinking_tags(self) -> bool:
+        """Whether reasoning stands between two tags."""
+        return self.reasoning in _THINKING
+
+    @property
     def _is_harmony(self) -> bool:
         return self.tool == HARMONY_TOOLS or self.reasoning == HARMONY_REASONING
 

@@ -17,9 +17,11 @@ from kvell.server.text.text_stream import TextDelta, Usage
 CHUNK = "chat.completion.chunk"
 
 
-def chat_body(heading: Heading, choices: Sequence[Body], total: Usage) -> Body:
+def chat_body(
+    heading: Heading, choices: Sequence[Body], total: Usage, reasoning_tokens: int
+) -> Body:
     """A whole chat completion."""
-    return heading.body("chat.completion", choices, usage=usage_body(total))
+    return heading.body("chat.completion", choices, usage=usage_body(total, reasoning_tokens))
 
 
 def message_body(answer: ParsedAnswer, call_ids: Sequence[str]) -> Body:

@@ -45,14 +45,22 @@ class Heading:
         return {**head, "model": self.model, "choices": list(choices), **more}
 
 
-def usage_body(usage: Usage) -> Body:
-    """OpenAI's ``usage``; cached tokens were not computed again."""
+def usage_body(usage: Usage, reasoning_tokens: int | None = None) -> Body:
+    """OpenAI's ``usage``; cached tokens were not computed again.
+
+    :param reasoning_tokens: of the reasoning's text; None where none is read.
+    """
+    details: Body = {}
+    if reasoning_tokens is not None:
+        told = min(reasoning_tokens, usage.completion_tokens)
+        details["completion_tokens_details"] = {"reasoning_tokens": told}
     cache = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens}
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         "prompt_tokens_details": cache,
+        **details,
     }
 
 
@@ -80,9 +88,11 @@ def completion_chunk(heading: Heading, choice: Body, used: Usage | None = None) 
     return heading.body("text_completion", [choice], **so_far(used))
 
 
-def usage_chunk(heading: Heading, kind: str, usage: Usage) -> Body:
+def usage_chunk(
+    heading: Heading, kind: str, usage: Usage, reasoning_tokens: int | None = None
+) -> Body:
     """The last piece of a stream that was asked for usage."""
-    return heading.body(kind, [], usage=usage_body(usage))
+    return heading.body(kind, [], usage=usage_body(usage, reasoning_tokens))
 
 
 def so_far(used: Usage | None) -> Body:

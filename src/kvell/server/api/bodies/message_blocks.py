@@ -25,7 +25,6 @@ class BlockWriter:
     :param call_ids: ids of calls by their index; grows while parts come.
     :param omits_thinking: whether the text of thinking is left out.
     :ivar blocks: those that have ended.
-    :ivar reasoning: the text of all thinking.
     """
 
     def __init__(self, call_ids: Sequence[str], *, omits_thinking: bool) -> None:
@@ -33,7 +32,6 @@ class BlockWriter:
         self._begun: Body | None = None
         self._texts: list[str] = []
         self.blocks: list[Body] = []
-        self.reasoning: list[str] = []
 
     def part_events(self, parts: Sequence[AnswerDelta]) -> list[Body]:
         """The events of the next parts."""
@@ -49,7 +47,6 @@ class BlockWriter:
             case Content(text):
                 return [*self._enter("text"), self._delta("text_delta", "text", text)]
             case Reasoning(text):
-                self.reasoning.append(text)
                 begun = self._enter("thinking")
                 if self._omits_thinking:
                     self._texts.append(text)

@@ -31,7 +31,6 @@ class OutputWriter:
         self._open: _OpenItem | None = None
         self._untold: list[Body] = []
         self.items: list[Body] = []
-        self.reasoning: list[str] = []
 
     def write(self, parts: Sequence[AnswerDelta], logprobs: Sequence[Body] = ()) -> list[Event]:
         """The events of the next parts.
@@ -63,7 +62,6 @@ class OutputWriter:
                 begun = self._enter("message")
                 return [*begun, self._delta(text, self._logprobs_of(text, is_first=bool(begun)))]
             case Reasoning(text):
-                self.reasoning.append(text)
                 return [*self._enter("reasoning"), self._delta(text)]
             case ToolCallBegin(index, name):
                 call = _OpenCall(self._call_ids[index], name)

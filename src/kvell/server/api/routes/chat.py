@@ -10,7 +10,8 @@ from fastapi import FastAPI, Request, Response
 
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.schemas.references import Schema
-from kvell.engine.protocol.structured_outputs import Calls, Reasoning
+from kvell.engine.protocol.structured_outputs import Calls
+from kvell.engine.protocol.structured_outputs import Reasoning as Reasoned
 from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import ChangeSomething
 from kvell.server.access.visit import Visit
@@ -19,11 +20,11 @@ from kvell.server.answers.deltas import (
     AnswerDelta,
     AnswerParser,
     Content,
+    Reasoning,
     ToolCallBegin,
     merged,
     parsed,
 )
-from kvell.server.answers.deltas import Reasoning as ReasoningPart
 from kvell.server.answers.forced import (
     NamedFunction,
     ToolChoice,
@@ -32,6 +33,7 @@ from kvell.server.answers.forced import (
     schema_field,
     tool_choice,
 )
+from kvell.server.answers.reasoning_count import ReasoningCount
 from kvell.server.api import streaming
 from kvell.server.api.bodies.chat import (
     CHUNK,
@@ -46,6 +48,7 @@ from kvell.server.api.bodies.logprobs import chat_logprobs, prompt_logprobs_body
 from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.image_urls import image_urls
 from kvell.server.api.prompts import PromptEncoder
+from kvell.server.api.reasoning_budget import TagTokens, reasoning_budget, tag_tokens
 from kvell.server.api.schemas.chat import ChatRequest
 from kvell.server.api.schemas.formats import json_constraint
 from kvell.server.api.sent_names import named_as_sent
@@ -90,7 +93,8 @@ class ChatApi:
             answers = await collected(answering.deltas, body.choices())
         total = sum((answer[-1].usage for answer in answers), Usage())
         choices = [answering.whole(index, answer) for index, answer in enumerate(answers)]
-        return json_response(chat_body(asked.heading, choices, total))
+        tokens = await answering.reasoning_tokens()
+        return json_response(chat_body(asked.heading, choices, total, tokens))
 
     async def prompt_tokens(self, body: ChatRequest) -> int:
         """How many tokens the prompt of a body has; it may be longer than what is served.
@@ -125,7 +129,12 @@ class ChatApi:
             sampling = _forced(sampling, forced, schema_field(choice, tools))
         elif offered:
             sampling = _or_calls(sampling, served.answers.calls_instead(tools, parallel=parallel))
-        sampling = _bound_behind(sampling, served.answers.reasoning_behind(end))
+        reasoning = served.answers.reasoning_behind(end)
+        sampling = _bound_behind(sampling, reasoning)
+        tags = tag_tokens(served.text, served.answers, reasoning)
+        budget = reasoning_budget(body.thinking_token_budget, served.answers, reasoning, tags)
+        if budget is not None:
+            sampling = replace(sampling, reasoning_budget=budget)
         asked = Asked(
             heading_of(prefix, name, body),
             served,
@@ -137,7 +146,7 @@ class ChatApi:
             tensors,
         )
         deltas = self.serving.deltas(asked, [sampling])
-        return Answering(asked, body, deltas, offered, choice, end)
+        return Answering(asked, body, deltas, offered, choice, end, tags)
 
 
 @dataclass
@@ -145,6 +154,7 @@ class Answering:
     """A chat request that was submitted, and how its text is read.
 
     :param prompt_end: text of the end of the prompt.
+    :param tags: tokens that end and begin the reasoning, if it has such.
     """
 
     asked: Asked
@@ -153,6 +163,7 @@ class Answering:
     tools: list[dict[str, Any]]
     choice: ToolChoice
     prompt_end: str
+    tags: TagTokens | None = None
     _readers: dict[int, "Reader"] = field(default_factory=dict)
 
     def reader(self, index: int) -> "Reader":
@@ -162,8 +173,23 @@ class Answering:
             parser = self.asked.served.answers.parser(
                 self.tools, prompt=self.prompt_end, forced=forced
             )
-            self._readers[index] = Reader(parser, tells_reasoning=self.body.include_reasoning)
+            count = None if self.tags is None else ReasoningCount(*self.tags)
+            tells = self.body.include_reasoning
+            self._readers[index] = Reader(parser, count, tells_reasoning=tells)
         return self._readers[index]
+
+    async def reasoning_tokens(self) -> int:
+        """Tokens of the reasoning that was read, of all answers.
+
+        Where no single tokens begin and end it, they are those of its text.
+        """
+        prompts, tokens = self.asked.served.prompts, 0
+        for reader in self._readers.values():
+            if reader.reasoning and reader.count is not None:
+                tokens += reader.count.tokens
+            elif reader.reasoning:
+                tokens += await prompts.answered("".join(reader.reasoning))
+        return tokens
 
     def is_new(self, index: int) -> bool:
         """Whether nothing of answer ``index`` was read yet."""
@@ -217,23 +243,38 @@ class Answering:
 
 
 class Reader:
-    """One answer's text to its parts; gives every call an id."""
+    """One answer's text to its parts; gives every call an id.
 
-    def __init__(self, parser: AnswerParser, *, tells_reasoning: bool = True) -> None:
-        self._parser, self._tells_reasoning = parser, tells_reasoning
+    :param count: counts the tokens of its reasoning, if they can be told by its tags.
+    :param tells_reasoning: whether its reasoning is among the parts.
+    :ivar reasoning: the texts of its reasoning.
+    """
+
+    def __init__(
+        self,
+        parser: AnswerParser,
+        count: ReasoningCount | None = None,
+        *,
+        tells_reasoning: bool = True,
+    ) -> None:
+        self._parser, self.count, self._tells_reasoning = parser, count, tells_reasoning
         self.call_ids: list[str] = []
+        self.reasoning: list[str] = []
 
     def read(self, delta: TextDelta) -> list[AnswerDelta]:
         """The parts that a piece of text brings, and with the last piece what was held back."""
         parts = self._parser.push(delta.text)
+        if self.count is not None:
+            self.count.push(delta.token_ids)
         if delta.finish_reason is not None:
             parts = [*parts, *self._parser.finish()]
+        self.reasoning += [part.text for part in parts if isinstance(part, Reasoning)]
         new = sum(isinstance(part, ToolCallBegin) for part in parts)
         self.call_ids += [f"call_{uuid.uuid4().hex[:24]}" for _ in range(new)]
         return [part for part in parts if self._is_told(part)]
 
     def _is_told(self, part: AnswerDelta) -> bool:
-        if isinstance(part, ReasoningPart):
+        if isinstance(part, Reasoning):
             return self._tells_reasoning
         return not isinstance(part, Content) or bool(part.text)
 
@@ -290,7 +331,7 @@ def _or_calls(sampling: SamplingParams, calls: Calls | None) -> SamplingParams:
     return replace(sampling, structured_outputs=replace(asked, calls=calls))
 
 
-def _bound_behind(sampling: SamplingParams, reasoning: Reasoning | None) -> SamplingParams:
+def _bound_behind(sampling: SamplingParams, reasoning: Reasoned | None) -> SamplingParams:
     """The same sampling, whose grammar, if there is one, begins behind the reasoning."""
     asked = sampling.structured_outputs
     if asked is None or reasoning is None:
@@ -310,4 +351,5 @@ async def _events(answering: Answering) -> AsyncGenerator[bytes, None]:
             for choice in answering.pieces(index, delta):
                 yield sse(chat_chunk(asked.heading, choice, used))
     if asked.body.include_usage():
-        yield sse(usage_chunk(asked.heading, CHUNK, total))
+        tokens = await answering.reasoning_tokens()
+        yield sse(usage_chunk(asked.heading, CHUNK, total, tokens))

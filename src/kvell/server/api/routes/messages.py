@@ -136,9 +136,7 @@ class _Message:
         return how_ended(self._last, calls=bool(self._reader.call_ids))
 
     async def _used(self) -> Body:
-        reasoning = "".join(self._writer.reasoning)
-        prompts = self._answering.asked.served.prompts
-        return message_usage(self._usage, await prompts.answered(reasoning) if reasoning else 0)
+        return message_usage(self._usage, await self._answering.reasoning_tokens())
 
 
 async def _events(message: _Message) -> AsyncGenerator[bytes, None]:

@@ -95,8 +95,7 @@ class _Response:
     async def body(self) -> Body:
         """The whole response, once its answer has ended."""
         asked = self._answering.asked
-        reasoning = "".join(self._writer.reasoning)
-        tokens = await asked.served.prompts.answered(reasoning) if reasoning else 0
+        tokens = await self._answering.reasoning_tokens()
         return ended_body(
             asked.heading,
             self._asked,

@@ -87,6 +87,8 @@ def _refuse_beside(
         refuse("stream", True, "leave it out: the answers are known when all beams have ended")
     if has_images:
         refuse(FIELD, True, "leave out the images, or use n and temperature")
+    if sampling.reasoning_budget is not None:
+        refuse("thinking_token_budget", sampling.reasoning_budget.tokens, "leave it out")
     if sampling.structured_outputs is not None:
         refuse(FIELD, True, "leave out the form of the answer and forced calls, or use n")
     for one in fields(SamplingParams):

@@ -142,6 +142,11 @@ class ChatRequest(GenerationRequest):
     """Given to the chat template under this name."""
     include_reasoning: bool = True
     """Whether the answer tells its reasoning."""
+    thinking_token_budget: Count | None = None
+    """Most tokens of reasoning; then the engine ends it, and the answer follows.
+
+    -1 for no bound.  For models that mark their reasoning with tags.
+    """
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     """Further variables of the chat template."""
     documents: Annotated[list[dict[str, object]], Field(max_length=MAX_PARTS)] | None = None

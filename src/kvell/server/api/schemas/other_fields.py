@@ -58,7 +58,6 @@ _EVERYWHERE = _table(
 
 _GENERATION = _table(
     _EVERYWHERE,
-    thinking_token_budget=Other(values=(-1,)),
     truncation_side=Other(values=("left",), remedy='use "left"'),
     logits_processors=Other(values=([],), remedy="use logit_bias"),
     guided_whitespace_pattern=Other(remedy="use structured_outputs.grammar"),
@@ -90,6 +89,7 @@ COMPLETION_OTHERS = _table(
     _GENERATION,
     messages=Other(remedy="use prompt, or /v1/chat/completions"),
     max_completion_tokens=Other(remedy="use max_tokens"),
+    thinking_token_budget=Other(values=(-1,), remedy="use /v1/chat/completions"),
     tools=Other(values=([],), remedy="use /v1/chat/completions"),
     prompt_embeds=Other(values=([],), remedy="send a text or token ids as prompt"),
 )

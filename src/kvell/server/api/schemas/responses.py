@@ -39,6 +39,7 @@ _SAME = (
     *("structured_outputs", "chat_template_kwargs", "cache_salt", "prompt_cache_key"),
     *("session_id", "will_return", "kv_hints", "priority", "deadline_seconds"),
     *("include_stop_str_in_output", "skip_special_tokens", "bad_words", "allowed_token_ids"),
+    "thinking_token_budget",
 )
 """Fields that chat has under the same name."""
 _NAMES_HERE = (
@@ -163,6 +164,7 @@ class ResponsesRequest(RequestBody):
     include_stop_str_in_output: bool | None = False
     skip_special_tokens: bool | None = True
     structured_outputs: StructuredField | None = None
+    thinking_token_budget: Count | None = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(max_length=64)] | None = None
     cache_salt: str | None = Field(default=None, max_length=1024)
     session_id: str | None = Field(default=None, max_length=1024)

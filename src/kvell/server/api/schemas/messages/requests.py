@@ -158,6 +158,7 @@ class CountTokensRequest(RequestBody):
             "parallel_tool_calls": self._parallel(),
             "chat_template_kwargs": self._template_fields(),
             "reasoning_effort": config and config.effort,
+            "thinking_token_budget": self.thinking and self.thinking.budget_tokens,
             "response_format": form and _format(form),
             **self._cache_hints(),
         }

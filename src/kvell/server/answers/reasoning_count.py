@@ -1,0 +1,30 @@
+"""Counts an answer's tokens of reasoning by the tokens that begin and end it."""
+
+from collections.abc import Iterable
+
+
+class ReasoningCount:
+    """Tokens between two tags, the tags aside.
+
+    :param end: the token that ends the reasoning.
+    :param start: the token that begins it; None if the answer begins inside of it.
+    :ivar tokens: so far.
+    """
+
+    def __init__(self, end: int, start: int | None) -> None:
+        self._end, self._start = end, start
+        self._has_ended = False
+        self.tokens = 0
+
+    def push(self, token_ids: Iterable[int]) -> None:
+        """Take in the answer's next tokens."""
+        if self._has_ended:
+            return
+        for token in token_ids:
+            if token == self._start:
+                self._start = None
+            elif self._start is None and token == self._end:
+                self._has_ended = True
+                return
+            elif self._start is None:
+                self.tokens += 1
