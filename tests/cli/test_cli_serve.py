@@ -123,12 +123,7 @@ class TestServe:
     def test_what_browsers_and_proxies_need_arrives(self, kvell: Kvell, served: Served) -> None:
         assert kvell("serve").code == 0
         assert served.calls[-1][2].face == FaceOptions()
-        flags: tuple[str, ...] = (
-            "--allowed-origins",
-            '["https://a.b"]',
-            "--allowed-origins",
-            "https://c.d",
-        )
+        flags = ["--allowed-origins", '["https://a.b"]', "--allowed-origins", "https://c.d"]
         flags += ("--allowed-methods", '["GET"]', "--allowed-headers", "x-mine")
         flags += ("--allow-credentials", "--root-path", "/llm", "--enable-tokenizer-info-endpoint")
         assert kvell("serve", *flags).code == 0

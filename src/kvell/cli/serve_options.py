@@ -242,8 +242,8 @@ def face_options(command: Command) -> Command:
         _several(
             "--allowed-origins",
             [],
-            "Pages of these origins may ask, such as https://chat.example or *; give it several"
-            " times, or a JSON list. [default: none]",
+            "Pages of these origins may ask, such as https://chat.example (* is any); give it"
+            " several times, or a JSON list. [default: none]",
         ),
         click.option(
             "--root-path",

@@ -38,6 +38,9 @@ def config_from_dict(raw: Mapping[str, Any], name: str = "config") -> Any:
     """
     model_type = raw.get("model_type")
     classes = ", ".join(map(str, raw.get("architectures") or ()))
+    if model_type is None:
+        problem = "names no model_type"
+        raise ChangeSomething("model", name, f"its config {problem}", "repair its config.json")
     if model_type not in CONFIG_MAPPING:
         raise ChangeSomething(
             "model",

@@ -7,6 +7,7 @@ from typing import Any
 from kvell.errors import ChangeSomething
 
 CONFIG_FILE = "config.json"
+FETCH_AGAIN = "fetch the file again"
 
 
 def read_optional_json(file: Path) -> dict[str, Any]:
@@ -22,8 +23,11 @@ def read_json(file: Path) -> dict[str, Any]:
 
     :raises ChangeSomething: if the file holds something else.
     """
+    data = file.read_bytes()
+    if fault := not_the_file(data):
+        raise ChangeSomething("model", file, fault, FETCH_AGAIN)
     try:
-        raw = json.loads(file.read_bytes(), object_hook=_number)
+        raw = json.loads(data, object_hook=_number)
     except ValueError as error:
         raise ChangeSomething(
             "model", file, f"is not valid JSON ({one_line(error)})", "fetch the file again"
@@ -33,6 +37,20 @@ def read_json(file: Path) -> dict[str, Any]:
     return raw
 
 
+def not_the_file(beginning: bytes) -> str:
+    """What lies in place of a file, if it is something that downloads leave there; else "".
+
+    :param beginning: of the file, or all of it.
+    """
+    if not beginning:
+        return "is empty"
+    if beginning.startswith(b"version https://git-lfs"):
+        return "is a pointer of git-lfs in place of the file"
+    if beginning.lstrip()[:14].lower().startswith((b"<!doctype html", b"<html")):
+        return "is a web page in place of the file"
+    return ""
+
+
 def _number(found: dict[str, Any]) -> Any:
     """Decode transformers' notation for a number that JSON cannot express."""
     return float(found["__float__"]) if found.keys() == {"__float__"} else found
@@ -40,4 +58,5 @@ def _number(found: dict[str, Any]) -> Any:
 
 def one_line(error: Exception) -> str:
     """An error's message on one line, at most 200 characters."""
-    return " ".join(str(error).split())[:200]
+    text = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+    return " ".join(text.split())[:200]

@@ -13,11 +13,23 @@ import torch
 from safetensors import safe_open
 
 from kvell.errors import ChangeSomething
-from kvell.models.config.json_files import read_optional_json
+from kvell.models.config.json_files import FETCH_AGAIN, not_the_file, read_optional_json
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000
+INSTEAD = (
+    ("model-*-of-*.safetensors", f"is one of several, and {INDEX_FILE} is not there", "fetch it"),
+    ("*.bin", "is a pickle, which is not read", "fetch or make its safetensors"),
+    ("*.pth", "is a pickle, which is not read", "fetch or make its safetensors"),
+    ("*.gguf", "is a GGUF file, which is not read", "fetch the model's safetensors"),
+    (
+        "*.safetensors",
+        "is not in the form of transformers",
+        "fetch or make model.safetensors; transformers converts consolidated files",
+    ),
+)
+"""What may lie there in its place: its name, what it is, and what to do."""
 
 
 def weight_files(path: Path) -> tuple[Path, ...]:
@@ -25,13 +37,14 @@ def weight_files(path: Path) -> tuple[Path, ...]:
 
     :raises ChangeSomething: if there are none, or if the index names one that is missing.
     """
-    shards = set(read_optional_json(path / INDEX_FILE).get("weight_map", {}).values())
-    files = tuple(path / name for name in sorted(shards)) or (path / SINGLE_FILE,)
+    placed = read_optional_json(path / INDEX_FILE).get("weight_map", {})
+    if not isinstance(placed, dict) or not all(isinstance(one, str) for one in placed.values()):
+        problem = "its weight_map does not say which file has which tensor"
+        raise ChangeSomething("model", path / INDEX_FILE, problem, FETCH_AGAIN)
+    files = tuple(path / name for name in sorted(set(placed.values()))) or (path / SINGLE_FILE,)
     for file in files:
         if not file.is_file():
-            raise ChangeSomething(
-                "model", path, f"its weight file {file.name} is missing", "fetch the model again"
-            )
+            raise _missing(path, file)
     return files
 
 
@@ -40,6 +53,9 @@ def check_weight_file(file: Path) -> None:
 
     :raises ChangeSomething: naming the file.
     """
+    with file.open("rb") as stream:
+        if fault := not_the_file(stream.read(64)):
+            raise ChangeSomething("model", file, fault, FETCH_AGAIN)
     try:
         expected = _expected_bytes(file)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -70,6 +86,19 @@ def _expected_bytes(file: Path) -> int:
         header: dict[str, Any] = json.loads(stream.read(header_bytes))
     tensors = (entry for name, entry in header.items() if name != "__metadata__")
     return 8 + header_bytes + max((entry["data_offsets"][1] for entry in tensors), default=0)
+
+
+def _missing(path: Path, file: Path) -> ChangeSomething:
+    """The error of a weight file that is not there, with what is there instead."""
+    if file.is_symlink():
+        problem = f"its weight file {file.name} is a link to {file.readlink()}, which is missing"
+        return ChangeSomething("model", path, problem, "fetch the model again")
+    problem, remedy = f"its weight file {file.name} is missing", "fetch the model again"
+    if file.name == SINGLE_FILE:
+        for pattern, what, instead in INSTEAD:
+            if found := sorted(path.glob(pattern)):
+                return ChangeSomething("model", path, f"{problem}; {found[0].name} {what}", instead)
+    return ChangeSomething("model", path, problem, remedy)
 
 
 def _corrupt(file: Path, problem: str) -> ChangeSomething:

@@ -11,6 +11,7 @@ from transformers.utils import logging as transformers_logging
 
 from kvell.errors import ChangeSomething
 from kvell.models.config.configs import MALFORMED
+from kvell.models.config.json_files import one_line
 from kvell.models.families import parallel_heads as _own  # registers its class  # noqa: F401
 from kvell.models.families.families import WITH_IMAGES
 from kvell.models.families.refusals import class_run
@@ -29,11 +30,9 @@ def load_module(path: Path, config: Any, dtype: torch.dtype, device: torch.devic
         module, report = auto_class(config).from_pretrained(
             path, config=config, dtype=dtype, local_files_only=True, output_loading_info=True
         )
-    except (SafetensorError, RuntimeError, ImportError, *MALFORMED) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ChangeSomething(
-            "model", path, f"its weights do not load ({reason})", "fetch the model again"
-        ) from error
+    except (SafetensorError, RuntimeError, ImportError, OSError, *MALFORMED) as error:
+        problem = f"its weights do not load ({one_line(error)})"
+        raise ChangeSomething("model", path, problem, "fetch the model again") from error
     _require_all(path, report["missing_keys"])
     return module.to(device)
 

@@ -104,7 +104,11 @@ def read_template(
         name = str(path / PROCESSOR_FILE)
     if not found:
         return None
-    texts = dict(found) if isinstance(found, Mapping) else {DEFAULT: str(found)}
+    several = found if isinstance(found, Mapping) else {DEFAULT: found}
+    texts = {str(one): text for one, text in several.items() if isinstance(text, str)}
+    if len(texts) < len(several):
+        where = name or _place(path, DEFAULT, several=False)
+        raise ChangeSomething(field, where, "has a chat template that is no text", "repair it")
     trees = {
         one: syntax_tree(text, field, name or _place(path, one, several=len(texts) > 1))
         for one, text in texts.items()

@@ -11,7 +11,7 @@ from jinja2 import TemplateError
 from numpy.typing import NDArray
 
 from kvell.errors import ChangeSomething
-from kvell.models.config.json_files import read_optional_json
+from kvell.models.config.json_files import one_line, read_optional_json
 from kvell.models.text.chat_template import (
     THE_MODELS_OWN,
     ChatTemplate,
@@ -21,6 +21,7 @@ from kvell.models.text.chat_template import (
 from kvell.models.text.content_format import with_content
 from kvell.models.text.end_tokens import PLAIN_CLASS, eos_token_ids, ids_of
 from kvell.models.text.token_bytes import most_token_bytes
+from kvell.models.text.tokenizer_faults import TOKENIZER_FILES, own_code, tokenizer_fault
 from kvell.models.text.tokenizer_settings import plain_settings
 
 TokenIds = NDArray[np.int32]
@@ -36,8 +37,6 @@ OWN_FIELDS = frozenset(
     )
 )
 """What transformers' ``apply_chat_template`` takes for itself; no request may set it."""
-
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
 
 
 class Tokenizer:
@@ -74,7 +73,7 @@ class Tokenizer:
             backend = _load_backend(path)
         except Exception as error:
             # The tokenizers library raises bare Exception for a damaged file.
-            raise _refusal(path, f"its tokenizer does not load ({_line(error)})") from error
+            raise tokenizer_fault(path, error) from error
         eos_ids = eos_token_ids(path) | ids_of(backend.eos_token_id)
         loaded = cls(backend, eos_ids, chosen, path)
         _ = loaded.template  # so that a broken one is refused at the start
@@ -172,7 +171,7 @@ class Tokenizer:
             raise ChangeSomething(
                 "continue_final_message" if says_why else "messages",
                 "…",
-                f"the model's chat template refuses them ({_line(error)})",
+                f"the model's chat template refuses them ({one_line(error)})",
                 'send a list of {"role": "user", "content": "text"}',
             ) from error
         return text
@@ -325,19 +324,17 @@ def require_tokenizer(path: Path) -> None:
 def _load_backend(path: Path) -> Any:
     """Load without transformers' choice of class where the files name it: that costs a second."""
     config = read_optional_json(path / "tokenizer_config.json")
+    # Code of the model's own is not run; its tokenizer.json says the same.
+    is_own = bool(own_code(config)) and (path / "tokenizer.json").is_file()
     # Imported here: an instance behind a front handles no text.
-    if config.get("tokenizer_class") == PLAIN_CLASS:
+    if is_own or config.get("tokenizer_class") == PLAIN_CLASS:
         from transformers import TokenizersBackend
 
         return TokenizersBackend.from_pretrained(path, local_files_only=True)
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(path, local_files_only=True)
+    return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
 
 
 def _refusal(path: Path, problem: str) -> ChangeSomething:
     return ChangeSomething("model", path, problem, "give prompts as token ids, or add a tokenizer")
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
