@@ -81,10 +81,10 @@ def said(stream: openai.Stream[object]) -> str:
 
 def test_beams_over_http_are_those_of_the_library(server: Server, smollm2_path: Path) -> None:
     """The prompt is computed once; then each beam computes one token in each step."""
-    prompt, asked = "Of all the rivers of Europe", {"max_tokens": 6, "best_of": 4, "n": 2}
+    prompt, beams = "Of all the rivers of Europe", {"use_beam_search": True}
     before = scraped(server.url)
     reply = server.client().completions.create(
-        model="smollm2", prompt=prompt, **asked, extra_body={"use_beam_search": True}
+        model="smollm2", prompt=prompt, max_tokens=6, best_of=4, n=2, extra_body=beams
     )
     [found] = smollm2(smollm2_path).beam_search(prompt, BeamSearchParams(4, 6))
     assert [choice.text for choice in reply.choices] == [one.text for one in found.sequences[:2]]
