@@ -15,6 +15,9 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvell import BeamSearchParams
+from tests.llm.teacher import smollm2
+
 PATIENCE_SECONDS = 120.0
 
 
@@ -74,6 +77,27 @@ def ask(client: openai.OpenAI, text: str, max_tokens: int) -> openai.Stream[obje
 
 def said(stream: openai.Stream[object]) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in stream)  # type: ignore[attr-defined]
+
+
+def test_beams_over_http_are_those_of_the_library(server: Server, smollm2_path: Path) -> None:
+    """The prompt is computed once; then each beam computes one token in each step."""
+    prompt, beams = "Of all the rivers of Europe", {"use_beam_search": True}
+    before = scraped(server.url)
+    reply = server.client().completions.create(
+        model="smollm2", prompt=prompt, max_tokens=6, best_of=4, n=2, extra_body=beams
+    )
+    [found] = smollm2(smollm2_path).beam_search(prompt, BeamSearchParams(4, 6))
+    assert [choice.text for choice in reply.choices] == [one.text for one in found.sequences[:2]]
+    assert reply.usage is not None
+    prompt_tokens = reply.usage.prompt_tokens
+    assert prompt_tokens == len(found.prompt_token_ids)
+    after = scraped(server.url)
+
+    def grown(name: str) -> float:
+        return after[f"kvell:{name}"] - before.get(f"kvell:{name}", 0)
+
+    computed = grown("prefix_cache_queries_total") - grown("prefix_cache_hits_total")
+    assert computed == prompt_tokens + 4 * 5 == found.computed_tokens
 
 
 def test_a_chat_completion_streams_and_repeats(server: Server) -> None:

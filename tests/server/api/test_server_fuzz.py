@@ -43,6 +43,8 @@ CASES = {
     "POST /v1/messages": 80,
     "POST /v1/messages/count_tokens": 40,
     "POST /v1/embeddings": 60,
+    "POST /v1/score": 60,
+    "POST /v1/rerank": 60,
     "POST /tokenize": 40,
     "POST /detokenize": 60,
     "GET /v1/models/{name}": 60,
@@ -143,6 +145,14 @@ GOOD: Mapping[str, dict[str, Any]] = {
     "/v1/embeddings": {
         "model": "fake", "input": ["SAY good", "day"], "encoding_format": "base64", "dimensions": 4,
         "cache_salt": "s", "prompt_cache_key": "k", "priority": 1, "user": "me",
+    },
+    "/v1/score": {
+        "model": "fake", "text_1": "SAY good", "text_2": ["day", "night"], "cache_salt": "s",
+        "prompt_cache_key": "k", "priority": 1, "user": "me", "use_activation": True,
+    },
+    "/v1/rerank": {
+        "model": "fake", "query": "SAY good", "documents": ["day", {"text": "night"}], "top_n": 1,
+        "return_documents": True, "cache_salt": "s", "priority": 1,
     },
 }  # fmt: skip
 GENERATING = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages")
