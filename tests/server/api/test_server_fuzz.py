@@ -209,9 +209,12 @@ def strictly(text: str) -> Any:
 
 
 def check_error(reply: Any, told: object) -> None:
-    """OpenAI's shape, in one clear line."""
+    """OpenAI's shape, or Anthropic's below its path, in one clear line."""
     assert content_type(reply) == "application/json", told
     body = reply.json()
+    if "/v1/messages" in str(reply.request.url):
+        assert set(body) == {"type", "error"} and set(body["error"]) == {"type", "message"}
+        body = {"error": {"param": None, "code": None, **body["error"]}}
     assert set(body) == {"error"} and set(body["error"]) == {"message", "type", "param", "code"}
     assert isinstance(body["error"]["message"], str) and body["error"]["message"], told
     assert isinstance(body["error"]["type"], str) and body["error"]["type"], told

@@ -6,7 +6,7 @@ Below ``/v1/messages`` they have Anthropic's: ``{"type": "error", "error": {"typ
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from fastapi import FastAPI, Request, Response
@@ -29,6 +29,8 @@ from kvell.server.text.text_bounds import ContextTooLong
 from kvell.server.text.text_stream import DeadlineExceeded, RequestRefused
 
 LONGEST_VALUE = 500
+Described = Mapping[int | str, dict[str, Any]]
+"""Answers by their status, for the app's own description of itself."""
 ANTHROPIC = "/v1/messages"
 """Paths below this are Anthropic's."""
 _ANTHROPIC_TYPES = {
@@ -98,7 +100,28 @@ class ErrorBody(BaseModel):
     """What is wrong."""
 
 
-DESCRIBED: Mapping[int | str, dict[str, Any]] = MappingProxyType(
+class AnthropicErrorFields(BaseModel):
+    """What is wrong."""
+
+    type: str
+    """Kind of the error."""
+    message: str
+    """What is wrong and what to change, in one line."""
+
+
+class AnthropicErrorBody(BaseModel):
+    """An error as a client of Anthropic's API sees it."""
+
+    type: Literal["error"]
+    error: AnthropicErrorFields
+    """What is wrong."""
+
+
+ANTHROPIC_DESCRIBED: Described = MappingProxyType(
+    {"4XX": {"model": AnthropicErrorBody, "description": "The request must change, or come later"}}
+)
+"""Errors of Anthropic's routes, for the app's own description of itself."""
+DESCRIBED: Described = MappingProxyType(
     {
         "4XX": {"model": ErrorBody, "description": "The request must change, or come later"},
         "5XX": {"description": "The server failed, or nothing serves just now"},

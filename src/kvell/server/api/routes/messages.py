@@ -18,7 +18,7 @@ from kvell.server.api.bodies.messages import (
     message_usage,
 )
 from kvell.server.api.door.access_guard import visit_of
-from kvell.server.api.http_errors import ANTHROPIC, api_error
+from kvell.server.api.http_errors import ANTHROPIC, ANTHROPIC_DESCRIBED, api_error
 from kvell.server.api.routes.chat import Answering, ChatApi
 from kvell.server.api.schemas.messages.requests import CountTokensRequest, MessagesRequest
 from kvell.server.api.sent_names import named_as_sent
@@ -35,9 +35,11 @@ class MessagesApi:
 
     def install(self, app: FastAPI) -> None:
         """Add the routes."""
-        described = dict(streaming.DESCRIBED)
+        errors = dict(ANTHROPIC_DESCRIBED)
+        described = {**streaming.DESCRIBED, **errors}
         app.add_api_route(ANTHROPIC, self.answer, methods=["POST"], responses=described)
-        app.add_api_route(f"{ANTHROPIC}/count_tokens", self.count_tokens, methods=["POST"])
+        count = f"{ANTHROPIC}/count_tokens"
+        app.add_api_route(count, self.count_tokens, methods=["POST"], responses=errors)
 
     async def answer(self, request: Request, body: MessagesRequest) -> Response:
         """Answer a conversation, as Anthropic's API does.
