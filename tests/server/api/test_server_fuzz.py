@@ -432,7 +432,7 @@ def test_every_method_of_every_path(fuzzed: Fuzzed, method: str) -> None:
         )
         reply = httpx.request(method, f"{fuzzed.url}{place}", timeout=PATIENCE_SECONDS)
         assert reply.status_code < 500
-        if method.lower() in served:
+        if method.lower() in served or (method == "HEAD" and "get" in served):
             continue
         assert reply.status_code == (404 if not served else 405), (method, path)
         if method != "HEAD":
@@ -469,20 +469,9 @@ ARGUMENTS = '{"city": "\\ud800"}'
 @pytest.mark.parametrize(
     ("path", "fields", "param"),
     [
-        ("/tokenize", {"tools": [{}]}, "tools[0].type"),
+        ("/tokenize", {"tools": [{}]}, "tools[0].function"),
+        ("/tokenize", {"tools": [{"type": 5}]}, "tools[0].type"),
         ("/tokenize", {"tools": [{"type": "function"}]}, "tools[0].function"),
-        (
-            "/v1/chat/completions",
-            {"messages": [{"role": "assistant", "tool_calls": [
-                {**CALL, "function": {"name": "f", "arguments": ARGUMENTS}}]}]},
-            "messages[0].tool_calls[0].function.arguments",
-        ),
-        (
-            "/v1/responses",
-            {"input": [
-                {"type": "function_call", "call_id": "c", "name": "f", "arguments": ARGUMENTS}]},
-            "input",
-        ),
         *(
             (path, {"repetition_penalty": value}, "repetition_penalty")
             for path in ("/v1/completions", "/v1/chat/completions", "/v1/responses")
@@ -495,3 +484,25 @@ def test_what_once_broke_is_refused_by_name(
 ) -> None:
     reply = httpx.post(f"{fuzzed.url}{path}", json=GOOD[path] | fields, timeout=PATIENCE_SECONDS)
     assert reply.status_code == 400 and reply.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "assistant", "tool_calls": [
+                {**CALL, "function": {"name": "f", "arguments": ARGUMENTS}}]}]},
+        ),
+        (
+            "/v1/responses",
+            {"input": [
+                {"type": "function_call", "call_id": "c", "name": "f", "arguments": ARGUMENTS}]},
+        ),
+    ],
+)  # fmt: skip
+def test_half_a_character_in_what_a_model_wrote_is_passed_on(
+    fuzzed: Fuzzed, path: str, fields: dict[str, Any]
+) -> None:
+    reply = httpx.post(f"{fuzzed.url}{path}", json=GOOD[path] | fields, timeout=PATIENCE_SECONDS)
+    assert reply.status_code == 200, reply.text
