@@ -241,6 +241,16 @@ def test_tokens_of_the_prompt_are_counted_once(scripted: httpx.Client) -> None:
     assert (begun["input_tokens"], begun["output_tokens"]) == (size, 0)
 
 
+def test_the_beginning_of_an_answer_is_gone_on_with(scripted: httpx.Client) -> None:
+    turns = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "SAY {"}]
+    asked = {"model": "fake", "messages": turns}
+    counted = scripted.post("/v1/messages/count_tokens", json=asked).json()
+    assert counted == {"input_tokens": len("user: hi\nassistant: SAY {")}
+    told = scripted.post("/v1/messages", json=asked | {"max_tokens": 5}).json()
+    [block] = told["content"]
+    assert (block["type"], block["text"]) == ("text", "{")
+
+
 def test_prompts_of_any_length_are_counted(scripted: httpx.Client) -> None:
     asked = {"model": "fake", "messages": [{"role": "user", "content": "x" * 9000}]}
     reply = scripted.post("/v1/messages/count_tokens", json=asked)
@@ -314,8 +324,8 @@ RESULT = {"type": "tool_result", "tool_use_id": "c"}
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 9999}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "a"}]},
-         "messages[1].role"),
+        ({"messages": [{"role": "user", "content": "hi"},
+                       {"role": "assistant", "content": [USE]}]}, "messages[1].content"),
         ({"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content"),
         ({"system": "a", "messages": [{"role": "user", "content": "b"},
                                       {"role": "user", "content": [IMAGE]}]},

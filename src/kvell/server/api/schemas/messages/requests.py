@@ -101,7 +101,7 @@ class CountTokensRequest(RequestBody):
     messages: Annotated[
         list[MessageTurn], Field(min_length=1, max_length=MAX_MESSAGES - 1, fail_fast=True)
     ]
-    """The conversation so far, oldest first; it ends with a turn of the user."""
+    """The conversation so far, oldest first.  A last turn of the assistant is gone on with."""
     system: str | SystemBlocks | None = None
     """A system message before the conversation."""
     tools: Annotated[list[Schema], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
@@ -149,10 +149,13 @@ class CountTokensRequest(RequestBody):
             raise ChangeSomething(
                 "mcp_servers", f"{len(self.mcp_servers)} servers", problem, remedy
             )
+        turns = conversation(self.system, self.messages)
+        ending = {"add_generation_prompt": False, "continue_final_message": True}
         config, form = self.output_config, self.output_config and self.output_config.format
         return {
             "model": self.model,
-            "messages": conversation(self.system, self.messages).messages,
+            "messages": turns.messages,
+            **(ending if turns.is_begun else {}),
             "tools": self.tools and [_tool(i, tool) for i, tool in enumerate(self.tools)],
             "tool_choice": self._tool_choice(),
             "parallel_tool_calls": self._parallel(),

@@ -69,6 +69,11 @@ class TurnMessages:
     messages: list[ChatMessage] = field(default_factory=list)
     origins: list[str] = field(default_factory=list)
 
+    @property
+    def is_begun(self) -> bool:
+        """Whether the last message is the beginning of the answer."""
+        return bool(self.messages) and self.messages[-1].role == "assistant"
+
     def name_here(self, place: str) -> str | None:
         """What the request calls a place in the chat messages; None if it is no such place."""
         found = _PLACE.fullmatch(place)
@@ -96,7 +101,7 @@ def conversation(
 ) -> TurnMessages:
     """The chat messages of a request.
 
-    :raises ChangeSomething: if it ends with an answer, or has too much of something.
+    :raises ChangeSomething: if it ends with a call, or has too much of something.
     """
     found = TurnMessages()
     parts = [part for part in said_parts(system) if not _is_billing(part)]
@@ -180,8 +185,6 @@ def _check(found: TurnMessages, last: int) -> None:
             if isinstance(many, list) and len(many) > most:
                 remedy = f"send at most {most} in one turn"
                 raise ChangeSomething(origin, f"{len(many)} blocks", "are too many", remedy)
-    if found.messages[-1].role == "assistant":
-        problem = "is an answer's beginning, which is not gone on with"
-        raise ChangeSomething(
-            f"messages[{last}].role", "assistant", problem, "end with a message of the user"
-        )
+    if found.is_begun and found.messages[-1].tool_calls:
+        problem, remedy = "ends with a call, which nothing is written behind", "send its result"
+        raise ChangeSomething(f"messages[{last}].content", "tool_use", problem, remedy)
