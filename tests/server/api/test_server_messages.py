@@ -350,7 +350,6 @@ RESULT = {"type": "tool_result", "tool_use_id": "c"}
         ({"tool_choice": {"type": "tool", "name": "time"}, "tools": [WEATHER]},
          "tool_choice.name"),
         ({"tool_choice": "auto"}, "tool_choice"),
-        ({"stop_sequences": [""]}, "stop_sequences"),
         ({"stop_sequences": ["a"] * 17}, "stop_sequences"),
         ({"temperature": -1}, "temperature"),
         ({"top_p": 0}, "top_p"),

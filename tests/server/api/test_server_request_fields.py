@@ -163,6 +163,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (RESPONSES, {"context_management": [{"type": "compaction"}]}),
     (RESPONSES, {"previous_response": {"id": "resp_1"}}),
     (EMBEDDINGS, {"normalize": False}),
+    (MESSAGES, {"stop": ["a"]}),
+    (RESPONSES, {"max_tokens": 3}),
     (EMBEDDINGS, {"truncate_prompt_tokens": 8}),
 ]
 

@@ -113,6 +113,17 @@ RESPONSES_OTHERS = _table(
 )
 """Of ``/v1/responses``."""
 
+MESSAGES_OTHERS = _table(
+    request_id=_OWN_IDS,
+    max_completion_tokens=Other(remedy="use max_tokens"),
+    stop=Other(remedy="use stop_sequences"),
+    n=Other(values=(1,), remedy="use 1: a message has one answer"),
+    response_format=Other(remedy="use output_config.format"),
+    reasoning_effort=Other(remedy="use output_config.effort"),
+    instructions=Other(remedy="use system"),
+)
+"""Of ``/v1/messages``."""
+
 EMBEDDING_OTHERS = _table(
     _EVERYWHERE,
     messages=Other(remedy="send texts as input"),

@@ -1,7 +1,8 @@
 """Bodies of ``/v1/messages``, Anthropic's API, and the chat requests that they are."""
 
 import re
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StrictBool, ValidationError
 
@@ -12,6 +13,7 @@ from kvell.server.api.schemas.formats import JsonSchemaFormat, ResponseFormat
 from kvell.server.api.schemas.generation import Count, DeadlineSeconds, Priority, StopTexts
 from kvell.server.api.schemas.messages.blocks import CacheControl, cache_controls
 from kvell.server.api.schemas.messages.turns import MessageTurn, SystemBlocks, conversation
+from kvell.server.api.schemas.other_fields import MESSAGES_OTHERS, Other
 from kvell.server.api.schemas.request_body import RequestBody, RequestPart
 from kvell.server.api.schemas.sampling_fields import MAX_INT32
 
@@ -96,6 +98,8 @@ class OutputConfig(RequestPart):
 
 class CountTokensRequest(RequestBody):
     """Body of ``/v1/messages/count_tokens``."""
+
+    others: ClassVar[Mapping[str, Other]] = MESSAGES_OTHERS
 
     model: str
     messages: Annotated[
