@@ -14,6 +14,11 @@ from kvell.fleet.instance.redialing import Dial, Redial
 
 STDERR_FD = 2
 LAST_WORDS_SECONDS = 2.0
+REFUSAL_SECONDS = 15.0
+"""What a start that is refused may take to let go of all that it has read; a busy machine is slow.
+
+Its exit status says whether the user must change something.
+"""
 
 
 class InstanceStartError(KvellError):
@@ -201,7 +206,7 @@ class InstanceProcess:
         """
         ready = await hear_ready(self._line, deadline_seconds)
         if ready is None:
-            code = await self.end()
+            code = await self.end(REFUSAL_SECONDS)
             problem = f"the instance ended before it was ready (exit {code})"
             raise InstanceStartError(said_last(problem, self._last_words()), code)
         return ready
