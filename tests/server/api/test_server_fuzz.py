@@ -269,7 +269,7 @@ def fuzz_schema(server: Fuzzed, times: int, chosen: int) -> None:
     for operation in operations(server.url):
         if operation.label in CHANGES:
             continue
-        takes_body = operation.method == "post"
+        takes_body = operation.method == "post" and operation.label != "POST /ping"
         modes = [GenerationMode.POSITIVE] + [GenerationMode.NEGATIVE] * takes_body
         for mode in modes:
             count = CASES.get(operation.label, 0) * times or 1
@@ -361,7 +361,7 @@ def test_values_at_the_edge(fuzzed: Fuzzed) -> None:
     # Its own alone: the schema's cases have deadlines too, which are missed with 408.
     statuses = Counter(fuzzed.statuses) - before
     assert statuses.total() == EDGE_CASES
-    assert set(statuses) <= {200, 400, 404}, statuses
+    assert set(statuses) <= {200, 400, 404, 415}, statuses
 
 
 @pytest.mark.long

@@ -116,27 +116,30 @@ def test_what_is_malformed_is_refused_by_name(
 
 
 @pytest.mark.parametrize(
-    "given",
+    ("given", "place"),
     [
-        hints(protocol_version="0.2"),
-        hints(message_id=""),
-        hints(message_id=None),
-        hints(*[FETCH] * (MAX_ACTIONS + 1)),
-        hints({**FETCH, "action_type": ""}),
-        hints({**FETCH, "action_type": "x" * 257}),
-        hints({**FETCH, "payload": []}),
-        hints({key: value for key, value in FETCH.items() if key != "action_id"}),
-        {"message_id": "m", "actions": []},
-        [FETCH],
+        (hints(protocol_version="0.2"), ".protocol_version"),
+        (hints(message_id=""), ".message_id"),
+        (hints(message_id=None), ".message_id"),
+        (hints(*[FETCH] * (MAX_ACTIONS + 1)), ".actions"),
+        (hints({**FETCH, "action_type": ""}), ".actions[0].action_type"),
+        (hints({**FETCH, "action_type": "x" * 257}), ".actions[0].action_type"),
+        (hints({**FETCH, "payload": []}), ".actions[0].payload"),
+        (
+            hints({key: value for key, value in FETCH.items() if key != "action_id"}),
+            ".actions[0].action_id",
+        ),
+        ({"message_id": "m", "actions": []}, ".protocol_version"),
+        ([FETCH], ""),
     ],
 )
-def test_an_envelope_that_is_none_is_refused(server_url: str, given: Any) -> None:
+def test_an_envelope_that_is_none_is_refused(server_url: str, given: Any, place: str) -> None:
     with pytest.raises(ValidationError):
         KvHints.model_validate(given)
     reply = httpx.post(
         f"{server_url}/v1/completions", json={"prompt": "hi", "max_tokens": 1, "kv_hints": given}
     )
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "kv_hints")
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, f"kv_hints{place}")
 
 
 def test_advice_changes_no_answer(server_url: str) -> None:

@@ -11,7 +11,14 @@ MARK = {"type": "ephemeral"}
 
 def chat_of(turns: list[dict[str, Any]], **more: Any) -> list[dict[str, Any]]:
     asked = CountTokensRequest.model_validate({"model": "m", "messages": turns, **more})
-    return [one.plain() for one in asked.chat().messages]
+    return [joined(one.plain()) for one in asked.chat().messages]
+
+
+def joined(message: dict[str, Any]) -> dict[str, Any]:
+    """A message with its texts as one, as most chat templates get it."""
+    content = message["content"]
+    is_text = isinstance(content, str) or any(part["type"] == "image" for part in content)
+    return message if is_text else message | {"content": "".join(one["text"] for one in content)}
 
 
 def hints_of(**fields: Any) -> tuple[bool | None, str | None]:

@@ -120,7 +120,7 @@ class BodyLimit:
             await api_error(error).response(scope.get("path", ""))(scope, receive, send)
             return
         if body:
-            scope = {**scope, "headers": json_headers(scope["headers"])}
+            scope["headers"] = json_headers(scope["headers"])
         await self._app(scope, _replay(body, receive), send)
 
     async def _plain(self, scope: Scope, receive: Receive) -> bytes:

@@ -113,6 +113,14 @@ RESPONSES_OTHERS = _table(
 )
 """Of ``/v1/responses``."""
 
+SCORE_OTHERS = _table(
+    _EVERYWHERE,
+    stream=Other(values=(False,), remedy="leave it out: the answer comes at once"),
+    truncate_prompt_tokens=Other(remedy="send shorter texts"),
+    max_tokens_per_doc=Other(remedy="send shorter texts"),
+)
+"""Of ``/score`` and ``/rerank``."""
+
 MESSAGES_OTHERS = _table(
     request_id=_OWN_IDS,
     max_completion_tokens=Other(remedy="use max_tokens"),
@@ -131,6 +139,8 @@ EMBEDDING_OTHERS = _table(
     additional_data=Other(why="nothing reads it"),
     truncate_prompt_tokens=Other(remedy="send shorter inputs"),
     truncation_side=Other(why="no input is cut"),
+    stream=Other(values=(False,), remedy="leave it out: the answer comes at once"),
+    pooling=Other(values=("last",), remedy="leave it out: it is that of the last token"),
     normalize=Other(values=(True,), remedy="leave it out: vectors have length one"),
     use_activation=Other(values=(True,), remedy="leave it out: vectors have length one"),
     embed_dtype=Other(values=("float32",), remedy='use "float32"'),

@@ -1,19 +1,23 @@
 """vLLM's body of ``/score``, and of ``/rerank`` as Jina, Cohere and vLLM have it."""
 
 from abc import ABC, abstractmethod
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, ClassVar
 
 from pydantic import Field
 
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.embeddings import MAX_INPUTS, EmbeddingsRequest
 from kvell.server.api.schemas.generation import FAILS_FAST, Texts
+from kvell.server.api.schemas.other_fields import SCORE_OTHERS, Other
 from kvell.server.api.schemas.request_body import RequestBody, RequestPart
 from kvell.server.api.schemas.sampling_fields import MAX_INT32
 
 
 class ScoredRequest(RequestBody, ABC):
     """What both have."""
+
+    others: ClassVar[Mapping[str, Other]] = SCORE_OTHERS
 
     cache_salt: str | None = Field(default=None, max_length=1024)
     """Requests with different ones share no cached prefix."""
