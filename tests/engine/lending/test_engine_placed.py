@@ -353,6 +353,27 @@ def test_creditors_are_asked_in_turn_and_again() -> None:
     end(cluster)
 
 
+@pytest.mark.parametrize(
+    ("step_ticks", "patience_ticks"), [(100, 20_000), (2_000, 80_000), (60_000, 300_000)]
+)
+def test_a_request_that_is_held_up_waits_longer_where_steps_take_long(
+    step_ticks: int, patience_ticks: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = placed()
+    cluster.step("p")
+    request = held_up(cluster)
+    one, now = Placement.of(request, cluster.entries[NAME].parts(NAME)), 0
+    monkeypatch.setattr(Request, "is_held_up", True)
+    while not one.tick(now, is_asking=False, step_ticks=step_ticks):
+        while creditor := one.creditor(0, now):
+            one.refuses(creditor)
+        now += 100
+        assert now < 400_000
+    assert patience_ticks <= now <= patience_ticks + 2 * RETRY_TICKS
+    monkeypatch.undo()
+    end(cluster)
+
+
 class PlacedLending(Lending):
     """The same schedules, with prompts that are longer than an instance's memory."""
 

@@ -157,7 +157,8 @@ class Borrowed:
             request = placement.request
             borrower = self._borrowers.get(request.request_id)
             is_asking = borrower is not None and len(borrower.loans) > borrower.filled
-            if placement.tick(self._agent.now, is_asking=is_asking):
+            steps = self.sections.step_ticks
+            if placement.tick(self._agent.now, is_asking=is_asking, step_ticks=steps):
                 self._given_up.append(request)
             elif request.state is RequestState.RUNNING:
                 self._borrower(request)

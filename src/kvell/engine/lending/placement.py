@@ -22,6 +22,10 @@ MOST_PATIENCE_TICKS: Tick = 60_000
 Up to the latter if they have refused less than ``ENOUGH_ROUNDS`` times, since steps take long.
 """
 ENOUGH_ROUNDS = 8
+PATIENCE_STEPS = 40
+LONGEST_PATIENCE_TICKS: Tick = 300_000
+"""Where steps take long, so do the short requests that a creditor's memory is waited for with: it
+is given up after so many steps then, and after five minutes at last."""
 NOBODY_LENDS = "it is longer than the memory of its instance, and no other has any to lend now"
 
 
@@ -85,15 +89,17 @@ class Placement:
             self.creditors.append(creditor)
         self.refused.discard(creditor)
 
-    def tick(self, now: Tick, *, is_asking: bool) -> bool:
+    def tick(self, now: Tick, *, is_asking: bool, step_ticks: Tick = 0) -> bool:
         """Time has passed; returns whether the request is given up: all refused after its time.
 
+        :param step_ticks: how long the instance's steps take.
         :param is_asking: whether a creditor still has to answer, or to fetch what it lends for.
         """
         if not self.request.is_held_up:
             self.grants()
         elif self.gives_up_at is None:
-            self.gives_up_at = now + PATIENCE_TICKS
+            steps_ticks = min(PATIENCE_STEPS * step_ticks, LONGEST_PATIENCE_TICKS)
+            self.gives_up_at = now + max(PATIENCE_TICKS, steps_ticks)
         if self.retry_at is None or self.retry_at > now:
             return False
         refused_at, end_at = self.retry_at - RETRY_TICKS, self._end_at
