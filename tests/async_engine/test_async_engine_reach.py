@@ -34,13 +34,14 @@ class Setting:
     short_tokens: int
     at_once: int
     least_share: float
+    routing: str = "least-load"
 
 
 SIX = Setting(6, 48 * MIB, 4000, 50, 2, 0.0)
 """The prompt takes 176 MiB: 3.7 pools."""
-NINE = Setting(9, 60 * MIB, 8110, 100, 20, 0.25)
+NINE = Setting(9, 60 * MIB, 8110, 100, 20, 0.25, "most-free-memory")
 """With its answer the prompt takes six pools.  Beside two sections of 22.5 MiB a creditor has room
-for two short requests."""
+for two short requests, beside one for five: so they must go where there is memory."""
 
 
 def text_of(tokens: int, start: int = 0) -> list[int]:
@@ -88,6 +89,7 @@ async def scenario(path: Path, setting: Setting) -> tuple[Said, list[list[Said]]
         limits=FrontLimits(drain_seconds=60),
         dtype="float32",
         kv_memory_bytes=setting.kv_bytes,
+        routing=setting.routing,
     )
     async with engine:
         long = asyncio.create_task(said(engine, text_of(setting.tokens), LONG_ANSWER))
