@@ -135,7 +135,7 @@ class AsyncEngine:
             (model, *beside),
             cache_dir or Path.home() / ".cache" / "kvell",
             progress,
-            generation_config,
+            generation_config=generation_config,
         )
         command = instance_command(chosen)
         self._front = Front(command, instances=counts, routing=routing, limits=limits, pool=pool)

@@ -69,7 +69,7 @@ def test_31_megabytes_are_refused_without_being_encoded(served: Served) -> None:
     reply = served.post("/v1/chat/completions", messages=messages, max_tokens=1)
     error = reply.json()["error"]
     assert (reply.status_code, error["code"]) == (400, "context_length_exceeded")
-    assert error["param"] == "messages" and "the model's context" in error["message"]
+    assert error["param"] == "messages" and "maximum context length" in error["message"]
     assert served.largest_bytes() - before_bytes < 300 * MIB, "its own bytes, some times"
     assert served.refused() == told + 1
 

@@ -136,7 +136,9 @@ def serve(
         from kvell.server.text.named_texts import texts_of
 
         models = (settings.model, *settings.beside)
-        texts = texts_of(models, session.cache_dir, report, face.served_names, **templates)
+        texts = texts_of(
+            models, session.cache_dir, report, served_names=face.served_names, **templates
+        )
     options = ServeOptions(
         host,
         port,

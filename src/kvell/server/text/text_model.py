@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,9 @@ from kvell.engine.protocol.tensors import SentTensor
 from kvell.front.request_log import RequestTrace
 from kvell.models.config.embeddings import EmbeddingFacts
 from kvell.models.text.answer_text import Detokenizer
-from kvell.models.text.token_offsets import TokenOffsets
+
+if TYPE_CHECKING:  # it brings tokenizers, which a front reads beside its instance
+    from kvell.models.text.token_offsets import TokenOffsets
 
 NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
@@ -130,7 +132,7 @@ class TextModel(Protocol):
         """A fresh one for one request."""
         ...
 
-    def token_offsets(self, *, skip_special_tokens: bool = True) -> TokenOffsets:
+    def token_offsets(self, *, skip_special_tokens: bool = True) -> "TokenOffsets":
         """Fresh ones for one answer."""
         ...
 
