@@ -33,7 +33,7 @@ CLIENTS: Mapping[str, Client] = {
     "openai-agents": Client(["openai-agents"], "with_openai_agents.py"),
     "instructor": Client(["instructor"], "with_instructor.py"),
     "outlines": Client(["outlines[openai]"], "with_outlines.py"),
-    "lm-eval": Client(["lm_eval[api]"], "with_lm_eval.py"),
+    "lm-eval": Client(["lm_eval[api]", "transformers"], "with_lm_eval.py"),
     "inspect": Client(["inspect-ai", "openai"], "with_inspect.py"),
     "anthropic": Client(["anthropic"], "with_anthropic.py"),
     "ai-sdk": Client(["ai", "@ai-sdk/openai-compatible", "zod"], "with_ai_sdk.mjs"),

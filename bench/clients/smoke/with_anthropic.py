@@ -69,9 +69,9 @@ def tool_result() -> None:
 
 def stop_sequence() -> None:
     told = client.messages.create(
-        model=MODEL, max_tokens=60, messages=HI, stop_sequences=["e"], temperature=0
+        model=MODEL, max_tokens=60, messages=HI, stop_sequences=["e", "a"]
     )
-    assert told.stop_reason == "stop_sequence" and told.stop_sequence == "e"
+    assert told.stop_reason == "stop_sequence" and told.stop_sequence in ("e", "a")
 
 
 def count_tokens() -> None:

@@ -2,8 +2,8 @@
 
 from typing import Literal
 
-import openai
 from checks import BASE_URL, MODEL, raises, run
+from langchain_core.exceptions import ContextOverflowError
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI, OpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field
@@ -83,8 +83,7 @@ def responses() -> None:
 
 
 def overflow() -> None:
-    call = lambda: model.invoke("word " * 20_000)  # noqa: E731
-    raises(openai.BadRequestError, call, "context_length_exceeded")
+    raises(ContextOverflowError, lambda: model.invoke("word " * 20_000))
 
 
 run(
