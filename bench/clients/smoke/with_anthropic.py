@@ -36,7 +36,11 @@ def stream() -> None:
 
 def tool() -> None:
     told = client.messages.create(
-        model=MODEL, max_tokens=80, messages=HI, tools=TOOLS, tool_choice={"type": "any"}
+        model=MODEL,
+        max_tokens=80,
+        messages=HI,
+        tools=TOOLS,
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
     )
     [call] = [block for block in told.content if block.type == "tool_use"]
     assert told.stop_reason == "tool_use" and set(call.input) == {"city"}
@@ -44,7 +48,11 @@ def tool() -> None:
 
 def streamed_tool() -> None:
     with client.messages.stream(
-        model=MODEL, max_tokens=80, messages=HI, tools=TOOLS, tool_choice={"type": "any"}
+        model=MODEL,
+        max_tokens=80,
+        messages=HI,
+        tools=TOOLS,
+        tool_choice={"type": "any", "disable_parallel_tool_use": True},
     ) as told:
         found = told.get_final_message()
     assert [block.name for block in found.content if block.type == "tool_use"] == ["weather"]

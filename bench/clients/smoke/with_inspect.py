@@ -27,8 +27,8 @@ def ended(text: str = "Say hello.", **config: object) -> object:
     )
     with tempfile.TemporaryDirectory() as logs:
         [log] = eval(made, model=model, log_dir=logs, display="none")
-    assert log.status == "success", log.error and log.error.message
-    return log.samples[0].output
+        assert log.status == "success", log.error and log.error.message
+        return log.samples[0].output  # samples are read from the log's file
 
 
 def generate() -> None:
