@@ -66,7 +66,7 @@ def test_an_announced_length_is_refused_before_the_body_is_read() -> None:
     async def send(message: Message) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "headers": [(b"content-length", b"101")]}
+    scope = {"type": "http", "path": "/x", "headers": [(b"content-length", b"101")]}
     asyncio.run(BodyLimit(echo, 100)(scope, unread, send))
     assert sent[0]["status"] == 413
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from jinja2 import Environment, TemplateSyntaxError, nodes
 
 from kvell.errors import ChangeSomething
-from kvell.models.config.json_files import read_optional_json
+from kvell.models.config.json_files import one_line, read_optional_json
 from kvell.models.text.content_format import (
     ROLES,
     ContentFormat,
@@ -168,7 +168,7 @@ def _read(template: str) -> tuple[str, str]:
             return file.read_text(encoding="utf-8"), template
     except (OSError, ValueError) as error:
         if JINJA_CHARS.isdisjoint(template):
-            problem = f"cannot be read ({' '.join(str(error).split())[:200]})"
+            problem = f"cannot be read ({one_line(error)})"
             remedy = "give a file, or a template's text"
             raise ChangeSomething("chat_template", template, problem, remedy) from error
     return template, "the given text"

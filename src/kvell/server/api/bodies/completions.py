@@ -54,14 +54,18 @@ def usage_body(usage: Usage, reasoning_tokens: int | None = None) -> Body:
     if reasoning_tokens is not None:
         told = min(reasoning_tokens, usage.completion_tokens)
         details["completion_tokens_details"] = {"reasoning_tokens": told}
-    cache = {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens}
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": cache,
+        "prompt_tokens_details": cache_details(usage),
         **details,
     }
+
+
+def cache_details(usage: Usage) -> Body:
+    """Tokens of the prompt that a cache had, and those that it has since."""
+    return {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens}
 
 
 def joined(deltas: Sequence[TextDelta]) -> TextDelta:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvell.server.api.bodies.completions import Body, Heading
+from kvell.server.api.bodies.completions import Body, Heading, cache_details
 from kvell.server.api.http_errors import ApiError
 from kvell.server.api.schemas.responses import ResponsesRequest
 from kvell.server.text.text_stream import Usage
@@ -91,10 +91,7 @@ def response_usage(usage: Usage, reasoning_tokens: int) -> Body:
     """
     return {
         "input_tokens": usage.prompt_tokens,
-        "input_tokens_details": {
-            "cached_tokens": usage.cached_tokens,
-            "cache_write_tokens": usage.cache_write_tokens,
-        },
+        "input_tokens_details": cache_details(usage),
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {
             "reasoning_tokens": min(reasoning_tokens, usage.completion_tokens)

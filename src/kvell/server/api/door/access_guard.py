@@ -1,6 +1,6 @@
 """The door: which paths need which key, how many requests a key has, and what each visit used."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from starlette.datastructures import MutableHeaders
@@ -12,6 +12,7 @@ from kvell.errors import Bound
 from kvell.server.access.accounts import RateExceeded
 from kvell.server.access.keys import Holder, KeyRing
 from kvell.server.access.visit import CLIENT_GONE_STATUS, Visit, VisitObserver, VisitTracer
+from kvell.server.api.door.body_headers import header_of
 from kvell.server.api.door.browsers import served_path
 from kvell.server.api.http_errors import ApiError, api_error
 
@@ -102,7 +103,7 @@ class AccessGuard:
         except RateExceeded as error:
             if error.bound is not None:
                 self._rejected(error.bound)
-            await api_error(error).response(scope["path"])(scope, receive, answer.send)
+            await api_error(error).response(served_path(scope))(scope, receive, answer.send)
         except Exception:
             answer.status = answer.status or SERVER_ERROR
             raise
@@ -118,11 +119,11 @@ class AccessGuard:
         if self._access.keys.is_empty:
             return None
         headers = scope["headers"]
-        scheme, _, key = _header(headers, b"authorization").partition(b" ")
+        scheme, _, key = header_of(headers, b"authorization").partition(b" ")
         found = self._access.keys.find(key)
         if found is not None and scheme.lower() == b"bearer":
             return found
-        return self._access.keys.find(_header(headers, b"x-api-key"))
+        return self._access.keys.find(header_of(headers, b"x-api-key"))
 
     def _refusal(self, path: str, holder: Holder | None) -> ApiError | None:
         if path in OPEN or (path == METRICS and not self._access.guards_metrics):
@@ -169,7 +170,3 @@ def _is_counted(scope: Scope) -> bool:
     """Whether a request counts against the requests of a minute: only what costs work does."""
     path = served_path(scope)
     return scope["method"] == "POST" and path not in OPEN and not path.startswith(OPERATORS)
-
-
-def _header(headers: Iterable[tuple[bytes, bytes]], wanted: bytes) -> bytes:
-    return next((value for name, value in headers if name == wanted), b"")

@@ -14,7 +14,7 @@ _LONGEST_VALUE = 64
 
 def refused_type(headers: Headers) -> ApiError | None:
     """The error of a body that is said not to be JSON; None if it is, or nothing is said."""
-    kind = _value(headers, b"content-type").partition(b";")[0].strip().lower()
+    kind = header_of(headers, b"content-type").partition(b";")[0].strip().lower()
     if not kind or kind == b"application/json" or kind.endswith(b"+json"):
         return None
     return _unsupported("content-type", kind, "is not JSON; use application/json")
@@ -22,7 +22,7 @@ def refused_type(headers: Headers) -> ApiError | None:
 
 def encoding_of(headers: Headers) -> bytes:
     """How a body is compressed; empty if it is not."""
-    value = _value(headers, b"content-encoding").strip().lower()
+    value = header_of(headers, b"content-encoding").strip().lower()
     return b"" if value == b"identity" else value
 
 
@@ -70,5 +70,6 @@ def _unsupported(name: str, value: bytes, problem: str) -> ApiError:
     return invalid_request(f"{name}={shown}: {problem}", name, status=415)
 
 
-def _value(headers: Headers, name: bytes) -> bytes:
+def header_of(headers: Headers, name: bytes) -> bytes:
+    """The value of a header, by its name in small letters; empty if it is not there."""
     return next((value for key, value in headers if key == name), b"")

@@ -11,6 +11,7 @@ from kvell.server.access.bodies import BodyBounds, check_body
 from kvell.server.api.door.body_headers import (
     decoded,
     encoding_of,
+    header_of,
     json_headers,
     refused_encoding,
     refused_type,
@@ -51,7 +52,7 @@ class ServedLimit:
             self._rejected("connections")
             message = f"{self._most} requests await their answers; come back in a moment"
             error = ApiError(503, message, "service_unavailable_error")
-            await error.response(scope.get("path", ""))(scope, receive, send)
+            await error.response(served_path(scope))(scope, receive, send)
             return
         self._served += 1
         try:
@@ -102,11 +103,11 @@ class BodyLimit:
         except _LeftError:
             return
         except _RefusedError as refused:
-            await refused.error.response(scope.get("path", ""))(scope, receive, send)
+            await refused.error.response(served_path(scope))(scope, receive, send)
             return
         except TimeoutError:
             self._rejected("slow_client")
-            response = TOO_SLOW.response(scope.get("path", ""))
+            response = TOO_SLOW.response(served_path(scope))
             response.headers["connection"] = "close"  # the rest of the body may yet come
             await response(scope, receive, send)
             return
@@ -117,7 +118,7 @@ class BodyLimit:
         except ChangeSomething as error:
             if error.bound is not None:
                 self._rejected(error.bound)
-            await api_error(error).response(scope.get("path", ""))(scope, receive, send)
+            await api_error(error).response(served_path(scope))(scope, receive, send)
             return
         if body:
             scope["headers"] = json_headers(scope["headers"])
@@ -146,7 +147,7 @@ class BodyLimit:
         return plain
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
-        announced = next((v for n, v in scope["headers"] if n == b"content-length"), b"0")
+        announced = header_of(scope["headers"], b"content-length")
         if announced.isdigit() and int(announced) > self._max_body_bytes:
             return None
         began_seconds = asyncio.get_running_loop().time()

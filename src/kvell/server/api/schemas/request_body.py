@@ -5,7 +5,8 @@ one does not serve is taken where it asks for what happens anyway, and refused b
 (:mod:`.other_fields`).
 """
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from types import MappingProxyType, NoneType
 from typing import ClassVar, get_args
 
@@ -74,6 +75,17 @@ class RequestBody(RequestPart):
         Elements of a list are one path: ``messages[].content[].colour``.
         """
         return {name for name in _extras(self, "") if name not in self.others}
+
+
+def renamed(field: str, names: Iterable[tuple[re.Pattern[str], str]]) -> str:
+    """What a body calls a field of the request that it is answered as.
+
+    :param names: patterns of the beginnings of fields, and what stands here in their place.
+    """
+    for pattern, name in names:
+        if found := pattern.match(field):
+            return found.expand(name) + field[found.end() :]
+    return field
 
 
 def _extras(value: object, path: str) -> Iterator[str]:

@@ -27,7 +27,7 @@ from kvell.server.api.schemas.generation import (
 )
 from kvell.server.api.schemas.kv_hints import KvHints
 from kvell.server.api.schemas.other_fields import RESPONSES_OTHERS, Other
-from kvell.server.api.schemas.request_body import RequestBody, RequestPart
+from kvell.server.api.schemas.request_body import RequestBody, RequestPart, renamed
 from kvell.server.api.schemas.response_items import InputItem, chat_messages
 from kvell.server.api.schemas.sampling_fields import AllowedTokens, BadWords, TokenId
 
@@ -215,11 +215,7 @@ class ResponsesRequest(RequestBody):
         """What a field of the chat request is called here."""
         if self.text and self.text.format and field.startswith("structured_outputs"):
             return "text.format.schema"
-        for pattern, name in _NAMES_HERE:
-            found = pattern.match(field)
-            if found:
-                return found.expand(name) + field[found.end() :]
-        return field
+        return renamed(field, _NAMES_HERE)
 
     def _refuse_what_is_stored(self) -> None:
         remedies = {
