@@ -15,6 +15,7 @@ from kvell.server.api.door.guards import BodyLimit
 from tests.server.api.test_server_guards import answer, echo
 
 BODY = json.dumps({"prompt": "hello " * 20}).encode()
+GZIPPED = gzip.compress(BODY)
 JSON = {"content-type": "application/json"}
 
 
@@ -26,11 +27,12 @@ def limited(most_bytes: int = 1000, told: list[Bound] | None = None) -> BodyLimi
 @pytest.mark.parametrize(
     ("encoding", "content"),
     [
-        ("gzip", gzip.compress(BODY)),
-        ("GZIP", gzip.compress(BODY)),
+        ("gzip", GZIPPED),
+        ("GZIP", GZIPPED),
         ("deflate", zlib.compress(BODY)),
         ("identity", BODY),
     ],
+    ids=["gzip", "GZIP", "deflate", "identity"],
 )
 def test_a_compressed_body_is_read_as_it_was(encoding: str, content: bytes) -> None:
     reply = answer(limited(), headers=JSON | {"content-encoding": encoding}, content=content)
@@ -48,7 +50,7 @@ def test_a_small_body_that_would_become_a_large_one_is_413() -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"not gzip", gzip.compress(BODY)[:-9], gzip.compress(BODY) + b"more"]
+    "content", [b"not gzip", GZIPPED[:-9], GZIPPED + b"more"], ids=["another", "cut", "longer"]
 )
 def test_a_body_that_is_not_what_its_header_says_names_the_header(content: bytes) -> None:
     reply = answer(limited(), headers=JSON | {"content-encoding": "gzip"}, content=content)
