@@ -13,7 +13,7 @@ from kvell.fleet.started.front_limits import FrontLimits
 from kvell.vocabulary import MIB
 from tests.async_engine.test_async_engine_lent import Said, alone, said, texts
 
-LONG_ANSWER, SHORT_ANSWER = 24, 40
+LONG_ANSWER = 24
 PAGES_OF_SECTION = 32
 PATIENCE_SECONDS = 1500
 POLL_SECONDS = 0.2
@@ -25,6 +25,7 @@ class Setting:
 
     :param tokens: of the long prompt.
     :param short_tokens: of each short prompt, of which so many are asked at once: ``at_once``.
+    :param short_answer: tokens of each of their answers.
     :param least_share: of the other instances' pools that short requests use at some moment.
     """
 
@@ -34,14 +35,15 @@ class Setting:
     short_tokens: int
     at_once: int
     least_share: float
+    short_answer: int = 40
     routing: str = "least-load"
 
 
 SIX = Setting(6, 48 * MIB, 4000, 50, 2, 0.0)
 """The prompt takes 176 MiB: 3.7 pools."""
-NINE = Setting(9, 60 * MIB, 8110, 100, 20, 0.25, "most-free-memory")
+NINE = Setting(9, 60 * MIB, 8110, 130, 20, 0.25, 30, "most-free-memory")
 """With its answer the prompt takes six pools.  Beside two sections of 22.5 MiB a creditor has room
-for two short requests, beside one for five: so they must go where there is memory."""
+for two short requests of ten pages, beside one for five: so they must go where there is memory."""
 
 
 def text_of(tokens: int, start: int = 0) -> list[int]:
@@ -65,11 +67,11 @@ def share_of_short(stats: dict[str, Stats]) -> float:
 
 
 async def again_and_again(
-    engine: AsyncEngine, prompt: list[int], until: "asyncio.Task[Said]"
+    engine: AsyncEngine, prompt: list[int], answer: int, until: "asyncio.Task[Said]"
 ) -> list[Said]:
-    found = [await said(engine, prompt, SHORT_ANSWER)]
+    found = [await said(engine, prompt, answer)]
     while not until.done():
-        found.append(await said(engine, prompt, SHORT_ANSWER))
+        found.append(await said(engine, prompt, answer))
     return found
 
 
@@ -96,7 +98,8 @@ async def scenario(path: Path, setting: Setting) -> tuple[Said, list[list[Said]]
         while not any(one.sections["borrowed"] for one in (await engine.stats()).values()):
             assert not long.done(), "it ended before anything was lent"
 
-        asking = (again_and_again(engine, one, long) for one in short_prompts(setting))
+        answer = setting.short_answer
+        asking = (again_and_again(engine, one, answer, long) for one in short_prompts(setting))
         share, short = await asyncio.gather(most_short(engine, long), asyncio.gather(*asking))
         while any(one.sections["lent"] for one in (await engine.stats()).values()):
             await asyncio.sleep(0)
@@ -110,7 +113,7 @@ async def scenario(path: Path, setting: Setting) -> tuple[Said, list[list[Said]]
 
 def check(path: Path, setting: Setting) -> None:
     prompts = [(text_of(setting.tokens), LONG_ANSWER)]
-    prompts += [(prompt, SHORT_ANSWER) for prompt in short_prompts(setting)]
+    prompts += [(prompt, setting.short_answer) for prompt in short_prompts(setting)]
     expected_long, *expected = alone(path, prompts, kv_bytes=512 * MIB)
 
     async def bounded() -> tuple[Said, list[list[Said]], float]:
