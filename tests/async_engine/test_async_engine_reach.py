@@ -41,7 +41,7 @@ class Setting:
 
 SIX = Setting(6, 48 * MIB, 4000, 50, 2, 0.0)
 """The prompt takes 176 MiB: 3.7 pools."""
-NINE = Setting(9, 60 * MIB, 8110, 130, 20, 0.25, 30, "most-free-memory")
+NINE = Setting(9, 60 * MIB, 8110, 130, 23, 0.25, 30, "most-free-memory")
 """With its answer the prompt takes six pools.  Beside two sections of 22.5 MiB a creditor has room
 for two short requests of ten pages, beside one for five: so they must go where there is memory."""
 
