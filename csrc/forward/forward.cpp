@@ -1,5 +1,6 @@
 // One step through all layers, in phases of a team of threads.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstring>
 #include <exception>
@@ -210,7 +211,7 @@ class Pass {
       share -= ask;
       if (share >= tasks) return convolve(layer, share - tasks);
       decoder_.attention->run(call, plan.tasks[share], scratch_.of(self));
-    });
+    }, ask);
     const int64_t heads = scans(layer);
     if (ask + heads + folds == 0) return;
     team.each(self, ask + heads + folds, [&](int64_t share) {
@@ -218,7 +219,7 @@ class Pass {
       share -= ask;
       if (share < heads) return scan(layer, share, scratch_.of(self));
       decoder_.attention->fold(call, plan.folds[share - heads], scratch_.of(self));
-    });
+    }, ask);
     if (ask) begin_elsewhere(team, self, index, plan);
   }
 
@@ -334,6 +335,7 @@ class Pass {
   }
 
   void head(Team& team, int self) {
+    team.rest_no_more(self);
     product(team, self,
             {&decoder_.head, items(work_.normed), decoder_.items(decoder_.hidden), step_.rows,
              {Goal::store, step_.logits, decoder_.head.out, 1.0f, decoder_.softcap}},
@@ -358,32 +360,33 @@ class Pass {
       const int64_t first = self * panels_of_share(*following, made.rows, pace, team.size());
       later = following->panel(std::min(following->panels() - 1, first));
     }
-    team.phase([&] {
-      int64_t last_row = -1;
-      for (int64_t share = self; share < cut.shares;) {
-        const int64_t next = team.take();
-        const int64_t panel = share % cut.chunks * cut.chunk_panels;
-        const int64_t row = share / cut.chunks * cut.block_rows;
-        decoder_.kernels->product(
-            made, decoder_.activation, panel, std::min(panel + cut.chunk_panels, matrix.panels()), row,
-            std::min(row + cut.block_rows, made.rows), row == last_row,
-            next < cut.shares ? matrix.panel(next % cut.chunks * cut.chunk_panels) : later);
-        last_row = row;
-        share = next;
-      }
+    int64_t last_row = -1;
+    team.each_in_row(self, cut.shares, [&](int64_t share, int64_t next) {
+      const int64_t panel = share % cut.chunks * cut.chunk_panels;
+      const int64_t row = share / cut.chunks * cut.block_rows;
+      decoder_.kernels->product(
+          made, decoder_.activation, panel, std::min(panel + cut.chunk_panels, matrix.panels()), row,
+          std::min(row + cut.block_rows, made.rows), row == last_row,
+          next < cut.shares ? matrix.panel(next % cut.chunks * cut.chunk_panels) : later);
+      last_row = row;
     });
   }
 
   // False: a hook has failed and all threads leave.
   bool seam(Team& team, int self, Seam seam, int layer) {
     if (!hook_) return true;
-    if (self == 0 && !team.has_failed()) try {
-        (*hook_)(seam, layer);
-      } catch (...) {
-        failure_ = std::current_exception();
-      }
-    team.barrier();
-    return !failure_;
+    team.each(
+        self, 1,
+        [&](int64_t) {
+          try {
+            (*hook_)(seam, layer);
+          } catch (...) {
+            failure_ = std::current_exception();
+            is_left_ = true;
+          }
+        },
+        1);
+    return !is_left_;
   }
 
   const Decoder& decoder_;
@@ -395,6 +398,7 @@ class Pass {
   std::vector<Tracks> tracks_;  // by group of states
   Scratch scratch_;
   std::exception_ptr failure_;
+  std::atomic<bool> is_left_{false};  // read by threads that come late, too
 };
 
 }  // namespace
@@ -405,12 +409,14 @@ int64_t attention_bytes(const Decoder& decoder, int threads, int64_t longest_tok
   return threads * Scratch::slice(slice_bytes(decoder)) + 4 * floats;
 }
 
-int64_t forward(const Decoder& decoder, const Step& step, SeamHook* hook) {
-  const int threads = team_threads(step.threads);
-  Pass pass(decoder, step, hook, threads);
-  with_team(threads, [&](Team& team, int self) { pass.run(team, self); });
+Passed forward(const Decoder& decoder, const Step& step, SeamHook* hook) {
+  TeamWay way = step.way;
+  way.threads = team_threads(way.threads);
+  const int64_t began_ns = now_ns();
+  Pass pass(decoder, step, hook, way.threads);
+  std::vector<int64_t> lost_ns = with_team(way, [&](Team& team, int self) { pass.run(team, self); });
   pass.rethrow();
-  return pass.used_bytes();
+  return {pass.used_bytes(), now_ns() - began_ns, std::move(lost_ns)};
 }
 
 }  // namespace kvell

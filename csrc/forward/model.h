@@ -6,6 +6,7 @@
 #include "attention/backend.h"
 #include "kernels.h"
 #include "mixer.h"
+#include "neighbours.h"
 #include "partials/away.h"
 
 namespace kvell {
@@ -83,7 +84,7 @@ struct Step {
   int64_t scratch_bytes;
   float* logits;     // [rows, vocab]
   int64_t* largest;  // [rows], the first of the largest logits of each, or kNotNumbers; null if nobody asks
-  int threads;
+  TeamWay way;
   Away* away;  // sections that others hold; null: none
 };
 
@@ -98,7 +99,12 @@ struct SeamHook {
   virtual void operator()(Seam seam, int layer) = 0;  // may throw
 };
 
-// Returns the bytes of its workspace and scratch that it had a use for.
-int64_t forward(const Decoder& decoder, const Step& step, SeamHook* hook);
+// `used_bytes`: of its workspace and scratch, what it had a use for; `lost_ns`: what each thread lost of
+// `took_ns` to others on its processor.
+struct Passed {
+  int64_t used_bytes, took_ns;
+  std::vector<int64_t> lost_ns;
+};
+Passed forward(const Decoder& decoder, const Step& step, SeamHook* hook);
 
 }  // namespace kvell

@@ -29,6 +29,7 @@ using NormArgs = std::tuple<uintptr_t, float>;                          // weigh
 using MatrixArgs = std::tuple<uintptr_t, uintptr_t, uintptr_t, int64_t, int64_t, int>;
 using RuleArgs = std::tuple<float, float, int32_t>;                     // scale, softcap, window
 using Memory = std::tuple<uintptr_t, int64_t>;                          // address, bytes
+using WayArgs = std::tuple<int, bool, uint64_t, int64_t, int64_t>;
 using EmbeddingArgs = std::tuple<uintptr_t, int64_t, float>;  // table (0: the head's), vocab, scale
 
 Norm norm_of(const NormArgs& args) { return {at<const float>(std::get<0>(args)), std::get<1>(args)}; }
@@ -142,12 +143,14 @@ class Forward {
   // tokens: (count, ids, positions); rows: (count, logits_rows)
   // groups: (metadata as of attention, write_page_ids, write_offsets); states: of groups of states
   // hook: called or None; workspace, scratch: (address, bytes); away: what others hold, or None
-  // Returns how many bytes of both it used, and, if wanted, where each row's logits are largest.
-  std::tuple<int64_t, std::vector<int64_t>> run(const std::tuple<int64_t, uintptr_t, uintptr_t>& tokens,
+  // way: (threads, is_shared, resting, work_ns, rest_ns), see TeamWay
+  // Returns how many bytes of both it used; if wanted, where each row's logits are largest; how long it
+  // took, and what of that each thread lost to others on its processor, both in nanoseconds.
+  std::tuple<int64_t, std::vector<int64_t>, int64_t, std::vector<int64_t>> run(const std::tuple<int64_t, uintptr_t, uintptr_t>& tokens,
            const std::tuple<int64_t, uintptr_t>& rows,
            const std::vector<std::tuple<BatchArgs, uintptr_t, uintptr_t>>& groups,
            const std::vector<StateBatchArgs>& states, const Memory& workspace, const Memory& scratch,
-           uintptr_t logits, bool wants_largest, int threads, nb::object hook, Away* away) {
+           uintptr_t logits, bool wants_largest, const WayArgs& way, nb::object hook, Away* away) {
     if (!attached_) refuse("run: attach pages first");
     const auto& [count, ids, positions] = tokens;
     const auto& [rows_count, logits_rows] = rows;
@@ -155,7 +158,7 @@ class Forward {
     Step step{count, at<const int64_t>(ids), at<const int64_t>(positions), rows_count,
               at<const int64_t>(logits_rows), {}, {}, at<uint8_t>(std::get<0>(workspace)),
               at<uint8_t>(std::get<0>(scratch)), std::get<1>(scratch), at<float>(logits),
-              largest.empty() ? nullptr : largest.data(), threads, away};
+              largest.empty() ? nullptr : largest.data(), way_of(way), away};
     for (const auto& [batch, write_page_ids, write_offsets] : groups)
       step.groups.push_back({batch_of(batch), at<const int32_t>(write_page_ids),
                              at<const int32_t>(write_offsets)});
@@ -165,18 +168,24 @@ class Forward {
     if (need > room)
       refuse("workspace: the step needs " + std::to_string(need) + " bytes and has " +
              std::to_string(room));
-    if (count == 0) return {0, largest};
+    if (count == 0) return {0, largest, 0, {}};
     std::unique_ptr<CallbackHook> called;
     if (!hook.is_none()) called = std::make_unique<CallbackHook>(hook);
-    int64_t used_bytes = 0;
+    Passed passed;
     {
       nb::gil_scoped_release release;
-      used_bytes = forward(decoder_, step, called.get());
+      passed = forward(decoder_, step, called.get());
     }
-    return {used_bytes, std::move(largest)};
+    return {passed.used_bytes, std::move(largest), passed.took_ns, std::move(passed.lost_ns)};
   }
 
  private:
+  static TeamWay way_of(const WayArgs& args) {
+    const auto& [threads, is_shared, resting, work_ns, rest_ns] = args;
+    if (work_ns < 0 || rest_ns < 0 || rest_ns > 1000000000) refuse("way: no such time");
+    return {threads, is_shared, resting, work_ns, rest_ns};
+  }
+
   Matrix matrix_of(const MatrixArgs& args) const {
     const auto& [data, factors, bias, out, in, form] = args;
     if (decoder_.items(in) * 4 != in * decoder_.element_size())
@@ -255,6 +264,6 @@ NB_MODULE(_forward, m) {
       .def("attention_bytes", &Forward::attention_bytes, "threads"_a, "longest_tokens"_a)
       .def("attention_offsets", &Forward::attention_offsets, "tokens"_a, "rows"_a)
       .def("run", &Forward::run, "tokens"_a, "rows"_a, "groups"_a, "states"_a, "workspace"_a,
-           "scratch"_a, "logits"_a, "wants_largest"_a, "threads"_a, "hook"_a.none(), "away"_a.none() = nb::none());
+           "scratch"_a, "logits"_a, "wants_largest"_a, "way"_a, "hook"_a.none(), "away"_a.none() = nb::none());
   kvell::bind_partials(m);
 }

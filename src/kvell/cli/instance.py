@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 @click.option("--socket-fd", type=int, default=-1, help="A connected stream socket.")
 @click.option("--incarnation", type=int, default=0, help="How often it was started before.")
 @click.option("--processors", default="", help="Those it may use, like 0,1; all if not given.")
-@click.option("--threads", type=int, default=0, help="Threads of its steps; 0: one a processor.")
+@click.option(
+    "--most-threads", type=int, default=0, help="Threads of its steps at most; 0: one a processor."
+)
 @click.option("--weights-fd", type=int, default=-1, help="A memory file of shared weights.")
 @click.option("--instance-id", default="", help="Its name among the others.")
 @click.option("--role", type=click.Choice(ROLES), default="mixed", help="What it does.")
@@ -65,7 +67,7 @@ def instance(
     socket_fd: int,
     incarnation: int,
     processors: str,
-    threads: int,
+    most_threads: int,
     weights_fd: int,
     instance_id: str,
     role: PoolRole,
@@ -78,9 +80,9 @@ def instance(
     """Serve the instance protocol: over an inherited socket until the peer closes it, or to all
     that come in where it listens."""
     if processors:  # before torch is imported
-        take_processors([int(one) for one in processors.split(",")], threads)
-    elif threads:
-        take_threads(threads)
+        take_processors([int(one) for one in processors.split(",")], most_threads)
+    elif most_threads:
+        take_threads(most_threads)
     secret = b""
     with contextlib.ExitStack() as stack:
         serve: Callable[[Engine], None]

@@ -66,6 +66,7 @@ def load_model(
     enforce_eager: bool = False,
     quantization: str = "none",
     weights_fd: int | None = None,
+    threads: int | None = None,
 ) -> PagedModel:
     """Load weights onto a device.
 
@@ -75,6 +76,7 @@ def load_model(
     :param quantization: one of ``quantization.QUANTIZATIONS``, for models with a fused pass.
     :param weights_fd: descriptor of a memfd in which processes of this host have the weights once;
         not used on a GPU.
+    :param threads: of its compiled pass; None: torch's number, giving way to other programs.
     :raises ChangeSomething: for a missing device, a dtype that is not served, or anything wrong
         with the model's files.
     """
@@ -85,7 +87,7 @@ def load_model(
     kv_dtype = STORED[kv_dtype_named(kv_cache_dtype, dtype)]
     model = load_paged_model(
         path,
-        choose_kernels(place),
+        choose_kernels(place, num_threads=threads or 0),
         _dtype(dtype),
         place,
         kv_dtype,

@@ -82,6 +82,7 @@ def open_served(
         kv_cache_dtype=settings.kv_cache_dtype,
         enforce_eager=settings.enforce_eager,
         weights_fd=weights_fd,
+        threads=settings.threads,
     )
     draft_path: Path | None = None
     if settings.speculative_model is not None:

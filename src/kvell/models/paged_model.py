@@ -14,6 +14,7 @@ from kvell.models.forward.forward_batch import ForwardBatch, ModelMemory
 from kvell.models.forward.kv_memory import layer_pages, storing_layer
 from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.fused.decoder import FusedDecoder
+from kvell.models.fused.team import Passed
 from kvell.models.images.image_store import ImageStore
 from kvell.models.states.state_memory import state_memory
 from kvell.pages.layout import GroupKind, Layout
@@ -78,6 +79,11 @@ class PagedModel:
         Exact for a compiled pass, otherwise an estimate from the config.
         """
         return self._modules.activations if self._modules else self._fused.buffers
+
+    @property
+    def passed(self) -> Passed | None:
+        """What the threads of the last compiled pass did; None: there was none."""
+        return self.fused.passed if self.fused else None
 
     @property
     def images(self) -> ImageStore | None:

@@ -20,6 +20,7 @@ from kvell.cli.top.screen import (
     memory_bar,
     screen,
     sections_text,
+    threads_text,
     tokens_per_second,
 )
 from kvell.cli.top.seen import (
@@ -65,6 +66,23 @@ def test_a_bar_has_one_length_and_shows_all_there_is(used: int, cached: int, len
         assert abs(bar.count(sign) - BAR_CELLS * size / 8) <= 2
         assert (sign in bar) == bool(size) or used + cached + lent == 8
     assert (FREE in bar) == (used + cached + lent < 8)
+
+
+def team(threads: int, had: float, lost: float) -> dict[str, float]:
+    return {"threads": threads, "shared": 0, "thread_seconds": had, "lost_seconds": lost}
+
+
+def test_threads_and_what_others_took_of_their_time_are_shown() -> None:
+    assert threads_text({}, {}) == "–"
+    assert threads_text(team(2, 0.0, 0.0), {}) == "2"
+    assert threads_text(team(2, 10.0, 0.01), {}) == "2"
+    assert threads_text(team(2, 10.0, 2.5), {}) == "2, 25% lost"
+    assert threads_text(team(2, 20.0, 3.5), team(2, 10.0, 2.5)) == "2, 10% lost"
+    restarted = threads_text(team(4, 2.0, 1.0), team(4, 10.0, 2.5))
+    assert restarted == "4, 50% lost"
+    now, then = (seen(told=replace(stats(), team=team(2, had, 1.0))) for had in (3.0, 1.0))
+    assert "33% lost" in shown(now)
+    assert "lost" not in shown(now, then)
 
 
 def test_sections_that_instances_lend_each_other_are_shown() -> None:

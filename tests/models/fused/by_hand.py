@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 
 from kvell.models.fused import _forward
+from kvell.models.fused.team import Way
 
 HEAD_SIZE = 32
 PAGE_TOKENS = 16
@@ -88,7 +89,7 @@ class OneLayer:
             (-(-address(scratch) // 4096) * 4096, scratch_bytes),
             0,
             False,
-            threads,
+            Way(threads),
             None,
         )
         return self.pages[1, :tokens].clone()

@@ -13,6 +13,7 @@ from kvell.cli.top.seen import Instance, InstanceStats, Request, Seen
 BAR_CELLS = 30
 USED, CACHED, LENT, FREE = "█", "▒", "╱", "·"
 MOST_REQUESTS = 20
+LEAST_LOST = 0.01
 
 
 def screen(seen: Seen, before: Seen | None = None) -> Group:
@@ -43,6 +44,20 @@ def sections_text(sections: Mapping[str, int]) -> str:
     return ", ".join([*now, *([f"{recalled:,} recalled"] if recalled else [])]) or "–"
 
 
+def threads_text(now: Mapping[str, float], before: Mapping[str, float]) -> str:
+    """How many threads a step has, and what part of their time other programs took.
+
+    :param before: of an earlier look; empty if there was none, and then all time counts.
+    """
+    if not now:
+        return "–"
+    had, lost = (now[name] - before.get(name, 0.0) for name in ("thread_seconds", "lost_seconds"))
+    if had < 0 or lost < 0:  # the instance was restarted
+        had, lost = now["thread_seconds"], now["lost_seconds"]
+    share = lost / had if had else 0.0
+    return f"{now['threads']:.0f}" + (f", {share:.0%} lost" if share >= LEAST_LOST else "")
+
+
 def tokens_per_second(seen: Seen, before: Seen | None, instance_id: str) -> float | None:
     """Output tokens per second between two looks; None if it cannot be known."""
     now, then = _stats(seen, instance_id), _stats(before, instance_id)
@@ -56,19 +71,23 @@ def _instances(seen: Seen, before: Seen | None) -> Table:
     legend = f"{USED} used  {CACHED} cached  {LENT} lent to activations  {FREE} free"
     waiting = seen.requests.waiting
     table = Table(title=f"{legend}   ({waiting:,} requests wait in front)", title_justify="left")
-    for name in ("instance", "state", "KV memory", "of", "buffer", "sections"):
+    for name in ("instance", "state", "KV memory", "of", "buffer", "sections", "threads"):
         table.add_column(name, no_wrap=True)
     for name in ("running", "waiting", "preempted", "hits", "tokens/s"):
         table.add_column(name, justify="right", no_wrap=True)
     for one in seen.instances:
-        table.add_row(*_instance(one, tokens_per_second(seen, before, one.id)))
+        then = _stats(before, one.id)
+        rate = tokens_per_second(seen, before, one.id)
+        table.add_row(*_instance(one, rate, {} if then is None else then.team))
     return table
 
 
-def _instance(one: Instance, rate: float | None) -> tuple[str, ...]:
+def _instance(
+    one: Instance, rate: float | None, team_before: Mapping[str, float]
+) -> tuple[str, ...]:
     stats = one.stats
     if stats is None:
-        return (one.id, one.state, "no answer just now", *"–" * 8)
+        return (one.id, one.state, "no answer just now", *"–" * 9)
     buffer = stats.bytes.cpu_buffer
     hits = f"{stats.hit_tokens / stats.query_tokens:.0%}" if stats.query_tokens else "–"
     return (
@@ -78,6 +97,7 @@ def _instance(one: Instance, rate: float | None) -> tuple[str, ...]:
         format_bytes(stats.bytes.pool),
         "–" if buffer is None else format_bytes(buffer),
         sections_text(stats.sections),
+        threads_text(stats.team, team_before),
         f"{stats.running:,}",
         f"{stats.waiting:,}",
         f"{stats.preemptions:,}",

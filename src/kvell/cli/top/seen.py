@@ -18,7 +18,8 @@ class Uses(Struct, frozen=True):
 
 
 class InstanceStats(Struct, frozen=True):
-    """Counters and gauges of an instance; ``sections`` are those that instances lend each other."""
+    """Counters and gauges of an instance; ``sections`` are those that instances lend each other,
+    ``team`` is what its threads had and lost."""
 
     running: int
     waiting: int
@@ -29,6 +30,7 @@ class InstanceStats(Struct, frozen=True):
     prompt_tokens: int
     preemptions: int
     sections: dict[str, int] = {}
+    team: dict[str, float] = {}
 
 
 class Miss(Struct, frozen=True):

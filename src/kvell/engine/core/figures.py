@@ -8,7 +8,7 @@ from kvell.engine.moving.handovers import NOTHING_LENT, Handovers
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.protocol.messages import Heartbeat
 from kvell.engine.protocol.statistics import GroupStats, Stats
-from kvell.engine.requests.counting import DraftTokens, StepSizes
+from kvell.engine.requests.counting import DraftTokens, StepSizes, TeamCounts
 from kvell.engine.requests.plan import StepPlan
 from kvell.engine.requests.request import Request
 from kvell.memory import Layout, MemoryCore, PoolTotals
@@ -21,6 +21,7 @@ class Figures:
     :param misses: over the same memory core; None if nobody asks why prefixes missed.
     :param handovers: of an engine that shares a pool with others; None: it is alone.
     :ivar output_tokens: tokens that requests got so far.
+    :ivar team: what the threads of steps did so far.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class Figures:
         self._scheduler, self._misses, self._handovers = scheduler, misses, handovers
         self.output_tokens = 0
         self.draft_tokens = DraftTokens()
+        self.team = TeamCounts()
         self._step_sizes = StepSizes()
         self._prompt_tokens = self._hit_tokens = self._preemptions = 0
         self._finished = dict.fromkeys(("stop", "length", "cancelled", "refused"), 0)
@@ -121,6 +123,7 @@ class Figures:
             memory=scheduler.memory.figures(),
             buffer=self._buffer(),
             misses={} if self._misses is None else self._misses.counts,
+            team=self.team.figures(),
             sections=NOTHING_LENT if self._handovers is None else self._handovers.sections(),
         )
 

@@ -71,6 +71,9 @@ class Stats:
     :param misses: prompts whose prefix was not found as far as it was asked for, by reason.
     :param sections: of 512 tokens: ``lent`` and ``borrowed`` now, ``returned`` from creditors,
         ``replaced`` by other creditors' and ``lost`` there so far.
+    :param team: ``threads`` of the last step, and whether it went as ``shared`` with others; so
+        far: ``thread_seconds`` that all had in steps, and of these ``lost_seconds``, when other
+        programs ran on their processors; empty where no compiled pass computes.
     """
 
     incarnation: int
@@ -102,3 +105,4 @@ class Stats:
     problems: tuple[str, ...] | None = None
     misses: dict[str, int] = field(default_factory=dict)
     sections: dict[str, int] = field(default_factory=dict)
+    team: dict[str, float] = field(default_factory=dict)

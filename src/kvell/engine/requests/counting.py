@@ -2,6 +2,8 @@
 
 from bisect import bisect_left
 
+from kvell.engine.requests.plan import TeamTime
+
 STEP_TOKENS_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Upper bounds of step-size buckets, as in vLLM's ``iteration_tokens_total``."""
 
@@ -52,3 +54,31 @@ class DraftTokens:
     def accepted_by_position(self) -> tuple[int, ...]:
         """Accepted draft tokens at each position after the newest token."""
         return tuple(self._accepted)
+
+
+class TeamCounts:
+    """What the threads of steps had, and lost to other programs on their processors."""
+
+    def __init__(self) -> None:
+        self._last: TeamTime | None = None
+        self._thread_seconds = self._lost_seconds = 0.0
+
+    def add(self, team: TeamTime | None) -> None:
+        """Count a step."""
+        if team is None:
+            return
+        self._last = team
+        self._thread_seconds += team.thread_seconds
+        self._lost_seconds += team.lost_seconds
+
+    def figures(self) -> dict[str, float]:
+        """What :class:`kvell.engine.protocol.statistics.Stats` says of it; empty if no step had
+        threads of its own."""
+        if self._last is None:
+            return {}
+        return {
+            "threads": self._last.threads,
+            "shared": int(self._last.is_shared),
+            "thread_seconds": self._thread_seconds,
+            "lost_seconds": self._lost_seconds,
+        }

@@ -220,6 +220,21 @@ class StepPlan:
         return hash((self.step, self.work))
 
 
+class TeamTime(Struct, frozen=True, gc=False):
+    """What the threads of a step had, and lost to others on their processors.
+
+    :param threads: that computed the step; of several models the most.
+    :param is_shared: they went as beside others.
+    :param thread_seconds: of all threads together.
+    :param lost_seconds: of these, when a thread could have run and another program did.
+    """
+
+    threads: int
+    is_shared: bool
+    thread_seconds: float
+    lost_seconds: float
+
+
 class StepResult(Struct, frozen=True, gc=False):
     """The tokens a step sampled, in the order of its sampling work.
 
@@ -231,6 +246,7 @@ class StepResult(Struct, frozen=True, gc=False):
     :param missed: handles whose tokens do not count, since pages that they borrowed may have been
         read too late.
     :param pooled: vectors of prompts by handle, float32 as little-endian bytes; empty likewise.
+    :param team: of compiled passes; None: there was none.
     """
 
     step: StepNumber
@@ -240,6 +256,7 @@ class StepResult(Struct, frozen=True, gc=False):
     scored: Mapping[int, tuple[TokenLogprobs, ...]] = NONE_ASKED
     pooled: Mapping[int, bytes] = NONE_ASKED
     missed: tuple[int, ...] = ()
+    team: TeamTime | None = None
 
     def by_work(self) -> list[tuple[int, ...]]:
         """The tokens of each sampling work.

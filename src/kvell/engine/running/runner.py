@@ -1,6 +1,6 @@
 """Runs a step plan: the only part of the engine that touches tensors."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -12,7 +12,7 @@ from msgspec import structs
 from kvell.engine.failing.failures import StepFailed
 from kvell.engine.planning.proposals import verified
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.requests.plan import BorrowedPages, StepPlan, StepResult, TokenWork
+from kvell.engine.requests.plan import BorrowedPages, StepPlan, StepResult, TeamTime, TokenWork
 from kvell.engine.running.batching import PageTables
 from kvell.engine.running.copies.copies_under_pass import Copier, StepCopies
 from kvell.engine.running.copies.page_mover import PageMover
@@ -29,6 +29,8 @@ from kvell.memory import GroupSpec, Layout, SlotTable
 from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.paged_model import ForwardBatch, PagedModel
 from kvell.pages.stages import stages_of
+
+NANO = 1_000_000_000
 
 
 class Runner(Protocol):
@@ -183,10 +185,23 @@ class ModelRunner:
         tokens = {name: one.tokens for name, one in drawn.items()}
         in_order = next(iter(tokens.values())) if len(tokens) == 1 else _in_turn(plan, tokens)
         result = _told(verified(plan, in_order), drawn)
+        result = structs.replace(result, team=self._team(parts))
         if plan.borrowed:
             result = structs.replace(result, missed=self._missed(plan))
         self._before.note(plan, result)
         return result
+
+    def _team(self, models: Iterable[str]) -> TeamTime | None:
+        """What the threads of the compiled passes had and lost."""
+        found = [one for name in models if (one := self._models[name][0].passed) is not None]
+        if not found:
+            return None
+        return TeamTime(
+            threads=max(one.way.threads for one in found),
+            is_shared=any(one.way.is_shared for one in found),
+            thread_seconds=sum(one.way.threads * one.took_ns for one in found) / NANO,
+            lost_seconds=sum(sum(one.lost_ns) for one in found) / NANO,
+        )
 
     def _missed(self, plan: StepPlan) -> tuple[int, ...]:
         """Handles of the work that counts nothing, since others' pages were not there to read."""

@@ -56,6 +56,15 @@ class EngineSettings(EngineOptions):
     Answers change; prompts beyond the budget share no prefix."""
     device: str = setting("cpu", "--device", "Where the model runs.", choices=("cpu", "cuda"))
     """``cpu`` or ``cuda``."""
+    threads: int | None = setting(
+        None,
+        "--threads",
+        "Threads of a step, which go as if alone. [default: one a processor, giving way to others]",
+        "at-least-one",
+    )
+    """Threads of a step, for models with a fused pass. None: one for each processor; where other
+    programs run on these the team then goes another way, which gives way to them. A number: always
+    so many, and always as if they were alone."""
     speculative_model: str | None = setting(
         None,
         "--speculative-model",

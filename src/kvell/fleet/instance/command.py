@@ -6,7 +6,7 @@ from kvell.engine.setup.engine_settings import EngineSettings
 
 INHERITED = (
     *("--socket-fd", "{socket_fd}", "--incarnation", "{incarnation}"),
-    *("--processors", "{processors}", "--threads", "{threads}"),
+    *("--processors", "{processors}", "--most-threads", "{threads}"),
     *("--memory-parts", "{memory_parts}", "--weights-fd", "{weights_fd}"),
     *("--instance-id", "{instance_id}", "--role", "{role}"),
     *("--pool-dir", "{pool_dir}", "--pd-caching", "{pd_caching}"),
@@ -14,7 +14,7 @@ INHERITED = (
 )
 """Arguments that the front fills in at each start of an instance."""
 PLACED = (
-    *("--incarnation", "{incarnation}", "--threads", "{threads}"),
+    *("--incarnation", "{incarnation}", "--most-threads", "{threads}"),
     *("--memory-parts", "{memory_parts}", "--instance-id", "{instance_id}", "--role", "{role}"),
     *("--pool-name", "{pool_name}", "--pool-host", "{host}", "--pd-caching", "{pd_caching}"),
 )

@@ -100,7 +100,7 @@ class Forward:
         scratch: Memory,
         logits: int,
         wants_largest: bool,
-        threads: int,
+        way: tuple[int, bool, int, int, int],
         hook: Callable[[int, int], None] | None,
         away: Away | None = None,
-    ) -> tuple[int, list[int]]: ...
+    ) -> tuple[int, list[int], int, list[int]]: ...

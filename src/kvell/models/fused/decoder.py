@@ -22,6 +22,7 @@ from kvell.models.fused.room import Room
 from kvell.models.fused.skeleton import DecoderSkeleton
 from kvell.models.fused.states import state_args
 from kvell.models.fused.step_args import group_args, host_rows, states_args
+from kvell.models.fused.team import Passed, TeamRule
 from kvell.models.fused.weights import LayerMatrices, PackedWeights, in_memory, packed_inner
 from kvell.models.states.state_memory import StateMemory
 from kvell.models.states.state_pages import StateShapes
@@ -45,6 +46,8 @@ class FusedDecoder:
     Not for concurrent use.
 
     :ivar state_shapes: shapes of the state of each layer with a mixer, in order.
+    :ivar team: how its threads go through a pass beside others that use their processors.
+    :ivar passed: what they did in the last pass; None: there was none.
     :ivar elsewhere: whom passes may ask for sections that others hold; None: nobody.
     :ivar served: what it attends with, once pages are attached.
     :ivar largest: index of each row's largest logit (the first of equals) in the last step, if
@@ -68,6 +71,7 @@ class FusedDecoder:
         :param maps_table: embeddings of the model's dtype are used as they lie.
         """
         self._threads = kernels.num_threads or torch.get_num_threads()
+        self.team = TeamRule(self._threads, is_fixed=kernels.num_threads > 0)
         self._dtype = recipe.dtype
         self._vocab_size: int = recipe.head.weight.shape[0]
         self._heads, self._head_size = recipe.heads, recipe.head_size
@@ -94,6 +98,7 @@ class FusedDecoder:
         self._own = torch.empty(0, dtype=torch.uint8)
         self._room: Room | None = None
         self.used_bytes = 0
+        self.passed: Passed | None = None
         self.largest: list[int] = []
 
     @property
@@ -166,6 +171,7 @@ class FusedDecoder:
         logits = torch.empty_like(room.logits) if lasts else room.logits
         parts, at = room.parts, room.address
         ids, positions, wanted = rows.addresses
+        way = self.team.way()
         asked = (
             (room.tokens, ids, positions),
             (room.rows, wanted),
@@ -175,13 +181,15 @@ class FusedDecoder:
             (at, parts.attention_bytes),
             logits.data_ptr() if lasts else at + parts.logits_at,
             batch.wants_largest,
-            self._threads,
+            way,
             None if callbacks is None else self._hook(callbacks, room),
             None if self.elsewhere is None else self.elsewhere.compiled(self._full_groups),
         )
         if batch.begun is not None:
             batch.begun()
-        used_bytes, self.largest = self._forward.run(*asked)
+        used_bytes, self.largest, took_ns, lost_ns = self._forward.run(*asked)
+        self.passed = Passed(way, took_ns, lost_ns)
+        self.team.note(self.passed)
         self.used_bytes = used_bytes + parts.logits_bytes
         return logits
 

@@ -142,6 +142,7 @@ def _stats(stats: Stats) -> dict[str, Any]:
         "bytes": bytes_by_use(stats),
         "rungs": stats.rungs,
         "sections": stats.sections,
+        "team": stats.team,
         "query_tokens": stats.prefix_cache_queries,
         "hit_tokens": stats.prefix_cache_hits,
         "groups": [_group_stats(group, stats.prefix_cache_queries) for group in stats.groups],

@@ -107,6 +107,7 @@ class _InstanceMetrics:
         yield from self._of_shared_pool(self.stats.memory)
         yield from self._of_cpu_buffer(self.stats.buffer)
         yield from self._of_sections(self.stats.sections)
+        yield from self._of_team(self.stats.team)
 
     def _gauges(self, stats: Stats) -> Iterator[Metric]:
         gauge = self._gauge
@@ -233,6 +234,18 @@ class _InstanceMetrics:
         ended = {name: sections.get(name, 0) for name in ("returned", "replaced", "lost")}
         text = "Borrowed sections that a creditor took back, by whether a copy was made in time."
         yield self._by_label("kv_sections_recalled", text, "end", ended)
+
+    def _of_team(self, team: dict[str, float]) -> Iterator[Metric]:
+        """How much of its processors a step got; no samples where no compiled pass computes."""
+        if not team:
+            return
+        yield self._gauge("step_threads", "Threads of the last step.", team["threads"])
+        text = "Whether the last step went as beside others on its processors."
+        yield self._gauge("step_processors_shared", text, team["shared"])
+        text = "Seconds of all threads in steps."
+        yield self._counter("step_thread_seconds", text, team["thread_seconds"])
+        text = "Seconds in which threads of steps could have run and other programs did."
+        yield self._counter("step_thread_lost_seconds", text, team["lost_seconds"])
 
     def _of_sizes(self, stats: Stats) -> Iterator[Metric]:
         """Sizes that never change, as labels of a 1; vLLM's labels for one page size tell the

@@ -1,0 +1,110 @@
+"""The rule of a team's way: it changes for those who lose time, and changes back."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvell.models.fused.team import (
+    LOST_SHARE,
+    STEPS_TO_CALM,
+    STEPS_TO_SHARE,
+    Passed,
+    TeamRule,
+    Way,
+)
+
+TOOK_NS = 1_000_000
+LOST_NS = TOOK_NS // 2
+
+
+def step(rule: TeamRule, lost_ns: Sequence[int]) -> Way:
+    way = rule.way()
+    rule.note(Passed(way, TOOK_NS, lost_ns))
+    return way
+
+
+def beside(rule: TeamRule, lost_ns: Sequence[int]) -> Way:
+    """Two steps that lose, and the way behind them."""
+    for _ in range(STEPS_TO_SHARE):
+        assert not step(rule, lost_ns).is_shared
+    return rule.way()
+
+
+@given(st.lists(st.lists(st.integers(0, int(LOST_SHARE * TOOK_NS)), min_size=3, max_size=3)))
+def test_a_team_that_loses_little_goes_as_if_alone(steps: list[list[int]]) -> None:
+    rule = TeamRule(3)
+    assert {step(rule, lost) for lost in steps} <= {Way(3)}
+
+
+def test_one_step_that_lost_changes_nothing() -> None:
+    rule = TeamRule(2)
+    for lost in ([0, LOST_NS], [0, 0]) * 10:
+        assert step(rule, lost) == Way(2)
+
+
+@pytest.mark.parametrize(
+    ("lost", "resting"),
+    [
+        ((0, LOST_NS, 0), 0b010),
+        ((0, LOST_NS, LOST_NS), 0b110),
+        ((LOST_NS, 0, 0), 0b100),
+        ((LOST_NS, LOST_NS, 0), 0b010),
+        ((LOST_NS, LOST_NS, LOST_NS), 0b110),
+    ],
+    ids=str,
+)
+def test_threads_that_lose_rest_but_never_the_caller_s(lost: tuple[int, ...], resting: int) -> None:
+    way = beside(TeamRule(3), lost)
+    assert (way.is_shared, way.resting) == (True, resting)
+
+
+def test_a_neighbour_that_moves_is_followed() -> None:
+    rule = TeamRule(3)
+    assert beside(rule, [0, LOST_NS, 0]).resting == 0b010
+    assert step(rule, [0, 0, LOST_NS]).resting == 0b010
+    assert rule.way().resting == 0b110, "the first may lose again"
+    for _ in range(STEPS_TO_CALM):
+        step(rule, [0, 0, LOST_NS])
+    assert rule.way().resting == 0b100
+
+
+@pytest.mark.parametrize("rule", [TeamRule(1), TeamRule(2, is_fixed=True)])
+def test_one_thread_and_a_fixed_team_learn_nothing(rule: TeamRule) -> None:
+    alone = rule.way()
+    assert not alone.is_shared
+    assert {step(rule, [LOST_NS, LOST_NS]) for _ in range(50)} == {alone}
+
+
+@given(st.lists(st.integers(0, STEPS_TO_CALM - 1), max_size=50))
+def test_a_neighbour_that_is_seen_now_and_then_is_still_there(calm: list[int]) -> None:
+    rule = TeamRule(2)
+    way = beside(rule, [0, LOST_NS])
+    for steps in calm:
+        assert {step(rule, [0, 0]) for _ in range(steps)} <= {way}
+        assert step(rule, [0, LOST_NS]) == way
+
+
+@given(st.integers(0, 200))
+def test_behind_a_neighbour_that_left_the_team_is_alone_again(steps: int) -> None:
+    rule = TeamRule(2)
+    way = beside(rule, [0, LOST_NS])
+    for _ in range(steps):
+        step(rule, [0, LOST_NS])
+    assert {step(rule, [0, 0]) for _ in range(STEPS_TO_CALM)} == {way}
+    assert {step(rule, [0, 0]) for _ in range(50)} == {Way(2)}
+    assert beside(rule, [0, LOST_NS]) == way, "and it learns again as at first"
+
+
+@given(st.lists(st.lists(st.integers(0, TOOK_NS), min_size=4, max_size=4), max_size=300))
+def test_whatever_happens_a_way_is_one_of_the_team(steps: list[list[int]]) -> None:
+    """A team that goes as beside a neighbour has lost something in its last steps."""
+    rule, losses = TeamRule(4), [False]
+    for lost in steps:
+        way = step(rule, lost)
+        assert way.threads == 4
+        assert way.resting in range(0, 16, 2)
+        assert bool(way.resting) == way.is_shared
+        assert not way.is_shared or any(losses[-STEPS_TO_CALM:])
+        losses.append(max(lost) > LOST_SHARE * TOOK_NS)
