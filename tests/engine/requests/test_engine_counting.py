@@ -1,6 +1,12 @@
 """Counters by size and by position."""
 
-from kvell.engine.requests.counting import STEP_TOKENS_BUCKETS, DraftTokens, StepSizes
+from kvell.engine.requests.counting import (
+    STEP_TOKENS_BUCKETS,
+    DraftTokens,
+    StepSizes,
+    TeamCounts,
+)
+from kvell.engine.requests.plan import TeamTime
 
 
 def test_a_step_is_counted_in_the_smallest_bucket_that_holds_it() -> None:
@@ -35,3 +41,18 @@ def test_right_draft_tokens_are_counted_by_their_place() -> None:
     assert draft_tokens.draft_tokens == 9
     assert draft_tokens.accepted_by_position() == (2, 1, 0, 0)
     assert draft_tokens.accepted_tokens == 3
+
+
+def test_a_team_is_counted_from_its_first_step() -> None:
+    team = TeamCounts()
+    team.add(None)
+    assert team.figures() == {}
+    team.add(TeamTime(2, True, 4.0, 1.5))
+    team.add(None)
+    team.add(TeamTime(1, False, 1.0, 0.25))
+    assert team.figures() == {
+        "threads": 1,
+        "shared": 0,
+        "thread_seconds": 5.0,
+        "lost_seconds": 1.75,
+    }

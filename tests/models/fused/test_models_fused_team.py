@@ -13,6 +13,8 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.llm import LLM
 from kvell.models.fused.partials.remote_sections import RemoteSections
 from kvell.models.fused.team import Passed, TeamRule, Way
 from kvell.models.loading.random_weights import random_module
@@ -151,6 +153,19 @@ def test_a_callback_that_fails_ends_a_pass_whose_threads_come_late(way: Way) -> 
         with pytest.raises(KeyError, match="gone"):
             runner.step(work)
         assert torch.equal(runner_over(model).step(work), whole)
+
+
+@pytest.mark.parametrize("threads", [None, 3])
+def test_an_engine_tells_its_threads_and_what_they_lost(
+    smollm2_path: Path, threads: int | None
+) -> None:
+    llm = LLM(str(smollm2_path), kv_memory_bytes=16 << 20, threads=threads)
+    assert llm.engine.core.stats().team == {}
+    llm.generate([[11] * 9], SamplingParams(max_tokens=3, ignore_eos=True))
+    team = llm.engine.core.stats().team
+    assert team["threads"] == (threads or torch.get_num_threads())
+    assert 0 <= team["lost_seconds"] < team["thread_seconds"]
+    assert threads is None or not team["shared"], "a number fixes the team"
 
 
 @contextmanager

@@ -36,6 +36,7 @@ STATS = Stats(
     rungs={"own_page": 8, "preempt": 4},
     memory={"chunk_bytes": 64, "kv_chunks": 21, "cold_chunks": 0, "inflated": 13},
     misses={"never_seen": 6, "evicted": 2},
+    team={"threads": 2, "shared": 1, "thread_seconds": 8.0, "lost_seconds": 2.5},
     groups=(
         GroupStats("full", 1, 2, 4, 64, 9, 3, 0, 28, 16, 1024),
         GroupStats("sliding(512)", 5, 6, 8, 32, 1, 2, 0, 14, 16, 2048),
@@ -135,6 +136,15 @@ def test_of_many_tokens_none_is_missed_however_seldom_somebody_looks() -> None:
     assert f'generation_tokens_total{{model_name="m"}} {2 * MOST_NOTED + 5}.0' in (
         metrics.render().decode()
     )
+
+
+def test_threads_of_steps_and_what_they_lost_are_told_where_a_compiled_pass_computes() -> None:
+    metrics = ServerMetrics("m")
+    names = ("threads", "processors_shared", "thread_seconds_total", "thread_lost_seconds_total")
+    tell(metrics, STATS)
+    assert [sample(metrics, f"step_{name}") for name in names] == [2, 1, 8.0, 2.5]
+    tell(metrics, dataclasses.replace(STATS, team={}))
+    assert [sample(metrics, f"step_{name}") for name in names] == [None] * 4
 
 
 def test_prompts_with_several_answers() -> None:
