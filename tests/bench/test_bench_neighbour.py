@@ -1,9 +1,8 @@
 """The bench beside a neighbour: quiet and disturbed rounds in turn, answers that must be equal."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from rich.console import Console
@@ -11,25 +10,15 @@ from rich.console import Console
 from bench.engine import neighbour
 from bench.engine.neighbour import AS_IF_ALONE, GIVES_WAY, Case, Rate, rounds_of, table
 from kvell.llm import LLM
+from tests.bench.instant_llm import InstantLLM
 
 CASES = [Case("batch 2", 2, 4, 5), Case("prompt", 1, 40, 1)]
-
-
-class Fake:
-    """Answers at once with tokens of its own; notes whether a neighbour was there."""
-
-    def __init__(self, name: str, token: int, asked: list[str]) -> None:
-        self._name, self._token, self._asked = name, token, asked
-
-    def generate(self, prompts: Sequence[list[int]], params: Any) -> list[Any]:
-        self._asked.append(self._name)
-        return [SimpleNamespace(token_ids=[self._token] * params.max_tokens) for _ in prompts]
 
 
 def fakes(*tokens: int) -> tuple[dict[str, LLM], list[str]]:
     asked: list[str] = []
     names = (GIVES_WAY, AS_IF_ALONE)
-    made = {name: Fake(name, token, asked) for name, token in zip(names, tokens, strict=True)}
+    made = {name: InstantLLM(name, token, asked) for name, token in zip(names, tokens, strict=True)}
     return cast(dict[str, LLM], made), asked
 
 

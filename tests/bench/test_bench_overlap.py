@@ -1,30 +1,18 @@
 """The bench of planning ahead: turns, ratios, and answers that must be equal."""
 
-from collections.abc import Sequence
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 from rich.console import Console
 
 from bench.engine.overlap import Round, measure, table
 from kvell.llm import LLM
-
-
-class Fake:
-    """Answers at once with tokens of its own."""
-
-    def __init__(self, name: str, token: int, asked: list[str]) -> None:
-        self._name, self._token, self._asked = name, token, asked
-
-    def generate(self, prompts: Sequence[list[int]], params: Any) -> list[Any]:
-        self._asked.append(self._name)
-        return [SimpleNamespace(token_ids=[self._token] * params.max_tokens) for _ in prompts]
+from tests.bench.instant_llm import InstantLLM
 
 
 def fakes(*tokens: int) -> tuple[list[LLM], list[str]]:
     asked: list[str] = []
-    made = [Fake(name, token, asked) for name, token in zip("ab", tokens, strict=True)]
+    made = [InstantLLM(name, token, asked) for name, token in zip("ab", tokens, strict=True)]
     return cast(list[LLM], made), asked
 
 

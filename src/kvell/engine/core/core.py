@@ -288,7 +288,6 @@ class EngineCore:
         step = self._in_flight.require(result.step)
         tokens = yields_of(step.plan, result)
         self._in_flight.pop(result.step)
-        self._figures.team.add(result.team)
         events = self._yields.take(step, result, tokens)
         if result.missed and self.handovers is not None:
             self.handovers.missed(result.missed)

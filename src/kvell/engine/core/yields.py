@@ -91,6 +91,7 @@ class Yields:
 
         :param tokens: of each work (:func:`yields_of`).
         """
+        self._figures.team.add(result.team)
         if result.missed:
             step = self._without_missed(step, result.missed, tokens)
         events = _take_scores(step, result) if result.scored else []
