@@ -10,12 +10,16 @@ neighbour its time where nobody waits for it.  No answer depends on either.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-LOST_SHARE = 0.1
-"""A thread that loses so much of a pass has a neighbour."""
+SHARED_ABOVE, ALONE_BELOW = 0.27, 0.15
+"""Parts of a pass that its threads lose together.  Above the first a team gives way, below the
+second it goes as if alone again: to give way costs a fifth of the speed, and as if alone a team
+loses about as much as its threads do.  A front beside its instance stays below."""
 
-STEPS_TO_SHARE, STEPS_TO_CALM = 2, 8
-"""Steps in a row that lose before the team goes as beside a neighbour, and without a loss before a
-thread goes as if alone again.  A thread that rests loses time beside a neighbour, too."""
+WEIGHT = 1 / 8
+"""Of the newest step in what threads lose on average."""
+
+RESTS_ABOVE = 0.05
+"""A thread that loses more on average rests."""
 
 WORK_NS, REST_NS = 100_000, 50_000
 
@@ -59,8 +63,7 @@ class TeamRule:
     def __init__(self, threads: int, *, is_fixed: bool = False) -> None:
         self._alone = self._way = Way(threads)
         self._is_fixed = is_fixed or threads == 1
-        self._losses = 0  # steps in a row that lost
-        self._since: list[int] = []  # steps since each thread lost
+        self._lost = [0.0] * threads  # part of a pass that each loses, on average
 
     def way(self) -> Way:
         """Return how the next pass is gone through."""
@@ -70,29 +73,23 @@ class TeamRule:
         """Take in what the threads of a pass lost to others on their processors."""
         if self._is_fixed:
             return
-        least_ns, is_shared = LOST_SHARE * passed.took_ns, self._way.is_shared
-        self._losses = self._losses + 1 if max(passed.lost_ns) > least_ns else 0
-        if not is_shared:
-            if self._losses < STEPS_TO_SHARE:
-                return
-            self._since = [STEPS_TO_CALM] * len(passed.lost_ns)
-        self._since = [
-            0 if lost > least_ns else steps + 1
-            for lost, steps in zip(passed.lost_ns, self._since, strict=True)
+        took_ns = max(1, passed.took_ns)
+        self._lost = [
+            mean + WEIGHT * (lost_ns / took_ns - mean)
+            for mean, lost_ns in zip(self._lost, passed.lost_ns, strict=True)
         ]
-        if min(self._since) < STEPS_TO_CALM:
-            self._way = self._alone._replace(is_shared=True, resting=_resting(self._since))
+        bound = ALONE_BELOW if self._way.is_shared else SHARED_ABOVE
+        if sum(self._lost) > bound:
+            self._way = self._alone._replace(is_shared=True, resting=_resting(self._lost))
         else:
             self._way = self._alone
 
 
-def _resting(since: Sequence[int]) -> int:
-    """Threads that lost lately, by bit, but for the caller's own.
+def _resting(lost: Sequence[float]) -> int:
+    """Threads that lose time, by bit, but for the caller's own.
 
-    Where that one alone lost, the last rests for it: the system puts the neighbour where a
+    Where that one alone loses, the last rests for it: the system puts the neighbour where a
     processor is idle now and then.
     """
-    lately = [index for index, steps in enumerate(since) if steps < STEPS_TO_CALM and index > 0]
-    if not lately and since[0] < STEPS_TO_CALM:
-        lately = [len(since) - 1]
-    return sum(1 << index for index in lately if index < 64)
+    losing = [index for index, part in enumerate(lost) if part > RESTS_ABOVE and index > 0]
+    return sum(1 << index for index in losing or [len(lost) - 1] if index < 64)
