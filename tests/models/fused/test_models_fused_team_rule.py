@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kvell.models.fused.team import (
     ALONE_BELOW,
+    MOST_RESTING_TOKENS,
     SHARED_ABOVE,
     WEIGHT,
     Passed,
@@ -18,12 +19,11 @@ from kvell.models.fused.team import (
 TOOK_NS = 1_000_000
 LOST_NS = TOOK_NS // 2
 """What a thread loses to one busy program."""
-SOON = 8
-LATER = 16
+SOON, LATER = 24, 48
 
 
 def step(rule: TeamRule, lost_ns: Sequence[int]) -> Way:
-    way = rule.way()
+    way = rule.way(1)
     rule.note(Passed(way, TOOK_NS, lost_ns))
     return way
 
@@ -32,7 +32,7 @@ def beside(rule: TeamRule, lost_ns: Sequence[int]) -> Way:
     """The way behind some steps beside a neighbour."""
     for _ in range(SOON):
         step(rule, lost_ns)
-    return rule.way()
+    return rule.way(1)
 
 
 LITTLE_NS = int(SHARED_ABOVE * TOOK_NS / 3)
@@ -66,19 +66,28 @@ def test_threads_that_lose_rest_but_never_the_caller_s(lost: tuple[int, ...], re
     assert (way.is_shared, way.resting) == (True, resting)
 
 
+def test_long_steps_give_way_without_a_rest() -> None:
+    rule = TeamRule(2)
+    assert rule.way(MOST_RESTING_TOKENS + 1) == Way(2)
+    assert beside(rule, [0, LOST_NS]) == rule.way(MOST_RESTING_TOKENS)
+    long = rule.way(MOST_RESTING_TOKENS + 1)
+    assert (long.is_shared, long.resting) == (True, 0)
+
+
 def test_a_neighbour_that_moves_is_followed() -> None:
     rule = TeamRule(3)
     assert beside(rule, [0, LOST_NS, 0]).resting == 0b010
-    step(rule, [0, 0, LOST_NS])
-    assert rule.way().resting == 0b110, "the first may lose again"
+    for _ in range(2):
+        step(rule, [0, 0, LOST_NS])
+    assert rule.way(1).resting == 0b110, "the first may lose again"
     for _ in range(LATER):
         step(rule, [0, 0, LOST_NS])
-    assert rule.way().resting == 0b100
+    assert rule.way(1).resting == 0b100
 
 
 @pytest.mark.parametrize("rule", [TeamRule(1), TeamRule(2, is_fixed=True)])
 def test_one_thread_and_a_fixed_team_learn_nothing(rule: TeamRule) -> None:
-    alone = rule.way()
+    alone = rule.way(1)
     assert not alone.is_shared
     lost = [LOST_NS] * alone.threads
     assert {step(rule, lost) for _ in range(50)} == {alone}

@@ -171,7 +171,7 @@ class FusedDecoder:
         logits = torch.empty_like(room.logits) if lasts else room.logits
         parts, at = room.parts, room.address
         ids, positions, wanted = rows.addresses
-        way = self.team.way()
+        way = self.team.way(room.tokens)
         asked = (
             (room.tokens, ids, positions),
             (room.rows, wanted),

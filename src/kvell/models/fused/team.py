@@ -10,13 +10,17 @@ neighbour its time where nobody waits for it.  No answer depends on either.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-SHARED_ABOVE, ALONE_BELOW = 0.27, 0.15
+SHARED_ABOVE, ALONE_BELOW = 0.35, 0.22
 """Parts of a pass that its threads lose together.  Above the first a team gives way, below the
-second it goes as if alone again: to give way costs a fifth of the speed, and as if alone a team
-loses about as much as its threads do.  A front beside its instance stays below."""
+second it goes as if alone again: rests cost decodes a fifth of their speed, and as if alone a team
+loses about as much as its threads do.  A program that is busy a fifth of the time stays below."""
 
-WEIGHT = 1 / 8
+WEIGHT = 1 / 16
 """Of the newest step in what threads lose on average."""
+
+MOST_RESTING_TOKENS = 64
+"""Longer steps lose more by rests than they gain: their phases are as long as what the system takes
+away."""
 
 RESTS_ABOVE = 0.05
 """A thread that loses more on average rests."""
@@ -61,13 +65,13 @@ class TeamRule:
     """
 
     def __init__(self, threads: int, *, is_fixed: bool = False) -> None:
-        self._alone = self._way = Way(threads)
+        self._alone = self._short = self._long = Way(threads)
         self._is_fixed = is_fixed or threads == 1
         self._lost = [0.0] * threads  # part of a pass that each loses, on average
 
-    def way(self) -> Way:
-        """Return how the next pass is gone through."""
-        return self._way
+    def way(self, tokens: int) -> Way:
+        """Return how the next pass, over so many tokens, is gone through."""
+        return self._short if tokens <= MOST_RESTING_TOKENS else self._long
 
     def note(self, passed: Passed) -> None:
         """Take in what the threads of a pass lost to others on their processors."""
@@ -78,11 +82,11 @@ class TeamRule:
             mean + WEIGHT * (lost_ns / took_ns - mean)
             for mean, lost_ns in zip(self._lost, passed.lost_ns, strict=True)
         ]
-        bound = ALONE_BELOW if self._way.is_shared else SHARED_ABOVE
-        if sum(self._lost) > bound:
-            self._way = self._alone._replace(is_shared=True, resting=_resting(self._lost))
+        if sum(self._lost) > (ALONE_BELOW if self._long.is_shared else SHARED_ABOVE):
+            self._long = self._alone._replace(is_shared=True)
+            self._short = self._long._replace(resting=_resting(self._lost))
         else:
-            self._way = self._alone
+            self._short = self._long = self._alone
 
 
 def _resting(lost: Sequence[float]) -> int:
