@@ -174,7 +174,7 @@ class TestInstance:
         session = Session(cache_dir=Path("unused"))
         with root.commands["instance"].make_context("instance", args, obj=session) as context:
             read = context.params
-        assert (read["incarnation"], read["threads"], read["memory_parts"]) == (7, 3, 2)
+        assert (read["incarnation"], read["most_threads"], read["memory_parts"]) == (7, 3, 2)
         assert (read["instance_id"], read["role"], read["pd_caching"]) == ("decode-1", "decode", 2)
         assert (read["pool_name"], read["pool_host"]) == ("kvell-x", "10.0.0.2")
         assert (read["socket_fd"], read["pool_dir"]) == (-1, "")

@@ -42,6 +42,7 @@ ALL_SET = EngineSettings(
     slo_ttft_seconds=2.5,
     slo_tpot_seconds=0.125,
     enable_chunked_prefill=False,
+    threads=2,
 )
 
 
@@ -215,7 +216,8 @@ class TestInstanceCommand:
         assert command[:4] == [sys.executable, "-m", "kvell.cli.main", "instance"]
         names = ["socket_fd", "incarnation", "processors", "threads", "memory_parts", "weights_fd"]
         names += ["instance_id", "role", "pool_dir", "pd_caching", "page_transport"]
-        words = [(f"--{name.replace('_', '-')}", f"{{{name}}}") for name in names]
+        flags = {"threads": "most_threads"}
+        words = [(f"--{flags.get(name, name).replace('_', '-')}", f"{{{name}}}") for name in names]
         assert command[-22:] == [word for pair in words for word in pair]
 
     def test_debug_is_passed_on(self) -> None:

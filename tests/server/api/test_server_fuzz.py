@@ -438,7 +438,8 @@ def test_every_method_of_every_path(fuzzed: Fuzzed, method: str) -> None:
         if method != "HEAD":
             check_error(reply, path)
         if reply.status_code == 405:
-            assert reply.headers["allow"].lower().split(", ") == list(served)
+            allowed = {*served, "head"} if "get" in served else {*served}
+            assert reply.headers["allow"].lower().split(", ") == sorted(allowed)
 
 
 @pytest.mark.parametrize(

@@ -178,6 +178,12 @@ def validation_error(error: RequestValidationError) -> ApiError:
     return invalid_request(*complaint(error.errors(), error.body))
 
 
+def _allowed(methods: str) -> str:
+    """The methods that a 405 names, in one order; HEAD is served where GET is."""
+    found = set(methods.split(", "))
+    return ", ".join(sorted(found | {"HEAD"} if "GET" in found else found))
+
+
 def install(app: FastAPI, rejected: Callable[[Bound], None]) -> None:
     """Make every error of an app come out in OpenAI's shape.
 
@@ -192,7 +198,9 @@ def install(app: FastAPI, rejected: Callable[[Bound], None]) -> None:
         assert isinstance(error, HTTPException)
         found = invalid_request(str(error.detail), status=error.status_code)
         response = found.response(request.scope["path"])
-        response.headers.update(error.headers or {})  # 405 says what is allowed
+        response.headers.update(error.headers or {})
+        if (allowed := response.headers.get("allow")) is not None:
+            response.headers["allow"] = _allowed(allowed)
         return response
 
     async def on_error(request: Request, error: Exception) -> Response:
