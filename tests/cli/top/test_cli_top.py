@@ -76,13 +76,13 @@ def test_threads_and_what_others_took_of_their_time_are_shown() -> None:
     assert threads_text({}, {}) == "–"
     assert threads_text(team(2, 0.0, 0.0), {}) == "2"
     assert threads_text(team(2, 10.0, 0.01), {}) == "2"
-    assert threads_text(team(2, 10.0, 2.5), {}) == "2, 25% lost"
-    assert threads_text(team(2, 20.0, 3.5), team(2, 10.0, 2.5)) == "2, 10% lost"
+    assert threads_text(team(2, 10.0, 2.5), {}) == "2 −25%"
+    assert threads_text(team(2, 20.0, 3.5), team(2, 10.0, 2.5)) == "2 −10%"
     restarted = threads_text(team(4, 2.0, 1.0), team(4, 10.0, 2.5))
-    assert restarted == "4, 50% lost"
+    assert restarted == "4 −50%"
     now, then = (seen(told=replace(stats(), team=team(2, had, 1.0))) for had in (3.0, 1.0))
-    assert "33% lost" in shown(now)
-    assert "lost" not in shown(now, then)
+    assert "2 −33%" in shown(now)
+    assert "−" not in shown(now, then)
 
 
 def test_sections_that_instances_lend_each_other_are_shown() -> None:

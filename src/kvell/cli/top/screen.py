@@ -55,7 +55,7 @@ def threads_text(now: Mapping[str, float], before: Mapping[str, float]) -> str:
     if had < 0 or lost < 0:  # the instance was restarted
         had, lost = now["thread_seconds"], now["lost_seconds"]
     share = lost / had if had else 0.0
-    return f"{now['threads']:.0f}" + (f", {share:.0%} lost" if share >= LEAST_LOST else "")
+    return f"{now['threads']:.0f}" + (f" −{share:.0%}" if share >= LEAST_LOST else "")
 
 
 def tokens_per_second(seen: Seen, before: Seen | None, instance_id: str) -> float | None:
