@@ -12,11 +12,8 @@ prepare_process()  # the launcher's own settings; torch reads them when it is im
 
 import argparse
 import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -26,19 +23,16 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import machine, result_file
+from bench.busy_program import busy_program
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.llm import LLM
 
 GIVES_WAY, AS_IF_ALONE = "gives way", "as if alone"
-LOOP = "print('busy', flush=True)\nwhile True: pass"
 
 
 @dataclass(frozen=True)
 class Case:
-    """One kind of step.
-
-    :param counted: tokens that a call's rate counts.
-    """
+    """One kind of step."""
 
     name: str
     batch: int
@@ -59,18 +53,6 @@ class Rate:
     engine: str
     beside: bool
     tokens_per_second: float
-
-
-@contextmanager
-def neighbour() -> Iterator[None]:
-    """One busy program."""
-    with subprocess.Popen([sys.executable, "-c", LOOP], stdout=subprocess.PIPE) as program:
-        try:
-            assert program.stdout is not None
-            program.stdout.readline()
-            yield
-        finally:
-            program.kill()
 
 
 def timed(llm: LLM, prompts: list[list[int]], max_tokens: int) -> tuple[list[list[int]], float]:
@@ -105,7 +87,7 @@ def rounds_of(engines: dict[str, LLM], cases: Sequence[Case], rounds: int) -> li
     found: list[Rate] = []
     for seed in range(rounds):
         found += measured(engines, cases, seed, beside=False)
-        with neighbour():
+        with busy_program():
             found += measured(engines, cases, seed, beside=True)
     return found
 

@@ -7,6 +7,7 @@ from typing import cast
 import pytest
 from rich.console import Console
 
+from bench.busy_program import busy_program
 from bench.engine import neighbour
 from bench.engine.neighbour import AS_IF_ALONE, GIVES_WAY, Case, Rate, rounds_of, table
 from kvell.llm import LLM
@@ -23,7 +24,7 @@ def fakes(*tokens: int) -> tuple[dict[str, LLM], list[str]]:
 
 
 def test_a_real_neighbour_is_busy_until_it_is_ended() -> None:
-    with neighbour.neighbour():
+    with busy_program():
         pass
 
 
@@ -36,7 +37,7 @@ def test_quiet_and_disturbed_rounds_alternate(monkeypatch: pytest.MonkeyPatch) -
         yield
         asked.append("goes")
 
-    monkeypatch.setattr(neighbour, "neighbour", noted)
+    monkeypatch.setattr(neighbour, "busy_program", noted)
     rates = rounds_of(engines, CASES, 2)
     first = [AS_IF_ALONE, GIVES_WAY, GIVES_WAY, AS_IF_ALONE]
     assert asked[:10] == [*first, "comes", *first, "goes"]

@@ -1,10 +1,7 @@
 """However a team goes through a pass, whoever takes which share: the same bits."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +10,7 @@ import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from bench.busy_program import busy_program
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.llm import LLM
 from kvell.models.fused.partials.remote_sections import RemoteSections
@@ -168,22 +166,6 @@ def test_an_engine_tells_its_threads_and_what_they_lost(
     assert threads is None or not team["shared"], "a number fixes the team"
 
 
-@contextmanager
-def neighbour(processor: int) -> Iterator[None]:
-    """A busy program that runs on one processor only."""
-    script = (
-        f"import os\nos.sched_setaffinity(0, [{processor}])\nprint('busy', flush=True)\n"
-        "while True: pass"
-    )
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as program:
-        try:
-            assert program.stdout is not None
-            assert program.stdout.readline() == b"busy\n"
-            yield
-        finally:
-            program.kill()
-
-
 @pytest.mark.skipif(
     not Path("/proc/thread-self/schedstat").exists(), reason="the system does not tell"
 )
@@ -198,7 +180,7 @@ def test_a_team_gives_way_to_a_neighbour() -> None:
     assert model.fused is not None
     team = model.fused.team = TeamRule(threads)
     lost_ns = 0
-    with neighbour(processors[-1]):
+    with busy_program(processors[-1]):
         for _ in range(MOST_STEPS):
             runner_over(model).step([("a", ids)])
             assert model.passed is not None
