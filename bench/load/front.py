@@ -3,7 +3,8 @@
 A server over an instance that has no model: each of its steps reads through memory, as a pass
 does, so that nothing of the front is in the caches when the next token comes.
 
-``python -m bench.load.front --batch 1 32``
+``python -m bench.load.front --batch 1 32``, with ``--tree before=DIR`` beside the front of another
+source tree, in turn.
 """
 
 import argparse
@@ -11,7 +12,8 @@ import json
 import socket
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 
@@ -22,7 +24,9 @@ from rich.table import Table
 from bench import machine, result_file
 from bench.side_by_side.driving import drive, figures_of
 from bench.side_by_side.processes import SystemProcess
+from bench.side_by_side.rounds import order_of
 from bench.side_by_side.scenarios import Scenario
+from bench.side_by_side.systems import python_of
 from kvell.cli.terminal.environment import process_cache_dir
 from kvell.engine.protocol.messages import Event
 from kvell.models.sources.progress import quiet
@@ -31,12 +35,15 @@ from kvell.server.text.named_texts import texts_of
 from kvell.serving.lone import serve_instance
 from kvell.testing.instance import FakeEngine
 
-MODEL = "smollm2"
+MODEL, THIS = "smollm2", "this"
 READ_BYTES = 96 << 20
 CREDITS = 64
 PROMPT_TOKENS = 16
 LONGER = 5
 """Ratio of tokens between the two kinds of requests that are compared."""
+
+Costs = dict[str, dict[int, list[float]]]
+"""Seconds of CPU a token, round by round, by tree and batch."""
 
 
 class ReadingEngine(FakeEngine):
@@ -88,30 +95,61 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--tree", metavar="NAME=DIR", help="another source tree, with a .venv")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, "-m", "bench.load.front", "server"]
-        process = SystemProcess(command, Path(directory, "log"), {}, talks=True)
-        try:
-            url = json.loads(process.hear())
-            costs = {
-                batch: [
-                    cost_seconds(url, process.process.pid, batch, options.tokens, turn)
-                    for turn in range(options.rounds)
-                ]
-                for batch in options.batch
-            }
-        finally:
-            process.end()
-    table = Table("requests at once", "µs of a token: best", "median")
-    for batch, seconds in costs.items():
-        table.add_row(str(batch), f"{min(seconds) * 1e6:.0f}", f"{median(seconds) * 1e6:.0f}")
+    trees = {THIS: (sys.executable, Path.cwd())}
+    if options.tree:
+        name, _, directory = options.tree.partition("=")
+        trees[name] = (python_of(directory), Path(directory))
+    costs = measured(trees, options.batch, options.tokens, options.rounds)
     console = Console(width=110)
     console.print(machine.describe())
-    console.print(table)
+    console.print(table(costs))
     if options.json is not None:
-        report = {"machine": machine.describe(), "seconds": costs}
+        others = {name: found for name, found in costs.items() if name != THIS}
+        report = {"machine": machine.describe(), "seconds": costs[THIS], "trees": others}
         result_file.write(options.json, report)
+
+
+def measured(
+    trees: Mapping[str, tuple[str, Path]], batches: Sequence[int], tokens: int, rounds: int
+) -> Costs:
+    """Costs by tree; all servers but the measured one are paused.
+
+    :param trees: an interpreter, and the directory that has its ``bench``.
+    """
+    costs: Costs = {name: {batch: [] for batch in batches} for name in trees}
+    with ExitStack() as ends:
+        logs = Path(ends.enter_context(tempfile.TemporaryDirectory()))
+        servers = {}
+        for name, (python, directory) in trees.items():
+            command = [python, "-m", "bench.load.front", "server"]
+            log = logs / f"{name}.log"
+            process = SystemProcess(command, log, {}, talks=True, directory=directory)
+            ends.callback(process.end)
+            servers[name] = (process, json.loads(process.hear()))
+            process.pause()
+        for turn in range(rounds):
+            for name in order_of(turn, list(servers)):
+                process, url = servers[name]
+                process.resume()
+                for batch in batches:
+                    cost = cost_seconds(url, process.process.pid, batch, tokens, turn)
+                    costs[name][batch].append(cost)
+                process.pause()
+    return costs
+
+
+def table(costs: Costs) -> Table:
+    """Best and median of a token, and the median of the rounds' ratios to the first tree."""
+    made = Table("tree", "requests at once", "µs of a token: best", "median", "this over it")
+    first = next(iter(costs.values()))
+    for name, batches in costs.items():
+        for batch, seconds in batches.items():
+            ratios = [mine / its for mine, its in zip(first[batch], seconds, strict=True)]
+            micros = (f"{of(seconds) * 1e6:.0f}" for of in (min, median))
+            made.add_row(name, str(batch), *micros, f"{median(ratios):.3f}")
+    return made
 
 
 if __name__ == "__main__":

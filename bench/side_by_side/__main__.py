@@ -22,9 +22,15 @@ from bench.side_by_side import report
 from bench.side_by_side.cases import CASES, Case, cases_of, reason_of, vllm_source
 from bench.side_by_side.model_size import model_size
 from bench.side_by_side.processes import SystemFailed
-from bench.side_by_side.rounds import alternated
+from bench.side_by_side.rounds import Results, alternated, joined
 from bench.side_by_side.scenarios import Scenario, batches, prefill, served
-from bench.side_by_side.systems import System, kvell_server, offline_system, vllm_server
+from bench.side_by_side.systems import (
+    System,
+    kvell_server,
+    offline_system,
+    python_of,
+    vllm_server,
+)
 from bench.side_by_side.vllm_environment import exported, vllm_python
 from kvell.cli.terminal.environment import process_cache_dir
 from kvell.errors import KvellError
@@ -48,6 +54,13 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--kvell", action="append", default=[], metavar="NAME=FLAGS", help="another Kvell server"
     )
+    parser.add_argument(
+        "--tree",
+        action="append",
+        default=[],
+        metavar="NAME=DIR",
+        help="the Kvell of another source tree, with a .venv of its own",
+    )
     parser.add_argument("--vllm-flags", default="", help="such as '--enforce-eager'")
     parser.add_argument("--vllm-env", type=Path, default=process_cache_dir() / "vllm-env")
     parser.add_argument("--model", default="smollm2")
@@ -57,6 +70,7 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
         help=f"several, one after the other: {', '.join(CASES)}, or what --model takes",
     )
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--starts", type=int, default=1, help="times that all start afresh")
     parser.add_argument("--batch", type=int, nargs="*", default=[1, 8, 32])
     parser.add_argument("--prompt-tokens", type=int, default=128)
     parser.add_argument("--max-tokens", type=int, default=128)
@@ -92,9 +106,9 @@ def starters(
     def library(engine: str) -> Callable[[], System]:
         return lambda: offline_system(engine, model, logs / f"{engine}.log")
 
-    def kvell(name: str, flags: Sequence[str]) -> Callable[[], System]:
+    def kvell(name: str, flags: Sequence[str], *python: str) -> Callable[[], System]:
         given = [*KVELL_FLAGS, *case.kvell, *flags]
-        return lambda: kvell_server(str(model), logs / f"{name}.log", given)
+        return lambda: kvell_server(str(model), logs / f"{name}.log", given, *python)
 
     known: dict[str, Callable[[], System]] = {
         "kvell": kvell("kvell", []),
@@ -107,7 +121,40 @@ def starters(
     for given in options.kvell:
         name, _, flags = given.partition("=")
         found[name] = kvell(name, shlex.split(flags))
+    for given in options.tree:
+        name, _, directory = given.partition("=")
+        found[name] = kvell(name, [], python_of(directory))
     return found
+
+
+def started(
+    waiting: dict[str, Callable[[], System]],
+    first: Sequence[Scenario],
+    refused: dict[str, str],
+    ends: ExitStack,
+    told: Callable[[str], None],
+) -> dict[str, System]:
+    """Systems that have answered the ``first`` scenarios and are paused; ``ends`` ends them.
+
+    :param refused: gains those that did not start, and why.
+    :raises SystemFailed: if the first one does not start.
+    """
+    systems: dict[str, System] = {}
+    for name, start in waiting.items():
+        told(f"starting {name}")
+        try:
+            system = start()
+            ends.callback(system.process.end)
+            for scenario in first:
+                system.run(scenario, seed=0)
+        except (SystemFailed, RuntimeError) as error:
+            if not systems:
+                raise
+            refused[name] = reason_of(str(error))
+            continue
+        systems[name] = system
+        system.process.pause()
+    return systems
 
 
 def measured(options: argparse.Namespace, case: Case, console: Console) -> dict[str, Any]:
@@ -118,37 +165,31 @@ def measured(options: argparse.Namespace, case: Case, console: Console) -> dict[
     model = case.directory(process_cache_dir())
     scenarios, rooflines = scenarios_of(options), list[machine.Roofline]()
     refused = {name: why for name, why in case.unasked.items() if name in options.systems}
-    with ExitStack() as ends, console.status("starting") as status:
-        logs = Path(ends.enter_context(tempfile.TemporaryDirectory()))
-        systems: dict[str, System] = {}
-        for name, start in starters(options, case, model, logs).items():
-            if name in refused:
-                continue
-            status.update(f"{case.name}: starting {name}")
-            try:
-                system = start()
-                ends.callback(system.process.end)
-                for scenario in scenarios[:1]:
-                    system.run(scenario, seed=0)
-            except (SystemFailed, RuntimeError) as error:
-                if not systems:
-                    raise
-                refused[name] = reason_of(str(error))
-                continue
-            systems[name] = system
-            system.process.pause()
-        results = alternated(
-            systems,
-            scenarios,
-            options.rounds,
-            status.update,
-            lambda: rooflines.append(machine.measured_roofline()),
-        )
+    parts: list[Results] = []
+    with console.status("starting") as status, tempfile.TemporaryDirectory() as logs:
+        waiting = starters(options, case, model, Path(logs))
+        for start in range(options.starts):
+            with ExitStack() as ends:
+                for name in refused:
+                    waiting.pop(name, None)
+                systems = started(waiting, scenarios[:1], refused, ends, status.update)
+                parts.append(
+                    alternated(
+                        systems,
+                        scenarios,
+                        options.rounds,
+                        status.update,
+                        lambda: rooflines.append(machine.measured_roofline()),
+                        first=start * options.rounds,
+                    )
+                )
+    results = joined(parts)
     roofline, size = machine.best_of(rooflines), model_size(model, four_bits=case.four_bits)
     return {
         "model": case.name,
         "refused": refused,
-        "rounds": options.rounds,
+        "rounds": options.rounds * options.starts,
+        "starts": options.starts,
         "machine": machine.describe(),
         "roofline": asdict(roofline),
         "middle_roofline": asdict(machine.middle_of(rooflines)),

@@ -30,6 +30,7 @@ class SystemProcess:
     """A process and its children; their output goes to a file.
 
     :param log: its stderr, and stdout unless that is a pipe.
+    :param directory: it is started there; None: where this process is.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class SystemProcess:
         environment: Mapping[str, str],
         *,
         talks: bool = False,
+        directory: Path | None = None,
     ) -> None:
         self._log = log
         with log.open("wb") as stderr:
@@ -48,6 +50,7 @@ class SystemProcess:
                 stdout=subprocess.PIPE if talks else stderr,
                 stderr=stderr,
                 env={**os.environ, **environment},
+                cwd=directory,
                 start_new_session=True,
                 text=True,
             )

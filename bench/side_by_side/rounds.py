@@ -22,15 +22,18 @@ def alternated(
     rounds: int,
     told: Told = lambda _doing: None,
     between: Callable[[], None] = lambda: None,
+    *,
+    first: int = 0,
 ) -> Results:
     """Run all rounds; all systems but the measured one are paused.
 
     :param between: called before each round, while all are paused.
+    :param first: number of the first round, which gives seeds and order.
     """
     results: Results = {one.name: {} for one in scenarios}
     for system in systems.values():
         system.process.pause()
-    for number in range(rounds):
+    for number in range(first, first + rounds):
         between()
         for name in order_of(number, list(systems)):
             for index, scenario in enumerate(scenarios):
@@ -43,6 +46,16 @@ def alternated(
         scenario: {name: found[name] for name in systems if name in found}
         for scenario, found in results.items()
     }
+
+
+def joined(parts: Sequence[Results]) -> Results:
+    """Rounds of several starts, one behind the other; all have the same scenarios."""
+    whole: Results = {scenario: {} for scenario in parts[0]}
+    for part in parts:
+        for scenario, found in part.items():
+            for name, figures in found.items():
+                whole[scenario].setdefault(name, []).extend(figures)
+    return whole
 
 
 def _asked(system: System, scenario: Scenario, seed: int) -> Figures | None:

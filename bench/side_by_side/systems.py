@@ -13,6 +13,7 @@ import numpy as np
 from bench.side_by_side.driving import VOCAB_SIZE, drive, figures_of
 from bench.side_by_side.processes import SystemFailed, SystemProcess
 from bench.side_by_side.scenarios import Figures, Scenario
+from kvell.errors import ChangeSomething
 
 START_SECONDS = 600.0
 FIRST_ID = 10
@@ -70,12 +71,30 @@ class OfflineSystem:
         }
 
 
-def kvell_server(model: str, log: Path, flags: Sequence[str]) -> ServerSystem:
-    """Start ``kvell serve`` with further flags, on a free port."""
-    command = [sys.executable, "-m", "kvell.cli.main", "serve", "--model", model]
+def kvell_server(
+    model: str, log: Path, flags: Sequence[str], python: str = sys.executable
+) -> ServerSystem:
+    """Start ``kvell serve`` with further flags, on a free port.
+
+    :param python: of an environment that has Kvell, perhaps another version.
+    """
+    command = [python, "-m", "kvell.cli.main", "serve", "--model", model]
     command += ["--dtype", "bfloat16", "--port", "0", "--json", *flags]
     process = SystemProcess(command, log, {}, talks=True)
     return ServerSystem(process, json.loads(process.hear())["url"])
+
+
+def python_of(tree: str) -> str:
+    """The interpreter of a source tree that ``make install`` was run in.
+
+    :raises ChangeSomething: if it has none.
+    """
+    python = Path(tree, ".venv", "bin", "python").absolute()
+    if not python.exists():
+        raise ChangeSomething(
+            "tree", tree, "it has no .venv/bin/python", "run `make install` there"
+        )
+    return str(python)
 
 
 def vllm_server(python: Path, model: str, log: Path, flags: Sequence[str]) -> ServerSystem:

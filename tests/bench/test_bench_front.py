@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -41,5 +42,24 @@ def test_the_instance_gives_a_token_a_step_to_each_of_its_requests() -> None:
 def test_the_bench_measures_each_batch(tmp_path: Path) -> None:
     path = tmp_path / "front.json"
     main(["--batch", "1", "2", "--tokens", "8", "--rounds", "2", "--json", str(path)])
-    seconds = json.loads(path.read_text())["seconds"]
-    assert {batch: len(costs) for batch, costs in seconds.items()} == {"1": 2, "2": 2}
+    report = json.loads(path.read_text())
+    assert {batch: len(costs) for batch, costs in report["seconds"].items()} == {"1": 2, "2": 2}
+    assert report["trees"] == {}
+
+
+def test_another_tree_takes_turns_with_this_one(tmp_path: Path) -> None:
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\necho $PWD >> {tmp_path}/started\nexec {sys.executable} $@\n")
+    python.chmod(0o755)
+    (tmp_path / "bench").symlink_to(Path.cwd() / "bench")
+    path = tmp_path / "front.json"
+    main(
+        [
+            *("--batch", "2", "--tokens", "8", "--rounds", "3"),
+            *("--json", str(path), "--tree", f"before={tmp_path}"),
+        ]
+    )
+    report = json.loads(path.read_text())
+    assert [len(found["2"]) for found in (report["seconds"], report["trees"]["before"])] == [3, 3]
+    assert (tmp_path / "started").read_text() == f"{tmp_path}\n"

@@ -16,8 +16,9 @@ from bench.side_by_side.__main__ import arguments, starters
 from bench.side_by_side.cases import CASES, Case, cases_of, reason_of, vllm_source
 from bench.side_by_side.model_size import ModelSize, model_size
 from bench.side_by_side.processes import SystemFailed, SystemProcess, birth, descendants
-from bench.side_by_side.rounds import alternated, order_of
+from bench.side_by_side.rounds import alternated, joined, order_of
 from bench.side_by_side.scenarios import Figures, Scenario, batches, prefill, served
+from bench.side_by_side.systems import python_of
 from bench.side_by_side.vllm_environment import vllm_python
 from kvell.errors import ChangeSomething
 
@@ -159,6 +160,30 @@ class TestCases:
         assert all("int4" in one for one in started)
         assert "jenga" in started[1] and "jenga" not in started[0]
 
+    def test_another_tree_is_started_by_its_own_interpreter(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        pythons: list[str] = []
+        monkeypatch.setattr(
+            "bench.side_by_side.__main__.kvell_server",
+            lambda model, log, flags, python=sys.executable: pythons.append(python),
+        )
+        python = tmp_path / ".venv" / "bin" / "python"
+        python.parent.mkdir(parents=True)
+        python.touch()
+        options = arguments(["--systems", "kvell", "--tree", f"before={tmp_path}"])
+        found = starters(options, CASES["smollm2-int4"], Path("m"), Path("logs"))
+        for start in found.values():
+            start()
+        assert list(found) == ["kvell", "before"]
+        assert pythons == [sys.executable, str(python)]
+
+    def test_a_tree_without_an_environment_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(
+            ChangeSomething, match=r"no \.venv/bin/python; run `make install` there"
+        ):
+            python_of(str(tmp_path))
+
 
 class StoppedProcess:
     """A system that notes when it runs."""
@@ -207,6 +232,18 @@ class TestRounds:
         results = alternated(systems, batches([1, 8], 4, 4), 1)  # type: ignore[arg-type]
         assert list(results["batch 1"]) == ["a", "b"]
         assert list(results["batch 8"]) == ["a"]
+
+    def test_starts_have_rounds_of_their_own(self) -> None:
+        scenarios = batches([1], 4, 4)
+        parts = []
+        for first in (0, 2):
+            systems = {name: FakeSystem([], name) for name in "ab"}
+            parts.append(alternated(systems, scenarios, 2, first=first))  # type: ignore[arg-type]
+        found = joined(parts)["batch 1"]
+        seeds = [one["output_tokens_per_second"] for one in found["a"]]
+        assert seeds == [1000, 1001, 1002, 1003]
+        assert list(found) == ["a", "b"] and found["a"] == found["b"]
+        assert len(parts[0]["batch 1"]["a"]) == 2
 
 
 PARENT = (
