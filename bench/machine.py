@@ -13,6 +13,7 @@ ROUNDS = 5
 FAR_BYTES = 512 << 20
 """Larger than any cache."""
 GEMM_SIZE = 2048
+PROBE_SIZE = 256
 """Rows, width and columns: large enough to be bound by arithmetic."""
 
 
@@ -21,7 +22,8 @@ class Roofline:
     """Best rates that this run of the bench saw, with torch's threads.
 
     :param read_bytes_per_second: a plain sum over memory far larger than the caches.
-    :param gemm_flops_per_second: a square product in bfloat16; a multiply and add is two.
+    :param gemm_flops_per_second: a square product in bfloat16, or in float32 where that is
+        faster; a multiply and add is two.
     """
 
     read_bytes_per_second: float
@@ -84,7 +86,16 @@ def gemm_rate(
 
 def measured_roofline(rounds: int = ROUNDS) -> Roofline:
     """Measure both limits now."""
-    return Roofline(read_bandwidth(rounds), gemm_rate(rounds=rounds))
+    return Roofline(read_bandwidth(rounds), gemm_rate(faster_dtype(), rounds))
+
+
+def faster_dtype() -> torch.dtype:
+    """The one that products are faster in.
+
+    Without instructions for bfloat16 torch multiplies it thousands of times slower than float32,
+    which is what kernels compute in there.
+    """
+    return max((torch.bfloat16, torch.float32), key=lambda one: gemm_rate(one, 1, PROBE_SIZE))
 
 
 def best_of(rooflines: list[Roofline]) -> Roofline:

@@ -179,7 +179,7 @@ def measured(options: argparse.Namespace, case: Case, console: Console) -> dict[
                         scenarios,
                         options.rounds,
                         status.update,
-                        lambda: rooflines.append(machine.measured_roofline()),
+                        lambda: rooflines.append(machine.measured_roofline(1)),
                         first=start * options.rounds,
                     )
                 )
@@ -195,7 +195,9 @@ def measured(options: argparse.Namespace, case: Case, console: Console) -> dict[
         "middle_roofline": asdict(machine.middle_of(rooflines)),
         "flags": {"vllm": options.vllm_flags, **dict(f.split("=", 1) for f in options.kvell)},
         "scenarios": [
-            report.summary(one, results[one.name], report.limit_of(one, size, roofline))
+            report.summary(
+                one, results[one.name], report.limit_of(one, size, roofline), options.starts
+            )
             for one in scenarios
         ],
     }
@@ -207,7 +209,7 @@ def show(console: Console, found: dict[str, Any]) -> None:
     console.print(
         f"{found['model']}: read {roofline['read_bytes_per_second'] / 1e9:.1f} GB/s "
         f"({middle['read_bytes_per_second'] / 1e9:.1f} in the middle of all moments), "
-        f"GEMM {roofline['gemm_flops_per_second'] / 1e9:,.0f} GFLOP/s (bf16), "
+        f"GEMM {roofline['gemm_flops_per_second'] / 1e9:,.0f} GFLOP/s, "
         f"{found['machine']['threads']} threads, {found['rounds']} rounds"
     )
     for one in found["scenarios"]:

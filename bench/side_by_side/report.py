@@ -1,5 +1,6 @@
 """From rounds to medians, ratios and shares of the machine's limit; pure."""
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,13 +14,17 @@ Rounds = Mapping[str, Sequence[Figures]]
 """System to its figures, round by round; every system has the same rounds."""
 
 
-def summary(scenario: Scenario, rounds: Rounds, limit: float | None) -> dict[str, Any]:
+def summary(
+    scenario: Scenario, rounds: Rounds, limit: float | None, starts: int = 1
+) -> dict[str, Any]:
     """Figures of one scenario by system: medians, spread, ratio to the first, share of the limit.
 
     ``decode_share_of_limit`` counts only tokens after the first, by the clients' median time per
     token, so prefill is excluded.  ``spread`` is (largest − smallest) / median of the system's
     rounds: the machine's noise.  ``ratio`` is the median of the rounds' own ratios, so that a
     disturbance of a round affects both sides.
+
+    :param starts: of all systems, with as many rounds each.
     """
     first = next(iter(rounds))
     return {
@@ -32,6 +37,7 @@ def summary(scenario: Scenario, rounds: Rounds, limit: float | None) -> dict[str
                 "rounds": [one[scenario.figure] for one in figures],
                 "spread": spread([one[scenario.figure] for one in figures]),
                 "ratio": ratio(rounds[first], figures, scenario.figure),
+                "ratio_error": ratio_error(rounds[first], figures, scenario.figure, starts),
                 "share_of_limit": _share(figures, scenario.figure, limit),
                 "decode_share_of_limit": _decode_share(scenario, figures, limit),
             }
@@ -57,6 +63,18 @@ def ratio(ours: Sequence[Figures], theirs: Sequence[Figures], figure: str) -> fl
     return statistics.median(mine[figure] / other[figure] for mine, other in pairs)
 
 
+def ratio_error(
+    ours: Sequence[Figures], theirs: Sequence[Figures], figure: str, starts: int
+) -> float | None:
+    """Twice the standard error of the starts' own ratios; None of fewer than three."""
+    if starts < 3:
+        return None
+    each = len(ours) // starts
+    spans = [slice(begin, begin + each) for begin in range(0, starts * each, each)]
+    ratios = [ratio(ours[one], theirs[one], figure) for one in spans]
+    return 2 * statistics.stdev(ratios) / math.sqrt(starts)
+
+
 def limit_of(scenario: Scenario, size: ModelSize, roofline: Roofline) -> float | None:
     """The limit by reading bytes (decode) or multiplying (prefill) alone; None for a mix."""
     if not scenario.is_rectangular:
@@ -78,7 +96,7 @@ def table_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
                 name,
                 f"{median[found['figure']]:,.1f}",
                 f"{system['spread']:.0%}",
-                f"{system['ratio']:.2f}×",
+                _times(system["ratio"], system.get("ratio_error")),
                 percent(system["share_of_limit"], 0),
                 percent(system["decode_share_of_limit"], 0),
                 _milliseconds(median.get("ttft_p50_seconds")),
@@ -86,6 +104,10 @@ def table_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
             )
         )
     return rows
+
+
+def _times(ratio: float, error: float | None) -> str:
+    return f"{ratio:.2f}×" if error is None else f"{ratio:.3f}× ±{error:.3f}"
 
 
 def _share(figures: Sequence[Figures], name: str, limit: float | None) -> float | None:

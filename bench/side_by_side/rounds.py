@@ -1,4 +1,4 @@
-"""Rounds in turn: every system does every scenario once a round, each round in another order."""
+"""Rounds in turn: every scenario is done by all systems, each round in another order."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -35,8 +35,9 @@ def alternated(
         system.process.pause()
     for number in range(first, first + rounds):
         between()
-        for name in order_of(number, list(systems)):
-            for index, scenario in enumerate(scenarios):
+        # One behind the other, so that what disturbs the machine for a second disturbs them all.
+        for index, scenario in enumerate(scenarios):
+            for name in order_of(number, list(systems)):
                 told(f"round {number + 1}: {name}, {scenario.name}")
                 seed = 1000 * (index + 1) + number
                 figures = _asked(systems[name], scenario, seed)

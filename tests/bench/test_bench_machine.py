@@ -1,8 +1,16 @@
 """The machine's measured limits, and rates derived from them."""
 
+import pytest
 import torch
 
-from bench.machine import Roofline, best_seconds, describe, gemm_rate, read_bandwidth
+from bench.machine import (
+    Roofline,
+    best_seconds,
+    describe,
+    gemm_rate,
+    measured_roofline,
+    read_bandwidth,
+)
 
 
 def test_work_is_done_once_more_than_measured() -> None:
@@ -31,3 +39,14 @@ def test_a_description_says_how_many_threads_measured() -> None:
     found = describe()
     assert found["threads"] == torch.get_num_threads()
     assert isinstance(found["read_bandwidth_gb_per_second"], float)
+
+
+def test_the_limit_of_products_is_that_of_the_faster_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {torch.bfloat16: 1e6, torch.float32: 2e9}
+    monkeypatch.setattr(
+        "bench.machine.gemm_rate", lambda dtype=torch.bfloat16, *_, **__: rates[dtype]
+    )
+    monkeypatch.setattr("bench.machine.read_bandwidth", lambda _rounds: 1.0)
+    assert measured_roofline() == Roofline(1.0, 2e9)
+    rates[torch.bfloat16] = 3e12
+    assert measured_roofline() == Roofline(1.0, 3e12)

@@ -55,6 +55,16 @@ class TestReport:
         theirs = [figures(5), figures(4), figures(15)]
         assert report.ratio(ours, theirs, "output_tokens_per_second") == 2.0
 
+    def test_what_starts_differ_by_is_how_far_their_ratio_is_known(self) -> None:
+        ours = [figures(value) for value in (10, 10, 90, 11, 11, 11, 12, 12, 12)]
+        theirs = [figures(10)] * 9
+        error = report.ratio_error(ours, theirs, "output_tokens_per_second", 3)
+        assert error == pytest.approx(2 * 0.1 / math.sqrt(3))
+        assert report.ratio_error(ours, theirs, "output_tokens_per_second", 1) is None
+        [scenario] = batches([8], 128, 128)
+        found = report.summary(scenario, {"a": ours, "b": theirs}, None, starts=3)
+        assert report.table_rows(found)[1][3] == "1.100× ±0.115"
+
     def test_spread_is_of_all_rounds(self) -> None:
         assert report.spread([9.0, 10.0, 12.0]) == pytest.approx(0.3)
 

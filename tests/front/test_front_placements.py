@@ -103,6 +103,43 @@ def test_a_second_long_request_goes_to_the_debtor() -> None:
     assert {name for name in parts(second) if name != at} <= creditors
 
 
+def test_what_lies_elsewhere_for_the_same_text_takes_no_room() -> None:
+    queue = opened(*NAMES)
+    at, first = submitted(queue, entry(70, 10))
+    away = [one for one in first.placement if not one.local]
+    queue.heard(at, beat(8, tuple(away)), 0.0)
+    for one in away:
+        queue.heard(one.inst_id, beat(8), 0.0)
+    another = entry(70, 10, "another")
+    another.prompt = another.prompt[::-1]
+    salted = entry(70, 10, "salted")
+    salted.cache_salt = "its own"
+    for refused in (another, salted):
+        with pytest.raises(TryLater, match="too little to lend"):
+            queue.add(refused)
+    again, same = submitted(queue, entry(70, 10, "same"))
+    assert again == at
+    assert parts(same) == {at: 3, away[0].inst_id: 4, away[1].inst_id: 3}
+
+
+@pytest.mark.parametrize(("tokens", "known"), [(16, 1), (17, 2), (33, 4), (70, 5)])
+def test_only_what_both_have_is_shared(tokens: int, known: int) -> None:
+    """The last token is computed anyway, and of the text so much is elsewhere."""
+    queue = opened(*NAMES)
+    at, first = submitted(queue, entry(70, 10))
+    away = tuple(one for one in first.placement if not one.local)
+    queue.heard(at, beat(0, away), 0.0)
+    for one in away:
+        queue.heard(one.inst_id, beat(ALONE), 0.0)
+    _, second = submitted(queue, entry(tokens, 90 - tokens, "second"))
+    blocks = -(-90 // SECTION)
+    assert sum(parts(second).values()) == blocks
+    lines = {name: queue.line(name) for name in NAMES}
+    shared = queue.placements._shared(entry(tokens, 4), lines[at])
+    assert shared.total() == known
+    assert all(count <= parts(first)[name] for name, count in shared.items())
+
+
 def test_short_requests_go_where_there_is_room_for_them() -> None:
     queue = opened(*NAMES)
     at, command = submitted(queue, entry(70, 10))

@@ -3,12 +3,16 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
+
+import numpy as np
 
 from kvell.cluster.steering.placements import Placement, placement
 from kvell.cluster.steering.relief import MemoryView
 from kvell.errors import ChangeSomething, TryLater
 from kvell.front.instance_load import InstanceLoad
 from kvell.front.request_log import LogEntry
+from kvell.memory import common_prefix
 from kvell.vocabulary import RequestId
 
 PREFILL = "prefill"
@@ -108,8 +112,25 @@ class Placements:
         )
         blocks = -(-tokens // reach.section_tokens)
         return placement(
-            entry.request_id, blocks, reach.local_blocks, home.memory(), others, reach.block_bytes
+            *(entry.request_id, blocks, reach.local_blocks, home.memory(), others),
+            *(reach.block_bytes, self._shared(entry, home)),
         )
+
+    def _shared(self, entry: LogEntry, home: InstanceLoad) -> Counter[str]:
+        """Sections of a request's text that lie elsewhere already, for another one to its instance.
+
+        The instance shares those loans with it, if they still stand (``Borrow.shares``).
+        """
+        tokens, best = np.frombuffer(entry.prompt, "<i4")[:-1], Counter[str]()
+        for name, other in self._placed.items():
+            if other.line != home.instance_id or other.cache_salt != entry.cache_salt:
+                continue
+            common = common_prefix(tokens, np.frombuffer(other.prompt, "<i4"))
+            away = _away(name, home.placements)
+            most = min(away.total(), common // home.reach.section_tokens)
+            if most > best.total():
+                best = _first(away, most)
+        return best
 
     def _parties(self) -> tuple[set[str], set[str]]:
         """Instances that borrow for requests of this front, and those that lend to them."""
@@ -147,6 +168,13 @@ def _away(name: RequestId, parts: Placement) -> Counter[str]:
     """Sections of one request by the instance that lends them."""
     away = [one for one in parts if one.req_id == name and not one.local]
     return Counter({one.inst_id: one.num_blocks for one in away})
+
+
+def _first(away: Counter[str], most: int) -> Counter[str]:
+    """So many of the sections, from the instance on that has the first ones."""
+    ends = list(accumulate(away.values()))
+    parts = zip(away, (min(end, most) for end in ends), (0, *ends), strict=False)
+    return Counter({name: end - begin for name, end, begin in parts if end > begin})
 
 
 def _less(view: MemoryView, size_bytes: int) -> MemoryView:

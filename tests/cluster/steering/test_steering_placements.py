@@ -19,10 +19,14 @@ def view(name: str, free: float, pool: float = 4, waiting: int = 0) -> MemoryVie
 
 
 def placed(
-    blocks: int, others: list[MemoryView], most_local: int = 4, home_free: float = 4
+    blocks: int,
+    others: list[MemoryView],
+    most_local: int = 4,
+    home_free: float = 4,
+    shared: dict[str, int] | None = None,
 ) -> Placement:
     home = view("home", home_free)
-    return placement(NAME, blocks, most_local, home, others, BLOCK)
+    return placement(NAME, blocks, most_local, home, others, BLOCK, shared or {})
 
 
 def counts(found: Placement) -> dict[str, int]:
@@ -68,6 +72,14 @@ def test_nobody_lends_what_it_lacks() -> None:
     assert placed(5, [view("a", 4)], most_local=0) == ()
 
 
+def test_what_lies_there_already_takes_no_room() -> None:
+    others = [view("a", 2), view("b", 2)]
+    assert placed(9, others) == ()
+    assert counts(placed(9, others, shared={"a": 3})) == {"home": 4, "a": 4, "b": 1}
+    assert counts(placed(9, others, shared={"gone": 5})) == {"gone": 5, "home": 4, "a": 0, "b": 0}
+    assert counts(placed(5, [], shared={"a": 3})) == {"a": 3, "home": 2}
+
+
 def test_a_part_of_every_pool_is_never_lent() -> None:
     assert lendable_blocks(32 * BLOCK, BLOCK) == 31
     assert lendable_blocks(64 * BLOCK, BLOCK) == 62
@@ -94,23 +106,33 @@ def test_who_borrows_nothing_reaches_no_further(reach: Reach) -> None:
     most_local=st.integers(1, 8),
     home_free=st.integers(0, 8),
     others=st.lists(st.tuples(st.integers(0, 20), st.integers(0, 1)), max_size=6),
+    there=st.dictionaries(st.sampled_from(["i0", "i1", "i9"]), st.integers(1, 9)),
 )
 def test_a_plan_has_room_for_all_of_a_request(
-    blocks: int, most_local: int, home_free: int, others: list[tuple[int, int]]
+    blocks: int,
+    most_local: int,
+    home_free: int,
+    others: list[tuple[int, int]],
+    there: dict[str, int],
 ) -> None:
     views = [view(f"i{n}", free, 20, waiting) for n, (free, waiting) in enumerate(others)]
-    found = placed(blocks, views, most_local, home_free)
+    known = sum(there.values())
+    shared = there if known < blocks else {}
+    known = sum(shared.values())
+    found = placed(blocks, views, most_local, home_free, shared)
     lendable = {
         one.instance_id: min(one.free_bytes // BLOCK, lendable_blocks(one.pool_bytes, BLOCK))
         for one in views
         if not one.waiting
     }
     if not found:
-        assert blocks - most_local > sum(lendable.values())
+        assert blocks - known - most_local > sum(lendable.values())
         return
     home, *away = found
     assert home.local and not any(one.local for one in away)
     assert 1 <= home.num_blocks <= most_local
     assert home.num_blocks + sum(one.num_blocks for one in away) >= blocks
-    assert all(one.num_blocks <= lendable[one.inst_id] for one in away)
+    for one in away:
+        there_already = shared.get(one.inst_id, 0)
+        assert there_already <= one.num_blocks <= there_already + lendable.get(one.inst_id, 0)
     assert len({one.inst_id for one in away}) == len(away)

@@ -179,6 +179,7 @@ def test_a_recall_that_finds_a_section_on_its_way_makes_nothing_be_computed_anew
         "borrowed": 0,
         "returned": 1,
         "replaced": 0,
+        "shared": 0,
         "lost": 0,
     }
 

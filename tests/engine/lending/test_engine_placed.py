@@ -210,10 +210,10 @@ def settle(cluster: Cluster) -> None:
     assert not any(lent(cluster, name) for name in NAMES)
 
 
-def starts(cluster: Cluster, at: str = "p") -> list[int]:
-    """Where each step of an instance went on with the request."""
+def starts(cluster: Cluster, at: str = "p", name: str = NAME) -> list[int]:
+    """Where each step of an instance went on with a request."""
     plans = cluster.instances[at].plans
-    return [work.start for plan in plans for work in plan.work if work.request_id == NAME]
+    return [work.start for plan in plans for work in plan.work if work.request_id == name]
 
 
 def silent(cluster: Cluster, creditor: str) -> None:

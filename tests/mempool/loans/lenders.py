@@ -80,6 +80,8 @@ class LoanNetwork(Network):
         self.users: dict[tuple[str, int], User] = {}
         self.granted_pages: dict[Transfer, set[tuple[int, int]]] = {}
         self.lent: dict[tuple[str, int], set[tuple[int, int]]] = {}
+        self.roots: dict[Loan, Loan] = {}
+        """Loans that share, and whose pages they have."""
         self.step_ticks = 0
         """How long debtors say that their steps take."""
         self.paused: dict[str, list[PeerLost]] = {}
@@ -182,7 +184,8 @@ class LoanNetwork(Network):
             assert loan in user.asked and loan not in user.granted
             user.granted.append(loan)
         elif isinstance(news, LoanFilled):
-            user.granted.remove(loan)
+            if loan not in self.roots:
+                user.granted.remove(loan)
             user.filled.append(loan)
             self.let_go(instance, user, loan)
         elif isinstance(news, LoanRecalled):
@@ -214,6 +217,16 @@ class LoanNetwork(Network):
         counts = self.counts(size)
         loan, actions = self.borrowing(debtor).borrow(creditor, counts, self.now, ticks)
         self.user(debtor).asked[loan] = tuple(counts)
+        self.act(self.instances[debtor], actions)
+        return loan
+
+    def share(self, debtor: str, other: Loan, ticks: int) -> Loan:
+        """Ask once more for the pages of a loan that stands."""
+        loan, actions = self.borrowing(debtor).share(
+            other, self.now, ticks, step_ticks=self.step_ticks
+        )
+        self.roots[loan] = self.roots.get(other, other)
+        self.user(debtor).asked[loan] = self.user(debtor).asked[other]
         self.act(self.instances[debtor], actions)
         return loan
 
@@ -283,7 +296,8 @@ class LoanNetwork(Network):
         is_there = creditor.incarnation == standing.incarnation
         for group_index, index, page in reading.left[:count]:
             found = creditor.content.get((group_index, page)) if is_there else None
-            reading.is_right &= found == content_of(reading.loan, group_index, index)
+            root = self.roots.get(reading.loan, reading.loan)
+            reading.is_right &= found == content_of(root, group_index, index)
         del reading.left[:count]
         if reading.left:
             return

@@ -40,6 +40,17 @@ class LoansMachine(RuleBasedStateMachine):
         if ways[0] not in self.network.paused:
             self.network.lend(ways[0], ways[1], size, most_copied)
 
+    @precondition(lambda self: self.readable())
+    @rule(index=st.integers(0, 3), ticks=times, hastens=st.booleans())
+    def share(self, index: int, ticks: int, hastens: bool) -> None:
+        """The pages of a loan once more, perhaps with nothing lost."""
+        name, loan = self.readable()[index % len(self.readable())]
+        waiting = len(self.network.messages)
+        if name not in self.network.paused:
+            self.network.share(name, loan, ticks)
+            if hastens:
+                self.network.hasten(waiting)
+
     @rule(name=names, index=st.integers(0, 3))
     def fill(self, name: str, index: int) -> None:
         granted = [
@@ -166,6 +177,7 @@ class LoansMachine(RuleBasedStateMachine):
             assert len(loans.lending) == creditors.count(name)
         for name in network.instances:
             for loan in [*network.user(name).filled]:
+                network.believed()  # those that share what others have given back
                 network.give_back(name, loan)
         network.run()
         for instance in network.instances.values():

@@ -7,8 +7,9 @@ Source: Infinite-LLM §5.2.1, §5.3.
 """
 
 import heapq
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from kvell.cluster.steering.relief import ROOM_PART, MemoryView
 from kvell.engine.protocol.messages import Ready
@@ -17,6 +18,7 @@ from kvell.mempool.loans.ledger import LENDABLE_PARTS
 from kvell.vocabulary import SECTION_TOKENS, RequestId
 
 Placement = tuple[RequestPlacementEntry, ...]
+NOTHING_SHARED: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +76,7 @@ def placement(
     home: MemoryView,
     others: Iterable[MemoryView],
     block_bytes: int,
+    shared: Mapping[str, int] = NOTHING_SHARED,
 ) -> Placement:
     """Return where a request's sections lie, its own instance first; empty if there is no room.
 
@@ -84,19 +87,22 @@ def placement(
 
     :param blocks: sections of the request, its whole answer included.
     :param most_local: that its own instance can hold while it has nothing else.
+    :param shared: sections that lie at others already, for a request over the same text to the same
+        instance: they take no room.
     """
     rested = [one for one in others if not one.waiting]
     kept = {one.instance_id: one.pool_bytes // ROOM_PART // block_bytes for one in rested}
     left = {one.instance_id: _lendable(one, block_bytes) for one in rested}
     lendable = sum(left.values())
+    known = sum(shared.values())
     wished = min(most_local, max(1, home.free_bytes // block_bytes))
-    local = max(wished, min(most_local, blocks - lendable))
-    away = blocks - local
+    local = max(min(wished, blocks - known), min(most_local, blocks - known - lendable))
+    away = blocks - known - local
     if local < 1 or away > lendable:
         return ()
     heap = [(most <= kept[name], -most, name) for name, most in left.items() if most]
     heapq.heapify(heap)
-    taken = dict.fromkeys((name for _, _, name in sorted(heap)), 0)
+    taken = dict.fromkeys((*shared, *(name for _, _, name in sorted(heap))), 0) | dict(shared)
     for _ in range(away):
         _, _, name = heapq.heappop(heap)
         taken[name] += 1

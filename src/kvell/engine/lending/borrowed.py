@@ -29,6 +29,7 @@ from dataclasses import replace
 import numpy as np
 
 from kvell.engine.lending.borrower import Borrower
+from kvell.engine.lending.joins import Joins
 from kvell.engine.lending.placement import Placement
 from kvell.engine.lending.recalls import Recalls
 from kvell.engine.lending.section_loans import SectionLoans
@@ -44,7 +45,6 @@ from kvell.mempool.loans.actions import (
     LoanNews,
     LoanRecalled,
 )
-from kvell.mempool.loans.messages import Loan
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import Action
 from kvell.vocabulary import RequestId, StepNumber
@@ -65,6 +65,7 @@ class Borrowed:
         self._borrowers: dict[RequestId, Borrower] = {}
         self._placements: dict[RequestId, Placement] = {}
         self._recalls = Recalls(agent, self.sections, self._placements)
+        self._joins = Joins(self.sections, scheduler.cached_prompt_tokens)
         self._given_up: list[Request] = []
         self._planned = self._done = StepNumber(0)
 
@@ -74,11 +75,12 @@ class Borrowed:
         return self.sections.section_tokens
 
     def __len__(self) -> int:
-        return len(self._borrowers) + len(self._placements)
+        return len(self._borrowers) + len(self._placements) + len(self._joins)
 
     def has(self, request: Request) -> bool:
         """Whether any of a request's pages are elsewhere, on their way, or will be."""
-        return request.request_id in self._borrowers or request.request_id in self._placements
+        name = request.request_id
+        return name in self._borrowers or name in self._placements or request in self._joins
 
     @property
     def next_deadline(self) -> Tick | None:
@@ -98,18 +100,18 @@ class Borrowed:
         return 0 if borrower is None else borrower.away
 
     def tally(self) -> dict[str, int]:
-        """Return sections ``borrowed`` now, and so far ``returned``, ``replaced``, or ``lost``."""
+        """Return sections ``borrowed`` now, and those so far of each end, and ``shared`` ones."""
         return {
             "borrowed": sum(one.away for one in self._borrowers.values()),
             "returned": self._returned,
             "replaced": self._recalls.replaced,
+            "shared": self._joins.shared,
             "lost": self._lost,
         }
 
     def placements(self) -> tuple[RequestPlacementEntry, ...]:
         """Where the sections lie of requests of which some are elsewhere, or on their way."""
-        borrowers = self._borrowers.values()
-        return tuple(entry for one in borrowers for entry in self.sections.placed(one))
+        return tuple(e for one in self._borrowers.values() for e in self.sections.placed(one))
 
     def place(self, request: Request, entries: Sequence[RequestPlacementEntry]) -> None:
         """Let a new request that is longer than the memory here lie where the entries say."""
@@ -117,6 +119,21 @@ class Borrowed:
             here = sum(entry.num_blocks for entry in entries if entry.local)
             request.local_tokens = here * self.section_tokens
             self._placements[request.request_id] = Placement.of(request, entries)
+
+    def join(self, request: Request) -> list[Action]:
+        """Let a new request go on behind what another one has elsewhere of the same text.
+
+        :returns: nothing if none has; else it waits until :meth:`take_joined` has it.
+        """
+        if not resumes(request.model, self._core.layout.groups):
+            return []
+        return self._joins.begin(request, self._borrowers.values())
+
+    def take_joined(self) -> list[Request]:
+        """Return requests whose creditors have answered."""
+        joined = self._joins.take_answered()
+        self._borrowers |= {one.request.request_id: one for one in joined if one.away}
+        return [one.request for one in joined]
 
     def take_given_up(self) -> list[Request]:
         """Return requests for which nobody has had memory for too long."""
@@ -166,7 +183,7 @@ class Borrowed:
             if not borrower.has_pages:
                 actions += self._keep(borrower)
                 continue
-            actions += self._given_back(borrower)
+            actions += self.sections.give_back(borrower.take_ends(self._done))
             actions += self._recalls.ask_others(borrower) if borrower.wanted_back else []
             actions += self._ask_on(borrower)
             is_over = not (borrower.creditors or borrower.returning or borrower.ends)
@@ -179,6 +196,8 @@ class Borrowed:
         borrower = self.sections.borrower(news.loan)
         if borrower is None:
             return []
+        if borrower.request in self._joins:
+            return self._joins.take_in(borrower, news)
         if news.loan not in borrower.loans:
             return self._recalls.take_in(borrower, news) if borrower.has_pages else []
         index = borrower.loans.index(news.loan)
@@ -283,16 +302,14 @@ class Borrowed:
         """A request ends here, however: creditors get their memory back."""
         self._placements.pop(request.request_id, None)
         borrower = self._borrowers.get(request.request_id)
-        return [] if borrower is None else self._forget(borrower)
+        return self._joins.end(request) if borrower is None else self._forget(borrower)
 
     def audit(self) -> list[str]:
         """Every contradiction in what is away, a sentence for each."""
-        borrowers = self._borrowers.values()
-        return [
-            problem
-            for one in borrowers
-            for problem in (*one.audit(self.section_tokens), *self.sections.audit(one))
-        ]
+        problems = self._joins.audit()
+        for one in self._borrowers.values():
+            problems += [*one.audit(self.section_tokens), *self.sections.audit(one)]
+        return problems
 
     # ------------------------------------------------------------------ one request
 
@@ -305,7 +322,7 @@ class Borrowed:
     def _ask_on(self, borrower: Borrower) -> list[Action]:
         """Ask for room for the next sections, as far as they are computed."""
         actions: list[Action] = []
-        while self._next_is_computed(borrower):
+        while borrower.next_is_computed(self.section_tokens):
             creditor = self._next_creditor(borrower)
             if not creditor:
                 break
@@ -322,21 +339,11 @@ class Borrowed:
         at, last = len(borrower.loans), len(placement.planned)
         return placement.creditor(at, self._agent.now) if at < last else ""
 
-    def _next_is_computed(self, borrower: Borrower) -> bool:
-        """Whether the next section can go: it is complete, and not the last one."""
-        end = (len(borrower.loans) + 1) * self.section_tokens
-        return borrower.recalled is None and end <= borrower.request.settled
-
     def _replace(self, borrower: Borrower) -> list[int]:
         """Read sections where they are now; returns which."""
         sections, over = self._recalls.replace(borrower)
-        self._end_with_plan(borrower, over)
+        borrower.end_with(self._planned, over)
         return sections
-
-    def _end_with_plan(self, borrower: Borrower, loans: Sequence[Loan]) -> None:
-        """Give loans back once the step is over that is planned now."""
-        borrower.ends += loans
-        borrower.ends_with = self._planned
 
     def _send_away(self, borrower: Borrower, sections: int) -> None:
         """Let the first sections be elsewhere, and no others."""
@@ -349,17 +356,10 @@ class Borrowed:
         self._returned += borrower.away - first
         for index in range(first, borrower.away):
             borrower.returning.update(self.sections.beyond(borrower, index))
-        self._end_with_plan(borrower, self.sections.cut(borrower, first))
+        borrower.end_with(self._planned, self.sections.cut(borrower, first))
         borrower.recalled = None
         borrower.creditors.clear()
         self._send_away(borrower, first)
-
-    def _given_back(self, borrower: Borrower) -> list[Action]:
-        """Give back what is read no more, once the last step that may read it is over."""
-        if borrower.returning or self._done < borrower.ends_with:
-            return []
-        ends, borrower.ends = borrower.ends, []
-        return self.sections.give_back(ends)
 
     def _lose(self, borrower: Borrower, index: int) -> list[Action]:
         """A section that a request needs is gone: it computes it anew, and all behind it."""

@@ -1,6 +1,7 @@
 """One request that has sections at other instances, or is about to."""
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvell.engine.lending.sections import Place
@@ -55,6 +56,26 @@ class Borrower:
     def has_pages(self) -> bool:
         """Whether the request still holds what the loans belong to; a preempted one does not."""
         return self.request.handle == self.handle
+
+    def next_is_computed(self, section_tokens: int) -> bool:
+        """Whether the next section can go: it is complete, and not the last one."""
+        end = (len(self.loans) + 1) * section_tokens
+        return self.recalled is None and end <= self.request.settled
+
+    def end_with(self, step: StepNumber, loans: Sequence[Loan]) -> None:
+        """Note loans that are given back once a step is over."""
+        self.ends += loans
+        self.ends_with = step
+
+    def take_ends(self, done: StepNumber) -> list[Loan]:
+        """Return the loans that no step reads any more.
+
+        :param done: the latest step that is over.
+        """
+        if self.returning or done < self.ends_with:
+            return []
+        ends, self.ends = self.ends, []
+        return ends
 
     def asks_again(self) -> bool:
         """Creditors did not answer in time; returns whether they are asked again in the next step.

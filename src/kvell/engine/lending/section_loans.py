@@ -58,6 +58,17 @@ class SectionLoans:
         self._borrowers[loan] = borrower
         return loan, actions
 
+    def share(self, borrower: Borrower, other: Loan, ticks: Tick) -> tuple[Loan, list[Action]]:
+        """Ask for the pages of a loan that stands once more; the answer comes as news.
+
+        :param ticks: within which it must come.
+        """
+        creditor, _ = self._loans.creditor_of(other)
+        loan, actions = self._loans.share(other, self._agent.now, ticks, step_ticks=self.step_ticks)
+        borrower.creditor_of[loan] = creditor
+        self._borrowers[loan] = borrower
+        return loan, actions
+
     def is_readable(self, loan: Loan) -> bool:
         """Whether attention can read what a creditor lends, in place or by asking it.
 

@@ -17,7 +17,6 @@ messages come in, and actions go out (:mod:`kvell.mempool.transfers.actions`).
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from kvell.engine.lending.borrowed import Borrowed
 from kvell.engine.moving.caching import handed_over_root
@@ -29,13 +28,14 @@ from kvell.engine.moving.encoding import (
     is_cancelled,
     places_of,
 )
+from kvell.engine.moving.going import Going
 from kvell.engine.moving.held_text import HeldText
 from kvell.engine.moving.migrations import Migrations
 from kvell.engine.moving.staying import staying_reason
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.protocol.messages import Cancel, Event, MigrationRefused, Submit
 from kvell.engine.requests.plan import NewPages, StepPlan
-from kvell.engine.requests.request import Request
+from kvell.engine.requests.request import NO_HANDLE, Request
 from kvell.memory import GroupKind
 from kvell.mempool.agent import Agent
 from kvell.mempool.entries import PeerEntry, Ticked
@@ -49,7 +49,9 @@ from kvell.mempool.transfers.receiving import owner_of
 from kvell.pages.stages import stages_of
 from kvell.vocabulary import RequestId, StepNumber
 
-NOTHING_LENT = {"lent": 0, "borrowed": 0, "returned": 0, "replaced": 0, "lost": 0}
+NOTHING_LENT = dict.fromkeys(("lent", "borrowed", "returned", "replaced", "shared", "lost"), 0)
+JOINS = 0
+"""What a request waits for that shares loans; no fetch has this number."""
 HANDOVER_TICKS: Tick = 600_000
 """How long a request may take from its announcement until it is pulled: prompts wait in line."""
 FETCH_TICKS: Tick = 2_000
@@ -57,21 +59,6 @@ FETCH_TICKS: Tick = 2_000
 RECALL_TICKS: Tick = 2_000  # from then on a creditor takes what it lent and needs
 RETURN_TICKS: Tick = 60_000
 """How long it may take until an instance has the text of a request that has ended."""
-
-
-@dataclass(frozen=True)
-class _Going:
-    """A request that is on its way to another instance, or will be.
-
-    :param length: tokens that were announced: the text that is computed when it moves.
-    :param root: of its prefix there.
-    :param returns_to: the instance that gets its text in the end; "" for none.
-    """
-
-    request: Request
-    length: int
-    root: str
-    returns_to: str
 
 
 class Handovers:
@@ -95,10 +82,10 @@ class Handovers:
         self._migrations = Migrations(agent)
         self.borrowed = Borrowed(scheduler, agent)
         self._commands: dict[RequestId, Submit] = {}
-        self._going: dict[Transfer, _Going] = {}
+        self._going: dict[Transfer, Going] = {}
         self._transfers: dict[RequestId, Transfer] = {}
         self._awaited: dict[RequestId, set[Transfer | int]] = {}
-        """Replies each deferred request still waits for: ``Prepared`` or a fetch."""
+        """Replies each deferred request waits for: ``Prepared``, a fetch, or ``JOINS``."""
         self._fetching: dict[int, Request] = {}
         self._moving: set[RequestId] = set()
         self._actions: list[Action] = []
@@ -147,12 +134,16 @@ class Handovers:
             unique = f"{self.agent.instance}/{self.agent.incarnation}/{request.number}"
             root = handed_over_root(request.cache_root, self.pd_caching, unique)
             returns_to = self.agent.instance if self.pd_caching == 3 else ""
-            going = _Going(request, request.num_tokens, root, returns_to)
+            going = Going(request, request.num_tokens, root, returns_to)
             awaited.add(self._announce(command.goes_to, going))
         if command.pulls_from:
             awaited.add(self._fetch(request, command.pulls_from))
+        elsewhere = bool(awaited) or request.handle != NO_HANDLE
+        joining = [] if elsewhere else self.borrowed.join(request)
+        awaited |= {JOINS} if joining else set()
         if awaited:
             self._awaited[request.request_id] = awaited
+        self._sorted(joining)
         return bool(awaited)
 
     def begin_migration(self, request: Request, target: str) -> None:
@@ -173,7 +164,7 @@ class Handovers:
         self._sorted([] if problem else self.borrowed.advance())
         return problem
 
-    def _announce(self, target: str, going: _Going) -> Transfer:
+    def _announce(self, target: str, going: Going) -> Transfer:
         """Ask another instance for room."""
         request = going.request
         transfer, actions = self.agent.sending.begin(
@@ -293,7 +284,7 @@ class Handovers:
         what has come since."""
         actions = self._migrations.advance()
         for request, target in self._migrations.take_ready():
-            going = _Going(request, request.settled, request.cache_root, request.returns_to)
+            going = Going(request, request.settled, request.cache_root, request.returns_to)
             actions += self._lifted(request, self._announce(target, going))
         return actions
 
@@ -358,6 +349,8 @@ class Handovers:
                 self._answered(self._fetching.pop(action.number), action.number)
             elif isinstance(action, LoanNews):
                 pending.extend(self.borrowed.take_in(action))
+                for request in self.borrowed.take_joined():
+                    self._answered(request, JOINS)
             elif isinstance(action, Arrived):
                 if not action.is_inserted:
                     came.append(self._come(action))

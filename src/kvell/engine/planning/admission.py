@@ -218,7 +218,7 @@ class Admission:
         ahead = max(
             (self._shared_ahead(request, other) for other in self._seats.running), default=0
         )
-        if not ahead or ahead <= self.cached(request):
+        if not ahead or ahead <= max(request.kept_tokens, self.cached(request)):
             return False
         request.prefix_wait_steps += 1
         self._seats.rungs["wait_for_prefix"] += 1

@@ -6,6 +6,8 @@
       │                └──────────────────┴────────────────┴── give_back, deadline, LoanOver ──┐
       └─ LoanOver, deadline ──► refused                     gone ◄──GivenBack── RETURNING ◄────┘
 
+A loan that *shares* the pages of another is not filled by its user: it says ``Fill`` by itself.
+
 A loan that was granted is forgotten when the creditor has confirmed its end, or has died.  Until
 then ``GiveBack`` is said again, so the creditor never holds pages for nobody.
 
@@ -74,6 +76,8 @@ class _Borrowed:
     :ivar incarnation: of the creditor; it, ``right`` and ``pages`` come with ``Lent``.
     :ivar filling: the transfer for which the creditor may read pages of this instance; None while
         it fills the loan from another creditor's.
+    :ivar shares: whether its pages are another loan's.
+    :ivar step_ticks: how long steps take that read it, if it shares.
     """
 
     creditor: str
@@ -85,6 +89,8 @@ class _Borrowed:
     right: int = 0
     pages: tuple[Counts, ...] = ()
     filling: Transfer | None = None
+    shares: bool = False
+    step_ticks: Tick = 0
 
 
 class Borrowing:
@@ -161,6 +167,33 @@ class Borrowing:
         self._borrowed[loan] = _Borrowed(creditor, tuple(counts), now + ticks, said)
         return loan, [Send(creditor, borrow)]
 
+    def share(
+        self, other: Loan, now: Tick, ticks: Tick, *, step_ticks: Tick = 0
+    ) -> tuple[Loan, list[Action]]:
+        """Ask for the pages of a loan that stands once more; :class:`.LoanFilled`,
+        :class:`.LoanRefused` or :class:`.LoanLost` is the answer.
+
+        :param ticks: milliseconds until which the creditor must have answered.
+        :param step_ticks: as for :meth:`fill`.
+        :raises ValueError: if the other loan does not stand, or for no time.
+        """
+        of = self._borrowed.get(other)
+        if of is None or of.state != "lent" or ticks <= 0:
+            raise ValueError(f"{other} does not stand, or there is no time to share it in")
+        self._number += 1
+        loan = Loan(self._instance, self._incarnation, self._number)
+        problem = self._problem(of.creditor)
+        if problem:
+            return loan, [LoanRefused(loan, problem)]
+        ticks = min(ticks, MOST_TICKS)
+        counts = encode_ints(of.counts)
+        borrow = Borrow(loan, self._fingerprint, counts, ticks, shares=other.number)
+        said = Repeated.said(borrow, now)
+        self._borrowed[loan] = _Borrowed(
+            *(of.creditor, of.counts, now + ticks, said), shares=True, step_ticks=step_ticks
+        )
+        return loan, [Send(of.creditor, borrow)]
+
     def fill(
         self,
         loan: Loan,
@@ -221,6 +254,11 @@ class Borrowing:
         one.state, one.unanswered = "granted", None
         one.incarnation, one.right = message.incarnation, message.right
         one.pages = by_group(pages, one.counts)
+        if one.shares:
+            one.state = "filling"
+            return [
+                self._said(one, Fill(message.loan, one.right, 0, b"", step_ticks=one.step_ticks))
+            ]
         return [LoanGranted(message.loan)]
 
     def filled(self, creditor: str, message: Filled) -> list[Action]:

@@ -13,6 +13,9 @@ deadline until it is recalled.  The right to read is granted when the pages are 
 before they are given to others.  A revoked loan has no pages, and is remembered until the debtor
 has answered, so that the debtor learns of it whatever gets lost.
 
+A loan that *shares* the pages of another goes from GRANTED to LENT without being filled.  What is
+recalled of shared pages is recalled from all who share them.
+
 Source: Infinite-LLM §5.2.2 and §6.2.
 """
 
@@ -22,7 +25,8 @@ import numpy as np
 
 from kvell.mempool.holds import Holds
 from kvell.mempool.loans.counts import Counts, decode_counts, decode_pages, encode_ints
-from kvell.mempool.loans.lent_pages import LentPages
+from kvell.mempool.loans.lent_audit import lent_problems
+from kvell.mempool.loans.lent_pages import LentPages, pages_of, together
 from kvell.mempool.loans.messages import (
     Borrow,
     Fill,
@@ -110,9 +114,7 @@ class Lending:
         """Return for each debtor how many pages of each group it has, for figures."""
         debtors = sorted({loan.debtor for loan, one in self._lent.items() if one.has_pages})
         return {
-            debtor: self._sum(
-                one for loan, one in self._lent.items() if loan.debtor == debtor and one.has_pages
-            )
+            debtor: self._sum(one for loan, one in self._lent.items() if loan.debtor == debtor)
             for debtor in debtors
         }
 
@@ -134,7 +136,10 @@ class Lending:
         problem = self._problem(debtor, message)
         if problem or counts is None:
             return [_over(debtor, loan, problem or "there are no such pages")]
-        lent = self._sum(one for one in self._lent.values() if one.has_pages)
+        deadline = now + min(message.ticks_left, MOST_TICKS)
+        if message.shares:
+            return self._shared(message, counts, deadline)
+        lent = self._sum(self._lent.values())
         limits = zip(lent, counts, self._most_lent, strict=True)
         if any(wanted and had + wanted > most for had, wanted, most in limits):
             return [_over(debtor, loan, NO_ROOM)]
@@ -149,9 +154,7 @@ class Lending:
             return [_over(debtor, loan, NO_ROOM)]
         places = sorted(self._holds.places(owner).items())
         rows = np.asarray([(group, page) for (group, _), page in places], np.int32)
-        right = Transfer(self._instance, self._incarnation, self._numbers.take())
-        deadline = now + min(message.ticks_left, MOST_TICKS)
-        one = self._lent[loan] = LentPages(owner, counts, rows, right, deadline)
+        one = self._lent[loan] = LentPages(owner, counts, rows, self._right(), deadline)
         return [self._granted(loan, one)]
 
     def fill(self, debtor: str, message: Fill) -> list[Action]:
@@ -164,6 +167,9 @@ class Lending:
             return [Send(debtor, Filled(loan))]
         if one.state == "filling":
             return []
+        if one.shares:
+            one.step_ticks = max(0, min(message.step_ticks, MOST_STEP_TICKS))
+            return self._read(loan, one)
         pages = decode_pages(message.pages, len(one.rows))
         of = (message.source, message.incarnation) if message.source else (debtor, loan.incarnation)
         transfer = Transfer(*of, message.number)
@@ -190,9 +196,7 @@ class Lending:
             self._let_go(one)
             del self._lent[loan]
             return list(over)
-        one.state, one.deadline = "lent", None
-        grant = Grant(one.right, loan.debtor, one.rows.astype("<i4").tobytes(), lends=True)
-        return [grant, Send(loan.debtor, Filled(loan))]
+        return self._read(loan, one)
 
     def given_back(self, debtor: str, message: GiveBack) -> list[Action]:
         """The debtor does not read the pages any more."""
@@ -217,16 +221,23 @@ class Lending:
         :param ticks: milliseconds until the deadline; 0: they are revoked at once.  A debtor whose
             steps take long has two of them.
         """
-        missing = np.asarray(counts) - self._sum(o for o in self._lent.values() if o.is_ending)
+        missing = np.asarray(counts)
+        staying: list[list[tuple[Loan, LentPages]]] = []
+        for loans in together(self._lent):
+            some = [(loan, self._lent[loan]) for loan in loans]
+            if all(one.is_ending for _, one in some):
+                missing = missing - some[0][1].counts
+            else:
+                staying.append(some)
         actions: list[Action] = []
-        for loan in self._order():
-            one = self._lent[loan]
+        for some in staying:
             if (missing <= 0).all():
                 break
-            if not one.is_ending and np.logical_and(missing > 0, one.counts).any():
-                missing = missing - one.counts
-                patience = max(ticks, 2 * one.step_ticks) if ticks else 0
-                actions += self._recalled(loan, one, now, now + patience)
+            if np.logical_and(missing > 0, some[0][1].counts).any():
+                missing = missing - some[0][1].counts
+                for loan, one in some:
+                    patience = max(ticks, 2 * one.step_ticks) if ticks else 0
+                    actions += self._recalled(loan, one, now, now + patience)
         return actions
 
     def recall_all(self, now: Tick, ticks: Tick) -> list[Action]:
@@ -234,7 +245,7 @@ class Lending:
 
         :param ticks: milliseconds until the deadline; 0: loans are revoked at once.
         """
-        loans = self._order()
+        loans = [one for some in together(self._lent) for one in some]
         return [a for one in loans for a in self._recalled(one, self._lent[one], now, now + ticks)]
 
     def tick(self, now: Tick) -> list[Action]:
@@ -263,32 +274,11 @@ class Lending:
 
     def audit(self) -> list[str]:
         """Every contradiction between loans and holds, a sentence for each."""
-        found = []
-        for loan, one in self._lent.items():
-            if one.has_pages != (one.owner in self._holds):
-                found.append(f"{loan} is {one.state}, and whether it is held does not fit that")
-            elif one.has_pages:
-                held = sorted((g, page) for g, _, page in self._holds.pages(one.owner).tolist())
-                if held != sorted(map(tuple, one.rows.tolist())):
-                    found.append(f"{loan} lends {one.rows.tolist()} and holds {held}")
-            if one.has_pages != (one.right.number in self._numbers):
-                found.append(
-                    f"{loan} is {one.state}, and whether it has a number does not fit that"
-                )
-            if (one.filling is not None) != (one.state in ("filling", "ending")):
-                found.append(f"{loan} is {one.state}, and is filled by {one.filling}")
-            if one.filling is not None and self._pulls.get(one.filling) != loan:
-                found.append(f"{loan} is filled by {one.filling}, which fills another")
-        owners = {one.owner for one in self._lent.values()}
-        found += [
-            f"{hold.owner} holds pages for no loan"
-            for hold in self._holds
-            if hold.owner.kind == "loan" and hold.owner not in owners
-        ]
-        lent = self._sum(one for one in self._lent.values() if one.has_pages)
+        problems = lent_problems(self._lent, self._pulls, self._holds, self._numbers)
+        lent = self._sum(self._lent.values())
         if any(had > most for had, most in zip(lent, self._most_lent, strict=True)):
-            found.append(f"{lent} pages are lent, more than {self._most_lent}")
-        return found
+            problems.append(f"{lent} pages are lent, more than {self._most_lent}")
+        return problems
 
     def _problem(self, debtor: str, message: Borrow) -> str:
         if message.loan.debtor != debtor:
@@ -311,13 +301,26 @@ class Lending:
         return self._lent.get(loan) if loan.debtor == debtor else None
 
     def _sum(self, loans: Iterable[LentPages]) -> Counts:
-        zero = np.zeros(len(self._most_lent), np.int64)
-        return tuple(sum((np.asarray(one.counts) for one in loans), zero).tolist())
+        return pages_of(loans, len(self._most_lent))
 
-    def _order(self) -> list[Loan]:
-        """All loans, as they are recalled."""
-        youngest = list(reversed(self._lent))
-        return sorted(youngest, key=lambda loan: self._lent[loan].state == "lent")
+    def _right(self) -> Transfer:
+        return Transfer(self._instance, self._incarnation, self._numbers.take())
+
+    def _shared(self, message: Borrow, counts: Counts, deadline: Tick) -> list[Action]:
+        """Lend the pages of a loan once more, unless they are wanted back."""
+        loan = message.loan
+        other = self._lent.get(Loan(loan.debtor, loan.incarnation, message.shares))
+        if other is None or other.counts != counts or other.state != "lent" or other.is_ending:
+            return [_over(loan.debtor, loan, UNKNOWN)]
+        one = LentPages(other.owner, counts, other.rows, self._right(), deadline, shares=True)
+        self._lent[loan] = one
+        return [self._granted(loan, one)]
+
+    def _read(self, loan: Loan, one: LentPages) -> list[Action]:
+        """The pages are filled: the debtor may read them from now on."""
+        one.state, one.deadline = "lent", None
+        grant = Grant(one.right, loan.debtor, one.rows.astype("<i4").tobytes(), lends=True)
+        return [grant, Send(loan.debtor, Filled(loan))]
 
     def _granted(self, loan: Loan, one: LentPages) -> Send:
         pages = encode_ints(one.rows[:, 1].tolist())
@@ -378,9 +381,14 @@ class Lending:
         return actions
 
     def _let_go(self, one: LentPages) -> None:
-        """Release the pages: the caller carries the actions out before anybody else gets them."""
+        """Release the pages, unless another loan has them too.
+
+        The caller carries the actions out before anybody else gets them.
+        """
         self._numbers.free(one.right.number)
-        self._holds.release(one.owner)
+        owners = [o.owner for o in self._lent.values() if o is not one and o.has_pages]
+        if one.owner not in owners:
+            self._holds.release(one.owner)
 
 
 def _over(debtor: str, loan: Loan, why: str) -> Send:

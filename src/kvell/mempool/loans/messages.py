@@ -15,6 +15,10 @@ puts its pages into pages of the *creditor*, and reads them there.
       │ ── GiveBack ────────────────────────► │  the pages are free
       │ ◄── GivenBack ─────────────────────── │
 
+A second request over the same text *shares* a loan that stands: ``Borrow`` names it, and ``Fill``
+has no pages then, since nothing is pulled.  Each of the two is a loan of its own, with its own
+right; the pages are free once both are over.
+
 Either side may end a loan with ``LoanOver`` at any moment.  Messages may be lost, late or doubled.
 ``Borrow``, ``Fill``, ``Recall`` and ``GiveBack`` are said again until they are answered.  What
 belongs to no loan is answered with ``LoanOver``, except ``LoanOver`` and ``GivenBack`` themselves.
@@ -43,6 +47,8 @@ class Borrow(Struct, frozen=True, tag=True):
     :param counts: pages of each group, little-endian int32.
     :param ticks_left: until the debtor gives up, unless the pages are filled by then.
     :param model: whose groups they are.
+    :param shares: number of a loan of the same incarnation, whose pages are lent once more; 0:
+        empty ones are.
     """
 
     loan: Loan
@@ -50,6 +56,7 @@ class Borrow(Struct, frozen=True, tag=True):
     counts: bytes
     ticks_left: int
     model: str = ""
+    shares: int = 0
 
 
 class Lent(Struct, frozen=True, tag=True):

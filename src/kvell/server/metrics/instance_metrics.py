@@ -234,6 +234,8 @@ class _InstanceMetrics:
         ended = {name: sections.get(name, 0) for name in ("returned", "replaced", "lost")}
         text = "Borrowed sections that a creditor took back, by whether a copy was made in time."
         yield self._by_label("kv_sections_recalled", text, "end", ended)
+        text = "Sections that a request read where another one's of the same text lay already."
+        yield self._counter("kv_sections_shared", text, sections.get("shared", 0))
 
     def _of_team(self, team: dict[str, float]) -> Iterator[Metric]:
         """How much of its processors a step got; no samples where no compiled pass computes."""

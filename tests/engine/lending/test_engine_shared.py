@@ -1,0 +1,221 @@
+"""Requests that go on behind what lies elsewhere for another one over the same text."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from kvell.engine.lending.joins import JOIN_TICKS
+from kvell.engine.lending.placement import RETRY_TICKS
+from tests.engine.lending.test_engine_borrowed import away, end, lent, run, turn
+from tests.engine.lending.test_engine_placed import (
+    LARGE,
+    PROMPT,
+    answered,
+    placed,
+    starts,
+)
+from tests.engine.moving.handing_over import SECTION_TOKENS, Cluster, Entry
+from tests.engine.moving.test_engine_handovers import NAMES, cluster_of, prompt_of
+
+SAME = "same"
+TO_BOTH = (("p", 4), ("d", 5), ("e", 5))
+AWAY = 10
+"""Sections of the prompt that are elsewhere once its answer begins."""
+
+
+def begun(max_tokens: int = 22, *, by_queries: bool = False) -> Cluster:
+    """A request of 90 tokens in pools of 48, most of which lies at two creditors."""
+    cluster = cluster_of("full", LARGE, by_queries=by_queries)
+    entry = Entry(PROMPT, max_tokens, "", placement=TO_BOTH)
+    cluster.submit("r", entry, "p", "")
+    run(cluster, lambda: answered(cluster) and away(cluster.instances["p"]) >= AWAY)
+    return cluster
+
+
+def again(
+    cluster: Cluster, prompt: Sequence[int] = PROMPT, max_tokens: int = 6, salt: str = ""
+) -> Entry:
+    """A second request over a text, to the same instance."""
+    entry = Entry(list(prompt), max_tokens, salt, placement=TO_BOTH)
+    cluster.submit(SAME, entry, "p", "")
+    return entry
+
+
+def in_time(cluster: Cluster, until: Callable[[], bool]) -> None:
+    """Let everything go on, and time pass while nobody can."""
+    for _ in range(400):
+        if until():
+            return
+        turn(cluster)
+        if not any(cluster.works(name) for name in NAMES):
+            cluster.pass_time(RETRY_TICKS)
+    raise AssertionError("it never happened")
+
+
+def shared(cluster: Cluster) -> int:
+    return cluster.instances["p"].handovers.borrowed.tally()["shared"]
+
+
+def computed(cluster: Cluster) -> int:
+    """Tokens that the debtor has computed."""
+    return cluster.instances["p"].model.tokens_computed
+
+
+def pages_lent(cluster: Cluster) -> int:
+    lending = [cluster.instances[name].handovers.agent.loans.lending for name in NAMES]
+    return sum(len(one.pages()) for one in lending)
+
+
+@pytest.mark.parametrize("by_queries", [False, True])
+def test_a_second_request_reads_what_is_lent_already(by_queries: bool) -> None:
+    cluster = begun(by_queries=by_queries)
+    before, pages = computed(cluster), pages_lent(cluster)
+    same = again(cluster)
+    run(cluster, lambda: bool(same.emitted))
+    assert cluster.entries["r"].end is None, "both go on"
+    assert shared(cluster) >= AWAY
+    assert starts(cluster, name=SAME)[0] == shared(cluster) * SECTION_TOKENS
+    assert computed(cluster) - before < 40 < len(PROMPT)
+    assert pages_lent(cluster) <= pages + 4, "no section was lent twice"
+    end(cluster)
+    assert same.end is not None and same.end.cached_tokens == shared(cluster) * SECTION_TOKENS
+
+
+@pytest.mark.parametrize(("mine", "its"), [(2, 22), (22, 8)])
+def test_it_matters_to_nobody_which_of_them_ends_first(mine: int, its: int) -> None:
+    cluster = begun(max_tokens=its)
+    same = again(cluster, max_tokens=mine)
+    run(cluster, lambda: bool(cluster.entries["r"].end) != bool(same.end))
+    assert bool(same.end) == (mine < its)
+    end(cluster)
+    assert shared(cluster) >= AWAY and len(same.emitted) == mine
+
+
+def test_a_third_one_shares_with_the_second() -> None:
+    """The first has ended, and its loans were given back."""
+    cluster = begun(max_tokens=8)
+    again(cluster, max_tokens=22)
+    run(cluster, lambda: cluster.entries["r"].end is not None)
+    third = Entry(PROMPT, 5, "", placement=TO_BOTH)
+    cluster.submit("third", third, "p", "")
+    run(cluster, lambda: third.end is not None)
+    assert starts(cluster, name="third")[0] >= AWAY * SECTION_TOKENS
+    end(cluster)
+
+
+def test_a_text_that_goes_on_otherwise_shares_what_it_has_in_common() -> None:
+    cluster = begun()
+    common = 5 * SECTION_TOKENS + 3
+    other = [*PROMPT[:common], *((token + 1) % 50 for token in PROMPT[common:])]
+    same = again(cluster, other)
+    in_time(cluster, lambda: bool(same.emitted))
+    assert shared(cluster) == 5
+    assert starts(cluster, name=SAME)[0] == 5 * SECTION_TOKENS
+    end(cluster)
+
+
+@pytest.mark.parametrize(("prompt", "salt"), [(PROMPT, "other"), (prompt_of(2, 90), "")])
+def test_who_has_another_text_shares_nothing(prompt: list[int], salt: str) -> None:
+    cluster = begun(max_tokens=4)
+    same = again(cluster, prompt, salt=salt)
+    in_time(cluster, lambda: bool(same.end))
+    assert shared(cluster) == 0 and starts(cluster, name=SAME)[0] == 0
+    end(cluster)
+
+
+def test_what_is_cached_here_is_not_read_elsewhere() -> None:
+    """The pages that went are still in the cache, since nobody has needed them."""
+    cluster = placed(max_tokens=12, large=30)
+    run(cluster, lambda: answered(cluster) and away(cluster.instances["p"]) >= 9)
+    same = again(cluster)
+    run(cluster, lambda: bool(same.emitted))
+    assert shared(cluster) == 0 and starts(cluster, name=SAME)[0] > 9 * SECTION_TOKENS
+    end(cluster)
+
+
+def test_a_prompt_that_ends_with_a_section_computes_its_last_token() -> None:
+    cluster = begun()
+    same = again(cluster, PROMPT[: 6 * SECTION_TOKENS])
+    run(cluster, lambda: bool(same.emitted))
+    assert shared(cluster) == 5
+    end(cluster)
+
+
+def test_who_is_not_answered_in_time_begins_without() -> None:
+    cluster = begun(max_tokens=4)
+    same = again(cluster)
+    cluster.messages.clear()
+    debtor = cluster.instances["p"]
+    assert debtor.core.num_running() == 1 and len(debtor.core._requests) == 2
+    deadline = debtor.handovers.next_deadline
+    assert deadline is not None and deadline <= cluster.now + JOIN_TICKS
+    cluster.pass_time(JOIN_TICKS + 1)
+    in_time(cluster, lambda: bool(same.end))
+    assert shared(cluster) == 0 and starts(cluster, name=SAME)[0] == 0
+    end(cluster)
+
+
+def test_what_is_there_counts_where_a_later_part_is_not() -> None:
+    """One of two creditors is silent: the first sections are gone on behind."""
+    cluster = begun()
+    same = again(cluster)
+    cluster.messages[:] = [one for one in cluster.messages if one[2] != "e"]
+    while cluster.messages:
+        cluster.deliver(0)
+    cluster.pass_time(JOIN_TICKS + 1)
+    in_time(cluster, lambda: bool(same.emitted))
+    assert shared(cluster) == 5 and starts(cluster, name=SAME)[0] == 5 * SECTION_TOKENS
+    end(cluster)
+
+
+def test_a_request_that_is_cancelled_while_it_joins_gives_back() -> None:
+    cluster = begun()
+    before = lent(cluster) + lent(cluster, "e")
+    again(cluster)
+    for _ in range(6):
+        cluster.deliver(0)
+    assert lent(cluster) + lent(cluster, "e") > before
+    cluster.cancel(SAME)
+    while cluster.messages:
+        cluster.deliver(0)
+    assert lent(cluster) + lent(cluster, "e") == before
+    end(cluster)
+
+
+def test_a_recall_is_heard_by_both() -> None:
+    """The creditor's own prompt needs the memory."""
+    cluster = begun(max_tokens=6)
+    same = again(cluster)
+    run(cluster, lambda: bool(same.emitted))
+    before = pages_lent(cluster)
+    own = Entry(prompt_of(2, 30), 4, "")
+    cluster.submit("own", own, "d", "")
+    run(cluster, lambda: pages_lent(cluster) < before)
+    end(cluster)
+    assert len(own.emitted) == 4 and len(same.emitted) == 6
+
+
+@pytest.mark.parametrize("by_queries", [False, True])
+@pytest.mark.parametrize("dies", NAMES)
+@pytest.mark.parametrize("after", range(0, 24, 3))
+def test_a_death_at_any_moment(dies: str, after: int, by_queries: bool) -> None:
+    cluster = begun(by_queries=by_queries)
+    again(cluster)
+    for _ in range(after):
+        if cluster.messages:
+            cluster.deliver(0)
+        else:
+            turn(cluster)
+    cluster.crash(dies)
+    end(cluster)
+    for name in ("r", SAME):
+        ended = cluster.entries[name].end
+        assert ended is not None and (ended.reason == "length" or ended.try_later)
+
+
+def test_nobody_shares_where_nothing_is_lent() -> None:
+    cluster = placed(large=30)
+    same = again(cluster)
+    run(cluster, lambda: bool(same.end))
+    assert shared(cluster) == 0
+    end(cluster)
