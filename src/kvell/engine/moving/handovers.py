@@ -28,7 +28,7 @@ from kvell.engine.moving.encoding import (
     is_cancelled,
     places_of,
 )
-from kvell.engine.moving.going import Going
+from kvell.engine.moving.going_request import GoingRequest
 from kvell.engine.moving.held_text import HeldText
 from kvell.engine.moving.migrations import Migrations
 from kvell.engine.moving.staying import staying_reason
@@ -82,7 +82,7 @@ class Handovers:
         self._migrations = Migrations(agent)
         self.borrowed = Borrowed(scheduler, agent)
         self._commands: dict[RequestId, Submit] = {}
-        self._going: dict[Transfer, Going] = {}
+        self._going: dict[Transfer, GoingRequest] = {}
         self._transfers: dict[RequestId, Transfer] = {}
         self._awaited: dict[RequestId, set[Transfer | int]] = {}
         """Replies each deferred request waits for: ``Prepared``, a fetch, or ``JOINS``."""
@@ -134,7 +134,7 @@ class Handovers:
             unique = f"{self.agent.instance}/{self.agent.incarnation}/{request.number}"
             root = handed_over_root(request.cache_root, self.pd_caching, unique)
             returns_to = self.agent.instance if self.pd_caching == 3 else ""
-            going = Going(request, request.num_tokens, root, returns_to)
+            going = GoingRequest(request, request.num_tokens, root, returns_to)
             awaited.add(self._announce(command.goes_to, going))
         if command.pulls_from:
             awaited.add(self._fetch(request, command.pulls_from))
@@ -164,7 +164,7 @@ class Handovers:
         self._sorted([] if problem else self.borrowed.advance())
         return problem
 
-    def _announce(self, target: str, going: Going) -> Transfer:
+    def _announce(self, target: str, going: GoingRequest) -> Transfer:
         """Ask another instance for room."""
         request = going.request
         transfer, actions = self.agent.sending.begin(
@@ -284,7 +284,7 @@ class Handovers:
         what has come since."""
         actions = self._migrations.advance()
         for request, target in self._migrations.take_ready():
-            going = Going(request, request.settled, request.cache_root, request.returns_to)
+            going = GoingRequest(request, request.settled, request.cache_root, request.returns_to)
             actions += self._lifted(request, self._announce(target, going))
         return actions
 

@@ -6,7 +6,7 @@ from kvell.engine.requests.request import Request
 
 
 @dataclass(frozen=True)
-class Going:
+class GoingRequest:
     """A request that is on its way to another instance, or will be.
 
     :param length: tokens that were announced: the text that is computed when it moves.
