@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from kvell.engine.lending.joins import JOIN_TICKS
+from kvell.engine.lending.joining import JOIN_TICKS
 from kvell.engine.lending.placement import RETRY_TICKS
 from tests.engine.lending.test_engine_borrowed import away, end, lent, run, turn
 from tests.engine.lending.test_engine_placed import (

@@ -29,7 +29,7 @@ from dataclasses import replace
 import numpy as np
 
 from kvell.engine.lending.borrower import Borrower
-from kvell.engine.lending.joins import Joins
+from kvell.engine.lending.joining import JoiningRequests
 from kvell.engine.lending.placement import Placement
 from kvell.engine.lending.recalls import Recalls
 from kvell.engine.lending.section_loans import SectionLoans
@@ -65,7 +65,7 @@ class Borrowed:
         self._borrowers: dict[RequestId, Borrower] = {}
         self._placements: dict[RequestId, Placement] = {}
         self._recalls = Recalls(agent, self.sections, self._placements)
-        self._joins = Joins(self.sections, scheduler.cached_prompt_tokens)
+        self._joins = JoiningRequests(self.sections, scheduler.cached_prompt_tokens)
         self._given_up: list[Request] = []
         self._planned = self._done = StepNumber(0)
 

@@ -30,7 +30,7 @@ NEVER_HELD = -1
 """Handle of a borrower that has had no pages here so far."""
 
 
-class Joins:
+class JoiningRequests:
     """The joining requests of one engine core.
 
     :param cached: how many of a request's first tokens are cached here.
