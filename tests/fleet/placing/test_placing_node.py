@@ -57,6 +57,27 @@ def test_it_runs_until_its_end_and_leaves_no_files(stand_in: Callable[[str], Non
     assert not folder.exists()
 
 
+def test_its_address_is_known_though_ray_writes_it_last(stand_in: Callable[[str], None]) -> None:
+    """It says that it runs, and then makes the file, and then writes into it."""
+    late = """
+import pathlib, signal, sys, time
+folder = next(w.partition("=")[2] for w in sys.argv if w.startswith("--temp-dir="))
+file = pathlib.Path(folder, "ray_current_cluster")
+print("Ray runtime started.", flush=True)
+time.sleep(0.2)
+file.touch()
+time.sleep(0.2)
+file.write_text("10.0.0.1:6379\\n")
+signal.pause()
+"""
+    stand_in(late)
+    with RayNode(NodeSettings(), os.environ) as node:
+        assert node.address == "10.0.0.1:6379"
+    stand_in("import signal; print('Ray runtime started.', flush=True); signal.pause()")
+    with RayNode(NodeSettings("10.0.0.2:6379"), os.environ) as node:
+        assert node.address == "10.0.0.2:6379", "that of the cluster which it joins"
+
+
 def test_one_that_does_not_listen_is_killed(
     stand_in: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -123,13 +123,20 @@ class RayNode:
     def _wait_until_up(self, log: Path) -> None:
         assert self._child is not None
         deadline = time.monotonic() + START_SECONDS
-        while b"Ray runtime started" not in log.read_bytes():
+        while not self._is_up(log):
             if self._child.poll() is not None:
                 said = log.read_bytes()[-LAST_BYTES:].decode(errors="replace")
                 raise KvellError(f"Ray did not start: {said.strip().splitlines()[-1:]}")
             if time.monotonic() >= deadline:
                 raise TryLater(f"Ray did not start within {START_SECONDS:g} s")
             time.sleep(LOOK_SECONDS)
+
+    def _is_up(self, log: Path) -> bool:
+        """Whether it has said that it runs, and where: a head writes its address last."""
+        if b"Ray runtime started" not in log.read_bytes():
+            return False
+        address = self.folder / ADDRESS_FILE
+        return bool(self._settings.joins) or (address.exists() and bool(address.read_text()))
 
 
 def _end_child(child: "subprocess.Popen[bytes]") -> None:
