@@ -6,6 +6,7 @@ Run from the repository's root: ``python -m bench.lending.traces``.  See README.
 import argparse
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from random import Random
 
@@ -52,7 +53,11 @@ WAYS = ("alone", "in place", "one memory", "creditor computes")
 class Outcome:
     """A run.
 
-    :param tokens_per_second: of answers, until the last one ends.
+    :param rate: requests that come in a second.
+    :param tokens_per_second: of answers that ended while requests came, the first quarter of that
+        time left out.
+    :param offered: the same, if every request were answered as soon as it comes.
+    :param whole_seconds: until the last answer has ended.
     :param half_wait_seconds: of short requests until their first token, the median, and
         ``most_wait_seconds`` of one in a hundred.
     """
@@ -61,7 +66,10 @@ class Outcome:
     pool_gib: int
     way: str
     seed: int
+    rate: float
     tokens_per_second: float
+    offered: float
+    whole_seconds: float
     half_wait_seconds: float
     most_wait_seconds: float
     preemptions: int
@@ -139,6 +147,13 @@ def outcome(trace: str, pool_gib: int, way: str, seed: int, requests: int, rate:
     cluster = VirtualCluster(spec_of(way, pool_gib * GIB), rows)
     cluster.run()
     figures = cluster_figures(cluster)
+    begin, end = (cluster.front.requests[at].came_seconds or 0.0 for at in (requests // 4, -1))
+    ended = sum(
+        row.output_tokens
+        for one, row in zip(cluster.front.requests, rows, strict=True)
+        if one.finish_seconds is not None and begin <= one.finish_seconds < end
+    )
+    offered = sum(row.output_tokens for row in rows[requests // 4 : -1])
     waits = sorted(
         one.first_token_seconds - one.came_seconds
         for one, row in zip(cluster.front.requests, rows, strict=True)
@@ -148,7 +163,8 @@ def outcome(trace: str, pool_gib: int, way: str, seed: int, requests: int, rate:
     )
     sections = figures["sections"]
     return Outcome(
-        *(trace, pool_gib, way, seed, figures["output_tokens_per_second"]),
+        *(trace, pool_gib, way, seed, rate, ended / (end - begin), offered / (end - begin)),
+        figures["virtual_seconds"],
         *(waits[len(waits) // 2], waits[len(waits) * 99 // 100]),
         figures["roles"]["mixed"]["preemptions"],
         *(sections["lent"], sections["lost"], sections["recalled"]),
@@ -159,8 +175,9 @@ def outcome(trace: str, pool_gib: int, way: str, seed: int, requests: int, rate:
 def show(one: Outcome) -> str:
     """One line of the table."""
     return (
-        f"{one.trace:>5} {one.pool_gib:>4} {one.way:<17} {one.seed:>4} "
-        f"{one.tokens_per_second:>8.0f} {one.half_wait_seconds:>7.2f} "
+        f"{one.trace:>5} {one.pool_gib:>4} {one.way:<17} {one.seed:>4} {one.rate:>5.0f} "
+        f"{one.offered:>8.0f} {one.tokens_per_second:>8.0f} {one.whole_seconds:>6.0f} "
+        f"{one.half_wait_seconds:>7.2f} "
         f"{one.most_wait_seconds:>7.2f} {one.preemptions:>7} {one.lent:>6} {one.lost:>5} "
         f"{one.recalled:>8} {one.refused:>7}"
     )
@@ -173,8 +190,8 @@ def main(arguments: Sequence[str] | None = None) -> list[Outcome]:
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
     parser.add_argument("--pool-gib", type=int, nargs="+", default=[32])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--requests", type=int, default=400)
-    parser.add_argument("--rate", type=float, default=400.0, help="Requests a second.")
+    parser.add_argument("--requests", type=int, default=3000)
+    parser.add_argument("--rates", type=float, nargs="+", default=[60, 120], help="per second")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args(arguments)
     for pool_gib in asked.pool_gib:
@@ -183,15 +200,15 @@ def main(arguments: Sequence[str] | None = None) -> list[Outcome]:
             longest = max(limits.max_model_len, limits.reach_tokens)
             print(f"longest context, {pool_gib} GiB, {way}: {longest:,} tokens")
     print(
-        "trace  GiB way               seed tokens/s  wait50  wait99 preempt   lent  lost recalled"
-        " refused"
+        "trace  GiB way               seed  rate  offered tokens/s  whole  wait50  wait99 preempt"
+        "   lent  lost recalled refused"
     )
     found: list[Outcome] = []
     for trace in asked.traces:
         for pool_gib in asked.pool_gib:
-            for seed in asked.seeds:
+            for rate, seed in product(asked.rates, asked.seeds):
                 for way in asked.ways:
-                    one = outcome(trace, pool_gib, way, seed, asked.requests, asked.rate)
+                    one = outcome(trace, pool_gib, way, seed, asked.requests, rate)
                     found.append(one)
                     print(show(one), flush=True)
     if asked.json is not None:
