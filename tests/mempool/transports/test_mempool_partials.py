@@ -119,7 +119,9 @@ def test_who_reads_nothing_is_asked_only_so_much() -> None:
     assert posted * len(query) >= MOST_UNSENT_BYTES - len(query)
     assert time.monotonic() - begun < PATIENCE_SECONDS
     assert line.take(0.05) is None
-    assert not line.post(query)
+    while line.post(query):  # the system may have taken some meanwhile, and takes no more then
+        posted += 1
+        assert posted < 1000
     line.close()
     listener.close()
 
