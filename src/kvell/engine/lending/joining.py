@@ -95,9 +95,10 @@ class JoiningRequests:
 
     def end(self, request: Request) -> list[Action]:
         """A request ends that may still be joining."""
-        borrower = self._joining.pop(request.request_id, None)
-        if borrower is None:
-            return []
+        borrower = self._joining.get(request.request_id)
+        if borrower is None or borrower.request is not request:
+            return []  # a later attempt at it may join, while this one's last step ends
+        del self._joining[request.request_id]
         return self._sections.give_back(self._sections.cut(borrower, 0))
 
     def audit(self) -> list[str]:

@@ -84,8 +84,8 @@ class Handovers:
         self._commands: dict[RequestId, Submit] = {}
         self._going: dict[Transfer, GoingRequest] = {}
         self._transfers: dict[RequestId, Transfer] = {}
-        self._awaited: dict[RequestId, set[Transfer | int]] = {}
-        """Replies each deferred request waits for: ``Prepared``, a fetch, or ``JOINS``."""
+        self._awaited: dict[int, set[Transfer | int]] = {}
+        """By number, replies a deferred request waits for: ``Prepared``, a fetch, or ``JOINS``."""
         self._fetching: dict[int, Request] = {}
         self._moving: set[RequestId] = set()
         self._actions: list[Action] = []
@@ -142,7 +142,7 @@ class Handovers:
         joining = [] if elsewhere else self.borrowed.join(request)
         awaited |= {JOINS} if joining else set()
         if awaited:
-            self._awaited[request.request_id] = awaited
+            self._awaited[request.number] = awaited
         self._sorted(joining)
         return bool(awaited)
 
@@ -323,7 +323,7 @@ class Handovers:
         self._actions += self.borrowed.ended(request)
         self._commands.pop(request.request_id, None)
         self._migrations.forget(request)
-        self._awaited.pop(request.request_id, None)
+        self._awaited.pop(request.number, None)
         transfer = self._transfers.pop(request.request_id, None)
         if transfer is None:
             return
@@ -360,12 +360,12 @@ class Handovers:
 
     def _answered(self, request: Request, what: Transfer | int) -> None:
         """Another instance has answered; a request waits in line once all have."""
-        awaited = self._awaited.get(request.request_id)
+        awaited = self._awaited.get(request.number)
         if awaited is None or what not in awaited:
             return
         awaited.remove(what)
         if not awaited:
-            del self._awaited[request.request_id]
+            del self._awaited[request.number]
             self._scheduler.enqueue(request)
 
     def _ended(self, action: Ended) -> list[Request]:
