@@ -156,16 +156,7 @@ class Borrowing:
         """
         if ticks <= 0 or min(counts, default=-1) < 0 or not any(counts):
             raise ValueError("a loan has pages, and time in which they are filled")
-        self._number += 1
-        loan = Loan(self._instance, self._incarnation, self._number)
-        problem = self._problem(creditor)
-        if problem:
-            return loan, [LoanRefused(loan, problem)]
-        ticks = min(ticks, MOST_TICKS)
-        borrow = Borrow(loan, self._fingerprint, encode_ints(counts), ticks, model)
-        said = Repeated.said(borrow, now)
-        self._borrowed[loan] = _Borrowed(creditor, tuple(counts), now + ticks, said)
-        return loan, [Send(creditor, borrow)]
+        return self._asked(creditor, tuple(counts), now, ticks, model=model)
 
     def share(
         self, other: Loan, now: Tick, ticks: Tick, *, step_ticks: Tick = 0
@@ -180,19 +171,9 @@ class Borrowing:
         of = self._borrowed.get(other)
         if of is None or of.state != "lent" or ticks <= 0:
             raise ValueError(f"{other} does not stand, or there is no time to share it in")
-        self._number += 1
-        loan = Loan(self._instance, self._incarnation, self._number)
-        problem = self._problem(of.creditor)
-        if problem:
-            return loan, [LoanRefused(loan, problem)]
-        ticks = min(ticks, MOST_TICKS)
-        counts = encode_ints(of.counts)
-        borrow = Borrow(loan, self._fingerprint, counts, ticks, shares=other.number)
-        said = Repeated.said(borrow, now)
-        self._borrowed[loan] = _Borrowed(
-            *(of.creditor, of.counts, now + ticks, said), shares=True, step_ticks=step_ticks
+        return self._asked(
+            of.creditor, of.counts, now, ticks, shares=other.number, step_ticks=step_ticks
         )
-        return loan, [Send(of.creditor, borrow)]
 
     def fill(
         self,
@@ -345,6 +326,29 @@ class Borrowing:
             if one.state != "lent" and one.deadline is None and one.unanswered is None:
                 found.append(f"{loan} is {one.state} and waits for nothing")
         return found
+
+    def _asked(
+        self,
+        creditor: str,
+        counts: Counts,
+        now: Tick,
+        ticks: Tick,
+        *,
+        model: str = "",
+        shares: int = 0,
+        step_ticks: Tick = 0,
+    ) -> tuple[Loan, list[Action]]:
+        """A loan that is asked for from now on, unless there is a reason not to."""
+        self._number += 1
+        loan = Loan(self._instance, self._incarnation, self._number)
+        if problem := self._problem(creditor):
+            return loan, [LoanRefused(loan, problem)]
+        ticks = min(ticks, MOST_TICKS)
+        borrow = Borrow(loan, self._fingerprint, encode_ints(counts), ticks, model, shares)
+        one = _Borrowed(creditor, counts, now + ticks, Repeated.said(borrow, now))
+        one.shares, one.step_ticks = shares > 0, step_ticks
+        self._borrowed[loan] = one
+        return loan, [Send(creditor, borrow)]
 
     def _problem(self, creditor: str) -> str:
         if creditor == self._instance:

@@ -167,8 +167,8 @@ class Lending:
             return [Send(debtor, Filled(loan))]
         if one.state == "filling":
             return []
+        one.step_ticks = max(0, min(message.step_ticks, MOST_STEP_TICKS))
         if one.shares:
-            one.step_ticks = max(0, min(message.step_ticks, MOST_STEP_TICKS))
             return self._read(loan, one)
         pages = decode_pages(message.pages, len(one.rows))
         of = (message.source, message.incarnation) if message.source else (debtor, loan.incarnation)
@@ -178,7 +178,6 @@ class Lending:
             problem = "it cannot be filled from these pages"
             return [*self._ended(loan, one), _over(debtor, loan, problem)]
         one.state, one.filling = "filling", transfer
-        one.step_ticks = max(0, min(message.step_ticks, MOST_STEP_TICKS))
         self._pulls[transfer] = loan
         rows = np.insert(one.rows, 1, np.asarray(pages, np.int32), axis=1)
         return [Pull(transfer, np.ascontiguousarray(rows, np.int32))]
