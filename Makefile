@@ -20,6 +20,9 @@ PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --constr
 PIP := $(PIP_INSTALL) --quiet
 # Warnings are errors for those who change Kvell, not for those who only run it with a newer compiler.
 WERROR ?= $(if $(filter run,$(MAKECMDGOALS)),OFF,ON)
+# A worker for each of two processors; files and groups stay in one worker, the longest first.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder
+DEPTH ?= 1
 NATIVE := CMakeLists.txt $(shell find csrc -type f 2>/dev/null)
 # What pyproject.toml lists, so that no list is kept twice.
 listed = $$($(BIN)/python -c 'import tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))$(1)))')
@@ -31,7 +34,8 @@ help:
 	  'make run                 install what is missing, answer a prompt with SmolLM2' \
 	  'make run PROMPT="…"      the same with your own prompt' \
 	  'make test                formatting, lint, types, contracts, all fast tests' \
-	  'make test-long           the tests that run for minutes' \
+	  'make test-long           the tests that run for minutes, and property tests in depth' \
+	  'make test-long ROOM=models   of one folder; DEPTH=10 for a night' \
 	  'make sanitize            the tests of compiled code under AddressSanitizer and UBSan' \
 	  'make check-packages      build sdist and wheel, try the wheel in a fresh environment' \
 	  'make check-packages KEEP=dist   and keep them in a folder' \
@@ -45,12 +49,12 @@ run: install
 test: dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy
 	$(BIN)/lint-imports
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m "not long"
+	@scripts/beside $(BIN)/mypy -- $(PYTEST) --budget -m "not long"
 
+# Property tests too, five times as deep as in `make test`.
 test-long: dev
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m long
+	$(PYTEST) --depth $(DEPTH) -m "long or hypothesis" $(if $(ROOM),tests/$(ROOM))
 
 sanitize: dev
 	scripts/sanitize

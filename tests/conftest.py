@@ -1,21 +1,90 @@
-"""What tests of several rooms share: the packaged model, converted once."""
+"""What tests of several rooms share: depth, order and cost of a run, and the packaged model."""
 
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler.loadgroup import LoadGroupScheduling
 
 from kvell.models.sources.packaged import packaged_model
+from tests.budget import LISTED, Costs, file_of, listed_shares, longest_first
+from tests.depth import DEFAULT, set_depth, some
 from tests.server.metrics.exported import Exported, exported_by_a_server
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read where Triton is first imported
 
-# A busy machine is slow; no test fails for that.  Tests that need more examples say so.
-settings.register_profile("kvell", deadline=None, max_examples=50)
-settings.load_profile("kvell")
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of this suite."""
+    parser.addoption(
+        "--depth", type=float, default=DEFAULT, help="scale of the examples of property tests"
+    )
+    parser.addoption(
+        "--budget", action="store_true", help="fail if a test takes more than its share of time"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Set the depth before test modules read it; a busy machine is slow, so no deadline."""
+    set_depth(config.getoption("depth"))
+    settings.register_profile("kvell", some())
+    settings.load_profile("kvell")
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(CostReport(is_bound=config.getoption("budget")))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first."""
+    order = longest_first([item.nodeid for item in items], listed_shares(LISTED.read_text()))
+    items[:] = [items[i] for i in order]
+
+
+class FilesAndGroups(LoadGroupScheduling):
+    """Tests of one group run in one worker, and so do those of one file without a group."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        scope = super()._split_scope(nodeid)
+        return file_of(nodeid) if scope == nodeid else scope
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesAndGroups | None:
+    """Share what fixtures of a module and of a group make, with ``--dist loadgroup``."""
+    return FilesAndGroups(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
+class CostReport:
+    """Tells what tests cost, and makes a run fail in which one took more than its share."""
+
+    def __init__(self, is_bound: bool) -> None:
+        self._is_bound = is_bound
+        self._costs = Costs()
+        self._too_slow: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count a report."""
+        self._costs.add(report.nodeid, report.duration)
+
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Fail a run that passed otherwise."""
+        if self._is_bound and exitstatus == pytest.ExitCode.OK:
+            self._too_slow = list(self._costs.too_slow(listed_shares(LISTED.read_text())))
+            if self._too_slow:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the slowest files, and what was too slow."""
+        if not self._is_bound:
+            return
+        terminalreporter.section(f"slowest files, of {self._costs.total_seconds:.0f} s")
+        for file, seconds in self._costs.slowest_files(20):
+            terminalreporter.line(f"{seconds:7.1f} s  {file}")
+        for line in self._too_slow:
+            terminalreporter.line(line, red=True)
 
 
 FAKE_INSTANCE = Path(__file__).parent / "fleet" / "fake_instance.py"

@@ -1,0 +1,78 @@
+"""What tests cost: the order in which they run, and a bound on those that nobody has listed.
+
+``slow_tests.txt`` lists the test functions that may take more than ``MOST_SHARE`` of all time, with
+their share.  Their files run first, so that no worker is left with a long one at the end.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+LISTED = Path(__file__).with_name("slow_tests.txt")
+MOST_SHARE = 0.006
+"""Of the whole suite's time, for a test function that is not listed: some ten seconds."""
+LISTED_ROOM = 2.5
+"""How many times its listed share a test may take: machines differ."""
+
+
+def listed_shares(text: str) -> dict[str, float]:
+    """Share of all time by test function.
+
+    :param text: lines of a percentage and a node id without parameters; ``#`` begins a comment.
+    """
+    rows = (line.split("#")[0].split() for line in text.splitlines())
+    return {name: float(percent) / 100 for percent, name in filter(None, rows)}
+
+
+def function_of(nodeid: str) -> str:
+    """A test function's name, without parameters and group."""
+    path, _, name = nodeid.partition("::")
+    return f"{path}::{name.split('[')[0].split('@')[0]}"
+
+
+def file_of(nodeid: str) -> str:
+    """The file of a test."""
+    return nodeid.partition("::")[0]
+
+
+def longest_first(nodeids: Sequence[str], shares: dict[str, float]) -> list[int]:
+    """The order of tests in which files with most listed time come first; else it stays."""
+    by_file: dict[str, float] = {}
+    for name, share in shares.items():
+        by_file[file_of(name)] = by_file.get(file_of(name), 0.0) + share
+    return sorted(range(len(nodeids)), key=lambda i: -by_file.get(file_of(nodeids[i]), 0.0))
+
+
+@dataclass
+class Costs:
+    """Seconds of tests that ran, by function."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, nodeid: str, seconds: float) -> None:
+        """Count a part of a test: its setup, itself, or its end."""
+        name = function_of(nodeid)
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+
+    @property
+    def total_seconds(self) -> float:
+        """Of all tests, in all workers."""
+        return sum(self.seconds.values())
+
+    def slowest_files(self, count: int) -> list[tuple[str, float]]:
+        """Files with most seconds, and these."""
+        files: dict[str, float] = {}
+        for name, seconds in self.seconds.items():
+            files[file_of(name)] = files.get(file_of(name), 0.0) + seconds
+        return sorted(files.items(), key=lambda item: -item[1])[:count]
+
+    def too_slow(self, shares: dict[str, float]) -> Iterable[str]:
+        """A line for every test function that takes more than its share."""
+        for name, seconds in self.seconds.items():
+            share = seconds / self.total_seconds
+            allowed = max(MOST_SHARE, shares.get(name, 0.0) * LISTED_ROOM)
+            if share > allowed:
+                yield (
+                    f"{name} took {seconds:.1f} s, {share:.2%} of all tests; it may take "
+                    f"{allowed:.2%}. Make it quicker, mark it long, or list it in {LISTED.name}"
+                )
