@@ -1,11 +1,13 @@
 """What tests of several rooms share: depth, order and cost of a run, and the packaged model."""
 
+import functools
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import settings
 from xdist.scheduler.loadgroup import LoadGroupScheduling
@@ -16,6 +18,9 @@ from tests.depth import DEFAULT, set_depth, some
 from tests.server.metrics.exported import Exported, exported_by_a_server
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read where Triton is first imported
+# Each client reads all certificates of this machine, which takes 80 ms; tests trust none of them.
+transports: Any = httpx._transports.default
+transports.create_ssl_context = functools.cache(transports.create_ssl_context)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
