@@ -32,6 +32,8 @@ PREFIX = "PaliGemmaForConditionalGeneration"
 PIECES = "InternVLForConditionalGeneration"
 GRIDS, GRIDS_2_5 = "Qwen2VLForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration"
 EVERY = (PATCHES, CROSS, PREFIX, PIECES, GRIDS, GRIDS_2_5)
+FAST = (GRIDS, CROSS, PREFIX)
+"""A family for each mechanism: images in the text, beside it, and read in both directions."""
 IN_TEXT = (PATCHES, PIECES, GRIDS, GRIDS_2_5)
 """Images are runs of tokens of the text, which is read in one direction."""
 KINDS: dict[str, ImageKind] = {

@@ -12,6 +12,7 @@ from kvell.memory import Implementation
 from kvell.vocabulary import RequestId, StepNumber
 from tests.engine.conftest import EOS, make_layout, make_submit
 from tests.engine.traffic import Traffic, limits
+from tests.models.cases import covering
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 
@@ -57,9 +58,14 @@ def test_what_a_cancelled_request_computed_is_cached(traffic: Traffic) -> None:
     assert traffic.finished("b").cached_tokens == len(PROMPT) - 1, "all but the last token"
 
 
-@pytest.mark.parametrize("implementation", ["python", "compiled"])
-@pytest.mark.parametrize("windows", [(0,), (0, 9), (5, 9), (0, 0, 17)])
-@pytest.mark.parametrize("shared", [0, 3, 8, 13])
+@covering(
+    {
+        "windows": [(0,), (0, 9), (5, 9), (0, 0, 17)],
+        "shared": [0, 3, 8, 13],
+        "implementation": ["python", "compiled"],
+    },
+    together=1,
+)
 def test_what_a_request_put_into_the_cache_is_what_a_repeat_finds(
     implementation: Implementation, windows: tuple[int, ...], shared: int
 ) -> None:

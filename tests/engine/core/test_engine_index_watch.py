@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.engine.core.block_changes import Block, BlockChanges
@@ -26,6 +26,7 @@ from kvell.memory import GroupKind, LayerSpec, Layout, plan_layout
 from kvell.prefix.core.reference import ReferenceCore
 from kvell.prefix.index.radix import Node
 from kvell.vocabulary import RequestId
+from tests.depth import some
 from tests.engine.conftest import EOS, make_layout, make_submit
 
 PAGE_TOKENS = 4
@@ -165,7 +166,7 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@some()
 @given(layout=st.sampled_from(LAYOUTS), story=actions)
 def test_a_follower_knows_the_index(layout: Layout, story: list[tuple]) -> None:  # type: ignore[type-arg]
     watched, names = Watched(layout), 0

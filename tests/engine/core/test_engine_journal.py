@@ -1,7 +1,7 @@
 """The journal is complete: replayed, it gives the same plans."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.engine.core.core import EngineCore
@@ -11,6 +11,7 @@ from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.memory import Implementation, create_core
 from kvell.pages.audit import audit
 from kvell.vocabulary import RequestId
+from tests.depth import few
 from tests.engine.conftest import EOS, make_layout, make_submit
 from tests.engine.traffic import limits
 from tests.engine.virtual_model import VirtualModel
@@ -126,7 +127,7 @@ def test_an_observer_looks_after_every_entry() -> None:
     assert reports == [[]] * len(entries)
 
 
-@settings(max_examples=30, deadline=None)
+@few()
 @given(
     st.lists(
         st.tuples(st.integers(0, 3), st.integers(1, 20), st.integers(0, 5), st.integers(0, 4)),

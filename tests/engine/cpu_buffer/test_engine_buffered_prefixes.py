@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
 
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.journal import Journal, replay
@@ -16,6 +15,7 @@ from kvell.memory import Implementation
 from kvell.mempool.tiers.digests import PrefixDigests
 from kvell.mempool.tiers.lookup import Tiers
 from kvell.pages.layout import Layout
+from tests.depth import machine
 from tests.engine.conftest import make_layout
 from tests.engine.cpu_buffer.test_engine_parking import ParkingMachine
 from tests.engine.cpu_buffer.test_engine_swapping import Losing, Run
@@ -240,6 +240,4 @@ class CachingMachine(ParkingMachine):
 
 
 TestCachingMachine = CachingMachine.TestCase
-TestCachingMachine.settings = settings(
-    max_examples=80, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestCachingMachine.settings = machine(weight=0.4)

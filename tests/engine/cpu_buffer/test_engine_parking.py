@@ -4,7 +4,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
@@ -17,6 +16,7 @@ from kvell.engine.protocol.messages import Cancel
 from kvell.engine.requests.plan import StepPlan
 from kvell.engine.requests.request import Request
 from kvell.vocabulary import RequestId
+from tests.depth import machine
 from tests.engine.cpu_buffer.test_engine_swapping import SMALL, Losing, Run, SwappingMachine
 from tests.engine.swapping import AtRandom, swapping_core
 from tests.engine.traffic import limits
@@ -223,9 +223,7 @@ class ParkingMachine(SwappingMachine):
 
 
 TestParkingMachine = ParkingMachine.TestCase
-TestParkingMachine.settings = settings(
-    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestParkingMachine.settings = machine(weight=0.3)
 
 
 def test_who_came_first_comes_back_first_and_is_parked_last() -> None:

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
 
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.journal import Journal, JournaledCore, replay
@@ -15,8 +14,9 @@ from kvell.engine.requests.request import Request
 from kvell.memory import Implementation
 from kvell.pages.audit import audit
 from kvell.vocabulary import RequestId
+from tests.depth import machine
 from tests.engine.conftest import make_layout, make_submit
-from tests.engine.planning.test_engine_machine import EngineMachine
+from tests.engine.planning.test_engine_machine import Configuration, EngineMachine
 from tests.engine.swapping import AtRandom, swapping_core
 from tests.engine.traffic import limits
 from tests.engine.virtual_model import VirtualModel, expected_output
@@ -204,6 +204,7 @@ class Losing(Swapping):
 class SwappingMachine(EngineMachine):
     """Random traffic with a small buffer that refuses and loses pages: the same answers."""
 
+    configurations = (Configuration(),)
     keeps_prefixes = False
 
     def fresh(self) -> EngineCore:
@@ -226,6 +227,4 @@ class SwappingMachine(EngineMachine):
 
 
 TestSwappingMachine = SwappingMachine.TestCase
-TestSwappingMachine.settings = settings(
-    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestSwappingMachine.settings = machine(weight=0.3)

@@ -2,13 +2,16 @@
 
 import pytest
 
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.vocabulary import MIB
 from tests.engine.planning.test_engine_speculation import (
     answers,
     assert_drafted_both_ways,
     draft_of,
+    plain,
 )
 from tests.engine.speculating import GREEDY, SEEDED, Served, blurred, served, words_module
+from tests.models.cases import covering, long_unless
 from tests.models.serving.test_models_swapped import force
 
 PAIRS = [
@@ -18,6 +21,8 @@ PAIRS = [
     ("LlamaForCausalLM", "Gemma3ForCausalLM"),
     ("JambaForCausalLM", "LlamaForCausalLM"),
 ]
+MARKED = [pytest.param(*pair, marks=long_unless(pair in (PAIRS[1], PAIRS[4]))) for pair in PAIRS]
+SAMPLING = [pytest.param(GREEDY, id="greedy"), pytest.param(SEEDED, id="seeded")]
 
 
 def assert_drafts_pages_came_back(run: Served) -> None:
@@ -28,16 +33,14 @@ def assert_drafts_pages_came_back(run: Served) -> None:
         assert {groups[row].is_draft for row in rows} == {True, False}, moved
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize(("architecture", "draft"), PAIRS)
+@covering({"architecture,draft": MARKED, "sampling": SAMPLING}, together=1)
 def test_tokens_are_those_of_who_was_never_preempted(
-    architecture: str, draft: str, sampling: object
+    architecture: str, draft: str, sampling: SamplingParams
 ) -> None:
     module = words_module(architecture)
-    expected = answers(served(module), sampling)  # type: ignore[arg-type]
     run = served(module, 3, draft_of(module, draft), cpu_buffer_bytes=16 * MIB)
     swapping = force(run.engine, 1)
-    assert answers(run, sampling) == expected  # type: ignore[arg-type]
+    assert answers(run, sampling) == plain(architecture, sampling).outputs
     assert swapping.rungs["swap_in"] > 3
     assert_drafted_both_ways(run)
     assert_drafts_pages_came_back(run)
@@ -51,7 +54,7 @@ def test_what_comes_back_is_what_the_draft_model_wrote() -> None:
     module = words_module("LlamaForCausalLM")
     run = served(module, 3, module, cpu_buffer_bytes=16 * MIB)
     swapping = force(run.engine, 1)
-    assert answers(run) == answers(served(module))
+    assert answers(run) == plain("LlamaForCausalLM").outputs
     assert swapping.rungs["swap_in"] > 1
     assert_drafts_pages_came_back(run)
     assert run.stats.spec_decode_accepted_tokens == run.stats.spec_decode_draft_tokens > 0
@@ -73,7 +76,7 @@ def test_a_draft_model_whose_pages_came_back_damaged_is_wrong() -> None:
                 pages._pool[page * stride : (page + 1) * stride] = 0
 
     pages.fetch = damaged
-    assert answers(run) == answers(served(module))
+    assert answers(run) == plain("LlamaForCausalLM").outputs
     assert run.stats.spec_decode_accepted_tokens < run.stats.spec_decode_draft_tokens
 
 

@@ -5,7 +5,7 @@ from collections import deque
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.clock import VirtualClock
@@ -24,6 +24,7 @@ from kvell.front.request_queue import RequestQueue
 from kvell.memory import Implementation, create_core
 from kvell.pages.audit import audit
 from kvell.vocabulary import NOT_NUMBERS, RequestId, StepNumber
+from tests.depth import few
 from tests.engine.conftest import EOS, make_layout, make_submit
 from tests.engine.traffic import limits
 from tests.engine.virtual_model import VirtualModel, expected_output
@@ -161,7 +162,7 @@ def test_the_guilty_are_refused_and_innocents_go_on(
     served.check_replay()
 
 
-@settings(max_examples=25)
+@few()
 @given(
     st.integers(0, 1),
     st.sampled_from([5, 16, 40]),

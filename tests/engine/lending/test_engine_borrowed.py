@@ -21,6 +21,7 @@ from tests.engine.moving.test_engine_handovers import (
     prompt_of,
 )
 from tests.engine.virtual_model import expected_output
+from tests.models.cases import covering
 
 NAME = "r"
 PROMPT = prompt_of(1, 37)
@@ -208,9 +209,7 @@ def test_a_creditor_that_needs_it_takes_it_from_a_debtor_that_is_silent() -> Non
     assert len(own.emitted) == own.max_tokens
 
 
-@pytest.mark.parametrize("by_queries", [False, True])
-@pytest.mark.parametrize("dies", ["p", "d"])
-@pytest.mark.parametrize("after", range(10))
+@covering({"after": range(10), "dies": ["p", "d"], "by_queries": [False, True]}, together=1)
 def test_a_death_at_any_moment_loses_nothing(dies: str, after: int, by_queries: bool) -> None:
     cluster = start(by_queries=by_queries)
     cluster.lend(NAME, SECTIONS, "d")

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule, run_state_machine_as_test
 
@@ -16,6 +15,7 @@ from kvell.engine.requests.request import Request
 from kvell.errors import ChangeSomething
 from kvell.mempool.entries import Ticked
 from kvell.vocabulary import RequestId
+from tests.depth import machine
 from tests.engine.lending.test_engine_borrowed import (
     Lending,
     away,
@@ -26,8 +26,9 @@ from tests.engine.lending.test_engine_borrowed import (
     turn,
 )
 from tests.engine.moving.handing_over import REACH_TOKENS, SECTION_TOKENS, Cluster, Entry
-from tests.engine.moving.test_engine_handovers import NAMES, SOME, cluster_of, prompt_of
+from tests.engine.moving.test_engine_handovers import NAMES, cluster_of, prompt_of
 from tests.engine.virtual_model import expected_output
+from tests.models.cases import covering
 
 NAME = "r"
 LARGE = 6
@@ -174,8 +175,7 @@ def test_a_recalled_section_goes_to_another_creditor() -> None:
     assert len(cluster.entries["own"].emitted) == 2
 
 
-@pytest.mark.parametrize("dies", NAMES)
-@pytest.mark.parametrize("after", range(0, 60, 6))
+@covering({"after": range(0, 60, 6), "dies": NAMES}, together=1)
 def test_a_death_at_any_moment(dies: str, after: int) -> None:
     cluster = placed((("p", 4), ("d", 5), ("e", 5)))
     for _ in range(after):
@@ -398,9 +398,6 @@ class PlacedLending(Lending):
         self.count += 1
 
 
-LONG = settings(SOME, max_examples=300)
-
-
 @pytest.mark.long
 def test_whatever_happens_answers_are_right() -> None:
-    run_state_machine_as_test(PlacedLending, settings=LONG)
+    run_state_machine_as_test(PlacedLending, settings=machine(40, weight=1.5))

@@ -16,6 +16,7 @@ from tests.engine.lending.test_engine_placed import (
 )
 from tests.engine.moving.handing_over import SECTION_TOKENS, Cluster, Entry
 from tests.engine.moving.test_engine_handovers import NAMES, cluster_of, prompt_of
+from tests.models.cases import covering
 
 SAME = "same"
 TO_BOTH = (("p", 4), ("d", 5), ("e", 5))
@@ -195,9 +196,7 @@ def test_a_recall_is_heard_by_both() -> None:
     assert len(own.emitted) == 4 and len(same.emitted) == 6
 
 
-@pytest.mark.parametrize("by_queries", [False, True])
-@pytest.mark.parametrize("dies", NAMES)
-@pytest.mark.parametrize("after", range(0, 24, 3))
+@covering({"after": range(0, 24, 3), "dies": NAMES, "by_queries": [False, True]}, together=1)
 def test_a_death_at_any_moment(dies: str, after: int, by_queries: bool) -> None:
     cluster = begun(by_queries=by_queries)
     again(cluster)

@@ -6,7 +6,6 @@ from typing import cast
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
@@ -21,6 +20,7 @@ from kvell.mempool.rendezvous import PD_CACHINGS, PdCaching
 from kvell.mempool.transfers.methods import ALWAYS, StreamCosts
 from kvell.pages.layout import GroupSpec
 from kvell.vocabulary import RequestId
+from tests.depth import machine
 from tests.engine.moving.handing_over import Cluster, Entry
 from tests.engine.virtual_model import expected_output
 from tests.pages.pools import group, pool_of
@@ -162,22 +162,10 @@ class HandingOver(RuleBasedStateMachine):
             self.cluster.check_ends()
 
 
-SOME = settings(
-    max_examples=100,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-
-
-class LongHandingOver(HandingOver):
-    """10,000 schedules."""
-
+SOME = machine(40, weight=0.5)
 
 TestHandingOver = HandingOver.TestCase
 TestHandingOver.settings = SOME
-TestLongHandingOver = pytest.mark.long(LongHandingOver.TestCase)
-TestLongHandingOver.settings = settings(SOME, max_examples=10_000)
 
 
 @pytest.mark.parametrize("mix", list(MIXES))

@@ -1,14 +1,17 @@
 """The engine core under random traffic: every answer right, every step audited."""
 
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import ClassVar, Literal
 
-import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.journal import Journal, JournaledCore, replay
+from kvell.engine.planning.whole_prompts import without_chunks
 from kvell.engine.protocol.messages import Cancel, Event, Finished, Tokens
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan
@@ -16,6 +19,7 @@ from kvell.memory import longest_request
 from kvell.pages.audit import audit
 from kvell.pages.layout import GroupSpec, Layout
 from kvell.vocabulary import RequestId
+from tests.depth import machine
 from tests.engine.conftest import EOS, make_engine_core, make_submit
 from tests.engine.virtual_model import VOCAB, VirtualModel, expected_output, expected_vector
 from tests.pages.pools import group, pool_of
@@ -24,19 +28,76 @@ STEPS_A_REQUEST = 80
 """Step limit per request: if a device refuses every second mapping, they run one by one."""
 
 
+LONGEST_TOKENS = 44
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What an engine is asked to do beside serving requests.
+
+    :param depth: of planning: 1 plans a step while the one before runs.
+    :param common_pool: shared prefixes are protected; no request starves, and every lease ends.
+    :param whole_prompts: every step is one kind, and whoever is in it computes all that it has.
+    :param drafts: who proposes draft tokens: some looked up are right; those of a draft model are
+        unknown when the step is planned.
+    """
+
+    depth: int = 0
+    common_pool: bool = False
+    whole_prompts: bool = False
+    drafts: Literal["", "lookup", "drafter"] = ""
+
+    @property
+    def words(self) -> int:
+        """Size of the vocabulary: few words repeat themselves, so that lookups are right."""
+        return 3 if self.drafts == "lookup" else VOCAB
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        return {"": 0, "lookup": 4, "drafter": 3}[self.drafts]
+
+    def limits(self, layout: Layout, batched: int, seats: int) -> Limits:
+        """The limits of an engine over a small pool."""
+        chosen = Limits(
+            max_num_batched_tokens=max(batched, seats),
+            max_num_seqs=seats,
+            max_model_len=max(2, longest_request(layout, LONGEST_TOKENS, 4)),
+            vocab_size=50,
+            min_chunk_tokens=4,
+            max_prefix_wait_steps=5,
+            depth=self.depth,
+            common_pool=self.common_pool,
+            common_pool_chunk_tokens=4,
+            common_pool_share=0.6,
+            num_speculative_tokens=self.num_speculative_tokens,
+            has_drafter=self.drafts == "drafter",
+            prompt_lookup_max=3 if self.drafts == "lookup" else 5,
+            prompt_lookup_min=1,
+        )
+        if not self.whole_prompts:
+            return chosen
+        batched = max(LONGEST_TOKENS, chosen.max_num_batched_tokens)
+        return without_chunks(replace(chosen, max_num_batched_tokens=batched), layout)
+
+
+CONFIGURATIONS = [
+    Configuration(depth, common_pool, whole_prompts, drafts)
+    for drafts, whole_prompts, common_pool, depth in product(
+        ("", "lookup", "drafter"), (False, True), (False, True), (0, 1)
+    )
+    if not (depth and drafts)  # their number is unknown while the step before runs
+]
+
+
 class EngineMachine(RuleBasedStateMachine):
     """Submit, cancel, step; small pools, shared prefixes, cancels in flight."""
 
-    depth = 0
-    common_pool = False
-    words = VOCAB
-    num_speculative_tokens = 0
-    has_drafter = False
-    prompt_lookup_max = 5
+    configurations: ClassVar[Sequence[Configuration]] = CONFIGURATIONS
     may_rest = False
     """Whether a step may do nothing, or keep pages for postponed work, though requests wait."""
 
     @initialize(
+        data=st.data(),
         groups=st.lists(
             st.builds(
                 group, st.sampled_from([2, 4]), st.integers(1, 7), st.sampled_from([0, 0, 5, 9, 14])
@@ -48,28 +109,20 @@ class EngineMachine(RuleBasedStateMachine):
         batched=st.sampled_from([3, 7, 32]),
         seats=st.integers(1, 6),
     )
-    def start(self, groups: list[GroupSpec], num_large: int, batched: int, seats: int) -> None:
+    def start(
+        self,
+        data: st.DataObject,
+        groups: list[GroupSpec],
+        num_large: int,
+        batched: int,
+        seats: int,
+    ) -> None:
+        self.chosen = data.draw(st.sampled_from(self.configurations))
         self.layout: Layout = pool_of(num_large, *groups)
-        chosen = Limits(
-            max_num_batched_tokens=max(batched, seats),
-            max_num_seqs=seats,
-            max_model_len=max(2, longest_request(self.layout, 44, 4)),
-            vocab_size=50,
-            min_chunk_tokens=4,
-            max_prefix_wait_steps=5,
-            depth=self.depth,
-            common_pool=self.common_pool,
-            common_pool_chunk_tokens=4,
-            common_pool_share=0.6,
-            num_speculative_tokens=self.num_speculative_tokens,
-            has_drafter=self.has_drafter,
-            prompt_lookup_max=self.prompt_lookup_max,
-            prompt_lookup_min=1,
-        )
-        self.limits = self.adjusted(chosen)
+        self.limits = self.chosen.limits(self.layout, batched, seats)
         self.journal = Journal()
         self.engine = JournaledCore(self.fresh(), self.journal)
-        self.model = VirtualModel(self.layout, words=self.words)
+        self.model = VirtualModel(self.layout, words=self.chosen.words)
         self.prompts: dict[str, tuple[list[int], int]] = {}
         self.ends_early: set[str] = set()
         self.pooled: set[str] = set()
@@ -78,10 +131,6 @@ class EngineMachine(RuleBasedStateMachine):
         self.plans: list[StepPlan] = []
         self.in_flight: deque[StepPlan] = deque()
         self.count = 0
-
-    def adjusted(self, limits: Limits) -> Limits:
-        """The limits of this machine's engines."""
-        return limits
 
     def fresh(self) -> EngineCore:
         """An engine that has done nothing."""
@@ -134,7 +183,7 @@ class EngineMachine(RuleBasedStateMachine):
             plan = self.engine.plan()
             self.check_plan(plan)
             self.in_flight.append(plan)
-        assert len(self.in_flight) <= self.depth + 1
+        assert len(self.in_flight) <= self.chosen.depth + 1
 
     @rule()
     def commit(self) -> None:
@@ -162,13 +211,23 @@ class EngineMachine(RuleBasedStateMachine):
         assert len({work.request_id for work in plan.work}) == len(plan.work)
         assert not (plan.preempted and plan.admitted)
         draft_tokens = [work.proposed for work in plan.work]
-        assert max(draft_tokens, default=0) <= self.num_speculative_tokens
+        assert max(draft_tokens, default=0) <= self.chosen.num_speculative_tokens
         assert all(w.proposed <= (w.count - 1 if w.samples else 0) for w in plan.work)
         moved = {(copy.group, copy.target) for copy in plan.copies}
         computing = {work.handle for work in plan.work}
         for handle, index, _, page in plan.new_pages.tolist():
             given = handle in computing or (index, page) in moved or self.may_rest
             assert given, "pages for nothing"
+        if self.chosen.whole_prompts:
+            self.check_whole(plan)
+
+    def check_whole(self, plan: StepPlan) -> None:
+        """A step of whole prompts or of decodes."""
+        computed = {work.request_id for work in plan.work}
+        assert set(plan.admitted) in (set(), computed), "prompts and decodes in one step"
+        for work in plan.work:
+            assert work.samples or work.pools, "a part of a prompt"
+            assert work.request_id in plan.admitted or work.count - work.proposed == 1
 
     def take(self, events: list[Event]) -> None:
         for event in events:
@@ -187,7 +246,7 @@ class EngineMachine(RuleBasedStateMachine):
         if event.request_id in self.pooled:
             self.check_vector(event, prompt)
             return
-        assert output == expected_output(prompt, len(output), self.words)
+        assert output == expected_output(prompt, len(output), self.chosen.words)
         if event.request_id in self.ends_early:
             assert EOS not in output[:-1]
             assert (output[-1:] == [EOS]) == (event.reason == "stop")
@@ -226,113 +285,5 @@ class EngineMachine(RuleBasedStateMachine):
         assert replay(self.journal.entries, self.fresh()) == self.plans
 
 
-FEW = settings(
-    max_examples=100,
-    stateful_step_count=50,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-
 TestEngineMachine = EngineMachine.TestCase
-TestEngineMachine.settings = FEW
-
-
-class OverlappingMachine(EngineMachine):
-    """Steps are planned while the one before runs: the same answers."""
-
-    depth = 1
-
-
-TestOverlappingMachine = OverlappingMachine.TestCase
-TestOverlappingMachine.settings = FEW
-
-
-class CommonPoolMachine(EngineMachine):
-    """With protected shared prefixes: no request starves, and every lease ends."""
-
-    common_pool = True
-
-
-TestCommonPoolMachine = CommonPoolMachine.TestCase
-TestCommonPoolMachine.settings = FEW
-
-
-class OverlappingCommonPoolMachine(CommonPoolMachine):
-    """Overlapping steps and protected prefixes."""
-
-    depth = 1
-
-
-TestOverlappingCommonPoolMachine = OverlappingCommonPoolMachine.TestCase
-TestOverlappingCommonPoolMachine.settings = FEW
-
-
-class SpeculatingMachine(EngineMachine):
-    """With draft tokens, some of them right: the same answers."""
-
-    words = 3
-    num_speculative_tokens = 4
-    prompt_lookup_max = 3
-
-
-TestSpeculatingMachine = SpeculatingMachine.TestCase
-TestSpeculatingMachine.settings = settings(FEW, max_examples=40)
-
-
-class DraftingMachine(EngineMachine):
-    """With draft tokens that are unknown when the step is planned: the same answers."""
-
-    num_speculative_tokens = 3
-    has_drafter = True
-
-
-TestDraftingMachine = DraftingMachine.TestCase
-TestDraftingMachine.settings = settings(FEW, max_examples=40)
-
-
-class LongDraftingMachine(DraftingMachine):
-    """The same for minutes."""
-
-
-TestDraftingMachineLong = pytest.mark.long(LongDraftingMachine.TestCase)
-TestDraftingMachineLong.settings = settings(FEW, max_examples=1500)
-
-
-class LongSpeculatingMachine(SpeculatingMachine):
-    """The same for minutes."""
-
-
-TestSpeculatingMachineLong = pytest.mark.long(LongSpeculatingMachine.TestCase)
-TestSpeculatingMachineLong.settings = settings(FEW, max_examples=1500)
-
-
-class LongEngineMachine(EngineMachine):
-    """The same for minutes."""
-
-
-TestEngineMachineLong = pytest.mark.long(LongEngineMachine.TestCase)
-TestEngineMachineLong.settings = settings(FEW, max_examples=1500)
-
-
-class LongCommonPoolMachine(CommonPoolMachine):
-    """The same for minutes."""
-
-
-TestCommonPoolMachineLong = pytest.mark.long(LongCommonPoolMachine.TestCase)
-TestCommonPoolMachineLong.settings = settings(FEW, max_examples=1500)
-
-
-class LongOverlappingMachine(OverlappingMachine):
-    """The same for minutes."""
-
-
-TestOverlappingMachineLong = pytest.mark.long(LongOverlappingMachine.TestCase)
-TestOverlappingMachineLong.settings = settings(FEW, max_examples=1500)
-
-
-class LongOverlappingCommonPoolMachine(OverlappingCommonPoolMachine):
-    """The same for minutes."""
-
-
-TestOverlappingCommonPoolMachineLong = pytest.mark.long(LongOverlappingCommonPoolMachine.TestCase)
-TestOverlappingCommonPoolMachineLong.settings = settings(FEW, max_examples=1500)
+TestEngineMachine.settings = machine(weight=2.0)

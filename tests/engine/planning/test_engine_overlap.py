@@ -4,7 +4,7 @@ from collections import deque
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.engine.core.core import EngineCore
@@ -19,6 +19,7 @@ from kvell.memory import Implementation, create_core
 from kvell.pages.audit import audit
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.vocabulary import RequestId, StepNumber
+from tests.depth import few
 from tests.engine.conftest import EOS, make_layout, make_submit
 from tests.engine.traffic import limits, works
 from tests.engine.virtual_model import VirtualModel, expected_output
@@ -258,7 +259,7 @@ traffic = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@few()
 @given(traffic, st.sampled_from([3, 8, 32]), st.integers(1, 4))
 def test_any_traffic_replays_whichever_core_decides(
     script: list[tuple[int, int, int, int]], batched: int, seats: int

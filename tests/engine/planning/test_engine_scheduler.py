@@ -4,12 +4,13 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.engine.planning.admission import MAX_HELD_BACK
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.requests.plan import StepPlan, TokenWork
+from tests.depth import some
 from tests.engine.conftest import make_layout, make_submit
 from tests.engine.traffic import Traffic, limits
 
@@ -221,7 +222,7 @@ requests = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@some()
 @given(requests, st.sampled_from([3, 8, 32]), st.integers(1, 4), st.sampled_from([FULL, MIXED]))
 def test_the_rules_of_a_step_hold_for_any_traffic(
     wanted: list[tuple[int, int, int, int]], batched: int, seats: int, windows: tuple[int, ...]

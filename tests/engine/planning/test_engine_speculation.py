@@ -15,6 +15,7 @@ from tests.engine.speculating import (
     served,
     words_module,
 )
+from tests.models.cases import covering, long_unless, some_fast
 
 ATTENDING = ("LlamaForCausalLM", "Gemma3ForCausalLM", "Llama4ForCausalLM", "DeepseekV3ForCausalLM")
 STATES = (
@@ -27,6 +28,8 @@ STATES = (
 )
 FAMILIES = (*ATTENDING, *STATES)
 SOME = ("Gemma3ForCausalLM", "JambaForCausalLM")
+FAST = ("Gemma3ForCausalLM", "Qwen3NextForCausalLM")
+"""Of all families; a window and a state."""
 LLAMA = "LlamaForCausalLM"
 PAIRS = (
     *((name, "blurred") for name in FAMILIES),
@@ -38,6 +41,7 @@ PAIRS = (
     ("Qwen3NextForCausalLM", "Mamba2ForCausalLM"),
 )
 """Pairs of a model and its draft model; *blurred* is the model itself with noise."""
+FAST_PAIRS = (PAIRS[0], *(pair for pair in PAIRS if pair[1] == "JambaForCausalLM"), PAIRS[-1])
 
 LARGE_PAGES = {
     ("Gemma3ForCausalLM", ""): 12,
@@ -56,6 +60,19 @@ def answers(run: Served, sampling: SamplingParams = GREEDY) -> dict[str, list[in
     return run.outputs
 
 
+_plain: dict[tuple[str, str], Served] = {}
+
+
+def plain(architecture: str, sampling: SamplingParams = GREEDY) -> Served:
+    """An engine without draft tokens that has given its answers: one for all tests."""
+    key = architecture, repr(sampling)
+    if key not in _plain:
+        run = served(words_module(architecture))
+        answers(run, sampling)
+        _plain[key] = run
+    return _plain[key]
+
+
 def assert_drafted_both_ways(run: Served) -> None:
     stats = run.stats
     assert 0 < stats.spec_decode_accepted_tokens < stats.spec_decode_draft_tokens
@@ -69,30 +86,30 @@ def assert_vary(outputs: dict[str, list[int]]) -> None:
 
 @pytest.mark.parametrize(
     ("architecture", "sampling"),
-    [*((name, GREEDY) for name in FAMILIES), *((name, SEEDED) for name in SOME)],
+    [
+        *(pytest.param(name, GREEDY, marks=long_unless(name in FAST)) for name in FAMILIES),
+        *(pytest.param(name, SEEDED, marks=long_unless(name == SOME[1])) for name in SOME),
+    ],
 )
 def test_looked_up_draft_tokens_change_no_token(
     architecture: str, sampling: SamplingParams
 ) -> None:
-    module = words_module(architecture)
-    plain, drafting = served(module), served(module, 4)
-    expected = answers(plain, sampling)
-    assert_vary(expected)
-    assert answers(drafting, sampling) == expected
+    drafting, alone = served(words_module(architecture), 4), plain(architecture, sampling)
+    assert_vary(alone.outputs)
+    assert answers(drafting, sampling) == alone.outputs
     assert_drafted_both_ways(drafting)
-    assert len(drafting.plans) < len(plain.plans)
+    assert len(drafting.plans) < len(alone.plans)
     assert drafting.stats.prefix_cache_hits > 0
 
 
-@pytest.mark.parametrize("draft", ["", "blurred"])
-@pytest.mark.parametrize("architecture", SOME)
+@covering({"architecture": SOME, "draft": ["", "blurred"]}, together=1)
 def test_nor_in_little_memory_and_small_chunks(architecture: str, draft: str) -> None:
     """Requests are preempted and prefilled in chunks, beside draft tokens."""
     module = words_module(architecture)
     drafter = draft_of(module, draft) if draft else None
     kv_bytes = served(module, 3, drafter).layout.large_page_bytes * LARGE_PAGES[architecture, draft]
     tight = served(module, 3, drafter, kv_bytes=kv_bytes, batched=17)
-    assert answers(tight) == answers(served(module))
+    assert answers(tight) == plain(architecture).outputs
     assert_drafted_both_ways(tight)
     assert tight.stats.preemptions > 0
     assert any(w.count > 1 and not w.samples for plan in tight.plans for w in plan.work)
@@ -106,34 +123,40 @@ def draft_of(module: Any, kind: str) -> Any:
 
 @pytest.mark.parametrize(
     ("architecture", "draft", "sampling"),
-    [*((*pair, GREEDY) for pair in PAIRS), *((name, "blurred", SEEDED) for name in SOME)],
+    [
+        *(pytest.param(*pair, GREEDY, marks=long_unless(pair in FAST_PAIRS)) for pair in PAIRS),
+        *(
+            pytest.param(name, "blurred", SEEDED, marks=long_unless(name == SOME[0]))
+            for name in SOME
+        ),
+    ],
 )
 def test_a_draft_models_draft_tokens_change_no_token(
     architecture: str, draft: str, sampling: SamplingParams
 ) -> None:
     module = words_module(architecture)
     drafting = served(module, 3, draft_of(module, draft))
-    assert answers(drafting, sampling) == answers(served(module), sampling)
+    assert answers(drafting, sampling) == plain(architecture, sampling).outputs
     assert_drafted_both_ways(drafting)
     assert drafting.stats.prefix_cache_hits > 0
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("architecture", some_fast(FAMILIES, FAST))
 def test_a_model_that_drafts_for_itself_is_always_right(architecture: str) -> None:
     """It reads from its own pages what the model would have read, hits included."""
     module = words_module(architecture)
-    drafting, plain = served(module, 3, module), served(module)
-    assert answers(drafting) == answers(plain)
+    drafting, alone = served(module, 3, module), plain(architecture)
+    assert answers(drafting) == alone.outputs
     stats = drafting.stats
     assert stats.spec_decode_accepted_tokens == stats.spec_decode_draft_tokens > 0
     assert stats.prefix_cache_hits > 0
-    assert len(drafting.plans) < len(plain.plans) / 2
+    assert len(drafting.plans) < len(alone.plans) / 2
 
 
 def test_what_a_draft_model_reads_is_what_it_wrote() -> None:
     """With its pages spoilt, it drafts wrong, but tokens stay. With the model's, tokens change."""
     module = words_module("LlamaForCausalLM")
-    expected = answers(served(module))
+    expected = plain("LlamaForCausalLM").outputs
     prompt = {f"hit-{name}": tokens for name, tokens in prompts(1, 0).items()}
     right, spoilt, lost = (served(module, 3, module) for _ in range(3))
     assert [answers(run) for run in (right, spoilt, lost)] == [expected] * 3
@@ -165,9 +188,9 @@ def test_a_request_that_is_cancelled_or_stopped_among_draft_tokens_ends_there(
     draft: str | None,
 ) -> None:
     module = words_module("LlamaForCausalLM")
-    plain = answers(served(module))
+    expected = plain("LlamaForCausalLM").outputs
     run = served(module, 4, module if draft else None)
-    name, output = max(plain.items(), key=lambda item: len(set(item[1])))
+    name, output = max(expected.items(), key=lambda item: len(set(item[1])))
     stop = output[9]
     ends = SamplingParams(temperature=0, max_tokens=28, ignore_eos=True, stop_token_ids=(stop,))
     run.ask({name: prompts(5, int(name.split("q")[1][0]))[name.removeprefix("again-")]}, ends)

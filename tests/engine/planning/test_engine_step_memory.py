@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.device.chunks import AddressRange, Ints
@@ -19,6 +19,7 @@ from kvell.engine.requests.plan import StepPlan
 from kvell.errors import TryLater
 from kvell.memory import Implementation, Layout, create_core, longest_request
 from kvell.vocabulary import StepNumber
+from tests.depth import few
 from tests.engine.conftest import EOS
 from tests.engine.traffic import Traffic, limits
 from tests.pages.pools import group, pool_of
@@ -227,7 +228,7 @@ prompts = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@few()
 @given(layouts, models, prompts, st.sampled_from([64, 256, 600]), st.sampled_from([5, 16, 32]))
 def test_whatever_comes_is_answered_right_and_the_pool_ends_empty(
     layout: Layout,

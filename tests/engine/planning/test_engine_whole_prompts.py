@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.engine.planning.scheduler import Scheduler
@@ -23,6 +23,7 @@ from kvell.engine.requests.request import Request
 from kvell.errors import ChangeSomething
 from kvell.memory import Layout, create_core
 from kvell.vocabulary import RequestId
+from tests.depth import some
 from tests.engine.conftest import make_layout
 from tests.engine.traffic import Traffic, Works, limits
 
@@ -200,7 +201,7 @@ def answered(layout: Layout, chosen: Limits, arrivals: Arrivals) -> Mapping[str,
     st.integers(16, 40),
     st.integers(1, 8),
 )
-@settings(max_examples=60, deadline=None)
+@some()
 def test_answers_are_those_of_chunked_prefill(
     arrivals: Arrivals, windows: Sequence[int], num_large: int, seats: int
 ) -> None:

@@ -5,13 +5,14 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.engine.protocol.schemas.choices import are_apart
 from kvell.engine.protocol.schemas.following import MOST_PARTS, check_strict, followed
 from kvell.engine.protocol.schemas.references import within
 from kvell.errors import ChangeSomething
+from tests.depth import many
 
 INT, TEXT = {"type": "integer"}, {"type": "string"}
 OBJECT: dict[str, Any] = {"type": "object", "properties": {"a": INT, "b": INT}}
@@ -224,7 +225,7 @@ SCHEMAS = st.recursive(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@many()
 @given(SCHEMAS)
 def test_whatever_is_sent_is_rewritten_or_refused(schema: object) -> None:
     before = json.dumps(schema)

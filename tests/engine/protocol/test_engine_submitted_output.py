@@ -48,7 +48,13 @@ def instance(smollm2_path: Path) -> LocalInstance:
     return LocalInstance(llm.engine)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        pytest.param(GREEDY, id="greedy", marks=pytest.mark.long),
+        pytest.param(SAMPLED, id="sampled"),
+    ],
+)
 def test_output_goes_on_as_if_nothing_had_happened(
     instance: LocalInstance, sampling: SamplingParams
 ) -> None:

@@ -2,11 +2,12 @@
 
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.engine.requests.turns import FEWEST_KEPT, Turn, TurnQueue, turn_cost_tokens
 from kvell.vocabulary import RequestId
+from tests.depth import some
 
 
 @dataclass(eq=False)
@@ -217,7 +218,7 @@ STEPS = st.lists(
 )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@some()
 @given(STEPS)
 def test_it_does_what_a_naive_model_does(steps: list[tuple[object, ...]]) -> None:
     queue: TurnQueue[One] = TurnQueue()
@@ -237,7 +238,7 @@ def test_it_does_what_a_naive_model_does(steps: list[tuple[object, ...]]) -> Non
     assert drained(queue) == [naive.take() for _ in list(naive.waiting)]
 
 
-@settings(max_examples=60, deadline=None)
+@some()
 @given(st.lists(st.lists(st.integers(1, 600), min_size=30, max_size=30), min_size=2, max_size=5))
 def test_tenants_that_wait_all_the_time_are_served_alike(costs: list[list[int]]) -> None:
     """Until the first has got all, no two differ by more than two of the costliest turns."""

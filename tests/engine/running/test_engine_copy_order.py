@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import event, given, settings
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from kvell.engine.requests.plan import NewPages, PageCopy, StepPlan, StepSlot, TokenWork
@@ -20,6 +20,7 @@ from kvell.engine.running.copies.page_mover import PageMover
 from kvell.memory import GroupKind, GroupSpec, Layout, SlotTable
 from kvell.pages.stages import BEFORE_ALL, stages_of
 from kvell.vocabulary import RequestId, StepNumber
+from tests.depth import some
 
 FULL = GroupSpec("full", GroupKind.FULL, (0, 3, 4), 8, 4, 120, 2)
 SLIDING = GroupSpec("sliding", GroupKind.SLIDING, (1, 2), 8, 4, 80, 3, window_tokens=8)
@@ -355,7 +356,7 @@ def data_of(memory: Memory, plan: StepPlan) -> list[bytes]:
     return [some.numpy().tobytes() for some in held + mine]
 
 
-@settings(max_examples=150, deadline=None)
+@some()
 @given(plans(), st.integers(1, 5), st.booleans(), st.data())
 def test_nobody_can_tell_when_pages_were_copied(
     made: tuple[StepPlan, NewPages], most: int, is_late: bool, data: st.DataObject

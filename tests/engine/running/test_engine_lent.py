@@ -5,7 +5,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.engine.requests.plan import BorrowedPages, StepPlan
@@ -17,6 +17,7 @@ from kvell.engine.running.lent.queries import Queries
 from kvell.mempool.transports.tcp.partials import PartialsLine
 from kvell.models.forward.forward_batch import ForwardBatch
 from kvell.vocabulary import SECTION_TOKENS, StepNumber
+from tests.depth import few
 from tests.engine.running.test_engine_batching import FULL, SLIDING, kind, tables, work
 from tests.mempool.transports.test_mempool_partials import Creditor
 from tests.models.lent_pass import (
@@ -122,7 +123,7 @@ def test_steps_in_turn_have_the_bits_of_local_ones() -> None:
             assert queries.lacking(plan) == []
 
 
-@settings(max_examples=10, deadline=None)
+@few()
 @given(
     architecture=st.sampled_from(ARCHITECTURES),
     before=st.integers(1030, 1690),

@@ -17,6 +17,7 @@ from kvell.errors import ChangeSomething, TryLater
 from kvell.models.text.tokenizer import Tokenizer
 from tests.engine.sampling.random_schemas import random_schema
 from tests.engine.sampling.walking import END, VOCAB, walk
+from tests.models.cases import some_fast
 
 ISSUE = "start: A\nA: /.*d.{15}/ & /.*r.{14}/ & ~/.*0.{13}/"
 BOMBS = [
@@ -25,6 +26,7 @@ BOMBS = [
 ]
 SCHEMAS = [StructuredOutputs(json=json.dumps(random_schema(seed))) for seed in (1, 2)]
 PATIENCE_SECONDS = 60.0
+SIGNALS = [signal.SIGKILL, signal.SIGSTOP]
 
 
 @pytest.fixture
@@ -99,7 +101,7 @@ def test_a_check_waits_for_nobody_and_masks_wait_for_no_check(own: Grammars) -> 
     assert bomb.result(PATIENCE_SECONDS).is_too_complex
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", some_fast(SIGNALS, [signal.SIGSTOP]))
 def test_a_worker_that_ends_or_hangs_costs_only_time(
     own: Grammars, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +121,7 @@ def test_a_worker_that_ends_or_hangs_costs_only_time(
     until(lambda: not set(hit) & workers_of(own))
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", some_fast(SIGNALS, [signal.SIGKILL]))
 def test_a_template_that_ends_or_hangs_is_started_again(
     own: Grammars, number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from kvell.engine.protocol.structured_outputs import Reasoning, StructuredOutputs
 from kvell.engine.sampling.grammars import Allowed, Grammars, Wanted
 from kvell.models.text.tokenizer import Tokenizer
+from tests.depth import few
 from tests.engine.sampling.random_schemas import random_schema
 from tests.engine.sampling.walking import END, VOCAB, ids, walk
 
@@ -76,14 +77,9 @@ def is_free(
     return not masks(grammars, asked, output, handle)
 
 
-WALKS = settings(
-    max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
-)
-
-
 @pytest.mark.parametrize("has_tags", [False, True], ids=["tags of pieces", "tags of one token"])
 @given(thought=thoughts, seed=st.integers(0, 200), is_chosen=st.booleans())
-@WALKS
+@few()
 def test_thoughts_are_free_and_what_follows_is_as_without_them(
     grammars: Grammars,
     tagged_grammars: Grammars,
@@ -115,7 +111,7 @@ def test_thoughts_are_free_and_what_follows_is_as_without_them(
 
 
 @given(thought=thoughts, cuts=st.lists(st.integers(1, 9), min_size=1))
-@WALKS
+@few()
 def test_how_an_output_was_cut_into_calls_does_not_matter(
     grammars: Grammars, tokenizer: Tokenizer, thought: str, cuts: list[int]
 ) -> None:

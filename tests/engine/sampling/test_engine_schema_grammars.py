@@ -5,15 +5,16 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
+from tests.depth import some
 from tests.engine.sampling.byte_grammars import schema_accepts, walked
 from tests.engine.sampling.drawn_schemas import NAMES, Drawn, drawn_schemas
 
 
-@settings(max_examples=150, deadline=None)
+@some()
 @given(drawn_schemas())
 def test_a_value_that_invents_nothing_is_an_answer(drawn: Drawn) -> None:
     schema, value = drawn
@@ -21,7 +22,7 @@ def test_a_value_that_invents_nothing_is_an_answer(drawn: Drawn) -> None:
     assert schema_accepts(schema, value)
 
 
-@settings(max_examples=150, deadline=None)
+@some()
 @given(drawn_schemas(), st.integers(0, 1000))
 def test_an_answer_fits_and_has_only_named_properties_each_once(drawn: Drawn, seed: int) -> None:
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.engine.assembly import EngineOptions, load_model, make_limits
@@ -17,6 +17,7 @@ from kvell.errors import ChangeSomething
 from kvell.memory import GroupKind, LayerSpec, Layout, large_pages_needed, plan_layout
 from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import KIB, MIB
+from tests.depth import some
 from tests.pages.pools import layers
 
 GEMMA = layers([512, 512, 512, 512, 512, 0] * 3)
@@ -116,7 +117,7 @@ shapes = st.lists(
 ).map(lambda drawn: [layers([w], kv_heads=h)[0] for w, h in drawn])
 
 
-@settings(max_examples=60, deadline=None)
+@some()
 @given(shapes, st.integers(2, 4000), st.integers(4 * MIB, 32 * MIB))
 def test_memory_that_was_said_to_be_enough_is_enough(
     drawn: list[LayerSpec], wished: int, kv_bytes: int

@@ -7,7 +7,6 @@ answer is right, or refused with the device's reason, and at the end nothing is 
 
 from dataclasses import replace
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
@@ -25,6 +24,7 @@ from kvell.engine.requests.plan import StepPlan
 from kvell.engine.setup.sharing import share_pool
 from kvell.errors import TryLater
 from kvell.memory import create_core
+from tests.depth import machine
 from tests.engine.conftest import EOS
 from tests.engine.cpu_buffer.test_engine_parking import ParkingMachine, parking_of
 from tests.engine.cpu_buffer.test_engine_swapping import Losing
@@ -122,7 +122,9 @@ class ElasticMachine(ParkingMachine):
             return
         assert "the device refused memory" in event.message
         output = self.outputs[event.request_id]
-        assert output == expected_output(self.prompts[event.request_id][0], len(output), self.words)
+        assert output == expected_output(
+            self.prompts[event.request_id][0], len(output), self.chosen.words
+        )
 
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
@@ -140,6 +142,4 @@ class ElasticMachine(ParkingMachine):
 
 
 TestElasticMachine = ElasticMachine.TestCase
-TestElasticMachine.settings = settings(
-    max_examples=60, stateful_step_count=50, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestElasticMachine.settings = machine(weight=0.3)

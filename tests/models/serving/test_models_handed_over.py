@@ -23,14 +23,16 @@ from kvell.mempool.rendezvous import (
     make_folder,
 )
 from kvell.vocabulary import MIB, RequestId
+from tests.models.cases import covering
 from tests.models.harness import prompt_ids
-from tests.models.serving.test_models_pooling_served import engine_of, every_case
+from tests.models.serving.test_models_pooling_served import MARKED, engine_of
 
 PATIENCE_SECONDS = 60.0
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SEEDED = SamplingParams(
     temperature=1.0, seed=5, max_tokens=12, ignore_eos=True, presence_penalty=1.0
 )
+SAMPLING = [pytest.param(GREEDY, id="greedy"), pytest.param(SEEDED, id="seeded")]
 PROMPTS = {f"q{length}": prompt_ids(length) for length in (3, 90, 1, 64, 131)}
 
 
@@ -147,8 +149,19 @@ def alone(
     params: SamplingParams,
     prompts: Mapping[str, Sequence[int]] = PROMPTS,
 ) -> dict[str, list[int]]:
-    """Answers of one engine."""
-    engine = engine_of(architecture, is_fused)
+    """Answers of one engine, asked once for all tests."""
+    key = architecture, is_fused, repr(params), repr(prompts)
+    if key not in _alone:
+        _alone[key] = _answers(engine_of(architecture, is_fused), params, prompts)
+    return _alone[key]
+
+
+_alone: dict[tuple[str, bool, str, str], dict[str, list[int]]] = {}
+
+
+def _answers(
+    engine: Engine, params: SamplingParams, prompts: Mapping[str, Sequence[int]]
+) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for name, prompt in prompts.items():
         ids = np.asarray(prompt, "<i4").tobytes()
@@ -160,8 +173,7 @@ def alone(
     return found
 
 
-@every_case
-@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@covering({"architecture,is_fused": MARKED, "params": SAMPLING}, together=1)
 def test_answers_are_those_of_one_engine(
     architecture: str, is_fused: bool, params: SamplingParams, tmp_path: Path
 ) -> None:
@@ -180,12 +192,14 @@ def test_answers_are_those_of_one_engine(
 
 FIRST = prompt_ids(90)
 MORE = prompt_ids(12, seed=3)
-every_transport = pytest.mark.parametrize("transport", ["memory", "tcp"])
+TRANSPORTS = ["memory", "tcp"]
+every_transport = pytest.mark.parametrize("transport", TRANSPORTS)
+case_and_transport = covering(
+    {"architecture,is_fused": MARKED, "transport": TRANSPORTS}, together=1
+)
 
 
-@every_case
-@every_transport
-@pytest.mark.parametrize("pd_caching", PD_CACHINGS)
+@covering({"architecture,is_fused": MARKED, "pd_caching": PD_CACHINGS, "transport": TRANSPORTS})
 def test_a_second_turn_in_every_mode(
     architecture: str,
     is_fused: bool,
@@ -211,8 +225,7 @@ def test_a_second_turn_in_every_mode(
         pair.check_pools()
 
 
-@every_case
-@pytest.mark.parametrize("made", [1, 5, 10])
+@covering({"architecture,is_fused": MARKED, "made": [1, 5, 10]}, together=1)
 def test_a_request_migrates_in_the_middle_of_its_answer(
     architecture: str, is_fused: bool, made: int, tmp_path: Path
 ) -> None:
@@ -233,8 +246,7 @@ def test_a_request_migrates_in_the_middle_of_its_answer(
         pair.check_pools()
 
 
-@every_case
-@every_transport
+@case_and_transport
 def test_a_prefix_is_pulled_from_a_third_instance(
     architecture: str, is_fused: bool, transport: PageTransport, tmp_path: Path
 ) -> None:

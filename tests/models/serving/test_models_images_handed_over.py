@@ -32,9 +32,11 @@ from kvell.models.images.image_store import ImageStore
 from kvell.models.loading.loading import describe_as
 from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import MIB, RequestId
+from tests.models.cases import covering, some_fast
 from tests.models.pictures import (
     CROSS,
     EVERY,
+    FAST,
     GRIDS,
     IN_TEXT,
     PATCHES,
@@ -50,7 +52,9 @@ GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 SEEDED = SamplingParams(
     temperature=1.0, seed=5, max_tokens=12, ignore_eos=True, presence_penalty=1.0
 )
-every_family = pytest.mark.parametrize("architecture", EVERY)
+SAMPLING = [pytest.param(GREEDY, id="greedy"), pytest.param(SEEDED, id="seeded")]
+FAMILIES = some_fast(EVERY, FAST)
+every_family = pytest.mark.parametrize("architecture", FAMILIES)
 
 
 def some_prompts(architecture: str) -> dict[str, Prompt]:
@@ -187,14 +191,23 @@ def alone(
     return found
 
 
-@every_family
-@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+_some: dict[tuple[str, str], dict[str, list[int]]] = {}
+
+
+def some_answers(architecture: str, params: SamplingParams) -> dict[str, list[int]]:
+    """What one engine answers to some prompts, asked once for all tests."""
+    key = architecture, repr(params)
+    if key not in _some:
+        _some[key] = alone(architecture, some_prompts(architecture), params)
+    return _some[key]
+
+
+@covering({"architecture": FAMILIES, "params": SAMPLING}, together=1)
 def test_answers_are_those_of_one_engine(
     architecture: str, params: SamplingParams, tmp_path: Path
 ) -> None:
     """In both directions at once; the second round finds the first one's pages on both sides."""
-    prompts = some_prompts(architecture)
-    expected = alone(architecture, prompts, params)
+    prompts, expected = some_prompts(architecture), some_answers(architecture, params)
     with pair_of(architecture, tmp_path) as pair:
         encoded = []
         for turn in range(2):
@@ -215,14 +228,11 @@ def test_answers_are_those_of_one_engine(
         assert sum(encoded[1]) == sum(encoded[0]) + again, "the second round is hit"
 
 
-@every_family
-@pytest.mark.parametrize("transport", ["memory", "tcp"])
-@pytest.mark.parametrize("pd_caching", PD_CACHINGS)
+@covering({"architecture": FAMILIES, "pd_caching": PD_CACHINGS, "transport": ["memory", "tcp"]})
 def test_in_every_mode_over_every_transport(
     architecture: str, pd_caching: PdCaching, transport: PageTransport, tmp_path: Path
 ) -> None:
-    prompts = some_prompts(architecture)
-    expected = alone(architecture, prompts, GREEDY)
+    prompts, expected = some_prompts(architecture), some_answers(architecture, GREEDY)
     with pair_of(architecture, tmp_path, transport=transport, pd_caching=pd_caching) as pair:
         for turn in range(2):
             for name, prompt in prompts.items():
@@ -309,8 +319,7 @@ def test_an_id_that_stands_for_another_image_there_stays(architecture: str, tmp_
 def test_images_too_large_to_be_sent_along_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prompts = some_prompts(GRIDS)
-    expected = alone(GRIDS, prompts, GREEDY)
+    prompts, expected = some_prompts(GRIDS), some_answers(GRIDS, GREEDY)
     size = sum(
         tensor.numel() * tensor.element_size() for tensor in prompts["first"].tensors.values()
     )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from _pytest.mark.structures import ParameterSet
 
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
@@ -21,12 +22,30 @@ from kvell.models.config.budgets import budgets_of, with_budgets
 from kvell.models.config.description import describe
 from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import KIB, MIB, RequestId
+from tests.models.cases import covering, long_unless
 from tests.models.forward.test_models_hidden import last_hidden_state
 from tests.models.harness import prompt_ids, tiny_module
 from tests.models.served import layout_of
 
 GREEDY = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
 PROMPTS = {f"q{length}": prompt_ids(length) for length in (3, 90, 1, 64, 131)}
+
+
+def marked(
+    cases: Sequence[tuple[str, bool]], fast: Sequence[tuple[str, bool]]
+) -> list[ParameterSet]:
+    """Architectures, and whether the compiled pass runs; those that are not fast are long."""
+    return [
+        pytest.param(
+            architecture,
+            is_fused,
+            id=f"{architecture}-{'fused' if is_fused else 'modules'}",
+            marks=long_unless((architecture, is_fused) in fast),
+        )
+        for architecture, is_fused in cases
+    ]
+
+
 CASES = [
     ("FalconH1ForCausalLM", True),
     ("Gemma3ForCausalLM", True),
@@ -38,11 +57,9 @@ CASES = [
     ("Qwen3NextForCausalLM", False),
     ("Zamba2ForCausalLM", False),
 ]
-every_case = pytest.mark.parametrize(
-    ("architecture", "is_fused"),
-    CASES,
-    ids=[f"{a}-{'fused' if f else 'modules'}" for a, f in CASES],
-)
+FAST = CASES[:2] + CASES[5:7]
+MARKED = marked(CASES, FAST)
+every_case = pytest.mark.parametrize(("architecture", "is_fused"), MARKED)
 
 
 def model_of(architecture: str, is_fused: bool) -> PagedModel:
@@ -118,8 +135,7 @@ def check(architecture: str, asked: Asked, prompts: Mapping[str, Sequence[int]])
         assert float((vector - expected).abs().max()) <= 1e-4 * float(expected.abs().max())
 
 
-@every_case
-@pytest.mark.parametrize("batched", [256, 23])
+@covering({"architecture,is_fused": MARKED, "batched": [256, 23]}, together=1)
 def test_whole_and_in_chunks(architecture: str, is_fused: bool, batched: int) -> None:
     asked = Asked(engine_of(architecture, is_fused, batched=batched))
     asked.pool(PROMPTS)
@@ -192,8 +208,10 @@ def test_after_a_preemption(architecture: str, is_fused: bool, quarters: int) ->
     assert sum(asked.ends[name].preemptions for name in vectors) > 0
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
-@pytest.mark.parametrize("is_fused", [True, False])
+@covering(
+    {"architecture": ["LlamaForCausalLM", "Gemma3ForCausalLM"], "is_fused": [True, False]},
+    together=1,
+)
 def test_while_steps_are_planned_ahead(architecture: str, is_fused: bool) -> None:
     asked = Asked(engine_of(architecture, is_fused, batched=48, async_scheduling=True))
     assert asked.engine.core.limits.depth == 1
