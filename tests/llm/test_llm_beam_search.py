@@ -64,15 +64,24 @@ def llm(smollm2_path: Path) -> LLM:
     ("prompts", "params"),
     [
         (PROMPTS[:2], BeamSearchParams(4, 8)),
-        (PROMPTS[1:2], BeamSearchParams(3, 14, stop_token_ids=ENDS, length_penalty=0.5)),
+        pytest.param(
+            PROMPTS[1:2],
+            BeamSearchParams(3, 14, stop_token_ids=ENDS, length_penalty=0.5),
+            marks=pytest.mark.long,
+        ),
         (PROMPTS[:1], BeamSearchParams(4, 10, stop_token_ids=ENDS[:2], early_stopping=True)),
-        (
+        pytest.param(
             PROMPTS[1:2],
             BeamSearchParams(
                 4, 9, stop_token_ids=ENDS[:1], early_stopping="never", length_penalty=2.0
             ),
+            marks=pytest.mark.long,
         ),
-        (PROMPTS[:1], BeamSearchParams(2, 8, stop_token_ids=ENDS, min_tokens=4)),
+        pytest.param(
+            PROMPTS[:1],
+            BeamSearchParams(2, 8, stop_token_ids=ENDS, min_tokens=4),
+            marks=pytest.mark.long,
+        ),
         (PROMPTS[:1], BeamSearchParams(10, 3, length_penalty=0.0)),
     ],
     ids=["plain", "ends", "early", "never", "least", "wide"],

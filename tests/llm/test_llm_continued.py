@@ -89,7 +89,14 @@ def assert_near(ours: list[TokenLogprobs], theirs: list[TokenLogprobs]) -> None:
         assert len(one.top) == len(other.top)
 
 
-@pytest.mark.parametrize("kind", WISHES)
+LATE = ("schema", "reasoning")
+"""Long answers; below, each goes on once as well."""
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=pytest.mark.long if kind in LATE else ()) for kind in WISHES],
+)
 def test_the_rest_is_the_same(llm: LLM, kind: str) -> None:
     sampling = WISHES[kind]
     whole = answered(llm, f"{kind}-whole", sampling, [])
@@ -116,13 +123,16 @@ def test_what_goes_on_obeys_its_grammar(llm: LLM) -> None:
     validate(json.loads(text), SCHEMA)
 
 
-def test_what_goes_on_anywhere_in_its_reasoning_or_behind_it_obeys_its_grammar(llm: LLM) -> None:
+@pytest.mark.parametrize("offsets", [(0,), pytest.param((-1, 0, 1, 2), marks=pytest.mark.long)])
+def test_what_goes_on_anywhere_in_its_reasoning_or_behind_it_obeys_its_grammar(
+    llm: LLM, offsets: tuple[int, ...]
+) -> None:
     whole = answered(llm, "thought-whole", THOUGHT, [])
     text = llm.tokenizer.decode(whole.token_ids)
     validate(json.loads(text.partition(".")[2]), SCHEMA)
     [end] = [i for i, token in enumerate(whole.token_ids) if llm.tokenizer.decode([token]) == "."]
     assert 1 < end < len(whole.token_ids) - 2
-    for known in (end - 1, end, end + 1, end + 2):
+    for known in (end + offset for offset in offsets):
         rest = answered(llm, f"thought-{known}", THOUGHT, whole.token_ids[:known])
         assert rest.token_ids == whole.token_ids[known:]
 

@@ -58,15 +58,19 @@ def assert_same(outputs: list[RequestOutput], expected: list[RequestOutput]) -> 
                 assert len(one.top) == len(other.top)
 
 
-def test_repetition_penalty_answers_like_transformers(smollm2_path: Path, llm: LLM) -> None:
+@pytest.mark.parametrize("count", [2, pytest.param(5, marks=pytest.mark.long)])
+def test_repetition_penalty_answers_like_transformers(
+    smollm2_path: Path, llm: LLM, count: int
+) -> None:
+    prompts = PROMPTS[:count]
     params = SamplingParams(temperature=0, max_tokens=8, repetition_penalty=1.3)
-    outputs = llm.generate(PROMPTS, params)
+    outputs = llm.generate(prompts, params)
     model = model_at(smollm2_path)
-    for output, prompt in zip(outputs, PROMPTS, strict=True):
+    for output, prompt in zip(outputs, prompts, strict=True):
         ids = torch.tensor([prompt])
         made = model.generate(ids, do_sample=False, max_new_tokens=8, repetition_penalty=1.3)
         assert output.token_ids == made[0, len(prompt) :].tolist()
-    plain = llm.generate(PROMPTS, replace(params, repetition_penalty=1.0))
+    plain = llm.generate(prompts, replace(params, repetition_penalty=1.0))
     assert [o.token_ids for o in plain] != [o.token_ids for o in outputs], "it must matter"
 
 
@@ -175,9 +179,9 @@ def test_a_mixed_batch_answers_like_each_alone(llm: LLM, alone: list[RequestOutp
     "options",
     [
         {"num_speculative_tokens": 3},
-        {"async_scheduling": True},
+        pytest.param({"async_scheduling": True}, marks=pytest.mark.long),
         {"max_num_batched_tokens": 24},
-        {"enable_chunked_prefill": False},
+        pytest.param({"enable_chunked_prefill": False}, marks=pytest.mark.long),
     ],
     ids=["draft tokens", "ahead", "chunks", "whole prompts"],
 )

@@ -35,6 +35,7 @@ def entries_at(front: Front, instance: str) -> list[LogEntry]:
     return [one for one in front.entries()[0] if one.line == instance]
 
 
+@pytest.mark.long  # `tests/front/test_front_moving.py` has it without processes
 def test_a_request_on_its_way_to_an_instance_that_drains_is_computed_once(
     smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,13 +57,16 @@ def assert_same(outputs: Sequence[RequestOutput], answers: Sequence[Answer]) -> 
         assert output.token_ids == answer.tokens, f"prompt {output.index}"
 
 
-def test_oracle_is_what_transformers_says(smollm2_path: Path, oracle: list[Answer]) -> None:
-    """The committed answers are not ours: two of them are made again here."""
+@pytest.mark.parametrize(("last", "count"), [(4, 8), pytest.param(5, 20, marks=pytest.mark.long)])
+def test_oracle_is_what_transformers_says(
+    smollm2_path: Path, oracle: list[Answer], last: int, count: int
+) -> None:
+    """The committed answers are not ours: some of them are made again here."""
     model = AutoModelForCausalLM.from_pretrained(smollm2_path, dtype=torch.float32)
-    for answer in oracle[3:5]:
+    for answer in oracle[3:last]:
         ids = torch.tensor([answer.prompt])
-        made = model.generate(ids, do_sample=False, max_new_tokens=20)
-        assert made[0, ids.shape[1] :].tolist() == answer.tokens[:20]
+        made = model.generate(ids, do_sample=False, max_new_tokens=count)
+        assert made[0, ids.shape[1] :].tolist() == answer.tokens[:count]
 
 
 def test_oracle_is_worth_comparing_with(oracle: list[Answer]) -> None:
@@ -75,34 +78,72 @@ def test_oracle_is_worth_comparing_with(oracle: list[Answer]) -> None:
     assert ties < 0.005 * len(tokens)
 
 
-def test_fifty_prompts_in_one_batch_from_their_text(
-    smollm2_path: Path, oracle: list[Answer]
+@pytest.fixture(scope="module")
+def llm(smollm2_path: Path) -> LLM:
+    return smollm2(smollm2_path.parent)
+
+
+FEW = ((0, 5, 10, 13, 17, 23), (30, 35, 38, 42, 48))
+"""Short prompts, and those that begin as these do."""
+ALL = (tuple(range(25)), tuple(range(25, 50)))
+
+
+@pytest.mark.parametrize(
+    ("fresh", "sharing", "count", "options"),
+    [
+        (*FEW, 12, {"max_num_batched_tokens": 320}),  # what they share is computed a step before
+        pytest.param(*ALL, 64, {}, marks=pytest.mark.long),
+    ],
+    ids=["few", "fifty"],
+)
+def test_prompts_in_one_batch_from_their_text(
+    smollm2_path: Path,
+    oracle: list[Answer],
+    fresh: tuple[int, ...],
+    sharing: tuple[int, ...],
+    count: int,
+    options: dict[str, Any],
 ) -> None:
     lines = (DATA / "smollm2_prompts.jsonl").read_text().splitlines()
-    outputs = smollm2(smollm2_path.parent).generate([json.loads(line) for line in lines], GREEDY)
-    assert_same(outputs, oracle)
-    assert sum(output.cached_tokens > 0 for output in outputs[25:]) >= 20, "shared beginnings"
+    chosen = [*fresh, *sharing]
+    llm = smollm2(smollm2_path.parent, **options)
+    params = SamplingParams(temperature=0, max_tokens=count)
+    outputs = llm.generate([json.loads(lines[at]) for at in chosen], params)
+    assert_same(outputs, [cut(oracle[at], count) for at in chosen])
+    hits = sum(output.cached_tokens > 0 for output in outputs[len(fresh) :])
+    assert hits >= 0.8 * len(sharing), "shared beginnings"
 
 
-def test_alone_and_again_from_the_cache(smollm2_path: Path, oracle: list[Answer]) -> None:
+@pytest.mark.parametrize(
+    ("last", "count"), [(12, 10), pytest.param(13, 24, marks=pytest.mark.long)]
+)
+def test_alone_and_again_from_the_cache(
+    llm: LLM, oracle: list[Answer], last: int, count: int
+) -> None:
     """One after the other; the second time all of the prompt but its last token is a hit."""
-    llm, few = smollm2(smollm2_path.parent), [cut(answer, 24) for answer in oracle[10:13]]
+    few = [cut(answer, count) for answer in oracle[10:last]]
     prompts = [answer.prompt for answer in few]
-    short = SamplingParams(temperature=0, max_tokens=24)
+    short = SamplingParams(temperature=0, max_tokens=count)
     assert_same(llm.generate(prompts, short, sequential=True), few)
     again = llm.generate(prompts, short, sequential=True)
     assert_same(again, few)
     assert [o.cached_tokens for o in again] == [len(prompt) - 1 for prompt in prompts]
 
 
-def test_the_pass_of_transformers_own_code(smollm2_path: Path, oracle: list[Answer]) -> None:
+@pytest.mark.parametrize(
+    ("first", "last", "count"), [(21, 24, 8), pytest.param(20, 26, 16, marks=pytest.mark.long)]
+)
+def test_the_pass_of_transformers_own_code(
+    smollm2_path: Path, oracle: list[Answer], first: int, last: int, count: int
+) -> None:
     """What serves where there is no fused pass; every other test here is of the fused one."""
-    few = [cut(answer, 16) for answer in oracle[20:26]]
+    few = [cut(answer, count) for answer in oracle[first:last]]
     llm = smollm2(smollm2_path.parent, enforce_eager=True)
-    params = SamplingParams(temperature=0, max_tokens=16)
+    params = SamplingParams(temperature=0, max_tokens=count)
     assert_same(llm.generate([answer.prompt for answer in few], params), few)
 
 
+@pytest.mark.long
 def test_fifty_prompts_by_the_four_bits_that_the_model_is_packaged_in(
     smollm2_path: Path, oracle: list[Answer]
 ) -> None:
@@ -113,20 +154,23 @@ def test_fifty_prompts_by_the_four_bits_that_the_model_is_packaged_in(
     assert "92" in weights, "MiB, not the 513 of float32"
 
 
-def test_eight_bits_answer_too(smollm2_path: Path, oracle: list[Answer]) -> None:
+@pytest.mark.parametrize(
+    ("first", "last", "count"), [(21, 24, 8), pytest.param(20, 26, 16, marks=pytest.mark.long)]
+)
+def test_eight_bits_answer_too(
+    smollm2_path: Path, oracle: list[Answer], first: int, last: int, count: int
+) -> None:
     """Not the same numbers, so not all the same tokens; but each answer is that of the model
     asked again alone, whatever the batch."""
-    llm, params = (
-        smollm2(smollm2_path.parent, quantization="int8"),
-        SamplingParams(temperature=0, max_tokens=16),
-    )
-    prompts = [answer.prompt for answer in oracle[20:26]]
+    llm = smollm2(smollm2_path.parent, quantization="int8")
+    params = SamplingParams(temperature=0, max_tokens=count)
+    prompts = [answer.prompt for answer in oracle[first:last]]
     together = [output.token_ids for output in llm.generate(prompts, params)]
     alone = [output.token_ids for output in llm.generate(prompts, params, sequential=True)]
     assert together == alone
     same = [
         ours == theirs
-        for answer, tokens in zip(oracle[20:26], together, strict=True)
+        for answer, tokens in zip(oracle[first:last], together, strict=True)
         for ours, theirs in zip(tokens, answer.tokens, strict=False)
     ]
     assert sum(same) > 0.6 * len(same)
@@ -140,11 +184,19 @@ def test_chunked_prefill(smollm2_path: Path, oracle: list[Answer], chunk: int) -
     assert_same(llm.generate([answer.prompt for answer in few], params), few)
 
 
-def test_preemption(smollm2_path: Path, oracle: list[Answer]) -> None:
+@pytest.mark.parametrize(
+    ("last", "count", "kv_memory_bytes"),
+    [(12, 40, 9 * MIB), pytest.param(20, 64, 18 * MIB, marks=pytest.mark.long)],
+    ids=["few", "twelve"],
+)
+def test_preemption(
+    smollm2_path: Path, oracle: list[Answer], last: int, count: int, kv_memory_bytes: int
+) -> None:
     """A pool for a few requests only: growth preempts, and answers stay the same."""
-    few = sorted(oracle, key=lambda answer: len(answer.prompt))[8:20]
-    llm = smollm2(smollm2_path.parent, kv_memory_bytes=18 * MIB)
-    outputs = llm.generate([answer.prompt for answer in few], GREEDY)
+    few = [cut(one, count) for one in sorted(oracle, key=lambda one: len(one.prompt))[8:last]]
+    llm = smollm2(smollm2_path.parent, kv_memory_bytes=kv_memory_bytes)
+    params = SamplingParams(temperature=0, max_tokens=count)
+    outputs = llm.generate([answer.prompt for answer in few], params)
     assert_same(outputs, few)
     assert sum(output.preemptions for output in outputs) > 0
 

@@ -42,7 +42,9 @@ async def answer(
     raise AssertionError("no end was told")
 
 
-@pytest.mark.parametrize("ahead", [False, True], ids=["in-turn", "ahead"])
+@pytest.mark.parametrize(
+    "ahead", [False, pytest.param(True, marks=pytest.mark.long)], ids=["in-turn", "ahead"]
+)
 def test_a_step_that_raises_ends_its_guilty_request_only(model: Path, ahead: bool) -> None:
     settings = EngineSettings(
         str(model), kv_memory_bytes=16 * MIB, dtype="float32", async_scheduling=ahead

@@ -36,17 +36,25 @@ def prompts(many: list[list[int]]) -> list[Any]:
     return [{"prompt_token_ids": prompt} for prompt in many]
 
 
-@pytest.mark.parametrize("params", [GREEDY, DRAWN], ids=["greedy", "drawn"])
+OPTIONS: dict[str, dict[str, Any]] = {
+    "compiled": {},
+    "ahead": {"dtype": "bfloat16", "async_scheduling": True},
+    "modules": {"enforce_eager": True},
+    "chunks": {"max_num_batched_tokens": 32},
+    "drafts": {"num_speculative_tokens": 3},
+}
+SAMPLING = {"greedy": GREEDY, "drawn": DRAWN}
+SOON = {"compiled-greedy", "ahead-drawn", "modules-greedy", "chunks-greedy", "drafts-drawn"}
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("options", "params"),
     [
-        {},
-        {"dtype": "bfloat16", "async_scheduling": True},
-        {"enforce_eager": True},
-        {"max_num_batched_tokens": 32},
-        {"num_speculative_tokens": 3},
+        pytest.param(options, params, id=name, marks=() if name in SOON else pytest.mark.long)
+        for kind, options in OPTIONS.items()
+        for drawn, params in SAMPLING.items()
+        for name in [f"{kind}-{drawn}"]
     ],
-    ids=["compiled", "ahead", "modules", "chunks", "drafts"],
 )
 def test_others_in_the_batch_and_in_its_pages_are_not_disturbed(
     models: dict[str, Path], options: dict[str, Any], params: SamplingParams

@@ -12,12 +12,28 @@ from kvell import LLM
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.vocabulary import MIB
-from tests.models.pictures import EVERY, Prompt, oracle, picture_module, pictured, text
+from tests.models.pictures import (
+    CROSS,
+    EVERY,
+    GRIDS,
+    Prompt,
+    oracle,
+    picture_module,
+    pictured,
+    text,
+)
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
 
 
-@pytest.fixture(scope="module", params=EVERY)
+SOON = (CROSS, GRIDS)
+"""Images beside the text, and in it; `tests/models` has all of them."""
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(one, marks=() if one in SOON else pytest.mark.long) for one in EVERY],
+)
 def architecture(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

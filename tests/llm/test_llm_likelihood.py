@@ -9,6 +9,7 @@ import pytest
 from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.llm import LLM
 from tests.llm.teacher import assert_output_likely, assert_prompt_likely, smollm2
 from tests.llm.test_llm_exactness import read_oracle
 
@@ -17,9 +18,18 @@ PROMPTS = [answer.prompt for answer in sorted(read_oracle(), key=lambda a: len(a
 """8 to 37 tokens."""
 
 
+@pytest.fixture(scope="module")
+def llm(smollm2_path: Path) -> LLM:
+    return smollm2(smollm2_path)
+
+
 @pytest.mark.parametrize(
     "options",
-    [{}, {"max_num_batched_tokens": 16}, {"max_num_seqs": 2}],
+    [
+        {},
+        {"max_num_batched_tokens": 16},
+        pytest.param({"max_num_seqs": 2}, marks=pytest.mark.long),
+    ],
     ids=["whole", "chunks", "two seats"],
 )
 def test_prompts_and_answers_are_as_likely_as_transformers_says(
@@ -30,8 +40,8 @@ def test_prompts_and_answers_are_as_likely_as_transformers_says(
         assert_prompt_likely(smollm2_path, output, 2)
 
 
-def test_a_prompt_that_is_cached_is_scored_as_well(smollm2_path: Path) -> None:
-    llm, prompt = smollm2(smollm2_path), PROMPTS[-1]
+def test_a_prompt_that_is_cached_is_scored_as_well(smollm2_path: Path, llm: LLM) -> None:
+    prompt = PROMPTS[-1]
     plain = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     for _ in range(2):
         [known] = llm.generate([prompt], plain)
@@ -43,14 +53,14 @@ def test_a_prompt_that_is_cached_is_scored_as_well(smollm2_path: Path) -> None:
     assert known.cached_tokens == len(prompt) - 1
 
 
-def test_each_is_told_what_it_asked_for(smollm2_path: Path) -> None:
+def test_each_is_told_what_it_asked_for(smollm2_path: Path, llm: LLM) -> None:
     asked = [
         SamplingParams(temperature=0, max_tokens=3, logprobs=0),
         SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=0),
         SamplingParams(temperature=0, max_tokens=3),
         SamplingParams(temperature=1, seed=1, max_tokens=3, logprobs=20),
     ]
-    first, second, third, fourth = smollm2(smollm2_path).generate([PROMPTS[0]] * 4, asked)
+    first, second, third, fourth = llm.generate([PROMPTS[0]] * 4, asked)
     assert_output_likely(smollm2_path, first, 0)
     assert_prompt_likely(smollm2_path, second, 0)
     assert_output_likely(smollm2_path, fourth, 20)
@@ -58,15 +68,15 @@ def test_each_is_told_what_it_asked_for(smollm2_path: Path) -> None:
     assert third.prompt_logprobs is fourth.prompt_logprobs is None
 
 
-def test_a_prompt_of_one_token_has_nothing_to_score(smollm2_path: Path) -> None:
-    [output] = smollm2(smollm2_path).generate([[7042]], ASKING)
+def test_a_prompt_of_one_token_has_nothing_to_score(smollm2_path: Path, llm: LLM) -> None:
+    [output] = llm.generate([[7042]], ASKING)
     assert output.prompt_logprobs == []
     assert_output_likely(smollm2_path, output, 4)
 
 
-def test_likelihood_is_the_models_own_whatever_is_wished(smollm2_path: Path) -> None:
+def test_likelihood_is_the_models_own_whatever_is_wished(smollm2_path: Path, llm: LLM) -> None:
     wishing = replace(ASKING, logit_bias={260: 50.0}, repetition_penalty=1.5)
-    [output] = smollm2(smollm2_path).generate([PROMPTS[1]], wishing)
+    [output] = llm.generate([PROMPTS[1]], wishing)
     assert 260 in output.token_ids
     assert_output_likely(smollm2_path, output, 4)
 

@@ -1,12 +1,8 @@
 """``kvell serve`` with a real model, as a person would run it: client, kill, restart."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,9 +12,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvell import BeamSearchParams
+from tests.llm.servers import PATIENCE_SECONDS, Served
 from tests.llm.teacher import smollm2
 
-PATIENCE_SECONDS = 120.0
+pytestmark = pytest.mark.xdist_group("packaged_server")
+LONG_STORY_TOKENS = 64
+"""So many that the instance is killed while it computes them."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +35,8 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server(smollm2_path: Path) -> Iterator[Server]:
-    command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
-    command += ["--kv-memory", "128MiB", "--dtype", "float32"]
-    environment = os.environ | {"KVELL_CACHE_DIR": str(smollm2_path.parent), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
-        yield Server(told["url"], told["pid"])
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_SECONDS) == 0
+def server(packaged_server: Served) -> Server:
+    return Server(packaged_server.url, packaged_server.pid)
 
 
 def scraped(url: str) -> dict[str, float]:
@@ -151,12 +142,12 @@ def test_a_prompt_over_the_limit_names_the_field(server: Server) -> None:
 
 def test_a_stream_goes_on_after_its_instance_was_killed(server: Server) -> None:
     client = server.client()
-    stream = ask(client, "Tell me a long story about the sea.", 800)
+    stream = ask(client, "Tell me a long story about the sea.", LONG_STORY_TOKENS)
     first = next(stream).choices[0].delta.content or ""  # type: ignore[attr-defined]
     killed = server.instance_pid()
     os.kill(killed, signal.SIGKILL)
     told = first + said(stream)
     wait_until_healthy(server.url)
     assert server.instance_pid() != killed
-    assert said(ask(client, "Tell me a long story about the sea.", 800)) == told
+    assert said(ask(client, "Tell me a long story about the sea.", LONG_STORY_TOKENS)) == told
     assert "Paris" in said(ask(client, "Name the capital of France.", 24))

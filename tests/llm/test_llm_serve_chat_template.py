@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,13 +11,13 @@ from typing import Any
 import httpx
 import pytest
 
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.llm import LLM
+from tests.llm.conftest import PARTS, Configured
+from tests.llm.servers import PATIENCE_SECONDS
 
-PATIENCE_SECONDS = 120.0
-PARTS = (
-    "{% for message in messages %}[{{ message.role }}]{% for part in message.content %}"
-    "{{ part.text }}{% endfor %}{% endfor %}"
-)
+pytestmark = pytest.mark.xdist_group("configured_server")
+
 CONVERSATION: Any = [
     {"role": "developer", "content": "Be brief."},
     {"role": "user", "content": [{"type": "text", "text": "Hi "}, {"type": "text", "text": "you"}]},
@@ -27,29 +26,11 @@ READ = "[system]Be brief.[user]Hi you"
 TOOL: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 
-def command(*flags: str) -> list[str]:
-    start = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
-    return [*start, "--kv-memory", "64MiB", "--max-model-len", "256", *flags]
-
-
 @pytest.fixture(scope="module")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("template") / "parts.jinja"
-    file.write_text(PARTS)
-    return file
-
-
-@pytest.fixture(scope="module")
-def client(smollm2_path: Path, template: Path) -> Iterator[httpx.Client]:
-    environment = os.environ | {"KVELL_CACHE_DIR": str(smollm2_path.parent)}
-    words = command("--chat-template", str(template))
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        url = json.loads(process.stdout.readline())["url"]
-        with httpx.Client(base_url=url, timeout=60) as asking:
-            yield asking
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_SECONDS) == 0
+def client(configured_server: Configured) -> Iterator[httpx.Client]:
+    headers = {"Authorization": "Bearer red-key"}
+    with httpx.Client(base_url=configured_server.url, headers=headers, timeout=60) as asking:
+        yield asking
 
 
 def test_text_and_parts_reach_a_template_that_reads_parts(client: httpx.Client) -> None:
@@ -82,16 +63,25 @@ def test_the_card_says_that_tools_are_not_shown(client: httpx.Client) -> None:
             ("--chat-template", "{% for x in y %}"),
             "--chat-template=the given text: line 1 of the template does not compile",
         ),
-        (("--chat-template", "gone.jinja"), "--chat-template=gone.jinja: cannot be read"),
-        (("--chat-template-content-format", "xml"), "'xml' is not one of"),
+        pytest.param(
+            ("--chat-template", "gone.jinja"),
+            "--chat-template=gone.jinja: cannot be read",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ("--chat-template-content-format", "xml"),
+            "'xml' is not one of",
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_a_template_that_cannot_be_used_ends_the_start(
     smollm2_path: Path, flags: tuple[str, ...], complaint: str
 ) -> None:
     environment = os.environ | {"KVELL_CACHE_DIR": str(smollm2_path.parent)}
+    command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
     ended = subprocess.run(
-        command(*flags),
+        [*command, "--kv-memory", "64MiB", "--max-model-len", "256", *flags],
         check=False,
         capture_output=True,
         text=True,
@@ -102,12 +92,15 @@ def test_a_template_that_cannot_be_used_ends_the_start(
     assert complaint in ended.stderr
 
 
-def test_the_library_takes_the_same_words(smollm2_path: Path, template: Path) -> None:
+def test_the_library_takes_the_same_words(
+    smollm2_path: Path, configured_server: Configured
+) -> None:
+    template = configured_server.template
     llm = LLM(str(smollm2_path), kv_memory_bytes=64 << 20, max_model_len=256)
     conversation = [{"role": "system", "content": "Be brief."}, CONVERSATION[1]]
 
     def read(**more: Any) -> str:
-        [output] = llm.chat(conversation, **more)
+        [output] = llm.chat(conversation, SamplingParams(max_tokens=1), **more)
         return llm.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
 
     assert "Be brief." in read() and "Hi you" in read()

@@ -4,8 +4,6 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +15,9 @@ import httpx
 import openai
 import pytest
 
+from tests.llm.servers import PATIENCE_SECONDS, serving
+
 DATA = Path(__file__).parents[1] / "data"
-PATIENCE_SECONDS = 120.0
 ROLES = ("prefill-0", "decode-0")
 ROWS = [json.loads(row) for row in (DATA / "smollm2_greedy.jsonl").read_text().splitlines()]
 
@@ -46,17 +45,11 @@ class Server:
         return clean
 
 
-@pytest.fixture(scope="module", params=["memory", "tcp"])
+@pytest.fixture(scope="module", params=["memory", pytest.param("tcp", marks=pytest.mark.long)])
 def server(smollm2_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
-    command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
-    command += ["--kv-memory", "128MiB", "--dtype", "float32"]
-    command += ["--instances", "prefill=1,decode=1", "--page-transport", request.param]
-    environment = os.environ | {"KVELL_CACHE_DIR": str(smollm2_path.parent), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        yield Server(json.loads(process.stdout.readline())["url"])
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_SECONDS) == 0
+    flags = ["--kv-memory", "128MiB", "--dtype", "float32", "--instances", "prefill=1,decode=1"]
+    with serving(smollm2_path.parent, *flags, "--page-transport", request.param) as served:
+        yield Server(served.url)
 
 
 def until(condition: Callable[[], bool]) -> None:
@@ -77,14 +70,22 @@ def tokens_of(server: Server, prompt: list[int], max_tokens: int, **more: Any) -
     return found
 
 
-def test_the_fifty_prompts_over_http(server: Server) -> None:
+@pytest.mark.parametrize("count", [12, pytest.param(50, marks=pytest.mark.long)])
+def test_prompts_over_http(server: Server, count: int) -> None:
     """Prompts are computed at one instance, and all but the first token at the other."""
+    rows = ROWS[:count]
+
+    def told() -> list[float]:
+        computed = [server.counted("prompt_tokens_by_source_total", one) for one in ROLES]
+        return [*computed, server.counted("steps_total", "decode-0")]
+
+    before = told()
     with ThreadPoolExecutor(10) as pool:
-        answers = pool.map(lambda row: tokens_of(server, row["prompt_token_ids"], 64), ROWS)
-        assert list(answers) == [row["token_ids"] for row in ROWS]
-    computed = [server.counted("prompt_tokens_by_source_total", one) for one in ROLES]
-    assert computed == [sum(len(row["prompt_token_ids"]) for row in ROWS), 0]
-    assert server.counted("steps_total", "decode-0") >= 63
+        answers = pool.map(lambda row: tokens_of(server, row["prompt_token_ids"], 64), rows)
+        assert list(answers) == [row["token_ids"] for row in rows]
+    *computed, steps = (now - then for now, then in zip(told(), before, strict=True))
+    assert computed == [sum(len(row["prompt_token_ids"]) for row in rows), 0]
+    assert steps >= 63
     assert server.is_clean()
 
 
@@ -123,19 +124,27 @@ def test_a_stream_has_every_token_once(server: Server) -> None:
     assert found == row["token_ids"]
 
 
-@pytest.mark.parametrize("dies", ["prefill-0", "decode-0"])
-def test_a_death_loses_no_request(server: Server, dies: str) -> None:
+@pytest.mark.parametrize(
+    ("dies", "count"),
+    [
+        ("decode-0", 12),
+        pytest.param("decode-0", 50, marks=pytest.mark.long),
+        pytest.param("prefill-0", 50, marks=pytest.mark.long),
+    ],
+)
+def test_a_death_loses_no_request(server: Server, dies: str, count: int) -> None:
     """Killed while requests are under way on both: they end exactly, by another attempt."""
+    rows = ROWS[:count]
     until(lambda: all(one["state"] == "serving" for one in server.instances().values()))
     pid = server.instances()[dies]["pid"]
     before = server.counted("steps_total", "decode-0")
     with ThreadPoolExecutor(10) as pool:
-        answers = [pool.submit(tokens_of, server, row["prompt_token_ids"], 64) for row in ROWS]
+        answers = [pool.submit(tokens_of, server, row["prompt_token_ids"], 64) for row in rows]
         until(lambda: server.counted("steps_total", "decode-0") > before)
         os.kill(pid, signal.SIGKILL)
         until(lambda: server.instances()[dies]["restarts"] > 0)
         told = [answer.result(PATIENCE_SECONDS) for answer in answers]
-    assert told == [row["token_ids"] for row in ROWS]
+    assert told == [row["token_ids"] for row in rows]
     until(lambda: all(one["state"] == "serving" for one in server.instances().values()))
     assert server.is_clean()
     assert tokens_of(server, ROWS[1]["prompt_token_ids"], 64) == ROWS[1]["token_ids"]

@@ -1,12 +1,7 @@
 """OpenAI's own client asks ``kvell serve`` for vectors of a real model."""
 
 import base64
-import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,10 +12,11 @@ import openai
 import pytest
 import torch
 
+from tests.llm.servers import Served
 from tests.llm.teacher import model_at
 from tests.llm.test_llm_embed import truth
 
-PATIENCE_SECONDS = 120.0
+pytestmark = pytest.mark.xdist_group("packaged_server")
 INPUTS = [
     "The capital of France is Paris.",
     "Paris is the capital of France.",
@@ -31,20 +27,8 @@ INPUTS = [
 
 
 @pytest.fixture(scope="module")
-def url(smollm2_path: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
-    command += ["--kv-memory", "128MiB", "--dtype", "float32", "--max-num-batched-tokens", "64"]
-    environment = os.environ | {"KVELL_CACHE_DIR": str(smollm2_path.parent)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        found: str = json.loads(process.stdout.readline())["url"]
-        try:
-            yield found
-            audit = httpx.get(f"{found}/debug/audit", timeout=60).json()
-        finally:
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENCE_SECONDS) == 0
-        assert audit["clean"], audit
+def url(packaged_server: Served) -> str:
+    return packaged_server.url
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +47,9 @@ def check(path: Path, told: Sequence[float], ids: Sequence[int]) -> None:
     assert float((vector - expected).abs().max()) <= 1e-4 * float(expected.abs().max())
 
 
-@pytest.mark.parametrize("encoding", ["float", "base64", None])
+@pytest.mark.parametrize(
+    "encoding", ["float", "base64", pytest.param(None, marks=pytest.mark.long)]
+)
 def test_vectors_are_transformers_in_both_encodings(
     client: openai.OpenAI, url: str, smollm2_path: Path, encoding: Any
 ) -> None:

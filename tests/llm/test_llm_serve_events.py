@@ -1,10 +1,7 @@
 """A router outside hears what a real server caches, and that a dead instance caches nothing."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +13,18 @@ import pytest
 import zmq
 from transformers import AutoTokenizer
 
-PATIENCE_SECONDS = 120.0
+from tests.llm.conftest import Configured
+from tests.llm.servers import PATIENCE_SECONDS
+
+pytestmark = pytest.mark.xdist_group("configured_server")
+HEADERS = {"Authorization": "Bearer red-key"}
+OPERATOR = {"Authorization": "Bearer ops-key"}
 BLOCK_TOKENS = 16
 PROMPT = " ".join(f"The number {number} is followed by {number + 1}." for number in range(20))
 
 
 @dataclass
-class Served:
+class Observed:
     url: str
     socket: "zmq.Socket[bytes]"
 
@@ -38,40 +40,32 @@ class Served:
 
     def complete(self, prompt: str, **more: Any) -> dict[str, Any]:
         body = {"model": "smollm2", "prompt": prompt, "max_tokens": 2, "temperature": 0, **more}
-        reply = httpx.post(f"{self.url}/v1/completions", json=body, timeout=PATIENCE_SECONDS)
+        reply = httpx.post(
+            f"{self.url}/v1/completions", json=body, headers=HEADERS, timeout=PATIENCE_SECONDS
+        )
         assert reply.status_code == 200, reply.text
         told: dict[str, Any] = reply.json()
         return told
 
 
 @pytest.fixture(scope="module")
-def served(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    address = f"ipc://{tmp_path_factory.mktemp('events')}/kv"
-    command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
-    command += ["--kv-memory", "32MiB", "--dtype", "float32"]
-    command += ["--kv-events-config", json.dumps({"endpoint": address, "topic": "kv"})]
-    environment = os.environ | {"KVELL_CACHE_DIR": str(smollm2_path.parent)}
+def served(configured_server: Configured) -> Iterator[Observed]:
     context = zmq.Context()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        url = json.loads(process.stdout.readline())["url"]
-        socket = context.socket(zmq.SUB)
-        socket.connect(address)
-        socket.setsockopt(zmq.SUBSCRIBE, b"kv")
-        served = Served(url, socket)
-        attempt = 0
-        while not socket.poll(50):  # until the subscription is heard
-            served.complete(f"{attempt} " * 40)
-            attempt += 1
-        while socket.poll(200):
-            socket.recv_multipart()
-        yield served
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_SECONDS) == 0
+    socket = context.socket(zmq.SUB)
+    socket.connect(configured_server.events)
+    socket.setsockopt(zmq.SUBSCRIBE, b"kv")
+    served = Observed(configured_server.url, socket)
+    attempt = 0
+    while not socket.poll(50):  # until the subscription is heard
+        served.complete(f"{attempt} " * 40)
+        attempt += 1
+    while socket.poll(200):
+        socket.recv_multipart()
+    yield served
     context.destroy(linger=0)
 
 
-def test_a_prompt_s_blocks_are_told_with_their_tokens(served: Served, smollm2_path: Path) -> None:
+def test_a_prompt_s_blocks_are_told_with_their_tokens(served: Observed, smollm2_path: Path) -> None:
     served.complete(PROMPT)
     tokenizer = AutoTokenizer.from_pretrained(smollm2_path)
     ids = tokenizer(PROMPT)["input_ids"]
@@ -91,16 +85,18 @@ def test_a_prompt_s_blocks_are_told_with_their_tokens(served: Served, smollm2_pa
     assert more["parent_block_hash"] in (cached, stored["block_hashes"][whole - 2])
 
 
-def test_evicted_blocks_are_told(served: Served) -> None:
-    for number in range(40):
+def test_evicted_blocks_are_told(served: Observed) -> None:
+    for number in range(5):  # the pool has some 700 tokens
         served.complete(f"{number} is where this begins. {PROMPT}")
     told = served.events("BlockRemoved")
     (removed,) = [event for event in told if event["type"] == "BlockRemoved"][:1]
     assert removed["block_hashes"]
 
 
-def test_a_dead_instance_has_nothing_cached(served: Served) -> None:
-    (instance,) = httpx.get(f"{served.url}/cluster", timeout=60).json()["instances"]
+def test_a_dead_instance_has_nothing_cached(served: Observed) -> None:
+    (instance,) = httpx.get(f"{served.url}/cluster", headers=OPERATOR, timeout=60).json()[
+        "instances"
+    ]
     os.kill(instance["pid"], signal.SIGKILL)
     told = served.events("AllBlocksCleared")
     assert told[-1]["type"] == "AllBlocksCleared"

@@ -1,11 +1,6 @@
 """What an OpenAI client asks for beyond text, from ``kvell serve`` with a real model."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,11 +10,13 @@ import jsonschema
 import openai
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from tests.engine.sampling.random_schemas import random_schema
+from tests.llm.servers import Served
+from tests.llm.teacher import model_at
 
-PATIENCE_SECONDS = 120.0
+pytestmark = pytest.mark.xdist_group("packaged_server")
 PROMPT = "The capital of France is"
 MESSAGES: Any = [{"role": "user", "content": "What is the weather in Bern?"}]
 TOOLS: Any = [
@@ -37,25 +34,11 @@ TOOLS: Any = [
     }
     for name in ("weather", "time")
 ]
-SCHEMAS = 200
 
 
 @pytest.fixture(scope="module")
-def url(smollm2_path: Path) -> Iterator[str]:
-    command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
-    command += ["--kv-memory", "128MiB", "--dtype", "float32"]
-    command += ["--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"]
-    environment = os.environ | {"KVELL_CACHE_DIR": str(smollm2_path.parent)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        found: str = json.loads(process.stdout.readline())["url"]
-        yield found
-        audit = httpx.get(f"{found}/debug/audit", timeout=60).json()
-        stats = httpx.get(f"{found}/debug/memory", timeout=60).json()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_SECONDS) == 0
-        assert audit["clean"], audit
-        assert stats
+def url(packaged_server: Served) -> str:
+    return packaged_server.url
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +48,7 @@ def client(url: str) -> openai.OpenAI:
 
 @pytest.fixture(scope="module")
 def reference(smollm2_path: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(smollm2_path, dtype=torch.float32)
+    return model_at(smollm2_path)
 
 
 @pytest.fixture(scope="module")
@@ -73,8 +56,9 @@ def tokenizer(smollm2_path: Path) -> Any:
     return AutoTokenizer.from_pretrained(smollm2_path)
 
 
-def test_200_random_schemas_are_obeyed(client: openai.OpenAI) -> None:
-    schemas = [random_schema(1000 + index) for index in range(SCHEMAS)]
+@pytest.mark.parametrize("count", [16, pytest.param(200, marks=pytest.mark.long)])
+def test_random_schemas_are_obeyed(client: openai.OpenAI, count: int) -> None:
+    schemas = [random_schema(1000 + index) for index in range(count)]
 
     def answer(index: int) -> Any:
         reply = client.chat.completions.create(
@@ -92,7 +76,7 @@ def test_200_random_schemas_are_obeyed(client: openai.OpenAI) -> None:
         return json.loads(reply.choices[0].message.content or "")
 
     with ThreadPoolExecutor(16) as pool:
-        for schema, value in zip(schemas, pool.map(answer, range(SCHEMAS)), strict=True):
+        for schema, value in zip(schemas, pool.map(answer, range(count)), strict=True):
             jsonschema.validate(value, schema)
 
 
@@ -166,13 +150,14 @@ def test_a_stream_tells_what_a_whole_answer_tells(client: openai.OpenAI) -> None
         assert told == getattr(whole.logprobs, name)
 
 
+@pytest.mark.parametrize("count", [12, pytest.param(32, marks=pytest.mark.long)])
 def test_a_repetition_penalty_is_transformers(
-    client: openai.OpenAI, reference: Any, tokenizer: Any
+    client: openai.OpenAI, reference: Any, tokenizer: Any, count: int
 ) -> None:
     ids = tokenizer(PROMPT, return_tensors="pt")["input_ids"]
-    made = reference.generate(ids, do_sample=False, max_new_tokens=32, repetition_penalty=1.3)
+    made = reference.generate(ids, do_sample=False, max_new_tokens=count, repetition_penalty=1.3)
     reply = client.completions.create(
-        model="smollm2", prompt=PROMPT, max_tokens=32, temperature=0,
+        model="smollm2", prompt=PROMPT, max_tokens=count, temperature=0,
         extra_body={"repetition_penalty": 1.3, "return_token_ids": True, "ignore_eos": True},
     )  # fmt: skip
     told: list[int] = reply.choices[0].token_ids  # type: ignore[attr-defined]
@@ -216,12 +201,17 @@ def test_a_schema_that_cannot_be_followed_is_refused_by_name(client: openai.Open
         assert caught.value.param == "guided_regex"
 
 
-@pytest.mark.parametrize("stream", [False, True])
+EITHER = {"weather", "time"}
+NAMED = {"type": "function", "function": {"name": "time"}}
+
+
 @pytest.mark.parametrize(
-    ("choice", "names"),
+    ("choice", "names", "stream"),
     [
-        ("required", {"weather", "time"}),
-        ({"type": "function", "function": {"name": "time"}}, {"time"}),
+        ("required", EITHER, True),
+        (NAMED, {"time"}, False),
+        pytest.param("required", EITHER, False, marks=pytest.mark.long),
+        pytest.param(NAMED, {"time"}, True, marks=pytest.mark.long),
     ],
 )
 def test_tools_that_must_be_called(
@@ -268,23 +258,29 @@ def names_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+FIELDS: dict[str, Any] = {
+    "response_format": {"response_format": FORM},
+    "guided_json": {"guided_json": PERSON},
+    "structured_outputs": {"structured_outputs": {"json": json.dumps(PERSON)}},
+    "tools": {
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": PERSON}}],
+        "tool_choice": {"type": "function", "function": {"name": "f"}},
+        "response_format": {"type": "json_object"},
+    },
+}
+SOON = (("response_format", True), ("tools", False))
+
+
 @pytest.mark.parametrize(
-    "fields",
+    ("kind", "stream"),
     [
-        {"response_format": FORM},
-        {"guided_json": PERSON},
-        {"structured_outputs": {"json": json.dumps(PERSON)}},
-        {
-            "tools": [{"type": "function", "function": {"name": "f", "parameters": PERSON}}],
-            "tool_choice": {"type": "function", "function": {"name": "f"}},
-            "response_format": {"type": "json_object"},
-        },
+        pytest.param(kind, stream, marks=() if (kind, stream) in SOON else pytest.mark.long)
+        for kind in FIELDS
+        for stream in (False, True)
     ],
-    ids=lambda fields: next(iter(fields)),
 )
-def test_an_answer_has_what_the_schema_names_and_ends(url: str, fields: Any, stream: bool) -> None:
-    body = {"messages": MESSAGES, "max_tokens": 200, "temperature": 1, "seed": 3, **fields}
+def test_an_answer_has_what_the_schema_names_and_ends(url: str, kind: str, stream: bool) -> None:
+    body = {"messages": MESSAGES, "max_tokens": 200, "temperature": 1, "seed": 3, **FIELDS[kind]}
     if stream:
         reply = httpx.post(f"{url}/v1/chat/completions", json=body | {"stream": True}, timeout=60)
         lines = reply.text.split("\n\n")
@@ -351,7 +347,7 @@ CALL = '<tool_call>{"name": "weather", "arguments": {"city": "Bern"}}</tool_call
 WRITTEN = f"<think>hm</think>{CALL}"
 
 
-@pytest.mark.parametrize("tool_choice", ["auto", "none"])
+@pytest.mark.parametrize("tool_choice", ["auto", pytest.param("none", marks=pytest.mark.long)])
 def test_reasoning_and_calls_are_read_from_the_text(
     client: openai.OpenAI, tool_choice: Any
 ) -> None:

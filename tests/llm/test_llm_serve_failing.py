@@ -1,46 +1,29 @@
 """``kvell serve`` with models that give NaN: the request fails, with words, and nothing else."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.llm.broken_models import POISON, write_broken, write_poisoned
+from tests.llm.broken_models import POISON
+from tests.llm.servers import PATIENCE_SECONDS, Served
 
-PATIENCE_SECONDS = 120.0
+pytestmark = pytest.mark.xdist_group("several_server")
 SHARED = [(7 * i) % 70 for i in range(40)]
 WORDS = "not numbers"
 
 
 @pytest.fixture(scope="module")
-def url(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    models = tmp_path_factory.mktemp("models")
-    command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
-    command += ["--kv-memory", "16MiB", "--dtype", "float32", "--async-scheduling"]
-    command += ["--model", f"poisoned={write_poisoned(models / 'poisoned', smollm2_path)}"]
-    command += ["--model", f"broken={write_broken(models / 'broken', smollm2_path)}"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        found: str = json.loads(process.stdout.readline())["url"]
-        try:
-            before = instance(found)
-            yield found
-            audit = httpx.get(f"{found}/debug/audit", timeout=60).json()
-            after = instance(found)
-        finally:
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENCE_SECONDS) == 0
-        assert audit["clean"], audit
-        assert after == before, "the instance was restarted"
+def url(several_server: Served) -> Iterator[str]:
+    found = several_server.url
+    before = instance(found)
+    yield found
+    audit = httpx.get(f"{found}/debug/audit", timeout=60).json()
+    assert audit["clean"], audit
+    assert instance(found) == before, "the instance was restarted"
 
 
 def instance(url: str) -> tuple[int, int]:

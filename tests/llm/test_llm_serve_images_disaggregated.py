@@ -1,10 +1,7 @@
 """``kvell serve --instances prefill=1,decode=1`` with a model of images: they move along."""
 
-import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,44 +10,25 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.llm.pictures import answer, data_url, messages, picture
+from tests.llm.servers import PATIENCE_SECONDS, Served, serving
 from tests.llm.test_llm_serve_disaggregated import Server
-from tests.llm.test_llm_serve_images import answer, data_url, messages, picture, save_processor
-from tests.models.pictures import CROSS, picture_module
 
-PATIENCE_SECONDS = 120.0
+pytestmark = pytest.mark.xdist_group("picture_server")
 SHADES = ((10,), (200,), (10, 200), (77,))
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama 3.2 Vision: what its text attends to must be where it goes on."""
-    found = tmp_path_factory.mktemp("pictures") / "pictures"
-    module = picture_module(CROSS)
-    module.save_pretrained(found)
-    save_processor(found, module.config)
-    return found
-
-
-def served(path: Path, *options: str) -> Iterator[Server]:
-    command = [sys.executable, "-m", "kvell.cli.main", "serve", "--model", f"pictures={path}"]
-    command += ["--port", "0", "--json", "--kv-memory", "8MiB", "--dtype", "float32"]
-    command += ["--max-model-len", "256", *options]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        yield Server(json.loads(process.stdout.readline())["url"])
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_SECONDS) == 0
+def alone(picture_server: Served) -> Server:
+    return Server(picture_server.url)
 
 
 @pytest.fixture(scope="module")
-def alone(path: Path) -> Iterator[Server]:
-    yield from served(path)
-
-
-@pytest.fixture(scope="module")
-def server(path: Path) -> Iterator[Server]:
-    yield from served(path, "--instances", "prefill=1,decode=1")
+def server(smollm2_path: Path, picture_path: Path) -> Iterator[Server]:
+    flags = ["--model", f"pictures={picture_path}", "--kv-memory", "8MiB", "--dtype", "float32"]
+    flags += ["--max-model-len", "256", "--instances", "prefill=1,decode=1"]
+    with serving(smollm2_path.parent, *flags) as served:
+        yield Server(served.url)
 
 
 def asked(server: Server, shades: tuple[int, ...], **fields: Any) -> list[int]:

@@ -21,7 +21,8 @@ from tests.async_engine.faults import Job
 from tests.async_engine.handover_faults import state_of
 from tests.async_engine.lending_jobs import KV_BYTES, long_jobs, wide_model
 from tests.front.scenarios import is_gone
-from tests.llm.test_llm_serve_disaggregated import PATIENCE_SECONDS, until
+from tests.llm.servers import PATIENCE_SECONDS
+from tests.llm.test_llm_serve_disaggregated import until
 
 MOST_STOPPED_SECONDS = 4.0
 """Longer than the two seconds in which a recalled section is to be given back."""
@@ -133,7 +134,9 @@ class Asking:
 MANY = (pytest.mark.long, pytest.mark.timeout(3600))
 
 
-@pytest.mark.parametrize("pauses", [2, pytest.param(30, marks=MANY)])
+@pytest.mark.parametrize(
+    "pauses", [pytest.param(2, marks=pytest.mark.long), pytest.param(30, marks=MANY)]
+)
 def test_who_decides_sleeps_while_memory_is_lent(
     directory: Path, jobs: list[Job], pauses: int
 ) -> None:

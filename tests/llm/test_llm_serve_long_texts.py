@@ -1,11 +1,5 @@
 """Long texts at a real server: refused unread, or encoded behind short ones in bounded memory."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,14 +9,15 @@ import httpx
 import pytest
 
 from kvell.vocabulary import KIB, MIB
+from tests.llm.servers import PATIENCE_SECONDS, Served
 
-PATIENCE_SECONDS = 120.0
+pytestmark = pytest.mark.xdist_group("packaged_server")
 SENTENCE = "The quick brown fox jumps over the lazy dog. "
 LONG_TEXTS = 4
 
 
 @dataclass(frozen=True)
-class Served:
+class LongTexts:
     """A server's URL, and the pid of its front."""
 
     url: str
@@ -49,20 +44,13 @@ class Served:
 
 
 @pytest.fixture(scope="module")
-def served(smollm2_path: Path) -> Iterator[Served]:
-    command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
-    command += ["--kv-memory", "64MiB", "--dtype", "float32"]
-    environment = os.environ | {"KVELL_CACHE_DIR": str(smollm2_path.parent)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        found = Served(json.loads(process.stdout.readline())["url"], process.pid)
-        found.post("/v1/completions", prompt="warm", max_tokens=1)
-        yield found
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_SECONDS) == 0
+def served(packaged_server: Served) -> LongTexts:
+    found = LongTexts(packaged_server.url, packaged_server.pid)
+    found.post("/v1/completions", prompt="warm", max_tokens=1)
+    return found
 
 
-def test_31_megabytes_are_refused_without_being_encoded(served: Served) -> None:
+def test_31_megabytes_are_refused_without_being_encoded(served: LongTexts) -> None:
     half = SENTENCE * (15_500_000 // len(SENTENCE))  # no string of a body has more than 16 MiB
     told, before_bytes = served.refused(), served.forget_largest()
     messages = [{"role": "user", "content": half}, {"role": "user", "content": half}]
@@ -84,7 +72,7 @@ def test_31_megabytes_are_refused_without_being_encoded(served: Served) -> None:
     ],
 )
 def test_every_way_to_a_tokenizer_has_the_bound(
-    served: Served, path: str, body: dict[str, Any]
+    served: LongTexts, path: str, body: dict[str, Any]
 ) -> None:
     told = served.refused()
     reply = served.post(path, **body)
@@ -93,7 +81,7 @@ def test_every_way_to_a_tokenizer_has_the_bound(
     assert served.refused() == told + 1
 
 
-def test_a_short_prompt_is_answered_before_long_texts_that_came_first(served: Served) -> None:
+def test_a_short_prompt_is_answered_before_long_texts_that_came_first(served: LongTexts) -> None:
     text = "x y " * (500_000 // 4)
     before_bytes = served.forget_largest()
     with ThreadPoolExecutor(LONG_TEXTS) as threads:
@@ -110,7 +98,7 @@ def test_a_short_prompt_is_answered_before_long_texts_that_came_first(served: Se
     assert served.largest_bytes() - before_bytes < parts["front_work_bytes"]
 
 
-def test_a_text_of_long_tokens_is_not_taken_for_too_many(served: Served) -> None:
+def test_a_text_of_long_tokens_is_not_taken_for_too_many(served: LongTexts) -> None:
     """One token of this tokenizer is 64 spaces."""
     reply = served.post("/v1/completions", prompt=" " * 64 * 200 + "x", max_tokens=1)
     assert reply.status_code == 200

@@ -15,8 +15,9 @@ import httpx
 import openai
 import pytest
 
+from tests.llm.servers import PATIENCE_SECONDS, serving
+
 DATA = Path(__file__).parents[1] / "data"
-PATIENCE_SECONDS = 120.0
 KEY = "secret"
 BEARER = {"Authorization": f"Bearer {KEY}"}
 
@@ -48,16 +49,9 @@ class Server:
 
 @pytest.fixture(scope="module")
 def server(smollm2_path: Path) -> Iterator[Server]:
-    command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
-    command += ["--kv-memory", "128MiB", "--dtype", "float32", "--instances", "mixed=2"]
-    command += ["--api-key", KEY]
-    environment = os.environ | {"KVELL_CACHE_DIR": str(smollm2_path.parent), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
-        yield Server(told["url"], environment)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_SECONDS) == 0
+    flags = ["--kv-memory", "128MiB", "--dtype", "float32", "--instances", "mixed=2"]
+    with serving(smollm2_path.parent, *flags, "--api-key", KEY) as served:
+        yield Server(served.url, served.environment)
 
 
 def tokens_of(client: openai.OpenAI, prompt: list[int], max_tokens: int) -> list[int]:
@@ -72,8 +66,10 @@ def tokens_of(client: openai.OpenAI, prompt: list[int], max_tokens: int) -> list
     return found
 
 
-def test_the_fifty_prompts_over_http(server: Server) -> None:
-    rows = [json.loads(row) for row in (DATA / "smollm2_greedy.jsonl").read_text().splitlines()]
+@pytest.mark.parametrize("count", [12, pytest.param(50, marks=pytest.mark.long)])
+def test_prompts_over_http(server: Server, count: int) -> None:
+    lines = (DATA / "smollm2_greedy.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines[:count]]
     client = server.client()
     with ThreadPoolExecutor(10) as pool:
         answers = pool.map(lambda row: tokens_of(client, row["prompt_token_ids"], 64), rows)
@@ -137,6 +133,7 @@ def test_operators_scale_and_drain_it(server: Server) -> None:
     )
 
 
+@pytest.mark.long
 def test_instances_that_cannot_help_each_other_say_so(smollm2_path: Path, tmp_path: Path) -> None:
     """At the start, with the setting that must change; nothing else would show it."""
     command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]

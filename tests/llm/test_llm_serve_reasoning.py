@@ -1,9 +1,6 @@
 """Structured answers of a model that reasons first, from ``kvell serve``, streamed and whole."""
 
 import json
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +11,8 @@ import openai
 import pytest
 from jsonschema import validate
 
-PATIENCE_SECONDS = 120.0
+from tests.llm.servers import serving
+
 MESSAGES: Any = [{"role": "user", "content": "What is the weather in Bern?"}]
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
@@ -44,6 +42,8 @@ FORMATS: dict[str, Any] = {
     "one function": {"tools": [TOOL], "tool_choice": NAMED},
     "required": {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False},
 }
+SOON = ("response_format", "required")
+KINDS = [pytest.param(kind, marks=() if kind in SOON else pytest.mark.long) for kind in FORMATS]
 SPECIAL = {str(token): -100.0 for token in range(17) if token != STOP}
 """Bans what else would end the model's text: it has learned nothing of tags."""
 WELL = 876
@@ -92,15 +92,9 @@ def path(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def client(path: Path) -> Iterator[openai.OpenAI]:
-    command = [sys.executable, "-m", "kvell.cli.main", "serve", "--model", f"thinking={path}"]
-    command += ["--port", "0", "--json", "--kv-memory", "64MiB", "--dtype", "float32"]
-    command += ["--max-model-len", "512"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        url = json.loads(process.stdout.readline())["url"]
-        yield openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_SECONDS) == 0
+    flags = ["--model", f"thinking={path}", "--kv-memory", "64MiB", "--dtype", "float32"]
+    with serving(path.parent, *flags, "--max-model-len", "512") as served:
+        yield openai.OpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0)
 
 
 def asked(thinks: bool | None, **fields: Any) -> dict[str, Any]:
@@ -137,7 +131,7 @@ def streamed(client: openai.OpenAI, thinks: bool | None, **fields: Any) -> Answe
     return answer
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_model_reasons_freely_and_its_answer_obeys(client: openai.OpenAI, kind: str) -> None:
     """A grammar that held from the first token would let it neither say this nor end it."""
     fields = FORMATS[kind] | ENDS_SOON
@@ -149,7 +143,7 @@ def test_the_model_reasons_freely_and_its_answer_obeys(client: openai.OpenAI, ki
     validate(answer.told, SCHEMA)
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_template_that_closed_the_reasoning_binds_from_the_first_token(
     client: openai.OpenAI, kind: str
 ) -> None:
@@ -171,7 +165,7 @@ def test_where_the_model_has_the_choice_it_reasons_or_answers(client: openai.Ope
     validate(thinks.told, SCHEMA)
 
 
-@pytest.mark.parametrize("read", [whole, streamed])
+@pytest.mark.parametrize("read", [whole, pytest.param(streamed, marks=pytest.mark.long)])
 def test_reasoning_that_never_ends_is_cut_off(client: openai.OpenAI, read: Any) -> None:
     answer = read(client, True, response_format=FORM, logit_bias=NEVER_ENDS, max_tokens=20)
     assert (answer.content, answer.finish_reason) == ("", "length")
@@ -179,8 +173,17 @@ def test_reasoning_that_never_ends_is_cut_off(client: openai.OpenAI, read: Any) 
     assert answer.reasoning and answer.reasoning == free.reasoning, "nothing binds it"
 
 
-@pytest.mark.parametrize("read", [whole, streamed])
-@pytest.mark.parametrize("budget", [0, 1, 7])
+@pytest.mark.parametrize(
+    ("budget", "read"),
+    [
+        (0, whole),
+        (7, streamed),
+        pytest.param(0, streamed, marks=pytest.mark.long),
+        pytest.param(1, whole, marks=pytest.mark.long),
+        pytest.param(1, streamed, marks=pytest.mark.long),
+        pytest.param(7, whole, marks=pytest.mark.long),
+    ],
+)
 def test_a_budget_ends_the_reasoning_and_the_answer_follows(
     client: openai.OpenAI, read: Any, budget: int
 ) -> None:

@@ -1,22 +1,18 @@
 """``/v1/responses`` from ``kvell serve`` with a real model: formats, calls, streams."""
 
 import json
-import os
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import httpx
 import jsonschema
 import openai
 import pytest
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
-PATIENCE_SECONDS = 120.0
+from tests.llm.servers import Served
+
+pytestmark = pytest.mark.xdist_group("packaged_server")
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 CITY = {
     "type": "object",
@@ -41,19 +37,10 @@ QUESTION = "What is the weather in Bern?"
 
 
 @pytest.fixture(scope="module")
-def client(smollm2_path: Path) -> Iterator[openai.OpenAI]:
-    command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
-    command += ["--kv-memory", "128MiB", "--dtype", "float32"]
-    environment = os.environ | {"KVELL_CACHE_DIR": str(smollm2_path.parent)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        url: str = json.loads(process.stdout.readline())["url"]
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
-            yield client
-        audit = httpx.get(f"{url}/debug/audit", timeout=60).json()
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_SECONDS) == 0
-        assert audit["clean"], audit
+def client(packaged_server: Served) -> Iterator[openai.OpenAI]:
+    url = f"{packaged_server.url}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0) as client:
+        yield client
 
 
 def test_it_says_what_chat_says(client: openai.OpenAI) -> None:
@@ -82,7 +69,9 @@ def test_it_says_what_chat_says(client: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2, 3))]
+)
 def test_a_schema_is_followed(client: openai.OpenAI, stream: bool, seed: int) -> None:
     text: Any = {"format": {"type": "json_schema", "name": "person", "schema": PERSON}}
     asked: Any = {"model": "smollm2", "input": "Invent a person.", "text": text}
@@ -107,10 +96,18 @@ def test_any_object(client: openai.OpenAI) -> None:
     assert response.output_text.lstrip().startswith("{")
 
 
-@pytest.mark.parametrize("stream", [False, True])
+EITHER = {"weather", "time"}
+NAMED = {"type": "function", "name": "time"}
+
+
 @pytest.mark.parametrize(
-    ("choice", "names"),
-    [("required", {"weather", "time"}), ({"type": "function", "name": "time"}, {"time"})],
+    ("choice", "names", "stream"),
+    [
+        ("required", EITHER, True),
+        (NAMED, {"time"}, False),
+        pytest.param("required", EITHER, False, marks=pytest.mark.long),
+        pytest.param(NAMED, {"time"}, True, marks=pytest.mark.long),
+    ],
 )
 def test_a_function_must_be_called(
     client: openai.OpenAI, choice: Any, names: set[str], stream: bool

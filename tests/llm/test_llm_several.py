@@ -1,11 +1,5 @@
 """A second model beside the packaged one: in Python, on the command line, and over HTTP."""
 
-import json
-import os
-import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,24 +11,13 @@ import pytest
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.llm import LLM
-from kvell.models.loading.random_weights import write_random_model
 from kvell.models.sources.packaged import MODEL_NAME
 from kvell.vocabulary import MIB
+from tests.llm.servers import Served
 from tests.llm.test_llm_exactness import assert_same, cut, read_oracle
-from tests.models.harness import tiny_config
 
-WORDS = 49_152
+pytestmark = pytest.mark.xdist_group("several_server")
 PARAMS = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def small(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model of windows and full attention that reads SmolLM2's tokens."""
-    config = tiny_config("Gemma3ForCausalLM", vocab_size=WORDS)
-    path = write_random_model(tmp_path_factory.mktemp("small"), config, 1, scale=4.0)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(smollm2_path / name, path)
-    return path
 
 
 def opened(cache: Path, model: str, *beside: str, **options: Any) -> LLM:
@@ -48,32 +31,35 @@ def opened(cache: Path, model: str, *beside: str, **options: Any) -> LLM:
     )
 
 
-def test_both_say_what_they_say_alone(smollm2_path: Path, small: Path) -> None:
+@pytest.fixture(scope="module")
+def both(smollm2_path: Path, small_model: Path) -> LLM:
+    return opened(smollm2_path.parent, MODEL_NAME, f"small={small_model}")
+
+
+def test_both_say_what_they_say_alone(smollm2_path: Path, small_model: Path, both: LLM) -> None:
     cache = smollm2_path.parent
     few = [cut(answer, 12) for answer in read_oracle()[:3]]
     texts = [answer.prompt for answer in few]
-    alone = [one.token_ids for one in opened(cache, str(small)).generate(texts, PARAMS)]
-    llm = opened(cache, MODEL_NAME, f"small={small}")
+    alone = [one.token_ids for one in opened(cache, str(small_model)).generate(texts, PARAMS)]
     mixed = [{"prompt": text, "model": name} for text in texts for name in (MODEL_NAME, "small")]
     until_eos = replace(PARAMS, ignore_eos=False)
-    outputs = llm.generate(mixed, [until_eos, PARAMS] * len(texts))
+    outputs = both.generate(mixed, [until_eos, PARAMS] * len(texts))
     assert_same(outputs[::2], few)
     assert [one.token_ids for one in outputs[1::2]] == alone
-    assert llm.stats()["max_running"] == 6
-    assert "".join(llm.stream({"prompt": texts[0], "model": "small"}, PARAMS)) == outputs[1].text
+    assert both.stats()["max_running"] == 6
+    assert "".join(both.stream({"prompt": texts[0], "model": "small"}, PARAMS)) == outputs[1].text
 
 
-def test_the_contract_names_both(smollm2_path: Path, small: Path) -> None:
-    llm = opened(smollm2_path.parent, MODEL_NAME, f"small={small}")
-    lines = llm.contract.lines()
+def test_the_contract_names_both(both: LLM) -> None:
+    lines = both.contract.lines()
     assert lines[0] == "memory contract for smollm2, small"
     assert any(line.startswith("    small:sliding(9): 5 layers") for line in lines)
     assert any(line.startswith("  longest to small") and "256 tokens" in line for line in lines)
-    assert llm.engine.ready().beside == {"small": 256}
+    assert both.engine.ready().beside == {"small": 256}
 
 
-def test_a_chat_with_either(smollm2_path: Path, small: Path) -> None:
-    llm = opened(smollm2_path.parent, f"big={MODEL_NAME}", f"small={small}")
+def test_a_chat_with_either(smollm2_path: Path, small_model: Path) -> None:
+    llm = opened(smollm2_path.parent, f"big={MODEL_NAME}", f"small={small_model}")
     said = [{"role": "user", "content": "Name the capital of France."}]
     (first,), (named,), (other,) = (llm.chat(said, PARAMS, model=m) for m in ("", "big", "small"))
     assert "Paris" in first.text
@@ -81,42 +67,33 @@ def test_a_chat_with_either(smollm2_path: Path, small: Path) -> None:
     assert named.cached_tokens > 0 == other.cached_tokens
 
 
-def test_a_model_that_is_not_there_is_named(smollm2_path: Path, small: Path) -> None:
-    llm = opened(smollm2_path.parent, MODEL_NAME, f"small={small}")
+def test_a_model_that_is_not_there_is_named(both: LLM) -> None:
     with pytest.raises(ChangeSomething, match="use smollm2, small") as told:
-        llm.generate({"prompt": "Hi", "model": "large"}, PARAMS)
+        both.generate({"prompt": "Hi", "model": "large"}, PARAMS)
     assert told.value.field == "model"
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (
+        pytest.param(
             {"speculative_model": MODEL_NAME, "num_speculative_tokens": 2},
             "proposes draft tokens for one model only",
+            marks=pytest.mark.long,
         ),
         ({"kv_budget": "128"}, "which is served alone"),
     ],
 )
 def test_what_is_served_alone(
-    smollm2_path: Path, small: Path, options: dict[str, Any], problem: str
+    smollm2_path: Path, small_model: Path, options: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(ChangeSomething, match=problem):
-        opened(smollm2_path.parent, MODEL_NAME, f"small={small}", **options)
+        opened(smollm2_path.parent, MODEL_NAME, f"small={small_model}", **options)
 
 
-def test_over_http(smollm2_path: Path, small: Path) -> None:
-    command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
-    command += ["--kv-memory", "64MiB", "--dtype", "float32"]
-    command += ["--model", MODEL_NAME, "--model", f"small={small}"]
-    environment = os.environ | {"KVELL_CACHE_DIR": str(smollm2_path.parent), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        url = json.loads(process.stdout.readline())["url"]
-        texts = dict(answers(url))
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 0
-    llm = opened(smollm2_path.parent, str(small))
+def test_over_http(smollm2_path: Path, small_model: Path, several_server: Served) -> None:
+    texts = dict(answers(several_server.url))
+    llm = opened(smollm2_path.parent, str(small_model))
     (expected,) = llm.generate("The capital of France is", PARAMS)
     assert "Paris" in texts[MODEL_NAME]
     assert texts["small"] == expected.text
@@ -124,8 +101,8 @@ def test_over_http(smollm2_path: Path, small: Path) -> None:
 
 def answers(url: str) -> Iterator[tuple[str, str]]:
     listed = [card["id"] for card in httpx.get(f"{url}/v1/models").json()["data"]]
-    assert listed == [MODEL_NAME, "small"]
-    for model in listed:
+    assert listed == [MODEL_NAME, "small", "poisoned", "broken"]
+    for model in listed[:2]:
         body = {"model": model, "prompt": "The capital of France is", "max_tokens": 12}
         body |= {"temperature": 0, "ignore_eos": True}
         reply = httpx.post(f"{url}/v1/completions", json=body, timeout=120).json()

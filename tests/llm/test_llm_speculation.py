@@ -32,7 +32,11 @@ def test_looked_up_draft_tokens_say_what_transformers_says(smollm2_path: Path) -
     assert_same(llm.generate([answer.prompt for answer in few], GREEDY), few)
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize(
+    "sampling",
+    [GREEDY, pytest.param(SEEDED, marks=pytest.mark.long)],
+    ids=["greedy", "seeded"],
+)
 def test_a_text_that_repeats_itself_takes_fewer_steps(
     smollm2_path: Path, sampling: SamplingParams
 ) -> None:

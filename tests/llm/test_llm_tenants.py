@@ -1,45 +1,19 @@
 """``kvell serve`` with a real model and a file of keys: tenants share no cached prefix, and take
 turns in the instance."""
 
-import json
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-
 import httpx
 import openai
 import pytest
 
-PATIENCE_SECONDS = 120.0
-SEATS = 4
-KEYS = """
-[[keys]]
-name = "red"
-key = "red-key"
+from tests.llm.conftest import Configured
 
-[[keys]]
-name = "blue"
-key = "blue-key"
-"""
+pytestmark = pytest.mark.xdist_group("configured_server")
 PROMPT = "Pages of memory are handed out one by one. " * 12
 
 
 @pytest.fixture(scope="module")
-def url(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    key_file = tmp_path_factory.mktemp("tenants") / "keys.toml"
-    key_file.write_text(KEYS)
-    command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
-    command += ["--kv-memory", "128MiB", "--dtype", "float32", "--api-key-file", str(key_file)]
-    command += ["--max-num-seqs", str(SEATS)]
-    environment = os.environ | {"KVELL_CACHE_DIR": str(smollm2_path.parent), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stdout is not None
-        yield json.loads(process.stdout.readline())["url"]
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE_SECONDS) == 0
+def url(configured_server: Configured) -> str:
+    return configured_server.url
 
 
 def cached_tokens(url: str, key: str, salt: str = "") -> int:

@@ -158,7 +158,7 @@ def gemma3() -> Served:
     return Served(engine, journal, witness, hits, module.config, description.layers, frozenset())
 
 
-@pytest.fixture(params=["smollm2", "gemma3"])
+@pytest.fixture(params=[pytest.param("smollm2", marks=pytest.mark.long), "gemma3"])
 def served(request: pytest.FixtureRequest) -> Served:
     run: Served = request.getfixturevalue(request.param)
     return run

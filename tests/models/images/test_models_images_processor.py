@@ -9,7 +9,7 @@ import pytest
 from kvell.errors import ChangeSomething
 from kvell.models.images.processor import PictureProcessor
 from kvell.models.text.tokenizer import Tokenizer
-from tests.llm.test_llm_serve_images import IMAGE_TOKEN, TEMPLATE, picture, save_processor
+from tests.llm.pictures import IMAGE_TOKEN, TEMPLATE, picture, save_processor
 from tests.models.pictures import CROSS, picture_module
 
 TOOL: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
