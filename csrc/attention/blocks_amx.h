@@ -181,19 +181,20 @@ struct TileKernel {
     }
   }
 
-  // The same sums of values in pairs, for a block of a head's many rows.
-  static void add_pairs(const Own& lay, int32_t first, int32_t rows, const Weights& weights,
+  // The same sums of values in pairs, for `rows` rows from `begin` of a block of a head's many rows.
+  static void add_pairs(const Own& lay, int32_t first, int32_t begin, int32_t rows, const Weights& weights,
                         const float* factor) {
-    // What lies behind a block's last row makes sums that join nothing.
+    // What lies behind the last row makes sums that join nothing.
     shape(kTileRows);
-    const Joined joined{lay, first, rows, factor};
+    const Joined joined{lay, first + begin, rows, factor + begin};
+    const uint32_t* pairs = weights.pairs[begin];
     const uint32_t* values = paired_values(lay);
     const int64_t half = lay.padded_size / kSizes * 2 * kTileItems;
     constexpr int64_t kStride = sizeof weights.pairs[0];
     alignas(64) float sums[2][2][kTileItems], added[kTileItems];
     before_tiles();
-    _tile_loadd(4, weights.pairs[0], kStride);
-    _tile_loadd(5, weights.pairs[0] + kTilePairs, kStride);
+    _tile_loadd(4, pairs, kStride);
+    _tile_loadd(5, pairs + kTilePairs, kStride);
     _tile_zero(6);
     _tile_loadd(0, ones().column, kTileRowBytes);
     _tile_dpbf16ps(6, 4, 0);

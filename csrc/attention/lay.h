@@ -63,7 +63,7 @@ struct Lay {
 
   // Folds one section's state of a row into its total; sections must come in order.
   void add_to_total(int32_t row, float section_maximum, float section_sum, const float* section) {
-    if (section_maximum == -__builtin_inff()) return;
+    if (read_nothing(section_maximum, section_sum)) return;
     const float before = total_maximum[row];
     const float after = section_maximum > before ? section_maximum : before;
     total_maximum[row] = after;
@@ -80,10 +80,11 @@ struct Lay {
       L::store(keeps, exp_of<L>(minus(before, after)));
       L::store(adds, exp_of<L>(minus(here, after)));
       L::store(total_maximum + first, after);
-      for (int32_t row = first; row < rows && row < first + kWidth; ++row)
-        if (maximum[row] != -__builtin_inff())
-          add_scaled(row, keeps[row - first], adds[row - first], L::sum(L::load(sums + row * kWidth)),
-                     output + row * padded_size);
+      for (int32_t row = first; row < rows && row < first + kWidth; ++row) {
+        const float sum = L::sum(L::load(sums + row * kWidth));
+        if (!read_nothing(maximum[row], sum))
+          add_scaled(row, keeps[row - first], adds[row - first], sum, output + row * padded_size);
+      }
     }
   }
 
@@ -157,6 +158,11 @@ struct Lay {
     const int64_t token = records.starts[task.request] +
                           int64_t(index) * call.batch.new_tokens(task.request) + place.token - begin;
     return records.values + (token * call.query.heads + place.head) * (2 + value_size);
+  }
+
+  // A row of which no score is a number has no largest one either, but sums that are NaN.
+  static bool read_nothing(float largest, float sum) {
+    return largest == -__builtin_inff() && sum == sum;
   }
 
   static typename L::Vec minus(typename L::Vec a, typename L::Vec b) {

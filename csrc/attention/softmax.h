@@ -36,7 +36,8 @@ static inline __attribute__((always_inline)) float exp_of_one(float x) {
 // tanh as a ratio of odd polynomials (the coefficients of Eigen's float tanh), few ulp.
 template <class L>
 static inline __attribute__((always_inline)) typename L::Vec tanh_of(typename L::Vec x) {
-  x = L::max(L::min(x, L::set(7.90531110763549805f)), L::set(-7.90531110763549805f));
+  // The limit first: of a limit and NaN, min and max return the second.
+  x = L::max(L::set(-7.90531110763549805f), L::min(L::set(7.90531110763549805f), x));
   const auto square = L::madd(x, x, L::zero());
   auto above = L::set(-2.76076847742355e-16f);
   above = L::madd(above, square, L::set(2.00018790482477e-13f));

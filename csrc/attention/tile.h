@@ -11,6 +11,10 @@
 //   K::kBlockRows > 0: rows are multiplied so many at a time, whatever their number, by
 //   block_scores, weigh_block and add_block, those of more rows than a block by add_pairs;
 //   K::Rows are a span's keys or values
+//
+// A weight of zero is no mask: zero times NaN is NaN. Where rows of a task read different positions of a
+// span and one of these holds what is no number, each token's rows take the span by themselves, with
+// zeros in place of what they do not read (spoils_a_row, attend_apart).
 #pragma once
 #include <cstdint>
 
@@ -40,6 +44,29 @@ static inline __attribute__((always_inline)) void multiply(
       for (int c = 0; c < C; ++c) acc[r][c] = K::multiply_add(acc[r][c], item, column[c]);
     }
   }
+}
+
+// How many of some words, of which a number's exponent is `exponent`, are infinite or NaN.
+template <class Word>
+KVELL_INLINE int32_t count_broken(const uint8_t* from, int32_t words, Word exponent) {
+  int32_t broken = 0;
+  for (int32_t i = 0; i < words; ++i) {
+    Word word;
+    __builtin_memcpy(&word, from + i * sizeof(Word), sizeof(Word));
+    broken += (word & exponent) == exponent;
+  }
+  return broken;
+}
+
+// Can a stored value be multiplied by zero without becoming NaN?
+static bool is_numbers(const kvell::Layer& layer, const uint8_t* row) {
+  switch (layer.element) {
+    case kvell::Element::float32: return !count_broken<uint32_t>(row, layer.value_size(), 0x7f800000u);
+    case kvell::Element::bfloat16: return !count_broken<uint16_t>(row, layer.value_size(), 0x7f80u);
+    default: break;
+  }
+  // Stored numbers are below 512: a scale from 2^113 on may make them infinite.
+  return !count_broken<uint32_t>(row + layer.head_size, 1, 0x78000000u);
 }
 
 // A block of rows on its way from scores to output.
@@ -220,8 +247,14 @@ class Tile {
     }
     weigh_rows(block, head * rows, heads * rows, 0, position, &next_);
     for (int32_t h = 0; h < heads; ++h) {
-      K::place_values(lay_, found_[0].rows, found_[0].whole,
-                      at + h * head_bytes + call_.layer.value_offset_bytes(), rows, next_, place);
+      const int64_t values_at = at + h * head_bytes + call_.layer.value_offset_bytes();
+      if (spoils_a_row(values_at, position)) {
+        add_apart(values_at, position, 0, rows, [&](int32_t begin, int32_t count, const typename K::Rows& values) {
+          K::add_block(lay_, head * rows, h * rows + begin, count, block.weights, block.factor, values, &next_);
+        });
+        continue;
+      }
+      K::place_values(lay_, found_[0].rows, found_[0].whole, values_at, rows, next_, place);
       K::add_block(lay_, head * rows, h * rows, rows, block.weights, block.factor, place, &next_);
     }
   }
@@ -233,13 +266,18 @@ class Tile {
     const int32_t first = head * rows_per_head_;
     int32_t row = reading_block(0, position);
     if (row >= rows_per_head_) return;
+    const int64_t values_at = at + call_.layer.value_offset_bytes();
+    const bool apart = spoils_a_row(values_at, position);
     typename K::Rows keys, values;
     K::place_keys(lay_, found_[0].rows, found_[0].whole, at, rows_per_head_, keys);
-    K::place_values(lay_, found_[0].rows, found_[0].whole, at + call_.layer.value_offset_bytes(),
-                    rows_per_head_, next_, values);
+    if (!apart)
+      K::place_values(lay_, found_[0].rows, found_[0].whole, values_at, rows_per_head_, next_, values);
     Block<K> blocks[2];
     const auto add = [&](int32_t of, const Block<K>& block) {
-      K::add_pairs(lay_, first + of, block_rows(of), block.weights, block.factor);
+      if (!apart) return K::add_pairs(lay_, first + of, 0, block_rows(of), block.weights, block.factor);
+      add_apart(values_at, position, of, block_rows(of), [&](int32_t begin, int32_t count, const auto&) {
+        K::add_pairs(lay_, first + of, begin, count, block.weights, block.factor);
+      });
     };
     Stream* next = &next_;
     K::block_scores(lay_, head, row, block_rows(row), rows_per_head_, keys, next, blocks[0].scores);
@@ -256,6 +294,21 @@ class Tile {
       row = after;
     }
     add(before, blocks[turn ^ 1]);
+  }
+
+  // Of a block's rows from `row` of their head on: each token's apart, with values that it reads and
+  // zeros. Calls add(first row in the block, rows, values).
+  template <class Add>
+  void add_apart(int64_t values_at, int32_t position, int32_t row, int32_t rows, Add add) {
+    typename K::Rows values;
+    for (int32_t begin = 0; begin < rows;) {
+      const int32_t count = min(group_ - (row + begin) % group_, rows - begin);
+      const uint8_t* read[kSpan];
+      read_by(row + begin, position, read);
+      K::place_values(lay_, read, false, values_at, rows_per_head_, next_, values);
+      add(begin, count, values);
+      begin += count;
+    }
   }
 
   int32_t block_rows(int32_t row) const { return min(K::kBlockRows, rows_per_head_ - row); }
@@ -286,6 +339,8 @@ class Tile {
     const uint8_t **keys = rows, **values = rows + kSpan;
     shift_rows(found_[0], at, keys);
     shift_rows(found_[0], at + call_.layer.value_offset_bytes(), values);
+    if (spoils_a_row(at + call_.layer.value_offset_bytes(), position))
+      return attend_apart(head, position, keys);
     if constexpr (K::kPageRows > 0) {
       if (rows_per_head_ <= K::kPageRows) {
         const bool last = head + 1 == task_.heads();
@@ -296,6 +351,20 @@ class Tile {
     K::pack_keys(lay_, keys, next_);
     K::pack_values(lay_, values, next_);
     attend_groups(head, position, keys, values);
+  }
+
+  // Row by row, each with the values that it reads and zeros.
+  void attend_apart(int32_t head, int32_t position, SpanRows keys) {
+    const int64_t at = head * call_.layer.head_bytes() + call_.layer.value_offset_bytes();
+    const uint8_t* values[kSpan];
+    K::pack_keys(lay_, keys, next_);
+    lay_.clear_zeros();
+    for (int32_t row = 0; row < rows_per_head_; ++row) {
+      read_by(row, position, values);
+      for (const uint8_t*& value : values) value = value ? value + at : lay_.zeros;
+      K::pack_values(lay_, values, next_);
+      row_group<1, false>(head, row, position, keys, values);
+    }
   }
 
   void attend_groups(int32_t head, int32_t position, SpanRows keys, SpanRows values) {
@@ -349,6 +418,23 @@ class Tile {
     return position >= table.begin && position + kSpan <= table.end &&
            position + kSpan <= own_position(row_in_head) + 1 &&
            position >= call_.rule.first_readable(own_position(row_in_head + rows - 1));
+  }
+
+  // The found rows of a span's positions that a row reads, null elsewhere.
+  void read_by(int32_t row_in_head, int32_t position, const uint8_t** rows) const {
+    const Range counted = counted_in(position, row_in_head);
+    for (int i = 0; i < kSpan; ++i)
+      rows[i] = i >= counted.begin && i < counted.end ? found_[0].rows[i] : nullptr;
+  }
+
+  // Does a span hold values that are no numbers where some of the rows that read it do not?
+  bool spoils_a_row(int64_t values_at, int32_t position) const {
+    const int32_t last = first_position_ + task_.tokens() - 1;
+    if (last == first_position_) return false;
+    const int32_t all_from = call_.rule.first_readable(last) - position, all_until = first_position_ + 1 - position;
+    for (int32_t i = found_[0].begins[0]; i < found_[0].begins[found_[0].pages]; ++i)
+      if ((i < all_from || i >= all_until) && !is_numbers(call_.layer, found_[0].rows[i] + values_at)) return true;
+    return false;
   }
 
   // Which of a span's positions a row reads.

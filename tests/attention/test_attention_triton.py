@@ -25,6 +25,7 @@ from tests.attention.cases import (
     starts_of,
     store,
 )
+from tests.attention.test_attention_poisoned import NAN, check, poison_each, poison_the_rest
 
 pytest.importorskip("triton", reason="Triton is not made for this system")
 
@@ -86,6 +87,43 @@ def test_short_floats_lose_a_rounding(
     error = (output.double() - exact).square().mean().sqrt()
     allowed = {torch.bfloat16: 2.5, torch.float16: 1.6}[dtype]
     assert error <= allowed * (exact.to(dtype).double() - exact).square().mean().sqrt()
+
+
+POISONED = {
+    "tiles": Shape(((20, 18),), heads=2, kv_heads=1, head_size=8),
+    "sections": Shape(((18, 3),), heads=2, kv_heads=1, head_size=8),
+    "a window": Shape(((26, 18),), 2, 1, 8, window_tokens=9),
+    "int8": Shape(((20, 18),), 2, 1, 16, pool_dtype=torch.int8),
+    "fp8 latents": Shape(((20, 18),), 2, 1, 24, value_size=16, pool_dtype=torch.float8_e4m3fn),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("shape", POISONED.values(), ids=POISONED.keys())
+def test_a_position_spoils_the_rows_that_read_it_and_no_other(
+    kernels: TritonKernels, shape: Shape
+) -> None:
+    poison_each(kernels, shape)
+
+
+@pytest.mark.parametrize("shape", POISONED.values(), ids=POISONED.keys())
+def test_what_follows_a_row_never_reaches_it(kernels: TritonKernels, shape: Shape) -> None:
+    poison_the_rest(kernels, shape)
+
+
+@pytest.mark.parametrize("requests", [((25, 20),), ((70, 3),)])
+def test_a_query_that_is_no_number_gives_none(
+    kernels: TritonKernels, requests: tuple[tuple[int, int], ...]
+) -> None:
+    shape = Shape(requests, heads=2, kv_heads=1, head_size=8)
+    case = make_case(shape)
+    stored, query = store(kernels, case), new_queries(case)
+    sound = kernels.attend(stored.layer, stored.batch, query, shape.params)
+    spoiled = torch.zeros(query.shape[:2], dtype=torch.bool)
+    spoiled[1, 0] = True
+    query[1, 0] = NAN
+    output = kernels.attend(stored.layer, stored.batch, query, shape.params)
+    check(output, sound, spoiled, "row 1")
 
 
 def test_other_requests_and_places_do_not_matter(kernels: TritonKernels) -> None:

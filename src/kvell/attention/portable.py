@@ -202,7 +202,10 @@ def _sections(spans: Spans, tile: _Tile, params: AttendParams) -> list[SoftmaxSt
     scores = _shape_scores(rows @ spans.key.transpose(2, 3), params)
     readable = _readable(spans, tile.first, params).repeat_interleave(group, 1)
     scores = scores.masked_fill(~readable, -torch.inf)
-    return [_section(scores[:, cut], spans.value[:, cut]) for cut in _cuts(spans.first, count)]
+    cuts = _cuts(spans.first, count)
+    if spans.has_numbers:
+        return [_section(scores[:, cut], spans.value[:, cut]) for cut in cuts]
+    return [_broken_section(scores[:, cut], spans.value[:, cut], readable[cut]) for cut in cuts]
 
 
 def _cuts(first: int, count: int) -> list[slice]:
@@ -221,6 +224,17 @@ def _section(scores: torch.Tensor, value: torch.Tensor) -> SoftmaxState:
     return SoftmaxState(
         maximum, _sum_in_order(weights.sum(3)), _sum_in_order(weights @ value).contiguous()
     )
+
+
+def _broken_section(
+    scores: torch.Tensor, value: torch.Tensor, readable: torch.Tensor
+) -> SoftmaxState:
+    """The same where values are no numbers: zero times NaN is NaN, so masked ones become zero."""
+    has_number = value.isfinite()
+    state = _section(scores, value.where(has_number, 0.0))
+    spoils = readable.float() @ (~has_number).float()
+    output = state.output.masked_fill(spoils.sum(1) > 0, torch.nan)
+    return SoftmaxState(state.maximum, state.denominator, output)
 
 
 def _shape_scores(scores: torch.Tensor, params: AttendParams) -> torch.Tensor:

@@ -15,13 +15,14 @@ SPAN_TOKENS = 64
 class Spans:
     """One request's K and V, float32 [kv_heads, spans, SPAN_TOKENS, head_size (V: output_size)],
     zero where nothing is stored.  ``first`` is the position of the first row; tables cover
-    positions [begin, end)."""
+    positions [begin, end).  ``has_numbers``: no value is infinite or NaN."""
 
     key: torch.Tensor
     value: torch.Tensor
     first: int
     begin: int
     end: int
+    has_numbers: bool
 
 
 def page_views(layer: LayerPages) -> tuple[torch.Tensor, ...]:
@@ -57,7 +58,8 @@ def gather_spans(layer: LayerPages, table: torch.Tensor, begin: int, context: in
     stored = [_rows(view[table], end - begin) for view in page_views(layer)]
     plain = [dequantise(rows, layer.dtype) if layer.quantised else rows for rows in stored]
     whole = [_spread(rows, begin - first, spans) for rows in plain]
-    return Spans(whole[0], whole[-1][..., : layer.output_size], first, begin, end)
+    value = whole[-1][..., : layer.output_size]
+    return Spans(whole[0], value, first, begin, end, bool(value.isfinite().all()))
 
 
 def _rows(pages: torch.Tensor, tokens: int) -> torch.Tensor:

@@ -178,5 +178,20 @@ def attend_span(
             else:
                 value_scale = tl.load(value_scales + scale_rows)
             weights = weights * value_scale[None, :]
-    output = tl.dot(weights.to(query.dtype), value, acc=output, input_precision="ieee")
+    if MASKED:
+        # Zero times NaN is NaN: what a row does not read is left out, not weighed with zero.
+        reads = readable & stored[None, :]
+        weights = tl.where(reads, weights, 0.0)
+        broken = ~(tl.abs(value.to(tl.float32)) < float("inf"))
+        output = tl.dot(
+            weights.to(query.dtype),
+            tl.where(broken, 0.0, value),
+            acc=output,
+            input_precision="ieee",
+        )
+        if tl.max(tl.max(broken.to(tl.int32), 1), 0) > 0:
+            spoils = tl.dot(reads.to(query.dtype), broken.to(query.dtype))
+            output = tl.where(spoils > 0.0, float("nan"), output)
+    else:
+        output = tl.dot(weights.to(query.dtype), value, acc=output, input_precision="ieee")
     return new_maximum, denominator, output

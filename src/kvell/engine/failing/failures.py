@@ -91,8 +91,8 @@ def end_failed(requests: Sequence[Request], failure: StepFailure) -> None:
 def forget_text(memory: MemoryCore, request: Request) -> None:
     """Evict what a closed request has left in the prefix index, unless others have it too.
 
-    A token that is no number reaches back: kernels multiply it by a weight of zero in rows of
-    earlier tokens, which gives no number either.  So even pages in front of it may be spoiled.
+    Which of its tokens are spoiled is unknown.  Pages before the first of them hold numbers,
+    whoever shares them: kernels leave out what a row may not read.
     """
     tokens = request.tokens(0, request.settled)
     if not len(tokens):

@@ -7,7 +7,7 @@ key, V of a value, P pieces, L places, b pieces of a round.
 
 import torch
 
-from kvell.models.states.scans import Pieces, decay_factors
+from kvell.models.states.scans import Pieces, causal_product, decay_factors
 
 CHANNEL_TOKENS = 16
 """Places computed at once where every number of a key has its own decay: the decays between
@@ -140,5 +140,5 @@ def _advance(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Outputs [b, H, L, V] and the states after; ``to_state`` is [b, H, K, L]."""
     corrections = value - reads @ state
-    output = query @ state + scores @ corrections
+    output = query @ state + causal_product(scores, corrections)
     return output, torch.addcmul(to_state @ corrections, state, decay)

@@ -93,7 +93,10 @@ class ScalarDecayScan:
         write, read = (v.repeat_interleave(heads_per_group, 1) for v in (write, read))
         added = x.transpose(-1, -2) @ (write * to_end[..., None])
         return _ScalarDecayPieces(
-            (scores * within) @ x, added, read * from_start[..., None], from_start[..., -1:, None]
+            causal_product(scores * within, x),
+            added,
+            read * from_start[..., None],
+            from_start[..., -1:, None],
         )
 
 
@@ -110,6 +113,26 @@ class _ScalarDecayPieces:
         here = slice(first, end)
         output = self._inside[here] + self._read[here] @ state.transpose(-1, -2)
         return output.transpose(1, 2), torch.addcmul(self._added[here], state, self._decay[here])
+
+
+def causal_product(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Multiply weights [·, L, L], of place j for i ≥ j, with values [·, L, V].
+
+    What follows a place takes no part in its sum: zero times NaN would be NaN.
+    """
+    if values.shape[-2] == 1:
+        return weights @ values
+    return weights.tril() @ finite(values) + spread_forward(values)
+
+
+def finite(values: torch.Tensor) -> torch.Tensor:
+    """The values with zeros in place of what is infinite or NaN."""
+    return torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+
+
+def spread_forward(values: torch.Tensor) -> torch.Tensor:
+    """Zeros [·, L, V], and NaN from the first place on whose value is infinite or NaN."""
+    return (values * 0.0).cumsum(-2)
 
 
 def decay_factors(
