@@ -7,6 +7,8 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from bench.load.front import CREDITS, ReadingEngine, computed_seconds, main
 from kvell.engine.protocol.messages import Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -47,6 +49,7 @@ def test_the_bench_measures_each_batch(tmp_path: Path) -> None:
     assert report["trees"] == {}
 
 
+@pytest.mark.long
 def test_another_tree_takes_turns_with_this_one(tmp_path: Path) -> None:
     python = tmp_path / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)

@@ -81,6 +81,7 @@ def test_generating_needs_no_modelling_code_and_no_http(tmp_path: Path, smollm2_
     assert modules >= {"torch", "tokenizers", "kvell.models.fused.skeleton"}
 
 
+@pytest.mark.long
 def test_an_instance_reads_no_text_and_needs_no_transformers(
     tmp_path: Path, smollm2_path: Path
 ) -> None:
@@ -96,6 +97,7 @@ def test_a_front_starts_its_instance_before_anything_slow(
     assert not {name for name in modules if name.split(".")[0] in TEXT | HTTP | {"torch"}}
 
 
+@pytest.mark.long
 def test_a_pass_by_modules_brings_their_code(tmp_path: Path, smollm2_path: Path) -> None:
     """The other tests can fail: where the modules are needed, they are found."""
     eager = ENGINE.replace("open_model(", "lazily(").replace(

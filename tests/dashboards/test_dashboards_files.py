@@ -23,6 +23,8 @@ from tests.dashboards.promql import ADDED, problems, read
 from tests.docs.fences import DOCS
 from tests.server.metrics.exported import Exported
 
+pytestmark = pytest.mark.xdist_group("exported")
+
 COLUMNS = 24
 WANTED = {
     "latency": ("time_to_first_token", "request_time_per_output_token", "e2e_request_latency"),

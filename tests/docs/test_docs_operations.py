@@ -12,6 +12,8 @@ from tests.docs.fences import DOCS
 from tests.docs.tables import cells_of, names_in, rows_under
 from tests.server.metrics.exported import Exported
 
+pytestmark = pytest.mark.xdist_group("exported")
+
 GUIDE = (DOCS / "operations.md").read_text()
 UNWRAPPED = " ".join(GUIDE.split())
 SOURCES = sorted(Path(kvell.__file__).parent.rglob("*.py"))

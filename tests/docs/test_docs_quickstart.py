@@ -148,6 +148,7 @@ SAID = {
 """What the commands that begin so say."""
 
 
+@pytest.mark.long
 def test_every_snippet_shows_what_it_is_there_for(reader: Reader) -> None:
     assert [one.heading for one in PYTHON] == list(SHOWN)
     for block in PYTHON:
@@ -155,7 +156,17 @@ def test_every_snippet_shows_what_it_is_there_for(reader: Reader) -> None:
         assert SHOWN[block.heading](printed, reader.names), (block.heading, printed)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+SLOW = ("kvell generate", "kvell plan")
+"""They read a model themselves; others ask the server."""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(command, marks=pytest.mark.long if command.startswith(SLOW) else ())
+        for command in COMMANDS
+    ],
+)
 def test_every_command_does_what_it_says(reader: Reader, command: str) -> None:
     if command.startswith((SERVE, *TAKEN_ON_TRUST)):
         return

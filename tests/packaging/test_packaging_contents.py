@@ -19,6 +19,8 @@ from scripts.packages.contents import (
 from tests.packaging.conftest import Built
 from tests.packaging.written import ROOT
 
+pytestmark = pytest.mark.xdist_group("built")
+
 ENDING = ".cpython-311-x86_64-linux-gnu.so"
 SOURCES = {
     *FILES,

@@ -21,6 +21,8 @@ from scripts.packages.installed import command_names
 from tests.packaging.conftest import Built
 from tests.packaging.written import ROOT
 
+pytestmark = pytest.mark.xdist_group("built")
+
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 

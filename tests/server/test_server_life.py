@@ -3,12 +3,13 @@
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -18,6 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvell.errors import ChangeSomething
 from kvell.server.run import bind
+
+pytestmark = pytest.mark.xdist_group("fake_server")
 
 StartServer = Callable[..., contextlib.AbstractContextManager[tuple[str, "subprocess.Popen[str]"]]]
 SLOW = ("--step-seconds", "0.002", "--credits", "1")
@@ -43,68 +46,78 @@ def child_of(pid: int) -> int:
     return child
 
 
-def test_a_client_that_leaves_a_stream_cancels_its_request(start_server: StartServer) -> None:
+CANCELLED = 'request_success_total{finished_reason="cancelled"'
+ENDED = 'request_success_total{finished_reason="length"'
+
+
+@pytest.fixture(scope="module")
+def slow_url(start_server: StartServer) -> Iterator[str]:
+    """A server that works on one request at a time."""
     with start_server("-", "0", *SLOW) as (url, _):
-        with httpx.stream("POST", f"{url}/v1/completions", json=BODY | {"stream": True}) as reply:
-            lines = reply.iter_lines()
-            assert next(lines).startswith("data: ")
-            assert metric(url, "num_requests_running") == 1
-        until(lambda: metric(url, "num_requests_running") == 0)
-        cancelled = 'request_success_total{finished_reason="cancelled"'
-        assert metric(url, cancelled) == 1
+        yield url
 
 
-def test_a_client_that_leaves_before_its_answer_cancels_it_too(start_server: StartServer) -> None:
-    with start_server("-", "0", *SLOW) as (url, _):
-        for extra in ({}, {"prompt": ["a", "b"]}):
-            with pytest.raises(httpx.ReadTimeout):
-                httpx.post(f"{url}/v1/completions", json=BODY | extra, timeout=0.3)
-            until(lambda: metric(url, "num_requests_running") == 0)
-            until(lambda: metric(url, "num_requests_waiting") == 0)
-        assert metric(url, 'request_success_total{finished_reason="cancelled"') == 3
-        assert metric(url, 'request_success_total{finished_reason="length"') == 0
+@pytest.fixture
+def slow(slow_url: str) -> str:
+    """The same, once it has nothing to do."""
+    until(lambda: metric(slow_url, "num_requests_running") == 0)
+    until(lambda: metric(slow_url, "num_requests_waiting") == 0)
+    return slow_url
 
 
-def test_a_client_that_leaves_the_waiting_line_frees_its_place(start_server: StartServer) -> None:
-    body = BODY | {"stream": True}
-    with (
-        start_server("-", "0", *SLOW) as (url, _),
-        httpx.stream("POST", f"{url}/v1/completions", json=body),
-    ):
+def test_a_client_that_leaves_a_stream_cancels_its_request(slow: str) -> None:
+    cancelled = metric(slow, CANCELLED)
+    with httpx.stream("POST", f"{slow}/v1/completions", json=BODY | {"stream": True}) as reply:
+        lines = reply.iter_lines()
+        assert next(lines).startswith("data: ")
+        assert metric(slow, "num_requests_running") == 1
+    until(lambda: metric(slow, "num_requests_running") == 0)
+    assert metric(slow, CANCELLED) == cancelled + 1
+
+
+def test_a_client_that_leaves_before_its_answer_cancels_it_too(slow: str) -> None:
+    cancelled, ended = metric(slow, CANCELLED), metric(slow, ENDED)
+    for extra in ({}, {"prompt": ["a", "b"]}):
         with pytest.raises(httpx.ReadTimeout):
-            httpx.post(f"{url}/v1/completions", json=body, timeout=0.3)
-        until(lambda: metric(url, "num_requests_waiting") == 0)
-        assert metric(url, "num_requests_running") == 1
+            httpx.post(f"{slow}/v1/completions", json=BODY | extra, timeout=0.3)
+        until(lambda: metric(slow, "num_requests_running") == 0)
+        until(lambda: metric(slow, "num_requests_waiting") == 0)
+    assert metric(slow, CANCELLED) == cancelled + 3
+    assert metric(slow, ENDED) == ended
+
+
+def test_a_client_that_leaves_the_waiting_line_frees_its_place(slow: str) -> None:
+    body = BODY | {"stream": True}
+    with httpx.stream("POST", f"{slow}/v1/completions", json=body):
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{slow}/v1/completions", json=body, timeout=0.3)
+        until(lambda: metric(slow, "num_requests_waiting") == 0)
+        assert metric(slow, "num_requests_running") == 1
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_takes_longer_than_its_deadline_is_cancelled(
-    start_server: StartServer, stream: bool
+    slow: str, stream: bool
 ) -> None:
+    cancelled = metric(slow, CANCELLED)
     body = BODY | {"stream": stream, "deadline_seconds": 0.3}
-    with start_server("-", "0", *SLOW) as (url, _):
-        reply = httpx.post(f"{url}/v1/completions", json=body)
-        events = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
-        error = json.loads(events[-1] if stream else reply.text)["error"]
-        assert (error["type"], error["param"]) == ("timeout_error", "deadline_seconds")
-        assert reply.status_code == (200 if stream else 408)
-        until(lambda: metric(url, "num_requests_running") == 0)
-        assert metric(url, 'request_success_total{finished_reason="cancelled"') == 1
-        short = body | {"max_tokens": 3, "deadline_seconds": 60, "stream": False}
-        assert httpx.post(f"{url}/v1/completions", json=short).status_code == 200
+    reply = httpx.post(f"{slow}/v1/completions", json=body)
+    events = [line[6:] for line in reply.text.splitlines() if line.startswith("data: ")]
+    error = json.loads(events[-1] if stream else reply.text)["error"]
+    assert (error["type"], error["param"]) == ("timeout_error", "deadline_seconds")
+    assert reply.status_code == (200 if stream else 408)
+    until(lambda: metric(slow, "num_requests_running") == 0)
+    assert metric(slow, CANCELLED) == cancelled + 1
+    short = body | {"max_tokens": 3, "deadline_seconds": 60, "stream": False}
+    assert httpx.post(f"{slow}/v1/completions", json=short).status_code == 200
 
 
-def test_a_request_that_waits_beyond_its_deadline_is_never_submitted(
-    start_server: StartServer,
-) -> None:
-    with (
-        start_server("-", "0", *SLOW) as (url, _),
-        httpx.stream("POST", f"{url}/v1/completions", json=BODY | {"stream": True}),
-    ):
-        late = httpx.post(f"{url}/v1/completions", json=BODY | {"deadline_seconds": 0.2})
+def test_a_request_that_waits_beyond_its_deadline_is_never_submitted(slow: str) -> None:
+    with httpx.stream("POST", f"{slow}/v1/completions", json=BODY | {"stream": True}):
+        late = httpx.post(f"{slow}/v1/completions", json=BODY | {"deadline_seconds": 0.2})
         assert late.status_code == 408
-        assert metric(url, "num_requests_running") == 1
-        assert metric(url, "num_requests_waiting") == 0
+        assert metric(slow, "num_requests_running") == 1
+        assert metric(slow, "num_requests_waiting") == 0
 
 
 def test_a_stream_survives_the_death_of_its_instance(
@@ -113,14 +126,15 @@ def test_a_stream_survives_the_death_of_its_instance(
     with start_server("-", "0", "--step-seconds", "0.002") as (url, process):
         client = openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0)
         assert httpx.get(f"{url}/health").status_code == 200
-        stream = client.completions.create(**BODY, stream=True)  # type: ignore[call-overload]
+        body = BODY | {"max_tokens": 500}
+        stream = client.completions.create(**body, stream=True)  # type: ignore[call-overload]
         text = next(stream).choices[0].text
         instance = child_of(process.pid)
-        subprocess.run(["kill", "-9", str(instance)], check=True)
+        os.kill(instance, signal.SIGKILL)
         text += "".join(chunk.choices[0].text for chunk in stream)
         until(lambda: httpx.get(f"{url}/health").status_code == 200)
         assert child_of(process.pid) != instance
-        undisturbed = client.completions.create(**BODY)  # type: ignore[call-overload]
+        undisturbed = client.completions.create(**body)  # type: ignore[call-overload]
         assert undisturbed.choices[0].text == text
         assert undisturbed.choices[0].finish_reason == "length"
         assert metric(url, "instance_restarts_total") == 1
@@ -139,17 +153,15 @@ def test_an_answer_that_was_not_streamed_fails_with_500(start_server: StartServe
             assert reply.json()["error"]["type"] == "service_unavailable_error"
 
 
-def test_a_full_waiting_line_is_429(start_server: StartServer) -> None:
-    with start_server("-", "0", *SLOW) as (url, _), contextlib.ExitStack() as stack:
-        body = BODY | {"stream": True}
-        running = httpx.stream("POST", f"{url}/v1/completions", json=body)
-        stack.enter_context(running)
+def test_a_full_waiting_line_is_429(slow: str) -> None:
+    body = BODY | {"stream": True}
+    with httpx.stream("POST", f"{slow}/v1/completions", json=body):
         many = {"prompt": ["a", "b", "c"]}
-        reply = httpx.post(f"{url}/v1/completions", json=BODY | many)
+        reply = httpx.post(f"{slow}/v1/completions", json=BODY | many)
         assert reply.status_code == 429
         assert reply.json()["error"]["code"] == "too_many_requests"
         # The prompts that had found a place must not stay behind.
-        until(lambda: metric(url, "num_requests_waiting") == 0)
+        until(lambda: metric(slow, "num_requests_waiting") == 0)
 
 
 def test_a_key_guards_the_api_and_nothing_else(start_server: StartServer) -> None:
@@ -164,7 +176,9 @@ def test_a_key_guards_the_api_and_nothing_else(start_server: StartServer) -> Non
         assert httpx.get(f"{url}/metrics").status_code == 200
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)]
+)
 def test_a_signal_lets_a_running_answer_end(start_server: StartServer, number: int) -> None:
     with start_server("-", "0", "--step-seconds", "0.002") as (url, process):
         instance = child_of(process.pid)

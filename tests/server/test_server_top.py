@@ -4,6 +4,10 @@ import json
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.xdist_group("fake_server")
+
 PATIENCE_SECONDS = 60.0
 
 

@@ -10,7 +10,7 @@ from io import FileIO
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething
@@ -21,6 +21,7 @@ from kvell.wire.endpoints import connect_to
 from kvell.wire.frames import ProtocolError
 from kvell.wire.greeting import Greeting
 from kvell.wire.session import Purpose, open_session
+from tests.depth import few
 
 SECRET = bytes(range(SECRET_BYTES))
 WAIT_SECONDS = 20.0
@@ -58,7 +59,7 @@ def rings(door: FrontDoor) -> bool:
     return bool(select.select([door.descriptor], [], [], WAIT_SECONDS)[0])
 
 
-@settings(max_examples=30)
+@few()
 @given(st.lists(st.integers(1, SECRET_BYTES - 1), max_size=5, unique=True), st.binary(max_size=9))
 def test_the_secret_is_what_comes_first(cuts: list[int], more: bytes) -> None:
     edges = [0, *sorted(cuts), SECRET_BYTES]

@@ -1,6 +1,5 @@
 """Credits, shares and ends of fronts: against a model, with an engine whose requests end late."""
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -22,6 +21,7 @@ from kvell.serving.gate import CommandGate, front_of
 from kvell.serving.lone import lone_owner
 from kvell.testing.instance import FakeEngine
 from kvell.vocabulary import FinishReason, RequestId
+from tests.depth import machine
 
 CREDITS = 3
 FRONTS = ("a", "b")
@@ -160,7 +160,7 @@ class Shares(RuleBasedStateMachine):
 
 
 TestShares = Shares.TestCase
-TestShares.settings = settings(max_examples=80, stateful_step_count=40)
+TestShares.settings = machine(40, weight=0.4)
 
 
 def test_prompts_of_others_count_until_their_first_token() -> None:

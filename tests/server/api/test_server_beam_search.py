@@ -11,6 +11,8 @@ from kvell.engine.requests.beam_search import Beam, BeamSearch, BeamSearchParams
 from kvell.testing.instance import EOS_TOKEN, ByteText, fake_logprobs
 from tests.server.api.test_server_embeddings import is_idle, metric
 
+pytestmark = pytest.mark.xdist_group("fake_server")
+
 BEAMS = {"use_beam_search": True, "temperature": 0}
 MESSAGES = [{"role": "user", "content": "hi"}]
 

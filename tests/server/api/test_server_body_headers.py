@@ -14,6 +14,8 @@ from kvell.server.access.bodies import BodyBounds
 from kvell.server.api.door.guards import BodyLimit
 from tests.server.api.test_server_guards import answer, echo
 
+pytestmark = pytest.mark.xdist_group("fake_server")
+
 BODY = json.dumps({"prompt": "hello " * 20}).encode()
 GZIPPED = gzip.compress(BODY)
 JSON = {"content-type": "application/json"}

@@ -18,6 +18,8 @@ from kvell.server.api.schemas.embeddings import MAX_INPUTS, EmbeddingsRequest
 from kvell.server.text.text_stream import Usage
 from kvell.testing.instance import REFUSE_TOKEN, VECTOR_SIZE, ByteText, fake_vector
 
+pytestmark = pytest.mark.xdist_group("fake_server")
+
 MODEL = "fake"
 
 

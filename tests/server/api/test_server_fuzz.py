@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import given, seed, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
@@ -26,6 +26,8 @@ from schemathesis.specs.openapi.checks import (
     response_schema_conformance,
     status_code_conformance,
 )
+
+from tests.depth import few, scaled
 
 SCRIPTED = Path(__file__).parents[1] / "scripted_server.py"
 PATIENCE_SECONDS = 60.0
@@ -55,8 +57,8 @@ CHANGES = ("POST /cluster/scale", "POST /cluster/drain")
 """Routes that change the server."""
 CLUSTER_CASES = 60
 EDGE_CASES = 1600
-LONG = 5
-"""The long test has so many times as many."""
+LEAST_CASES, LEAST_ANSWERED = 700, 40
+"""Of the schema's cases, and of those that are good requests; like all above, at depth one."""
 
 USER = {"role": "user", "content": "SAY <think>~hm~</think>~~Good day."}
 PARAMETERS = {"type": "object", "properties": {"city": {"type": "string"}}}
@@ -263,7 +265,7 @@ def check_idle(url: str, before: list[tuple[Any, ...]]) -> None:
     assert httpx.get(f"{url}/health", timeout=PATIENCE_SECONDS).status_code == 200
 
 
-def fuzz_schema(server: Fuzzed, times: int, chosen: int) -> None:
+def fuzz_schema(server: Fuzzed, chosen: int) -> None:
     """Ask every route that changes nothing what its schema allows and what it does not."""
     asked = 0
     for operation in operations(server.url):
@@ -272,8 +274,7 @@ def fuzz_schema(server: Fuzzed, times: int, chosen: int) -> None:
         takes_body = operation.method == "post" and operation.label != "POST /ping"
         modes = [GenerationMode.POSITIVE] + [GenerationMode.NEGATIVE] * takes_body
         for mode in modes:
-            count = CASES.get(operation.label, 0) * times or 1
-            ask_all(server, operation, mode, count, chosen)
+            ask_all(server, operation, mode, scaled(CASES.get(operation.label, 0)), chosen)
             asked += 1
     assert asked >= 18
 
@@ -288,7 +289,7 @@ def ask_all(server: Fuzzed, operation: Any, mode: GenerationMode, count: int, ch
     is_good = mode is GenerationMode.POSITIVE
 
     @seed(chosen)
-    @settings(max_examples=count, database=None, suppress_health_check=list(HealthCheck))
+    @settings(few(), max_examples=count, database=None)
     @given(operation.as_strategy(generation_mode=mode), st.integers(0, 2**32))
     def ask(case: Any, chance: int) -> None:
         if is_good and isinstance(case.body, dict):
@@ -348,27 +349,23 @@ def fuzz_edges(server: Fuzzed, count: int, chosen: int) -> None:
             server.check(reply, content)
 
 
+@pytest.mark.hypothesis
 def test_what_the_schema_allows_and_forbids(fuzzed: Fuzzed) -> None:
     before = sum(fuzzed.statuses.values())
-    fuzz_schema(fuzzed, 1, 1)
-    assert sum(fuzzed.statuses.values()) - before >= 700
-    assert fuzzed.statuses[200] >= 40
+    fuzz_schema(fuzzed, 1)
+    assert sum(fuzzed.statuses.values()) - before >= scaled(LEAST_CASES)
+    assert fuzzed.statuses[200] >= scaled(LEAST_ANSWERED)
 
 
+@pytest.mark.hypothesis
 def test_values_at_the_edge(fuzzed: Fuzzed) -> None:
     before = Counter(fuzzed.statuses)
-    fuzz_edges(fuzzed, EDGE_CASES, 1)
+    count = scaled(EDGE_CASES)
+    fuzz_edges(fuzzed, count, 1)
     # Its own alone: the schema's cases have deadlines too, which are missed with 408.
     statuses = Counter(fuzzed.statuses) - before
-    assert statuses.total() == EDGE_CASES
+    assert statuses.total() == count
     assert set(statuses) <= {200, 400, 404, 415}, statuses
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("chosen", [2, 3])
-def test_many_more(fuzzed: Fuzzed, chosen: int) -> None:
-    fuzz_schema(fuzzed, LONG, chosen)
-    fuzz_edges(fuzzed, LONG * EDGE_CASES, chosen)
 
 
 def harmless(path: str, body: Any) -> Any:
@@ -382,6 +379,7 @@ def harmless(path: str, body: Any) -> Any:
     return body
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("label", CHANGES)
 @pytest.mark.parametrize("mode", list(GenerationMode))
 def test_the_cluster_is_not_changed_by_chance(
@@ -390,7 +388,7 @@ def test_the_cluster_is_not_changed_by_chance(
     [operation] = [one for one in operations(fuzzed.url) if one.label == label]
 
     @seed(1)
-    @settings(max_examples=CLUSTER_CASES, database=None, suppress_health_check=list(HealthCheck))
+    @settings(few(), max_examples=scaled(CLUSTER_CASES), database=None)
     @given(operation.as_strategy(generation_mode=mode))
     def ask(case: Any) -> None:
         case.body = harmless(operation.path, case.body)

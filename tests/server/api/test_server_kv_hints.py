@@ -16,6 +16,8 @@ from kvell.server.logs.ignored import LONGEST_NAME, MOST_TOLD, Ignored
 from kvell.server.logs.lines import FIELDS
 from kvell.server.text.context_length import AnswerRoom
 
+pytestmark = pytest.mark.xdist_group("fake_server")
+
 KEPT = {"start": 0, "end": 40, "priority": 80, "duration": 600}
 RELEASED = {"priority": 0}
 

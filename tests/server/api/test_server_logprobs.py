@@ -10,6 +10,8 @@ from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.server.api.bodies.logprobs import chat_logprobs, completion_logprobs
 from kvell.testing.instance import ByteText
 
+pytestmark = pytest.mark.xdist_group("fake_server")
+
 FACE = "🙂".encode()
 TEXT = ByteText()
 SAID = "aé🙂, 玻璃 END b"

@@ -1,16 +1,14 @@
 """``/v1/messages`` against a live server: bodies and events as Anthropic's client has them."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-SCRIPTED = Path(__file__).parents[1] / "scripted_server.py"
+pytestmark = pytest.mark.xdist_group("fake_server")
+
 WEATHER = {"name": "weather", "description": "tells it", "input_schema": {"type": "object"}}
 CALL = '<tool_call>~{"name": "weather", "arguments": {"city": "Bern"}}~</tool_call>'
 ANSWERS = {
@@ -27,16 +25,10 @@ HEADERS = {"anthropic-version": "2023-06-01", "x-api-key": "unused"}
 
 
 @pytest.fixture(scope="module")
-def scripted() -> Iterator[httpx.Client]:
+def scripted(scripted_url: str) -> Iterator[httpx.Client]:
     """A client of a server that says what it is told."""
-    command = [sys.executable, str(SCRIPTED)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        url = process.stdout.readline().strip()
-        with httpx.Client(base_url=url, headers=HEADERS, timeout=60) as client:
-            yield client
-        process.terminate()
-        assert process.wait(timeout=20) == 0
+    with httpx.Client(base_url=scripted_url, headers=HEADERS, timeout=60) as client:
+        yield client
 
 
 def body_of(text: str = "SAY hi", **more: Any) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from openai.types.chat import ChatCompletionMessageParam
 
 from kvell.testing.instance import ByteText, fake_token
 
+pytestmark = pytest.mark.xdist_group("fake_server")
+
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 MODEL = "fake"
 TOOL = {"type": "function", "function": {"name": "f"}}

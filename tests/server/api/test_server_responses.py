@@ -1,10 +1,7 @@
 """``/v1/responses`` with OpenAI's own client, against live servers over fake engines."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +12,8 @@ from pydantic import TypeAdapter
 
 from kvell.testing.instance import ByteText, fake_token
 
-SCRIPTED = Path(__file__).parents[1] / "scripted_server.py"
+pytestmark = pytest.mark.xdist_group("fake_server")
+
 EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True}
 ODD = {"type": "object", "properties": {"a": {"type": "string", "format": "path"}}}
@@ -38,16 +36,10 @@ def client(server_url: str) -> Iterator[openai.OpenAI]:
 
 
 @pytest.fixture(scope="module")
-def scripted() -> Iterator[openai.OpenAI]:
+def scripted(scripted_url: str) -> Iterator[openai.OpenAI]:
     """A client of a server that says what it is told."""
-    command = [sys.executable, str(SCRIPTED)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        url = process.stdout.readline().strip()
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as client:
-            yield client
-        process.terminate()
-        assert process.wait(timeout=20) == 0
+    with openai.OpenAI(base_url=f"{scripted_url}/v1", api_key="unused", max_retries=0) as client:
+        yield client
 
 
 def said(prompt: str, count: int) -> str:

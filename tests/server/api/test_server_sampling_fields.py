@@ -27,6 +27,8 @@ from kvell.testing.instance import ByteText
 from tests.server.api.test_server_logprobs import events
 from tests.server.api.test_server_schemas import chat, completion, room
 
+pytestmark = pytest.mark.xdist_group("fake_server")
+
 DEFAULTS = SamplingParams(
     temperature=0.6, top_p=0.9, top_k=20, min_p=0.1, repetition_penalty=1.1, max_tokens=50
 )

@@ -10,6 +10,8 @@ from kvell.server.api.schemas.embeddings import MAX_INPUTS
 from kvell.testing.instance import REFUSE_TOKEN
 from tests.server.api.test_server_embeddings import metric, vector
 
+pytestmark = pytest.mark.xdist_group("fake_server")
+
 SCORE_PATHS = ("/score", "/v1/score")
 RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 DOCUMENTS = ["a page", "a pool", "the sea", "a page"]

@@ -57,6 +57,7 @@ def test_a_head_that_comes_byte_by_byte_is_408(server: RunningServer) -> None:
     assert server.rejected("slow_client") == before + 1
 
 
+@pytest.mark.long
 def test_a_later_head_of_a_connection_is_bounded_like_its_first(server: RunningServer) -> None:
     with server.connect() as client:
         client.sendall(b"GET /health HTTP/1.1\r\n" + HOST + b"\r\n")
@@ -74,7 +75,9 @@ def test_a_connection_that_says_nothing_is_closed_without_an_answer(
 
 
 @pytest.mark.parametrize(
-    ("head", "piece"), [(UNFINISHED, b"a"), (CHUNKED, b"1\r\na\r\n")], ids=["length", "chunks"]
+    ("head", "piece"),
+    [(UNFINISHED, b"a"), pytest.param(CHUNKED, b"1\r\na\r\n", marks=pytest.mark.long)],
+    ids=["length", "chunks"],
 )
 def test_a_body_that_comes_byte_by_byte_is_408(
     server: RunningServer, head: bytes, piece: bytes

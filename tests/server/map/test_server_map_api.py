@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import numpy as np
+import pytest
 
 from kvell.server.map.page import make_page
 from tests.server.map.conftest import StartMap
@@ -163,6 +164,7 @@ def test_with_a_key_the_page_is_open_and_what_it_shows_is_not(start_map: StartMa
         assert len(shown(url, KEY)["instances"]) == 1
 
 
+@pytest.mark.long
 def test_a_map_of_many_pages_is_quick_beside_steps(start_map: StartMap) -> None:
     """10,000 large pages: watchers do not hold requests up."""
     with start_map("-", 1, "--large-pages", "10000", "--step-seconds", "0.005") as url:

@@ -99,6 +99,7 @@ def test_cells_change_as_requests_come_and_go(page: BrowserPage, map_url: str) -
     assert "no request just now" in page.evaluate("document.querySelector('#requests').innerText")
 
 
+@pytest.mark.long
 def test_instances_stand_side_by_side_and_count_their_pages(page: BrowserPage) -> None:
     boxes = page.evaluate(
         "[...document.querySelectorAll('.instance')].map((s) => s.getBoundingClientRect().toJSON())"
@@ -112,6 +113,7 @@ def test_instances_stand_side_by_side_and_count_their_pages(page: BrowserPage) -
     assert label.startswith("400 large pages of mixed-0: ")
 
 
+@pytest.mark.long
 def test_a_cell_is_looked_at_with_the_keyboard(page: BrowserPage, map_url: str) -> None:
     with load(map_url, 4):
         page.wait_for(f"{USED} > 20")
@@ -135,6 +137,7 @@ def test_a_cell_is_looked_at_with_the_keyboard(page: BrowserPage, map_url: str) 
         assert "free; " in shown and "In use now." in shown
 
 
+@pytest.mark.long
 def test_a_cell_is_looked_at_with_the_mouse(page: BrowserPage) -> None:
     box = page.evaluate("document.querySelector('.cells').getBoundingClientRect().toJSON()")
     size, across = page.evaluate(
@@ -145,6 +148,7 @@ def test_a_cell_is_looked_at_with_the_mouse(page: BrowserPage) -> None:
     page.wait_for(f"document.querySelector('.detail').innerText.startsWith('{expected}')")
 
 
+@pytest.mark.long
 def test_timelines_and_tables_are_filled(page: BrowserPage, map_url: str) -> None:
     with load(map_url, 2):
         page.wait_for("document.querySelector('.misses tbody').innerText.includes('never seen')")
@@ -159,6 +163,7 @@ def test_timelines_and_tables_are_filled(page: BrowserPage, map_url: str) -> Non
     assert "full" in groups and "sliding" in groups and "state" in groups
 
 
+@pytest.mark.long
 def test_a_paused_page_asks_for_nothing(page: BrowserPage) -> None:
     page.evaluate("document.getElementById('pause').click()")
     page.evaluate("new Promise((wake) => { setTimeout(wake, 700); })")
@@ -169,6 +174,7 @@ def test_a_paused_page_asks_for_nothing(page: BrowserPage) -> None:
     page.wait_for(f"window.kvellMap.polls > {polls}")
 
 
+@pytest.mark.long
 def test_dark_and_light_are_different_and_a_narrow_page_does_not_scroll_sideways(
     page: BrowserPage,
 ) -> None:
@@ -182,12 +188,14 @@ def test_dark_and_light_are_different_and_a_narrow_page_does_not_scroll_sideways
         page.size(1400, 1200)
 
 
+@pytest.mark.long
 def test_a_screenshot_can_be_taken(page: BrowserPage, tmp_path: Path) -> None:
     page.screenshot(tmp_path / "memory-map.png")
     content = (tmp_path / "memory-map.png").read_bytes()
     assert content.startswith(b"\x89PNG") and len(content) > 20_000
 
 
+@pytest.mark.long
 def test_the_page_asks_for_a_key_and_keeps_it_in_memory_only(
     browser: BrowserPage, start_map: StartMap
 ) -> None:

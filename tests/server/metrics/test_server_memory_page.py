@@ -3,11 +3,14 @@
 import os
 
 import httpx
+import pytest
 
 from kvell.engine.protocol.messages import Ready
 from kvell.engine.protocol.statistics import GroupStats, Stats
 from kvell.server.metrics.memory_page import InstanceMemory, contract_lines, memory_page
 from kvell.vocabulary import MIB
+
+pytestmark = pytest.mark.xdist_group("fake_server")
 
 READY = Ready(4, 0, 8, "m", 64, 0, memory={"weights_bytes": 5, "contract_bytes": 90 * MIB})
 STATS = Stats(
