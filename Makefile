@@ -18,8 +18,9 @@ STAMPS := .venv/stamps
 STAGE := scripts/stage
 PIP_INSTALL := $(BIN)/python -m pip --disable-pip-version-check install --constraint constraints.txt
 PIP := $(PIP_INSTALL) --quiet
-# Warnings are errors for those who change Kvell, not for those who only run it with a newer compiler.
-WERROR ?= $(if $(filter run,$(MAKECMDGOALS)),OFF,ON)
+# Warnings are errors in CI, not for those who run Kvell with a newer compiler. One value for all
+# commands: another one would compile everything again.
+WERROR ?= $(if $(CI),ON,OFF)
 # A worker for each of two processors; files and groups stay in one worker, the longest first.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder
 DEPTH ?= 1
@@ -27,7 +28,7 @@ NATIVE := CMakeLists.txt $(shell find csrc -type f 2>/dev/null)
 # What pyproject.toml lists, so that no list is kept twice.
 listed = $$($(BIN)/python -c 'import tomllib; print("\n".join(tomllib.load(open("pyproject.toml", "rb"))$(1)))')
 
-.PHONY: help run test test-long sanitize check-packages reference format install dev clean
+.PHONY: help run test test-long sanitize emulate check-packages reference format install dev clean
 
 help:
 	@printf '%s\n' \
@@ -37,6 +38,7 @@ help:
 	  'make test-long           the tests that run for minutes, and property tests in depth' \
 	  'make test-long ROOM=models   of one folder; DEPTH=10 for a night' \
 	  'make sanitize            the tests of compiled code under AddressSanitizer and UBSan' \
+	  'make emulate             the tests of kernels with stand-ins for bf16 dot products and tiles' \
 	  'make check-packages      build sdist and wheel, try the wheel in a fresh environment' \
 	  'make check-packages KEEP=dist   and keep them in a folder' \
 	  'make reference           the reference of all interfaces, from the code: build/reference/' \
@@ -58,6 +60,9 @@ test-long: dev
 
 sanitize: dev
 	scripts/sanitize
+
+emulate: dev
+	scripts/emulate
 
 check-packages: dev
 	$(BIN)/python -m scripts.packages $(if $(KEEP),--keep '$(KEEP)')

@@ -21,7 +21,9 @@ inline bool has_avx512() {
 }
 
 inline bool has_avx512_bf16() {
-#if defined(KVELL_HAS_AVX512)
+#if defined(KVELL_EMULATE)
+  return has_avx512();
+#elif defined(KVELL_HAS_AVX512)
   return has_avx512() && __builtin_cpu_supports("avx512bf16") &&
          __builtin_cpu_supports("avx512vbmi");
 #else
@@ -35,7 +37,9 @@ inline bool has_quick_bf16_dots() { return has_avx512_bf16() && !__builtin_cpu_i
 
 // Tiles of bf16, besides all of the above: a process has to ask Linux for their registers once.
 inline bool has_amx_bf16() {
-#if defined(KVELL_HAS_AMX)
+#if defined(KVELL_EMULATE)
+  return has_avx512();
+#elif defined(KVELL_HAS_AMX)
   static const bool granted = [] {
     constexpr long kAskForState = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XTILEDATA
     constexpr unsigned kBf16 = 1u << 22, kTiles = 1u << 24;
