@@ -10,11 +10,14 @@ import torch
 from kvell.models.fused.grouped import GroupedWeight
 from kvell.models.loading.loading import describe_as
 from kvell.models.paged_model import PagedModel
+from tests.models.cases import some_fast
 from tests.models.harness import tiny_module
 
 native = pytest.importorskip("kvell.attention.native")
 SETS: list[str] = native.instruction_sets()
-every_set = pytest.mark.parametrize("instruction_set", SETS)
+MARKED_SETS = some_fast(SETS, (SETS[0], "portable"))
+"""The best and the portable one are fast."""
+every_set = pytest.mark.parametrize("instruction_set", MARKED_SETS)
 
 
 def fused_model(

@@ -31,6 +31,7 @@ from kvell.models.config.description import describe
 from kvell.pages.layout import GroupKind, LayerSpec
 from kvell.pages.sizing import plan_layout
 from kvell.vocabulary import GIB
+from tests.models.cases import covering
 
 CONFIGS = Path(__file__).parents[3] / "bench" / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))
@@ -69,6 +70,7 @@ DEPTHS: dict[str, dict[str, Any]] = {
 }
 """Fields that say the depth, where they are not a list of types or a number alone."""
 
+STEPS = [pytest.param((1,), id="one"), pytest.param((1, 1), id="two")]
 every_config = pytest.mark.parametrize("name", NAMES)
 
 
@@ -161,8 +163,7 @@ def test_only_the_depth_is_cut(name: str) -> None:
     assert (full.hidden_size, full.query_heads) == (cut.hidden_size, cut.query_heads)
 
 
-@every_config
-@pytest.mark.parametrize("steps", [(1,), (1, 1)], ids=["one", "two"])
+@covering({"name": NAMES, "steps": STEPS}, together=1)
 def test_keys_and_values_are_as_many_bytes(name: str, steps: tuple[int, ...]) -> None:
     held, expected = cache_after(name, *steps), specs(name)
     attending = 0
@@ -212,8 +213,7 @@ def stored_bytes(name: str, layer: Any) -> int:
     return window + sum(t.numel() * element_bytes for t in recurrent_of(layer))
 
 
-@pytest.mark.parametrize("name", STATES)
-@pytest.mark.parametrize("steps", [(1,), (1, 1)], ids=["one", "two"])
+@covering({"name": list(STATES), "steps": STEPS}, together=1)
 def test_states_have_as_many_numbers(name: str, steps: tuple[int, ...]) -> None:
     held, count = cache_after(name, *steps), 0
     for index, layers in specs(name).items():

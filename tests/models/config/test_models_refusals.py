@@ -45,6 +45,7 @@ from kvell.models.families.refusals import (
 from kvell.models.loading.loading import check_architecture, check_model
 from kvell.models.paged_model import PagedModel
 from kvell.models.states.mixer_slots import place_mixers
+from tests.models.cases import MECHANISMS, long_unless, some_fast
 from tests.models.harness import STATES, tiny_config
 
 GENERATING = sorted({name for table in (*TEXT, *ENCODED) for name in table})
@@ -107,7 +108,7 @@ def test_there_are_as_many_as_transformers_has() -> None:
     assert len(SERVED) == len(EXACT | WITH_IMAGES.keys())
 
 
-@pytest.mark.parametrize("model_type", GENERATING)
+@pytest.mark.parametrize("model_type", some_fast(GENERATING, {*GENERATING[::8], *SERVED[::4]}))
 def test_served_or_refused_by_class_and_need(model_type: str) -> None:
     if model_type not in CONFIG_MAPPING:
         with pytest.raises(ChangeSomething, match="unknown model type"):
@@ -134,7 +135,14 @@ def class_named(name: str) -> Any:
     return getattr(parallel_heads, name, None) or getattr(transformers, name)
 
 
-@pytest.mark.parametrize("model_type", [name for name in SERVED if own_class(name) in EXACT])
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        pytest.param(name, marks=long_unless(own_class(name) in MECHANISMS.values()))
+        for name in SERVED
+        if own_class(name) in EXACT
+    ],
+)
 def test_what_is_served_stands_over_pages(model_type: str) -> None:
     """At the size of transformers' defaults, on the meta device: every layer finds its mixer."""
     config = config_from_dict({"model_type": model_type, **COMPLETED.get(model_type, {})})

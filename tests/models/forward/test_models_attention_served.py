@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from tests.models.attention_variants import VARIANTS
+from tests.models.cases import families
 from tests.models.harness import prompt_ids
 from tests.models.served import Served, assert_all, error
 
-every_family = pytest.mark.parametrize("architecture", sorted(VARIANTS))
+every_family = pytest.mark.parametrize("architecture", families(VARIANTS))
 PAGE_TOKENS = 16
 
 

@@ -17,6 +17,7 @@ from kvell.models.config.budgets import budgets_of, with_budgets
 from kvell.models.loading.loading import describe_as
 from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import MIB
+from tests.models.cases import covering, some_fast
 from tests.models.dropping_oracle import Oracle
 from tests.models.harness import SMALL, tiny_module
 from tests.models.served import MAX_MODEL_LEN, Answer, Recorder, Served, error, oracle_rows
@@ -31,7 +32,9 @@ FAMILIES = [
 ]
 """A latent; soft caps and windows; shared keys and values; sinks; states; grouped heads."""
 LLAMA = "LlamaForCausalLM"
-every_family = pytest.mark.parametrize("architecture", FAMILIES)
+FAST = ("DeepseekV3ForCausalLM", "GptOssForCausalLM", "JambaForCausalLM")
+MARKED = some_fast(FAMILIES, FAST)
+every_family = pytest.mark.parametrize("architecture", MARKED)
 
 
 class Dropping(Served):
@@ -98,8 +101,7 @@ def assert_kept(served: Dropping, names: Sequence[str] = ()) -> None:
     assert len(set(outputs)) > len(outputs) // 4
 
 
-@every_family
-@pytest.mark.parametrize("budget", ["24", "pyramid:30"])
+@covering({"architecture": MARKED, "budget": ["24", "pyramid:30"]}, together=1)
 def test_one_request(architecture: str, budget: str) -> None:
     served = Dropping(architecture, budget)
     answer = served.ask("one", prompt_of(100), outputs=20)
@@ -127,7 +129,7 @@ def test_ragged_batch_in_small_chunks(architecture: str) -> None:
     assert_kept(served)
 
 
-@pytest.mark.parametrize("batched", range(8, 40, 3))
+@pytest.mark.parametrize("batched", some_fast(range(8, 40, 3), (8, 17, 38)))
 def test_no_chunk_changes_what_is_kept(batched: int) -> None:
     served = Dropping(LLAMA, "24", batched=batched)
     served.submit("one", prompt_of(61), outputs=4)
@@ -165,7 +167,7 @@ def test_each_layer_of_a_pyramid_keeps_its_own_budget() -> None:
     assert {i: len(kept[0]) for i, kept in oracle.kept.items()} == served.budgets
 
 
-@every_family
+@pytest.mark.parametrize("architecture", some_fast(FAMILIES, FAST[1:2]))
 def test_preempted_and_resumed(architecture: str) -> None:
     """What is computed again: the prompt, dropped again, then what was generated."""
     need_bytes = pool_bytes_for(Dropping(architecture, "16").layout, 96, 64)
@@ -256,7 +258,9 @@ def draft_of(architecture: str) -> PagedModel:
     return PagedModel(module, description, choose_kernels(torch.device("cpu")))
 
 
-@pytest.mark.parametrize("drafter", [None, LLAMA, "Gemma2ForCausalLM"])
+@pytest.mark.parametrize(
+    "drafter", some_fast([None, LLAMA, "Gemma2ForCausalLM"], [None, "Gemma2ForCausalLM"])
+)
 def test_draft_tokens_after_a_dropped_prompt_change_nothing(drafter: str | None) -> None:
     outputs = []
     for draft_tokens in (0, 3):

@@ -5,6 +5,7 @@ import torch
 
 from kvell.models.families.families import EXACT
 from kvell.models.loading.random_weights import varies
+from tests.models.cases import families
 from tests.models.harness import (
     FAMILIES,
     assert_exact,
@@ -15,7 +16,7 @@ from tests.models.harness import (
     tiny_module,
 )
 
-every_family = pytest.mark.parametrize("architecture", sorted(FAMILIES))
+every_family = pytest.mark.parametrize("architecture", families(FAMILIES))
 
 
 def test_every_architecture_listed_as_exact_is_compared_here() -> None:

@@ -11,6 +11,7 @@ from kvell.models.forward.head_input import HeadInput
 from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.fused.need import FLOAT_BYTES, aligned
 from kvell.models.paged_model import ForwardBatch, PagedModel
+from tests.models.cases import families
 from tests.models.harness import FAMILIES, paged, prompt_ids, runner_over, tiny_module
 
 IDS = prompt_ids(37)
@@ -65,7 +66,7 @@ def assert_same_direction(actual: torch.Tensor, expected: torch.Tensor) -> None:
     assert (ours - theirs).abs().max() <= 1e-4 * theirs.abs().max()
 
 
-@pytest.mark.parametrize("architecture", sorted(FAMILIES))
+@pytest.mark.parametrize("architecture", families(FAMILIES))
 def test_of_every_family_by_modules(architecture: str) -> None:
     module = tiny_module(architecture)
     assert_same_direction(Asking(paged(module)).of(IDS), last_hidden_state(module, IDS))

@@ -15,6 +15,7 @@ from kvell.models.config.description import describe
 from kvell.models.forward.latents import Latents, latents_of, place_latents
 from kvell.models.paged_model import PagedModel
 from tests.models.attention_variants import LATENT, LATENTS
+from tests.models.cases import families
 from tests.models.harness import (
     PAGE_TOKENS,
     oracle_logits,
@@ -27,7 +28,7 @@ from tests.models.harness import (
 RANK, ROTARY = LATENT["kv_lora_rank"], LATENT["qk_rope_head_dim"]
 NAME = "DeepseekV3ForCausalLM"
 
-every_family = pytest.mark.parametrize("architecture", sorted(LATENTS))
+every_family = pytest.mark.parametrize("architecture", families(LATENTS))
 
 
 @every_family

@@ -19,6 +19,7 @@ from kvell.models.paged_model import PagedModel
 from kvell.models.text.tokenizer import Tokenizer
 from kvell.pages.layout import GroupKind
 from kvell.vocabulary import MIB
+from tests.models.cases import covering, some_fast
 from tests.models.harness import PagedRunner, oracle_logits, prompt_ids, runner_over, tiny_module
 from tests.models.quantising_oracle import quantising
 from tests.models.served import Served, oracle_rows
@@ -36,8 +37,11 @@ ARCHITECTURES = (
 )
 """Full, sliding, sinks, chunked, shared, latent, and attention beside a state."""
 
-every_family = pytest.mark.parametrize("architecture", ARCHITECTURES)
-every_dtype = pytest.mark.parametrize("kv_dtype", [INT8, FP8], ids=["int8", "fp8"])
+FAST = ("LlamaForCausalLM", "Gemma3nForCausalLM", "DeepseekV3ForCausalLM", "FalconH1ForCausalLM")
+FAMILIES = some_fast(ARCHITECTURES, FAST)
+KERNELS = [pytest.param(False, id="portable"), pytest.param(True, id="native")]
+STORED = [pytest.param(INT8, id="int8"), pytest.param(FP8, id="fp8")]
+every_dtype = pytest.mark.parametrize("kv_dtype", STORED)
 
 
 def runner(
@@ -70,9 +74,7 @@ def assert_rounded_alike(actual: torch.Tensor, expected: torch.Tensor, plain: to
     assert exact_rows(plain, expected) <= 0.1
 
 
-@every_family
-@every_dtype
-@pytest.mark.parametrize("native", [False, True], ids=["portable", "native"])
+@covering({"architecture": FAMILIES, "kv_dtype": STORED, "native": KERNELS})
 def test_prefill_in_chunks_beside_another(
     architecture: str, kv_dtype: torch.dtype, native: bool
 ) -> None:
@@ -85,8 +87,7 @@ def test_prefill_in_chunks_beside_another(
     assert_rounded_alike(torch.cat(parts), expected, oracle_logits(module, ids))
 
 
-@every_family
-@every_dtype
+@covering({"architecture": FAMILIES, "kv_dtype": STORED}, together=1)
 def test_served_with_prefix_hits(architecture: str, kv_dtype: torch.dtype) -> None:
     """Through the engine: ragged batches over shared prefixes, their tail pages copied."""
     served, shared = Served(architecture, kv_dtype=kv_dtype, batched=50), prompt_ids(100)
@@ -121,8 +122,9 @@ def test_preempted_requests_resume_with_the_same_rounding(kv_dtype: torch.dtype)
         assert_rounded_alike(torch.stack(answer.logits), expected, oracle_rows(name, answer))
 
 
-@every_dtype
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Gemma3ForCausalLM"])
+@covering(
+    {"kv_dtype": STORED, "architecture": ["LlamaForCausalLM", "Gemma3ForCausalLM"]}, together=1
+)
 def test_bfloat16_models_err_no_more_than_transformers(
     architecture: str, kv_dtype: torch.dtype
 ) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
@@ -25,6 +25,8 @@ from kvell.models.loading.loading import load_paged_model
 from kvell.models.loading.random_model import random_paged_model
 from kvell.models.loading.random_weights import random_module, write_random_model
 from kvell.models.paged_model import PagedModel
+from tests.depth import some
+from tests.models.cases import some_fast
 from tests.models.harness import oracle_logits, runner_over, tiny_config
 from tests.models.rounding import DENORMALS_ARE_ZEROS, bits_of, hard_numbers, rounded_bits
 
@@ -36,7 +38,8 @@ _linear = pytest.importorskip(
     "kvell.models.forward._linear", reason="these tests are of compiled code"
 )
 
-each_set = pytest.mark.parametrize("instruction_set", instruction_sets())
+SETS = instruction_sets()
+each_set = pytest.mark.parametrize("instruction_set", some_fast(SETS, (SETS[0], "portable")))
 
 
 def random(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -80,7 +83,7 @@ def test_is_rounded_as_torch_rounds(instruction_set: str) -> None:
         assert torch.equal(y[0].isnan(), sums.isnan())
 
 
-@settings(max_examples=60)
+@some()
 @given(
     rows=st.integers(1, 20),
     width=st.integers(1, 150),

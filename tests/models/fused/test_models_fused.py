@@ -9,7 +9,15 @@ import torch
 from kvell.models.families.families import EXACT, FUSED
 from kvell.models.loading.random_weights import random_module
 from kvell.models.paged_model import PagedModel
-from tests.models.fused_models import SETS, bf16_module, every_set, fused_model, generic_model
+from tests.models.cases import covering, families
+from tests.models.fused_models import (
+    MARKED_SETS,
+    SETS,
+    bf16_module,
+    every_set,
+    fused_model,
+    generic_model,
+)
 from tests.models.harness import (
     assert_exact,
     oracle_logits,
@@ -19,7 +27,9 @@ from tests.models.harness import (
     tiny_module,
 )
 
-every_family = pytest.mark.parametrize("architecture", sorted(FUSED))
+DTYPES = (torch.float32, torch.bfloat16)
+FAMILIES = families(FUSED)
+every_family = pytest.mark.parametrize("architecture", FAMILIES)
 
 
 def steps_of(model: PagedModel, ids: list[int], ends: list[int], seed: int = 0) -> torch.Tensor:
@@ -52,9 +62,7 @@ def test_ragged_batch(architecture: str) -> None:
         assert_exact(part, oracle_logits(module, ids))
 
 
-@every_family
-@every_set
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@covering({"architecture": FAMILIES, "instruction_set": MARKED_SETS, "dtype": DTYPES})
 def test_nothing_around_a_token_changes_a_bit(
     architecture: str, instruction_set: str, dtype: torch.dtype
 ) -> None:
@@ -80,7 +88,7 @@ def test_wide_products_of_many_rows_are_those_of_one(instruction_set: str) -> No
     assert torch.equal(steps_of(model, ids, [3, 60, 149, 150]), steps_of(model, ids, [150]))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_threads_change_nothing(dtype: torch.dtype) -> None:
     module = random_module(tiny_config("Gemma3ForCausalLM", hidden_size=192), 3, dtype, 8.0)
     ids = prompt_ids(40)
@@ -117,8 +125,7 @@ ODD_SHAPES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("changes", ODD_SHAPES, ids=lambda changes: next(iter(changes)))
-@every_set
+@covering({"changes": ODD_SHAPES, "instruction_set": MARKED_SETS}, together=1)
 def test_odd_shapes(changes: dict[str, Any], instruction_set: str) -> None:
     module = random_module(tiny_config("LlamaForCausalLM", **changes), 5, torch.float32, 8.0)
     if changes.get("tie_word_embeddings"):
@@ -131,8 +138,13 @@ def test_odd_shapes(changes: dict[str, Any], instruction_set: str) -> None:
     assert_exact(logits, oracle_logits(module, ids))
 
 
-@pytest.mark.parametrize("kv_dtype", [torch.int8, torch.float8_e4m3fn, torch.bfloat16])
-@every_set
+@covering(
+    {
+        "kv_dtype": [torch.int8, torch.float8_e4m3fn, torch.bfloat16],
+        "instruction_set": MARKED_SETS,
+    },
+    together=1,
+)
 def test_quantised_pages_hold_what_torch_makes_of_the_same_vectors(
     kv_dtype: torch.dtype, instruction_set: str
 ) -> None:

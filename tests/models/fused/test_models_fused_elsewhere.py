@@ -6,13 +6,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvell.attention.interface import GroupBatch
 from kvell.models.forward.forward_batch import ForwardBatch
 from kvell.models.fused.partials.remote_sections import RemoteSections, SectionRun
 from kvell.vocabulary import SECTION_TOKENS
+from tests.depth import few
+from tests.models.cases import covering
 from tests.models.lent_pass import (
     CONTEXT,
     DEBTOR,
@@ -56,14 +58,12 @@ def works(draw: st.DrawFn) -> list[Work]:
     return found
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("architecture", [FULL, MIXED])
-@pytest.mark.parametrize("dtype", DTYPES)
+@covering({"architecture": [FULL, MIXED], "dtype": DTYPES, "threads": [1, 2]})
 @given(drawn=works())
 @example(drawn=BOTH)
 @example(drawn=[Work(1536, 1, ("x", "y", "x"))])  # nothing is local but the row itself
 @example(drawn=[Work(1100, 500, ("x", "y")), Work(1200, 1, ("y",))])  # a chunk beside a decode
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@few()
 def test_what_others_compute_changes_no_bit(
     architecture: str, dtype: torch.dtype, threads: int, drawn: list[Work]
 ) -> None:
@@ -126,8 +126,7 @@ def by_call(
     return called(post, take)
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("late", [0, 1, 2])
+@covering({"late": [0, 1, 2], "threads": [1, 2]}, together=1)
 def test_a_late_answer_makes_its_row_missed_and_changes_no_other(late: int, threads: int) -> None:
     """In any layer; the creditor is not asked again in the pass."""
     drawn = [Work(1600, 1, ("x", "x")), Work(1100, 1, ("y", "y")), Work(900, 1)]

@@ -10,9 +10,11 @@ import torch
 from kvell.models.loading.random_weights import random_module
 from kvell.models.paged_model import ForwardBatch, PagedModel
 from kvell.vocabulary import NOT_NUMBERS
-from tests.models.fused_models import every_set, fused_model, generic_model
+from tests.models.cases import covering
+from tests.models.fused_models import MARKED_SETS, fused_model, generic_model
 from tests.models.harness import prompt_ids, runner_over, tiny_config, tiny_module
 
+DTYPES = (torch.float32, torch.bfloat16)
 VOCAB = 5_003
 """More than are searched at once, and no whole number of vectors."""
 
@@ -30,9 +32,7 @@ def asked(model: PagedModel, ids: list[int]) -> tuple[torch.Tensor, list[int] | 
     return logits, model.largest(batches[-1])
 
 
-@every_set
-@pytest.mark.parametrize("num_threads", [1, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@covering({"instruction_set": MARKED_SETS, "num_threads": [1, 3], "dtype": DTYPES})
 def test_it_is_where_the_logits_say(
     instruction_set: str, num_threads: int, dtype: torch.dtype
 ) -> None:
@@ -81,9 +81,13 @@ def test_nobody_found_it_for_a_batch_that_was_not_computed_or_did_not_want_it() 
     assert asked(generic_model(tiny_module("LlamaForCausalLM")), prompt_ids(4))[1] is None
 
 
-@every_set
-@pytest.mark.parametrize("place", [0, 17, 4_999, 5_002])
-@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@covering(
+    {
+        "instruction_set": MARKED_SETS,
+        "place": [0, 17, 4_999, 5_002],
+        "number": [float("nan"), float("inf")],
+    }
+)
 def test_where_a_logit_is_no_number_nothing_is(
     instruction_set: str, place: int, number: float
 ) -> None:

@@ -4,7 +4,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 
 from kvell.engine.assembly import build_engine
@@ -14,11 +13,13 @@ from kvell.engine.setup.options import EngineOptions
 from kvell.memory import MANAGERS, Manager
 from kvell.models.loading.random_weights import random_module
 from kvell.vocabulary import RequestId
+from tests.models.cases import covering
 from tests.models.fused_models import fused_model
 from tests.models.harness import prompt_ids, tiny_config
 
 MIB = 1 << 20
 LONG_TOKENS = 1_200  # more than two of the pieces that attention cuts a context into
+PROMPT, OUTPUTS = prompt_ids(LONG_TOKENS), 4
 WINDOWED = ("Gemma3ForCausalLM", "MinistralForCausalLM")
 
 
@@ -32,20 +33,19 @@ def module_of(architecture: str) -> Any:
     return module
 
 
-def oracle_tokens(architecture: str, prompt: list[int], outputs: int) -> list[int]:
-    """Greedy, by transformers."""
-    known = list(prompt)
-    for _ in range(outputs):
+@cache
+def oracle_tokens(architecture: str) -> list[int]:
+    """What transformers says behind the prompt, greedily."""
+    known = list(PROMPT)
+    for _ in range(OUTPUTS):
         with torch.inference_mode():
             logits = module_of(architecture)(torch.tensor([known]), use_cache=False).logits
         known.append(int(logits[0, -1].argmax()))
-    return known[len(prompt) :]
+    return known[len(PROMPT) :]
 
 
-@pytest.mark.parametrize("manager", MANAGERS)
-@pytest.mark.parametrize("architecture", WINDOWED)
+@covering({"architecture": WINDOWED, "manager": MANAGERS}, together=1)
 def test_long_contexts_under_every_manager(architecture: str, manager: Manager) -> None:
-    prompt, outputs = prompt_ids(LONG_TOKENS), 4
     model = fused_model(module_of(architecture), num_threads=2)
     options = EngineOptions(
         kv_memory_bytes=64 * MIB,
@@ -54,9 +54,9 @@ def test_long_contexts_under_every_manager(architecture: str, manager: Manager) 
         manager=manager,
     )
     engine = build_engine(model, architecture, options)
-    params = SamplingParams(temperature=0, max_tokens=outputs, ignore_eos=True)
-    engine.handle(Submit(RequestId("a"), np.asarray(prompt, "<i4").tobytes(), params))
+    params = SamplingParams(temperature=0, max_tokens=OUTPUTS, ignore_eos=True)
+    engine.handle(Submit(RequestId("a"), np.asarray(PROMPT, "<i4").tobytes(), params))
     answer: list[int] = []
     while engine.has_work():
         answer += [t for e in engine.step() if isinstance(e, Tokens) for t in e.token_ids]
-    assert answer == oracle_tokens(architecture, prompt, outputs)
+    assert answer == oracle_tokens(architecture)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.models.cases import some_fast
+
 pytest.importorskip("kvell.models.fused._forward", reason="these tests are of compiled code")
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits a process's memory")
 
@@ -44,7 +46,7 @@ print("went on")
 """
 
 
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", some_fast([1, 2], [2]))
 def test_a_step_without_memory_raises_and_the_next_one_works(threads: int) -> None:
     """Rows of bfloat16 are widened in memory of each thread, which the first step makes larger."""
     done = subprocess.run(

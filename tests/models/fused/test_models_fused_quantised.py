@@ -10,7 +10,8 @@ from torch import nn
 from kvell.models.fused.grouped import Form, GroupedWeight, grouped
 from kvell.models.loading.random_weights import random_module
 from kvell.models.paged_model import PagedModel
-from tests.models.fused_models import every_set, fused_model
+from tests.models.cases import covering, families
+from tests.models.fused_models import MARKED_SETS, fused_model
 from tests.models.harness import (
     assert_exact,
     oracle_logits,
@@ -21,7 +22,10 @@ from tests.models.harness import (
 )
 
 FAMILIES = ("FalconH1ForCausalLM", "Gemma3ForCausalLM", "LlamaForCausalLM", "Qwen3ForCausalLM")
-every_form = pytest.mark.parametrize("quantization", ["int8", "int4"])
+MARKED = families(FAMILIES)
+FORMS = ("int8", "int4")
+DTYPES = (torch.float32, torch.bfloat16)
+every_form = pytest.mark.parametrize("quantization", FORMS)
 
 
 def unpacked_module(module: Any, quantization: str) -> Any:
@@ -46,9 +50,7 @@ def rms(x: torch.Tensor) -> float:
     return float(x.double().square().mean().sqrt())
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
-@every_form
-@every_set
+@covering({"architecture": MARKED, "quantization": FORMS, "instruction_set": MARKED_SETS})
 def test_chunks_and_decodes_are_exact(
     architecture: str, quantization: str, instruction_set: str
 ) -> None:
@@ -58,9 +60,7 @@ def test_chunks_and_decodes_are_exact(
     assert_exact(logits, oracle_logits(unpacked_module(module, quantization), ids))
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
-@every_form
-@every_set
+@covering({"architecture": MARKED, "quantization": FORMS, "instruction_set": MARKED_SETS})
 def test_bf16_errs_no_more_than_transformers(
     architecture: str, quantization: str, instruction_set: str
 ) -> None:
@@ -76,9 +76,7 @@ def test_bf16_errs_no_more_than_transformers(
     assert 0 < rms(ours - exact) <= 1.25 * rms(theirs - exact)
 
 
-@every_form
-@every_set
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@covering({"quantization": FORMS, "instruction_set": MARKED_SETS, "dtype": DTYPES})
 def test_nothing_around_a_token_changes_a_bit(
     quantization: str, instruction_set: str, dtype: torch.dtype
 ) -> None:
@@ -95,9 +93,7 @@ def test_nothing_around_a_token_changes_a_bit(
     assert len(set(whole.argmax(-1).tolist())) > 5
 
 
-@every_form
-@every_set
-@pytest.mark.parametrize("factor", [10, 40, 300])
+@covering({"quantization": FORMS, "instruction_set": MARKED_SETS, "factor": [10, 40, 300]})
 def test_a_large_number_costs_the_small_ones_beside_it_nothing(
     quantization: str, instruction_set: str, factor: int
 ) -> None:
@@ -120,9 +116,9 @@ def test_a_large_number_costs_the_small_ones_beside_it_nothing(
     assert 0 < rms(ours - exact) <= 1.2 * rms(plain - exact)
 
 
-@every_form
-@every_set
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@covering(
+    {"quantization": FORMS, "instruction_set": MARKED_SETS, "bad": [float("nan"), float("inf")]}
+)
 def test_what_is_no_number_stays_none(quantization: str, instruction_set: str, bad: float) -> None:
     """One token's, and no other's: rows are multiplied side by side."""
     module = copy.deepcopy(tiny_module("LlamaForCausalLM")).bfloat16()
@@ -142,9 +138,9 @@ ODD_SHAPES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("changes", ODD_SHAPES, ids=lambda changes: next(iter(changes)))
-@every_form
-@every_set
+@covering(
+    {"changes": ODD_SHAPES, "quantization": FORMS, "instruction_set": MARKED_SETS}, together=1
+)
 def test_odd_shapes(changes: dict[str, Any], quantization: str, instruction_set: str) -> None:
     """Rows that are no whole groups; a tied table is read out of the packed head."""
     module = random_module(tiny_config("LlamaForCausalLM", **changes), 5, torch.float32, 8.0)

@@ -9,12 +9,13 @@ from functools import cache
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.attention.interface import AttendParams, GroupBatch
 from kvell.attention.native import NativeKernels
 from kvell.models.fused.partials.rings import RingMemory, aligned_zeros, ring_bytes
+from tests.depth import many
 from tests.models.fused_models import SETS
 from tests.models.lent_pass import DEBTOR, NAMES, SECTION_PAGES, WORDS, Lender, prefix_of
 
@@ -162,7 +163,7 @@ GOOD = [Run(0, (1, 2), rows(2)), Run(2, (3,), rows(1))]
 
 
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@many()
 def test_bad_bytes_are_answered_and_crash_nothing(data: st.DataObject) -> None:
     lent = with_three()
     query = bytearray(query_of(5, 1, GOOD))

@@ -23,6 +23,7 @@ from kvell.models.fused.skeleton import DecoderSkeleton, skeleton_of
 from kvell.models.loading.loading import describe_as, load_paged_model
 from kvell.models.loading.weight_files import SINGLE_FILE, mapped_tensors
 from kvell.models.loading.weights import load_module
+from tests.models.cases import MECHANISMS, covering, families, long_unless
 from tests.models.fused_models import fused_model, native
 from tests.models.harness import prompt_ids, runner_over, tiny_config
 
@@ -62,10 +63,16 @@ VARIED: list[tuple[str, dict[str, Any]]] = [
     ("Gemma3ForCausalLM", {"query_pre_attn_scalar": 100}),
     ("SmolLM3ForCausalLM", {"no_rope_layers": [1, 0, 1]}),
 ]
-varied = pytest.mark.parametrize(
-    ("architecture", "fields"), VARIED, ids=[f"{n}-{'-'.join(map(str, f))}" for n, f in VARIED]
-)
-every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+MARKED = [
+    pytest.param(
+        name,
+        fields,
+        id=f"{name}-{'-'.join(map(str, fields))}",
+        marks=long_unless(name in MECHANISMS.values() or (name, fields) in VARIED[-6:]),
+    )
+    for name, fields in VARIED
+]
+varied = pytest.mark.parametrize(("architecture", "fields"), MARKED)
 
 
 def written(directory: Path, architecture: str, **fields: Any) -> Path:
@@ -133,7 +140,7 @@ def test_plain_configs_say_what_transformers_says(
     assert same(left, right, torch.float32)
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("architecture", families(FAMILIES))
 def test_a_config_that_leaves_anything_out_is_transformers_to_read(
     architecture: str, tmp_path: Path
 ) -> None:
@@ -153,8 +160,7 @@ def test_a_config_that_leaves_anything_out_is_transformers_to_read(
         assert plain_config(path) is None, field
 
 
-@varied
-@every_dtype
+@covering({"architecture,fields": MARKED, "dtype": DTYPES}, together=1)
 def test_recipes_are_those_of_transformers_modules(
     architecture: str, fields: dict[str, Any], dtype: torch.dtype, tmp_path: Path
 ) -> None:
@@ -278,9 +284,13 @@ def logits_of(
     return runner_over(mine).step([("a", ids)]), runner_over(other).step([("a", ids)])
 
 
-@pytest.mark.parametrize("architecture", FAMILIES)
-@every_dtype
-@pytest.mark.parametrize("quantization", ["none", "int8", "int4"])
+@covering(
+    {
+        "architecture": families(FAMILIES),
+        "dtype": DTYPES,
+        "quantization": ["none", "int8", "int4"],
+    }
+)
 def test_answers_are_the_same_bits(
     architecture: str, dtype: torch.dtype, quantization: str, tmp_path: Path
 ) -> None:

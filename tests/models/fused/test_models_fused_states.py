@@ -11,7 +11,14 @@ from kvell.attention.states import StateBatch
 from kvell.models.loading.random_weights import random_module
 from kvell.models.paged_model import ForwardBatch, PagedModel
 from kvell.pages.layout import GroupKind
-from tests.models.fused_models import bf16_module, every_set, fused_model, generic_model
+from tests.models.cases import covering
+from tests.models.fused_models import (
+    MARKED_SETS,
+    bf16_module,
+    every_set,
+    fused_model,
+    generic_model,
+)
 from tests.models.harness import (
     PagedRunner,
     assert_exact,
@@ -30,8 +37,7 @@ def roomy(model: PagedModel) -> PagedRunner:
     return runner_over(model, large_pages=60)
 
 
-@every_set
-@pytest.mark.parametrize("threads", [1, 3])
+@covering({"instruction_set": MARKED_SETS, "threads": [1, 3]}, together=1)
 def test_states_kept_on_the_way_are_resumed_exactly(instruction_set: str, threads: int) -> None:
     """Cuts inside one step, and twice at one token, beside another request."""
     module, ids, other = tiny_module(FALCON), prompt_ids(150), prompt_ids(75, seed=2)
@@ -60,8 +66,7 @@ def test_a_state_kept_by_a_later_chunk_is_that_of_one_pass(instruction_set: str)
         assert_exact(logits, oracle_logits(module, ids)[length:])
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@every_set
+@covering({"dtype": [torch.float32, torch.bfloat16], "instruction_set": MARKED_SETS}, together=1)
 def test_pages_hold_what_the_generic_pass_keeps(dtype: torch.dtype, instruction_set: str) -> None:
     """Of the first layer, which reads the same: so either pass may go on where the other was."""
     module, ids = copy.deepcopy(tiny_module(FALCON)).to(dtype), prompt_ids(21)
@@ -150,8 +155,7 @@ VARIANTS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("changes", VARIANTS, ids="-".join)
-@every_set
+@covering({"changes": VARIANTS, "instruction_set": MARKED_SETS}, together=1)
 def test_variants(changes: dict[str, Any], instruction_set: str) -> None:
     module = random_module(tiny_config(FALCON, **changes), 5, torch.float32, 8.0)
     if changes.get("tie_word_embeddings"):

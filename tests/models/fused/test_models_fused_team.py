@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bench.busy_program import busy_program
@@ -17,6 +17,8 @@ from kvell.models.fused.partials.remote_sections import RemoteSections
 from kvell.models.fused.team import Passed, TeamRule, Way
 from kvell.models.loading.random_weights import random_module
 from kvell.models.paged_model import PagedModel
+from tests.depth import few
+from tests.models.cases import covering
 from tests.models.fused_models import fused_model
 from tests.models.harness import prompt_ids, runner_over, tiny_config, tiny_module
 from tests.models.lent_pass import Lender, Work, lent_logits, lent_runs, local_logits, prefix_of
@@ -90,12 +92,11 @@ def logits_of(model: PagedModel, team: TeamRule) -> torch.Tensor:
     return torch.cat(found)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("architecture", FAMILIES)
+@covering({"architecture": list(FAMILIES), "dtype": DTYPES}, together=1)
 @given(drawn=st.lists(ways, min_size=1, max_size=4))
 @example(drawn=[REST_ALWAYS])
 @example(drawn=[Way(MOST_THREADS, True)])
-@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@few()
 def test_no_way_changes_a_bit(architecture: str, dtype: torch.dtype, drawn: list[Way]) -> None:
     model, team = model_of(architecture, dtype), DrawnTeam(drawn)
     alone = logits_of(model, DrawnTeam([Way(1)]))
@@ -107,7 +108,7 @@ def test_no_way_changes_a_bit(architecture: str, dtype: torch.dtype, drawn: list
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(drawn=ways)
 @example(drawn=REST_ALWAYS)
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@few()
 def test_nor_where_others_hold_sections(dtype: torch.dtype, drawn: Way) -> None:
     """The caller's own thread asks for them and waits."""
     prefix = prefix_of("Gemma2ForCausalLM", dtype, MOST_THREADS)

@@ -16,6 +16,7 @@ from kvell.models.fused.packing import (
     rows_of,
     store_bytes,
 )
+from tests.models.cases import covering
 
 FORMS = [Form.INT8, Form.INT4]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -62,9 +63,10 @@ def test_numbers_that_half_precision_cannot_scale_are_refused(form: Form, bad: f
         grouped(weight, form)
 
 
-@every_form
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("out", "width"), [(32, 32), (33, 70), (7, 10), (64, 96)])
+@covering(
+    {"out,width": [(33, 70), (7, 10), (32, 32), (64, 96)], "form": FORMS, "dtype": DTYPES},
+    together=1,
+)
 def test_every_number_is_where_the_layout_says(
     out: int, width: int, form: Form, dtype: torch.dtype
 ) -> None:

@@ -14,6 +14,7 @@ from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.images.grid_positions import Grid, grid_positions
 from kvell.models.images.image_families import FAMILIES
 from kvell.models.paged_model import ForwardBatch
+from tests.models.cases import some_fast
 from tests.models.pictures import (
     GRIDS,
     GRIDS_2_5,
@@ -25,7 +26,7 @@ from tests.models.pictures import (
     text,
 )
 
-both = pytest.mark.parametrize("architecture", [GRIDS, GRIDS_2_5])
+both = pytest.mark.parametrize("architecture", some_fast([GRIDS, GRIDS_2_5], [GRIDS_2_5]))
 
 
 def prompts() -> list[Prompt]:

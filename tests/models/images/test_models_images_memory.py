@@ -17,6 +17,7 @@ from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.images.image_content import ImagePrompt
 from kvell.models.paged_model import ForwardBatch
 from kvell.vocabulary import RequestId
+from tests.models.cases import covering
 from tests.models.pictures import (
     CROSS,
     PATCHES,
@@ -84,8 +85,7 @@ def test_embeddings_may_wait_where_their_keys_and_values_will_be() -> None:
     served.check()
 
 
-@pytest.mark.parametrize("batched", [7, 23, 256])
-@pytest.mark.parametrize("architecture", [PATCHES, PREFIX])
+@covering({"architecture": [PATCHES, PREFIX], "batched": [7, 23, 256]}, together=1)
 def test_embeddings_in_keys_and_values_are_read_before_they_are_overwritten(
     architecture: str, batched: int
 ) -> None:

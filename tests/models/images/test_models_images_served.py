@@ -4,9 +4,11 @@ import pytest
 import torch
 
 from kvell.memory import GroupKind, pool_bytes_for
+from tests.models.cases import covering, some_fast
 from tests.models.pictures import (
     CROSS,
     EVERY,
+    FAST,
     GRIDS,
     GRIDS_2_5,
     IN_TEXT,
@@ -19,7 +21,8 @@ from tests.models.pictures import (
     text,
 )
 
-every_family = pytest.mark.parametrize("architecture", EVERY)
+FAMILIES = some_fast(EVERY, FAST)
+every_family = pytest.mark.parametrize("architecture", FAMILIES)
 SMALLEST_STEP = {PATCHES: 23, CROSS: 7, PREFIX: 64, PIECES: 10, GRIDS: 7, GRIDS_2_5: 7}
 """A prompt that reads itself in both directions is computed in one step."""
 
@@ -46,8 +49,7 @@ def test_one_request_at_a_time(architecture: str) -> None:
     assert served.store.encoder_runs == 4
 
 
-@every_family
-@pytest.mark.parametrize("is_small", [False, True])
+@covering({"architecture": FAMILIES, "is_small": [False, True]}, together=1)
 def test_ragged_batches_and_prefill_in_chunks(architecture: str, is_small: bool) -> None:
     """Small steps cut through pictures, where tokens of them are tokens of the text."""
     served = ServedPictures(architecture, batched=SMALLEST_STEP[architecture] if is_small else 256)
@@ -66,20 +68,20 @@ def test_pictures_side_by_side(architecture: str) -> None:
     served.check()
 
 
-@every_family
-def test_requests_that_are_preempted_and_resume(architecture: str) -> None:
-    """Pools for one long request and a part of another: growth runs out of pages."""
-    layout = ServedPictures(architecture).layout
-    need_bytes, preemptions = pool_bytes_for(layout, 128, 64), 0
-    for kv_bytes in (need_bytes * 5 // 4, need_bytes * 7 // 4):
-        served = ServedPictures(architecture, kv_bytes, max_model_len=112)
-        for index in range(8):
-            prompt = pictured(architecture, text(6 + index, index), index, text(6, index))
-            served.say(f"q{index}", prompt, outputs=36)
-        served.run()
-        served.check()
-        preemptions += sum(a.finished.preemptions for a in served.answers.values() if a.finished)
-    assert preemptions
+@covering({"architecture": FAMILIES, "quarters": [7, 5]}, together=1)
+def test_requests_that_are_preempted_and_resume(architecture: str, quarters: int) -> None:
+    """Pools for one long request and a part of another: growth runs out of pages.
+
+    :param quarters: of the memory of one request.
+    """
+    kv_bytes = pool_bytes_for(ServedPictures(architecture).layout, 128, 64) * quarters // 4
+    served = ServedPictures(architecture, kv_bytes, max_model_len=112)
+    for index in range(8):
+        prompt = pictured(architecture, text(6 + index, index), index, text(6, index))
+        served.say(f"q{index}", prompt, outputs=36)
+    served.run()
+    served.check()
+    assert sum(a.finished.preemptions for a in served.answers.values() if a.finished)
 
 
 @every_family
@@ -113,8 +115,7 @@ def test_order_of_execution_changes_no_answer(architecture: str) -> None:
     assert outputs[0] == outputs[1]
 
 
-@every_family
-@pytest.mark.parametrize("manager", ["jenga", "static", "max-page"])
+@covering({"architecture": FAMILIES, "manager": ["jenga", "static", "max-page"]}, together=1)
 def test_other_managers(architecture: str, manager: str) -> None:
     served = ServedPictures(architecture, manager=manager)  # type: ignore[arg-type]
     for name, prompt in some_prompts(architecture).items():
@@ -126,7 +127,7 @@ def test_other_managers(architecture: str, manager: str) -> None:
 # ------------------------------------------------------------------- prefixes and images
 
 
-@pytest.mark.parametrize("architecture", [*IN_TEXT, CROSS])
+@pytest.mark.parametrize("architecture", some_fast([*IN_TEXT, CROSS], FAST))
 def test_a_hit_that_contains_an_image_runs_no_encoder(architecture: str) -> None:
     served = ServedPictures(architecture)
     prompt = pictured(architecture, text(10), 0, text(20))
@@ -137,7 +138,7 @@ def test_a_hit_that_contains_an_image_runs_no_encoder(architecture: str) -> None
     served.check()
 
 
-@pytest.mark.parametrize("architecture", [*IN_TEXT, CROSS])
+@pytest.mark.parametrize("architecture", some_fast([*IN_TEXT, CROSS], FAST))
 def test_the_next_turn_hits_the_last_one(architecture: str) -> None:
     served = ServedPictures(architecture)
     prompt = pictured(architecture, text(10), 0, text(20))

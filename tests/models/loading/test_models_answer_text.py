@@ -3,7 +3,7 @@
 import codecs
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething
@@ -13,6 +13,7 @@ from kvell.models.text.detokenizer import IncrementalDetokenizer, token_bytes
 from kvell.models.text.stop_strings import StopStrings
 from kvell.models.text.token_offsets import token_offsets
 from kvell.models.text.tokenizer import Tokenizer
+from tests.depth import many
 from tests.models.loading.test_models_text import BYTE_FALLBACK, TRICKY
 
 NOTHING = EndTokens()
@@ -43,7 +44,7 @@ def _is_text(data: bytes) -> bool:
     return "\ufffd" not in data.decode(errors="replace")
 
 
-@settings(max_examples=200, deadline=None)
+@many()
 @given(st.lists(st.integers(0, 49_151), max_size=30))
 def test_whatever_ids_come_a_whole_token_is_found_at_its_offset(
     smollm2_tokenizer: Tokenizer, ids: list[int]

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as RawTokenizer
 from tokenizers import decoders, models
@@ -22,6 +22,7 @@ from kvell.models.text.detokenizer import (
 from kvell.models.text.end_tokens import eos_token_ids
 from kvell.models.text.stop_strings import StopStrings
 from kvell.models.text.tokenizer import Tokenizer
+from tests.depth import many
 
 TRICKY = "Zürich 東京 ☕️ 👩‍👩‍👧 naïve\n\t— مرحبا 한국어 𝔘𝔫𝔦"
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -53,7 +54,7 @@ def byte_fallback_tokenizer() -> Tokenizer:
 BYTE_FALLBACK = byte_fallback_tokenizer()
 
 
-@settings(max_examples=300, deadline=None)
+@many()
 @given(st.lists(st.integers(0, 49_151), max_size=40), st.booleans())
 def test_random_ids_of_the_real_tokenizer(
     smollm2_tokenizer: Tokenizer, ids: list[int], skip_special: bool
@@ -63,7 +64,7 @@ def test_random_ids_of_the_real_tokenizer(
     )
 
 
-@settings(max_examples=200, deadline=None)
+@many()
 @given(st.lists(st.integers(0, 16 + 256), max_size=30), st.booleans())
 def test_special_tokens_and_lone_bytes_of_the_real_tokenizer(
     smollm2_tokenizer: Tokenizer, ids: list[int], skip_special: bool
@@ -73,7 +74,7 @@ def test_special_tokens_and_lone_bytes_of_the_real_tokenizer(
     )
 
 
-@settings(max_examples=200, deadline=None)
+@many()
 @given(st.text(max_size=30))
 def test_pieces_of_any_text_are_whole_characters(smollm2_tokenizer: Tokenizer, text: str) -> None:
     ids = smollm2_tokenizer.encode(text).tolist()
@@ -105,7 +106,7 @@ def test_ids_outside_the_vocabulary_make_no_text(smollm2_tokenizer: Tokenizer) -
     assert "".join(pieces(smollm2_tokenizer, ids)) == "Hi"
 
 
-@settings(max_examples=400, deadline=None)
+@many()
 @given(
     st.lists(
         st.one_of(
@@ -249,7 +250,7 @@ def by_character(stops: tuple[str, ...], text: str) -> tuple[str, bool]:
     return text, False
 
 
-@settings(max_examples=500, deadline=None)
+@many()
 @given(
     st.lists(st.text("ab\n", min_size=1, max_size=4), max_size=3),
     st.lists(st.text("ab\n", max_size=4), max_size=8),
@@ -286,7 +287,6 @@ def test_without_stop_strings_text_passes_through() -> None:
     assert StopStrings(()).push("anything") == ("anything", False)
 
 
-@settings(deadline=None)
 @given(st.text(max_size=40))
 def test_bytes_of_tokens_join_to_the_text(smollm2_tokenizer: Tokenizer, text: str) -> None:
     ids = smollm2_tokenizer.encode(text, add_special_tokens=False).tolist()

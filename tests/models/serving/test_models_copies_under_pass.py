@@ -22,6 +22,7 @@ from tests.engine.copying import copier_of, hold_up
 from tests.engine.planning.test_engine_speculation import answers as drafted
 from tests.engine.speculating import served, words_module
 from tests.models import served_together as together
+from tests.models.cases import some_fast
 from tests.models.harness import tiny_module
 from tests.models.served import Served, assert_all
 from tests.models.served_together import Together
@@ -30,10 +31,11 @@ from tests.models.serving.test_models_swapped import PROMPTS, force, outputs
 
 BY_LAYER = ["Gemma3ForCausalLM", "Llama4ForCausalLM", "LlamaForCausalLM"]
 WITH_STATES = ["JambaForCausalLM", "Qwen3NextForCausalLM"]
+FAST = ("Gemma3ForCausalLM", "JambaForCausalLM")
 COMPILED = ["LlamaForCausalLM", "Gemma3ForCausalLM", "FalconH1ForCausalLM"]
 
 
-@pytest.mark.parametrize("architecture", BY_LAYER + WITH_STATES)
+@pytest.mark.parametrize("architecture", some_fast(BY_LAYER + WITH_STATES, FAST))
 def test_a_pass_waits_for_each_stage_and_answers_are_exact(architecture: str) -> None:
     """Every stage is copied only when the pass has come to wait for it."""
     expected = outputs(Served(architecture, batched=64))
@@ -45,7 +47,7 @@ def test_a_pass_waits_for_each_stage_and_answers_are_exact(architecture: str) ->
     assert counts.under_bytes > counts.before_bytes * (architecture in BY_LAYER)
 
 
-@pytest.mark.parametrize("architecture", ["Gemma3ForCausalLM", "LlamaForCausalLM"])
+@pytest.mark.parametrize("architecture", some_fast(["Gemma3ForCausalLM", "LlamaForCausalLM"], FAST))
 def test_a_pass_that_did_not_wait_would_answer_otherwise(
     architecture: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,7 +223,7 @@ def engine_of(model: PagedModel, **more: Any) -> Engine:
     )
 
 
-@pytest.mark.parametrize("architecture", COMPILED)
+@pytest.mark.parametrize("architecture", some_fast(COMPILED, (*FAST, "FalconH1ForCausalLM")))
 def test_a_compiled_pass_waits_too(architecture: str) -> None:
     model = compiled(architecture)
     expected = answers(engine_of(model))

@@ -4,6 +4,7 @@ import pytest
 
 from kvell.memory import pool_bytes_for
 from tests.models.attention_variants import VARIANTS
+from tests.models.cases import covering, families
 from tests.models.harness import STATES, prompt_ids
 from tests.models.served import Served, assert_all, has_attention, layout_of
 
@@ -15,7 +16,8 @@ PLAIN = (
     "MinistralForCausalLM",
     "Qwen3ForCausalLM",
 )
-every_family = pytest.mark.parametrize("architecture", sorted({*PLAIN, *VARIANTS, *STATES}))
+FAMILIES = families({*PLAIN, *VARIANTS, *STATES})
+every_family = pytest.mark.parametrize("architecture", FAMILIES)
 
 
 @every_family
@@ -26,8 +28,7 @@ def test_one_request_at_a_time(architecture: str) -> None:
     assert_all(served)
 
 
-@every_family
-@pytest.mark.parametrize("batched", [256, 23])
+@covering({"architecture": FAMILIES, "batched": [256, 23]}, together=1)
 def test_ragged_batches_and_prefill_in_chunks(architecture: str, batched: int) -> None:
     served = Served(architecture, batched=batched)
     for length in (3, 90, 1, 64, 131):
@@ -36,20 +37,21 @@ def test_ragged_batches_and_prefill_in_chunks(architecture: str, batched: int) -
     assert_all(served)
 
 
-@every_family
-def test_requests_that_are_preempted_and_resume(architecture: str) -> None:
+@covering({"architecture": FAMILIES, "quarters": [6, 5]}, together=1)
+def test_requests_that_are_preempted_and_resume(architecture: str, quarters: int) -> None:
     """Pools for one long request and a part of another: growth runs out of pages.
 
     States alone do not grow: who was admitted stays.
+
+    :param quarters: of the memory of one request.
     """
-    need_bytes, preemptions = pool_bytes_for(layout_of(architecture), 96, 64), 0
-    for kv_bytes in (need_bytes * 5 // 4, need_bytes * 3 // 2):
-        served = Served(architecture, kv_bytes, max_model_len=96)
-        for index in range(12):
-            served.submit(f"q{index}", prompt_ids(20 + index, seed=index), outputs=40)
-        served.run()
-        assert_all(served)
-        preemptions += sum(a.finished.preemptions for a in served.answers.values() if a.finished)
+    kv_bytes = pool_bytes_for(layout_of(architecture), 96, 64) * quarters // 4
+    served = Served(architecture, kv_bytes, max_model_len=96)
+    for index in range(12):
+        served.submit(f"q{index}", prompt_ids(20 + index, seed=index), outputs=40)
+    served.run()
+    assert_all(served)
+    preemptions = sum(a.finished.preemptions for a in served.answers.values() if a.finished)
     assert (preemptions > 0) == has_attention(architecture)
 
 

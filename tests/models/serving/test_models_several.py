@@ -4,6 +4,7 @@ import pytest
 
 from kvell.memory import Manager, pool_bytes_for
 from kvell.vocabulary import MIB
+from tests.models.cases import covering, long_unless, some_fast
 from tests.models.harness import prompt_ids
 from tests.models.served import Served, layout_of
 from tests.models.served_together import Together, assert_all
@@ -15,12 +16,13 @@ PAIRS = (
     ("DeepseekV3ForCausalLM", "Llama4ForCausalLM"),
     ("Mamba2ForCausalLM", "GptOssForCausalLM"),
 )
-every_pair = pytest.mark.parametrize("pair", PAIRS, ids="+".join)
+FAST = PAIRS[:2]
+MARKED = [pytest.param(pair, id="+".join(pair), marks=long_unless(pair in FAST)) for pair in PAIRS]
+every_pair = pytest.mark.parametrize("pair", MARKED)
 LENGTHS = (3, 90, 1, 64, 131, 33)
 
 
-@every_pair
-@pytest.mark.parametrize("batched", [256, 29])
+@covering({"pair": MARKED, "batched": [256, 29]}, together=1)
 def test_both_models_answer_in_the_same_steps(pair: tuple[str, str], batched: int) -> None:
     together = Together(*pair, batched=batched)
     for index, length in enumerate(LENGTHS):
@@ -122,7 +124,9 @@ def test_a_cancelled_neighbour_and_another_order(pair: tuple[str, str]) -> None:
     assert outputs[0] == outputs[1]
 
 
-@pytest.mark.parametrize("manager", ["jenga", "paged", "max-page", "static", "manual"])
+@pytest.mark.parametrize(
+    "manager", some_fast(["jenga", "paged", "max-page", "static", "manual"], ["jenga", "manual"])
+)
 def test_every_manager_serves_two_models(manager: Manager) -> None:
     together = Together(*PAIRS[0], manager=manager)
     for index, length in enumerate(LENGTHS):

@@ -16,10 +16,10 @@ from tests.models.serving.test_models_handed_over import (
     SEEDED,
     Pair,
     alone,
+    case_and_transport,
     every_transport,
     pair_of,
 )
-from tests.models.serving.test_models_pooling_served import every_case
 
 
 def mover_of(engine: Engine) -> Mover:
@@ -60,8 +60,7 @@ class Streams:
         runner.run = runs_and_notes  # type: ignore[method-assign, assignment]
 
 
-@every_case
-@every_transport
+@case_and_transport
 def test_answers_are_those_of_one_engine(
     architecture: str, is_fused: bool, transport: PageTransport, tmp_path: Path
 ) -> None:
@@ -81,8 +80,7 @@ def test_answers_are_those_of_one_engine(
         pair.check_pools()
 
 
-@every_case
-@every_transport
+@case_and_transport
 def test_stages_come_while_the_pass_computes(
     architecture: str, is_fused: bool, transport: PageTransport, tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from kvell.memory import MemoryCore, audit
 from kvell.vocabulary import MIB
 from tests.engine.copying import damage_buffer
 from tests.engine.swapping import Always
+from tests.models.cases import some_fast
 from tests.models.served import Served
 
 ARCHITECTURES = [
@@ -24,6 +25,7 @@ ARCHITECTURES = [
     "Lfm2ForCausalLM",
     "Mamba2ForCausalLM",
 ]
+FAST = ("Gemma3ForCausalLM", "JambaForCausalLM")
 PROMPTS = [[(7 * n + i * i) % 199 + 3 for i in range(20 + 31 * n)] for n in range(4)]
 
 
@@ -61,7 +63,7 @@ def outputs(run: Served) -> dict[str, list[int]]:
     return tokens
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("architecture", some_fast(ARCHITECTURES, FAST))
 def test_tokens_are_those_of_who_was_never_preempted(architecture: str) -> None:
     expected = outputs(Served(architecture, batched=64))
     run = Served(architecture, batched=64, cpu_buffer_bytes=8 * MIB)
@@ -74,7 +76,7 @@ def test_tokens_are_those_of_who_was_never_preempted(architecture: str) -> None:
     assert swapping.buffer.used_large == 0
 
 
-@pytest.mark.parametrize("architecture", ["JambaForCausalLM", "Gemma3ForCausalLM"])
+@pytest.mark.parametrize("architecture", some_fast(FAST, FAST[1:]))
 def test_tokens_are_exact_while_it_draft_tokens_too(architecture: str) -> None:
     expected = outputs(Served(architecture, batched=64))
     run = Served(architecture, batched=64, cpu_buffer_bytes=8 * MIB, num_speculative_tokens=3)
@@ -109,7 +111,7 @@ def test_a_buffer_that_cannot_be_is_refused_by_name(
     assert remedy in refused.value.remedy
 
 
-@pytest.mark.parametrize("architecture", ["JambaForCausalLM", "Gemma3ForCausalLM"])
+@pytest.mark.parametrize("architecture", some_fast(FAST, FAST[1:]))
 def test_a_damaged_buffer_changes_the_answer(architecture: str) -> None:
     """What comes back is read: the equality can fail."""
     expected = outputs(Served(architecture, batched=64))

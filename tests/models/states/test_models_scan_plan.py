@@ -1,11 +1,12 @@
 """How a ragged batch is cut into pieces: by hand, and every token once whatever the batch."""
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.attention.states import StateBatch
 from kvell.models.states.scan_plan import SCAN_TOKENS, ScanPlan, plan_scans
+from tests.depth import some
 
 
 def batch(work: list[tuple[int, int, list[int]]]) -> StateBatch:
@@ -96,7 +97,7 @@ def test_taking_pads_with_zeros_and_putting_leaves_padding_out() -> None:
 work = st.tuples(st.integers(0, 200), st.integers(1, 150), st.sets(st.integers(1, 150)))
 
 
-@settings(max_examples=60, deadline=None)
+@some()
 @given(st.lists(work, min_size=1, max_size=6))
 def test_every_token_is_in_one_piece_in_order_and_every_cut_at_an_end(
     requests: list[tuple[int, int, set[int]]],

@@ -16,6 +16,7 @@ from kvell.models.paged_model import ForwardBatch, PagedModel
 from kvell.models.states.mixer_slots import during, place_mixers
 from kvell.models.states.mixers import MIXERS
 from kvell.pages.layout import GroupKind
+from tests.models.cases import families
 from tests.models.harness import (
     STATES,
     PagedRunner,
@@ -28,7 +29,7 @@ from tests.models.harness import (
     tiny_module,
 )
 
-every_family = pytest.mark.parametrize("architecture", sorted(STATES))
+every_family = pytest.mark.parametrize("architecture", families(STATES))
 CUTS = (1, 2, 40, 64, 100, 128)
 
 

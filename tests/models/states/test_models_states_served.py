@@ -3,10 +3,12 @@
 import pytest
 
 from kvell.memory import GroupKind, Manager
+from tests.models.cases import covering, families
 from tests.models.harness import STATES, prompt_ids
 from tests.models.served import Served, assert_all, error, has_attention
 
-every_family = pytest.mark.parametrize("architecture", sorted(STATES))
+FAMILIES = families(STATES)
+every_family = pytest.mark.parametrize("architecture", FAMILIES)
 
 
 def aligned(architecture: str, length: int) -> int:
@@ -23,8 +25,7 @@ def test_a_request_that_shares_a_hundred_tokens_hits_sixty_four(architecture: st
     assert_all(served)
 
 
-@every_family
-@pytest.mark.parametrize("batched", [256, 37])
+@covering({"architecture": FAMILIES, "batched": [256, 37]}, together=1)
 def test_the_next_turn_hits_all_of_the_last_one(architecture: str, batched: int) -> None:
     """The state stays where it is, the half full page of attention is copied."""
     served = Served(architecture, batched=batched)
@@ -52,8 +53,13 @@ def test_requests_resume_side_by_side_from_one_state(architecture: str) -> None:
     assert_all(served)
 
 
-@pytest.mark.parametrize("manager", ["jenga", "paged", "max-page", "static"])
-@pytest.mark.parametrize("architecture", ["FalconH1ForCausalLM", "Qwen3NextForCausalLM"])
+@covering(
+    {
+        "architecture": ["FalconH1ForCausalLM", "Qwen3NextForCausalLM"],
+        "manager": ["jenga", "paged", "max-page", "static"],
+    },
+    together=1,
+)
 def test_every_manager_of_memory_gives_the_same_hits(architecture: str, manager: Manager) -> None:
     """States in slices, in pages of their own size and in padded ones."""
     shared, served = prompt_ids(100), Served(architecture, manager=manager)
