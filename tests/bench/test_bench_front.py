@@ -41,6 +41,12 @@ def test_the_instance_gives_a_token_a_step_to_each_of_its_requests() -> None:
     assert [event.request_id for event in events if isinstance(event, Tokens)] == ["a", "b"]
 
 
+@pytest.fixture(autouse=True)
+def converted(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packaged model is there already."""
+    monkeypatch.setenv("KVELL_CACHE_DIR", str(smollm2_path.parent))
+
+
 def test_the_bench_measures_each_batch(tmp_path: Path) -> None:
     path = tmp_path / "front.json"
     main(["--batch", "1", "2", "--tokens", "8", "--rounds", "2", "--json", str(path)])

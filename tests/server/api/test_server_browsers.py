@@ -2,8 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,36 +35,44 @@ PREFLIGHT = {
 }
 
 
-@asynccontextmanager
-async def serving(
-    face: FaceOptions, keys: tuple[ApiKey, ...] = (), name: str = "fake"
-) -> AsyncIterator[httpx.AsyncClient]:
-    metrics = ServerMetrics(name)
-    access = Access(KeyRing(keys, 1.0))
-    async with Front(INSTANCE, observer=metrics) as front:
-        app = build_app(front, ByteText(name), metrics, access=access, face=face)
+Ask = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def started() -> Iterator[tuple[asyncio.Runner, Front]]:
+    """A loop, and a front in it with its instance, for the apps of all tests."""
+    with asyncio.Runner() as runner:
+        front = Front(INSTANCE, observer=ServerMetrics("fake"))
+        runner.run(front.start())
+        yield runner, front
+        runner.run(front.close())
+
+
+@pytest.fixture
+def asked(started: tuple[asyncio.Runner, Front]) -> Ask:
+    """Run a scenario against an app of its own."""
+    runner, front = started
+
+    async def run(
+        scenario: Callable[[httpx.AsyncClient], Coroutine[Any, Any, None]],
+        face: FaceOptions,
+        keys: tuple[ApiKey, ...] = (),
+        name: str = "fake",
+    ) -> None:
+        access = Access(KeyRing(keys, 1.0))
+        app = build_app(front, ByteText(name), ServerMetrics(name), access=access, face=face)
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://front") as client:
-            yield client
-
-
-def asked(
-    scenario: Callable[[httpx.AsyncClient], Coroutine[Any, Any, None]], *given: Any, **more: Any
-) -> None:
-    """Run a scenario against a server."""
-
-    async def run() -> None:
-        async with serving(*given, **more) as client:
             await scenario(client)
 
-    asyncio.run(run())
+    return lambda *given, **more: runner.run(run(*given, **more))
 
 
 def with_key(key: str, **more: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}", **more}
 
 
-def test_a_page_of_an_allowed_origin_asks_with_its_key() -> None:
+def test_a_page_of_an_allowed_origin_asks_with_its_key(asked: Ask) -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
         before = await client.options("/v1/chat/completions", headers=PREFLIGHT)
         assert before.status_code == 200, "a preflight has no key"
@@ -83,7 +90,7 @@ def test_a_page_of_an_allowed_origin_asks_with_its_key() -> None:
     asked(scenario, FaceOptions(cross_origin=CrossOrigin((PAGE,))), KEYS)
 
 
-def test_a_page_of_another_origin_is_not_allowed() -> None:
+def test_a_page_of_another_origin_is_not_allowed(asked: Ask) -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
         headers = {**PREFLIGHT, "Origin": "https://other.example"}
         before = await client.options("/v1/chat/completions", headers=headers)
@@ -94,7 +101,7 @@ def test_a_page_of_another_origin_is_not_allowed() -> None:
     asked(scenario, FaceOptions(cross_origin=CrossOrigin((PAGE,))))
 
 
-def test_methods_headers_and_credentials_are_those_that_are_given() -> None:
+def test_methods_headers_and_credentials_are_those_that_are_given(asked: Ask) -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
         before = await client.options("/v1/chat/completions", headers=PREFLIGHT)
         assert before.status_code == 400
@@ -109,7 +116,7 @@ def test_methods_headers_and_credentials_are_those_that_are_given() -> None:
     asked(scenario, FaceOptions(cross_origin=cross_origin))
 
 
-def test_without_origins_browsers_are_told_nothing() -> None:
+def test_without_origins_browsers_are_told_nothing(asked: Ask) -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
         answer = await client.get("/v1/models", headers={"Origin": PAGE})
         assert answer.status_code == 200
@@ -119,7 +126,7 @@ def test_without_origins_browsers_are_told_nothing() -> None:
     asked(scenario, FaceOptions())
 
 
-def test_head_is_answered_where_get_is() -> None:
+def test_head_is_answered_where_get_is(asked: Ask) -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
         for path in ("/", "/health", "/livez", "/readyz", "/ping", "/version", "/metrics"):
             got, head = await client.get(path), await client.head(path)
@@ -136,7 +143,7 @@ def test_head_is_answered_where_get_is() -> None:
     asked(scenario, FaceOptions(), KEYS)
 
 
-def test_probes_of_hosts_are_answered_without_a_key() -> None:
+def test_probes_of_hosts_are_answered_without_a_key(asked: Ask) -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
         for answer in (await client.get("/ping"), await client.post("/ping")):
             assert (answer.status_code, answer.json()) == (200, {"status": "serving"})
@@ -147,7 +154,7 @@ def test_probes_of_hosts_are_answered_without_a_key() -> None:
     asked(scenario, FaceOptions(), KEYS)
 
 
-def test_the_load_counts_answers_that_run() -> None:
+def test_the_load_counts_answers_that_run(asked: Ask) -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
         body = {"prompt": "hi", "max_tokens": 300, "n": 3}
         running = asyncio.create_task(client.post("/v1/completions", json=body))
@@ -160,7 +167,7 @@ def test_the_load_counts_answers_that_run() -> None:
 
 
 @pytest.mark.parametrize("prefix", ["/llm", ""])
-def test_a_proxy_may_strip_its_path_or_not(prefix: str) -> None:
+def test_a_proxy_may_strip_its_path_or_not(asked: Ask, prefix: str) -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
         assert (await client.get(f"{prefix}/health")).status_code == 200
         assert (await client.get(f"{prefix}/v1/models")).status_code == 401
@@ -174,7 +181,7 @@ def test_a_proxy_may_strip_its_path_or_not(prefix: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/cluster", "/debug/memory", "/debug/pages"])
-def test_a_proxys_path_opens_nothing(path: str) -> None:
+def test_a_proxys_path_opens_nothing(asked: Ask, path: str) -> None:
     """The guard and the router must see the same path."""
 
     async def scenario(client: httpx.AsyncClient) -> None:
@@ -190,7 +197,7 @@ def test_a_proxys_path_opens_nothing(path: str) -> None:
     asked(scenario, FaceOptions(root_path="/llm"), KEYS)
 
 
-def test_the_root_without_its_slash_leads_to_the_page() -> None:
+def test_the_root_without_its_slash_leads_to_the_page(asked: Ask) -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
         answer = await client.get("/llm", headers={"Host": "proxy.example"})
         assert answer.status_code == 307
@@ -199,7 +206,7 @@ def test_the_root_without_its_slash_leads_to_the_page() -> None:
     asked(scenario, FaceOptions(root_path="/llm"))
 
 
-def test_a_model_has_all_its_names() -> None:
+def test_a_model_has_all_its_names(asked: Ask) -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
         cards = (await client.get("/v1/models")).json()["data"]
         assert [card["id"] for card in cards] == ["owner/name", "gpt-4"]
@@ -217,7 +224,7 @@ def test_a_model_has_all_its_names() -> None:
     asked(scenario, FaceOptions(served_names=("owner/name", "gpt-4")), name="owner/name")
 
 
-def test_a_tokenizers_settings_are_shown_only_if_asked_for() -> None:
+def test_a_tokenizers_settings_are_shown_only_if_asked_for(asked: Ask) -> None:
     async def hidden(client: httpx.AsyncClient) -> None:
         answer = await client.get("/tokenizer_info")
         assert answer.status_code == 404

@@ -55,6 +55,8 @@ CASES = {
 """Of each kind of data; routes without parameters are asked once."""
 CHANGES = ("POST /cluster/scale", "POST /cluster/drain")
 """Routes that change the server."""
+COSTLY = ("POST /v1/messages", "POST /v1/messages/count_tokens", "POST /tokenize")
+"""Routes for whose schemas schemathesis looks a second for each case."""
 CLUSTER_CASES = 60
 EDGE_CASES = 1600
 LEAST_CASES, LEAST_ANSWERED = 700, 40
@@ -265,18 +267,21 @@ def check_idle(url: str, before: list[tuple[Any, ...]]) -> None:
     assert httpx.get(f"{url}/health", timeout=PATIENCE_SECONDS).status_code == 200
 
 
-def fuzz_schema(server: Fuzzed, chosen: int) -> None:
-    """Ask every route that changes nothing what its schema allows and what it does not."""
+def fuzz_schema(server: Fuzzed, chosen: int, are_costly: bool) -> int:
+    """Ask routes that change nothing what their schemas allow and what they do not.
+
+    :return: the number of routes and kinds of data.
+    """
     asked = 0
     for operation in operations(server.url):
-        if operation.label in CHANGES:
+        if operation.label in CHANGES or (operation.label in COSTLY) != are_costly:
             continue
         takes_body = operation.method == "post" and operation.label != "POST /ping"
         modes = [GenerationMode.POSITIVE] + [GenerationMode.NEGATIVE] * takes_body
         for mode in modes:
             ask_all(server, operation, mode, scaled(CASES.get(operation.label, 0)), chosen)
             asked += 1
-    assert asked >= 18
+    return asked
 
 
 def operations(url: str) -> list[Any]:
@@ -352,9 +357,14 @@ def fuzz_edges(server: Fuzzed, count: int, chosen: int) -> None:
 @pytest.mark.hypothesis
 def test_what_the_schema_allows_and_forbids(fuzzed: Fuzzed) -> None:
     before = sum(fuzzed.statuses.values())
-    fuzz_schema(fuzzed, 1)
+    assert fuzz_schema(fuzzed, 1, are_costly=False) >= 18
     assert sum(fuzzed.statuses.values()) - before >= scaled(LEAST_CASES)
     assert fuzzed.statuses[200] >= scaled(LEAST_ANSWERED)
+
+
+@pytest.mark.long
+def test_what_costly_schemas_allow_and_forbid(fuzzed: Fuzzed) -> None:
+    assert fuzz_schema(fuzzed, 1, are_costly=True) == 2 * len(COSTLY)
 
 
 @pytest.mark.hypothesis
