@@ -3,7 +3,6 @@
 from collections import Counter
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -15,6 +14,7 @@ from hypothesis.stateful import (
 
 from kvell.cluster.fronts import FrontTable
 from kvell.errors import ChangeSomething
+from tests.depth import machine
 
 LEASE, LONELY = 10.0, 60.0
 FRONTS = ("front-a", "front-b", "front-c")
@@ -122,7 +122,7 @@ class Fronts(RuleBasedStateMachine):
 
 
 def test_fronts_come_and_go() -> None:
-    run_state_machine_as_test(Fronts, settings=settings(deadline=None, stateful_step_count=60))
+    run_state_machine_as_test(Fronts, settings=machine(60, 0.5))
 
 
 def test_a_cluster_that_never_had_a_front_waits_for_one() -> None:

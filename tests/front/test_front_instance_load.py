@@ -1,6 +1,5 @@
 """What a router sees of a line is never old."""
 
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -11,6 +10,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.front.instance_load import InstanceLoad
 from kvell.front.request_log import LogEntry
 from kvell.vocabulary import RequestId
+from tests.depth import machine
 
 
 class LineMachine(RuleBasedStateMachine):
@@ -111,4 +111,4 @@ def test_where_only_prompts_are_computed_nothing_is_held() -> None:
 
 
 TestLine = LineMachine.TestCase
-TestLine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestLine.settings = machine(40, 0.3)

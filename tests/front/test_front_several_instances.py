@@ -89,7 +89,9 @@ def test_incarnations_are_drawn_and_told(instance_command: CommandFactory) -> No
     run(scenario())
 
 
-@pytest.mark.parametrize("fault", ["kill", "stop", "damage"])
+@pytest.mark.parametrize(
+    "fault", ["kill", *(pytest.param(one, marks=pytest.mark.long) for one in ("stop", "damage"))]
+)
 def test_an_instance_that_fails_takes_no_request_with_it(
     instance_command: CommandFactory, fault: str
 ) -> None:
@@ -246,6 +248,7 @@ def test_sessions_stay_with_their_instance(instance_command: CommandFactory) -> 
     run(scenario())
 
 
+@pytest.mark.long
 def test_an_instance_that_is_told_to_end_by_others_costs_no_request(
     instance_command: CommandFactory,
 ) -> None:

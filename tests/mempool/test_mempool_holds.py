@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -21,6 +20,7 @@ from kvell.memory import (
 )
 from kvell.mempool.holds import Holds
 from kvell.mempool.owners import Owner
+from tests.depth import machine
 from tests.pages.pools import group, images, pool_of, state
 
 LAYOUTS = {
@@ -225,37 +225,16 @@ class HoldsMachine(RuleBasedStateMachine):
         assert not any(self.core.snapshot().used)
 
 
-SOME = settings(
-    max_examples=80,
-    stateful_step_count=40,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-MANY = settings(SOME, max_examples=1300)
-
-
 class CompiledHolds(HoldsMachine):
     """The same over the compiled core."""
 
     implementation = "compiled"
 
 
-class LongHolds(HoldsMachine):
-    """Over 50,000 steps of the Python core."""
-
-
-class LongCompiledHolds(CompiledHolds):
-    """Over 50,000 steps of the compiled core."""
-
-
 TestHolds = HoldsMachine.TestCase
-TestHolds.settings = SOME
+TestHolds.settings = machine(40, 0.4)
 TestCompiledHolds = CompiledHolds.TestCase
-TestCompiledHolds.settings = SOME
-TestLongHolds = pytest.mark.long(LongHolds.TestCase)
-TestLongHolds.settings = MANY
-TestLongCompiledHolds = pytest.mark.long(LongCompiledHolds.TestCase)
-TestLongCompiledHolds.settings = MANY
+TestCompiledHolds.settings = machine(40, 0.4)
 
 
 @pytest.mark.parametrize("implementation", ["python", "compiled"])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething, TryLater
@@ -25,6 +25,7 @@ from kvell.wire.session import (
     Purpose,
     open_session,
 )
+from tests.depth import few
 from tests.mempool.pools import SECRET, fill, layout_of, pool_at
 from tests.mempool.transports.relay import Relay, unchanged
 from tests.wire.answering import answer_session
@@ -247,7 +248,7 @@ def test_strangers_are_not_let_in(pool: MemPool, tmp_path: Path) -> None:
     still_serves(pool, tmp_path)
 
 
-@settings(max_examples=25, suppress_health_check=list(HealthCheck))
+@few()
 @given(said=st.binary(min_size=HEADER_BYTES, max_size=3 * HEADER_BYTES))
 def test_garbage_is_hung_up_on(said: bytes) -> None:
     layout, address = layout_of("full"), "tcp://127.0.0.1:0"

@@ -3,11 +3,12 @@
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvell.cluster.steering.epochs import HighestEpoch, Leadership, epoch_of
+from tests.depth import machine
 
 
 @given(
@@ -128,5 +129,5 @@ class ManagersOfOneCluster(RuleBasedStateMachine):
         assert not managers or any(not one.is_outranked for one in managers)
 
 
-ManagersOfOneCluster.TestCase.settings = settings(max_examples=200, stateful_step_count=30)
+ManagersOfOneCluster.TestCase.settings = machine(30)
 TestManagersOfOneCluster = ManagersOfOneCluster.TestCase

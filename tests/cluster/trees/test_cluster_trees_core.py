@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.cluster.trees.chains import PromptChain
@@ -107,7 +107,6 @@ stories = st.lists(st.tuples(texts, st.integers(0, 6)), min_size=1, max_size=8)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-@settings(max_examples=40, deadline=None)
 @given(story=stories)
 def test_a_tree_answers_as_the_core_would(name: str, story: list[tuple[list[int], int]]) -> None:
     followed = Followed(LAYOUTS[name])

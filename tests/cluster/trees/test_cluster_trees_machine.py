@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -19,6 +18,7 @@ from hypothesis.stateful import (
 from kvell.cluster.trees.groups import TreeGroup
 from kvell.cluster.trees.tree import ASK_AGAIN_SECONDS, PromptTree
 from kvell.engine.protocol.notices import BlocksRemoved, IndexNotice
+from tests import depth
 from tests.cluster.trees.naive_trees import (
     GROUPS,
     Block,
@@ -216,7 +216,4 @@ class Trees(RuleBasedStateMachine):
 @pytest.mark.parametrize("groups", GROUPS, ids=lambda groups: "+".join(one.kind for one in groups))
 def test_a_tree_knows_what_it_was_told(groups: tuple[TreeGroup, ...]) -> None:
     machine = type("Machine", (Trees,), {"groups": groups})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(max_examples=40, stateful_step_count=30, deadline=None),
-    )
+    run_state_machine_as_test(machine, settings=depth.machine(30, 0.2))

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.cluster.trees import memo as memos
@@ -31,7 +31,6 @@ asked = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(asked, st.integers(1, 6))
 def test_it_changes_nothing(
     questions: list[tuple[list[tuple[int, int]], int, str, str]], most: int

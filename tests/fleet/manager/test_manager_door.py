@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething
@@ -19,6 +19,7 @@ from kvell.wire.endpoints import connect_to
 from kvell.wire.frames import HEADER_BYTES, ProtocolError, framed
 from kvell.wire.greeting import Greeting
 from kvell.wire.session import Purpose
+from tests.depth import few
 from tests.front.scenarios import run, until
 
 SECRET, OTHER = secrets.token_bytes(32), secrets.token_bytes(32)
@@ -134,7 +135,7 @@ def test_a_front_with_other_settings_hears_of_ours_and_stays_out() -> None:
     run(scenario())
 
 
-@settings(max_examples=25, deadline=None)
+@few()
 @given(
     st.one_of(
         st.binary(min_size=1, max_size=200),

@@ -1,12 +1,11 @@
 """Loans under drawn schedules: whatever is lost, late, doubled, stands still or dies, and when."""
 
-import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from kvell.mempool.loans.messages import Loan
 from kvell.mempool.transfers.repeating import FIRST_TICKS
+from tests.depth import machine
 from tests.mempool.loans.lenders import LENDING_MIXES, LoanNetwork
 
 names = st.sampled_from("abc")
@@ -198,19 +197,5 @@ class LoansMachine(RuleBasedStateMachine):
         return self.network.borrowing(debtor).standing()[loan].creditor
 
 
-SOME = settings(
-    max_examples=120,
-    stateful_step_count=80,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-
-
-class LongLoans(LoansMachine):
-    """10,000 schedules."""
-
-
 TestLoans = LoansMachine.TestCase
-TestLoans.settings = SOME
-TestLongLoans = pytest.mark.long(LongLoans.TestCase)
-TestLongLoans.settings = settings(SOME, max_examples=10_000)
+TestLoans.settings = machine(80, 0.6)

@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.mempool.entries import Heard, PeerEntry, PullEnded, Ticked
@@ -19,6 +19,7 @@ from kvell.mempool.transfers.messages import (
     Pulled,
     Transfer,
 )
+from tests.depth import many
 from tests.mempool.transfers.network import Instance, Network
 from tests.mempool.transfers.test_mempool_transfers import quiet
 
@@ -83,7 +84,7 @@ def act(instance: Instance, entry: PeerEntry, pulls: set[Transfer]) -> None:
     instance.audit()
 
 
-@settings(max_examples=300)
+@many()
 @given(data=st.data())
 def test_whatever_a_peer_says_is_survived_and_forgotten(data: st.DataObject) -> None:
     network = quiet()

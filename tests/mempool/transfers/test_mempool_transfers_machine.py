@@ -1,11 +1,10 @@
 """Transfers under drawn schedules: whatever is lost, late, doubled or dies, and when."""
 
-import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvell.mempool.transfers.repeating import FIRST_TICKS
+from tests.depth import machine
 from tests.mempool.transfers.network import STAGES, Network
 from tests.mempool.transfers.test_mempool_transfers import MIXES
 
@@ -150,19 +149,5 @@ class TransfersMachine(RuleBasedStateMachine):
             assert not any(instance.core.snapshot().used)
 
 
-SOME = settings(
-    max_examples=120,
-    stateful_step_count=50,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-
-
-class LongTransfers(TransfersMachine):
-    """10,000 schedules."""
-
-
 TestTransfers = TransfersMachine.TestCase
-TestTransfers.settings = SOME
-TestLongTransfers = pytest.mark.long(LongTransfers.TestCase)
-TestLongTransfers.settings = settings(SOME, max_examples=10_000)
+TestTransfers.settings = machine(50, 0.6)

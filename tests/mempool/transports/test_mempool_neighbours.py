@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.device import host_chunks, portable
@@ -163,7 +163,6 @@ def test_nobody_writes_into_a_neighbour_or_reads_where_it_was(forgotten: bool) -
     assert done.stdout == "so far\n" and done.returncode == -11, done.stderr
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     large=st.integers(1, 5000).map(lambda n: 8 * n),
     count=st.integers(1, 3000),

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.mempool.transports.tcp.partials import (
@@ -19,6 +19,7 @@ from kvell.mempool.transports.tcp.partials import (
 )
 from kvell.wire.blocking import BlockingSocket
 from kvell.wire.frames import framed
+from tests.depth import few
 from tests.mempool.transports.test_mempool_tcp_pages import until
 
 PATIENCE_SECONDS = 60.0
@@ -70,7 +71,7 @@ def asked(
         creditor.close()
 
 
-@settings(max_examples=20, deadline=None)
+@few()
 @given(queries=st.lists(st.binary(max_size=300), min_size=1, max_size=12))
 def test_answers_come_in_the_order_of_queries(queries: list[bytes]) -> None:
     with asked() as (line, _):
@@ -180,7 +181,7 @@ def test_closing_ends_a_take_that_waits() -> None:
         assert not line.post(b"a") and line.take(PATIENCE_SECONDS) is None
 
 
-@settings(max_examples=20, deadline=None)
+@few()
 @given(said=st.binary(min_size=1, max_size=100))
 def test_rubbish_from_a_creditor_ends_its_connection(said: bytes) -> None:
     listener = socket.create_server(("127.0.0.1", 0))

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.mempool.transports.page_copies import Bytes, Piece
@@ -27,6 +27,7 @@ from kvell.mempool.transports.tcp.reading import (
 )
 from kvell.mempool.transports.tcp.tcp_pages import TcpPages
 from kvell.wire.frames import framed
+from tests.depth import few
 from tests.mempool.transports.owners import GRANTED, Owner, channel_to, pages_at
 from tests.mempool.transports.relay import Flip, Hold, Relay
 
@@ -364,7 +365,7 @@ def test_readers_are_bounded_and_each_instance_has_one(monkeypatch: pytest.Monke
             one.close()
 
 
-@settings(max_examples=30, suppress_health_check=list(HealthCheck))
+@few()
 @given(said=st.binary(max_size=200))
 def test_rubbish_ends_only_its_own_connection(said: bytes) -> None:
     with Owner(SMALL_BYTES) as owner:

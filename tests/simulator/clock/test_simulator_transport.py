@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvell.simulator.clock import transport
 from kvell.simulator.clock.links import Delivery, Link, LinkStats
 from kvell.simulator.clock.transport import VirtualTransport
+from tests.depth import machine
 
 LATE = 1e9
 
@@ -380,7 +381,7 @@ class AnyNetwork(RuleBasedStateMachine):
 
 
 TestAnyNetwork = AnyNetwork.TestCase
-TestAnyNetwork.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestAnyNetwork.settings = machine(30, 0.2)
 
 
 def test_the_example_in_the_documentation() -> None:

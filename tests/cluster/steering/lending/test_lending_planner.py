@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.cluster.steering.lending.planner import MOVING_PART, RESERVED_ROUNDS, LoanPlanner
@@ -157,7 +157,6 @@ some = st.lists(
 )
 
 
-@settings(max_examples=60)
 @given(st.lists(some, min_size=1, max_size=5), st.data())
 def test_whatever_is_told_nobody_is_both_and_nobody_lends_what_it_lacks(
     told: list[list[tuple[int, int, list[int], bool]]], data: st.DataObject
