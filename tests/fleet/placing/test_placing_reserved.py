@@ -1,11 +1,15 @@
 """What is decided of Ray's figures and records: room, threads, and what an earlier manager left."""
 
+import asyncio
 import json
+from types import SimpleNamespace
 
 import pytest
 
 pytest.importorskip("ray")
 
+from kvell.fleet.placing.placement import NoRoomError, PlacingError
+from kvell.fleet.placing.ray import reservations
 from kvell.fleet.placing.ray.autoscaler import starts_machines
 from kvell.fleet.placing.ray.names import LauncherName, drawn_group, group_beginning
 from kvell.fleet.placing.ray.record import (
@@ -16,6 +20,7 @@ from kvell.fleet.placing.ray.record import (
     encode_record,
     sorted_out,
 )
+from kvell.fleet.placing.ray.reservations import REPORT_SECONDS, ROOM_SECONDS, Reservations
 from kvell.fleet.placing.ray.room import (
     SHARED,
     Machine,
@@ -157,7 +162,80 @@ def test_an_autoscaler_has_types_of_machines(report: dict[str, object], expected
     assert starts_machines(status, b"0") == expected
 
 
-@pytest.mark.parametrize("status", [None, b"", b"{}", b"[1]", b'{"autoscaler_report": 3}'])
-def test_without_a_report_the_second_version_says_that_it_runs(status: bytes | None) -> None:
-    assert not starts_machines(status, None)
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        *((one, None) for one in (None, b"", b"{}", b'{"time": 1.5, "autoscaler_report": null}')),
+        *((one, False) for one in (b"[1]", b'{"autoscaler_report": 3}')),
+    ],
+)
+def test_without_a_report_the_second_version_says_that_it_runs(
+    status: bytes | None, expected: bool | None
+) -> None:
+    """Before the first report it is not known: a machine may come that has room."""
+    assert starts_machines(status, None) is expected
+    assert starts_machines(status, b"0") is expected
     assert starts_machines(status, b"1")
+
+
+class Waiting:
+    """A group that Ray places after some looks, in virtual time; and what is said meanwhile.
+
+    :param is_scaled: what is known of an autoscaler at each look; the last for all further ones.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, is_scaled: list[bool | None]) -> None:
+        self.now, self.looks, self.is_scaled = 0.0, 0, is_scaled
+        self.said: list[str] = []
+        self.placed_after = 1000
+        for name, fake in {
+            "get_placement_group": lambda _name: self,
+            "machines": lambda: [ONE],
+            "has_autoscaler": lambda: is_scaled[min(self.looks - 1, len(is_scaled) - 1)],
+            "time": SimpleNamespace(monotonic=lambda: self.now),
+        }.items():
+            monkeypatch.setattr(reservations, name, fake)
+
+    def wait(self, seconds: float) -> bool:
+        """Ray's name for a look."""
+        self.now += seconds
+        self.looks += 1
+        return self.looks > self.placed_after
+
+    def go(self, within_seconds: float = 600.0) -> None:
+        waits = Reservations("here", self.said.append).wait_for_room
+        asyncio.run(waits("group", ["prefill-0", "decode-0"], within_seconds))
+
+
+def test_missing_room_is_an_error_soon_where_ray_starts_no_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waiting = Waiting(monkeypatch, [False])
+    with pytest.raises(NoRoomError, match="2 CPUs wanted"):
+        waiting.go()
+    assert waiting.now <= 2 * ROOM_SECONDS and set(waiting.said) == {""}
+
+
+def test_machines_of_an_autoscaler_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Ray that has just started does not say yet that it has one."""
+    waiting = Waiting(monkeypatch, [*[None] * 15, True])
+    waiting.placed_after = 100
+    waiting.go()
+    [line] = set(waiting.said) - {""}
+    assert line.startswith("machines of Ray's autoscaler (2 CPUs wanted")
+    assert waiting.now > REPORT_SECONDS and waiting.said[-1] == ""
+
+
+def test_a_ray_that_never_reports_is_taken_for_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = Waiting(monkeypatch, [None])
+    with pytest.raises(NoRoomError):
+        waiting.go()
+    assert REPORT_SECONDS <= waiting.now <= REPORT_SECONDS + 2 * ROOM_SECONDS
+
+
+def test_an_autoscaler_that_starts_nothing_in_time_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waiting = Waiting(monkeypatch, [True])
+    with pytest.raises(PlacingError, match="placed no instance within 60 s"):
+        waiting.go(60.0)

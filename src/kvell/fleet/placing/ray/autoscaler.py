@@ -13,17 +13,18 @@ NAMESPACE_OF_SECOND, KEY_OF_SECOND = "__autoscaler", "__autoscaler_v2_enabled"
 ENABLED = b"1"
 
 
-def has_autoscaler() -> bool:
-    """Return whether Ray's autoscaler may start machines."""
+def has_autoscaler() -> bool | None:
+    """Return whether Ray's autoscaler may start machines; None if Ray has not reported it yet."""
     enabled = _internal_kv_get(KEY_OF_SECOND, namespace=NAMESPACE_OF_SECOND)
     return starts_machines(_internal_kv_get(DEBUG_AUTOSCALING_STATUS), enabled)
 
 
-def starts_machines(status: bytes | None, enabled: bytes | None) -> bool:
+def starts_machines(status: bytes | None, enabled: bytes | None) -> bool | None:
     """Decide from Ray's own records whether its autoscaler may start machines.
 
-    Every head of Ray reports a status.  Without an autoscaler each machine has a type of its own;
-    with one, machines have the types of its configuration.
+    Every head of Ray reports a status, some ten seconds after its start.  Without an autoscaler
+    each machine has a type of its own; with one, machines have the types of its configuration.
+    The decision is None before the first report.
 
     :param status: of the autoscaler, as JSON; None before the first one.
     :param enabled: whether the second version of the autoscaler runs, which reports no status.
@@ -34,6 +35,8 @@ def starts_machines(status: bytes | None, enabled: bytes | None) -> bool:
         report = _DECODER.decode(status or b"{}").autoscaler_report
     except msgspec.DecodeError:
         return False
+    if report is None:
+        return None
     types = {*(report.active_nodes or {}), *(report.pending_launches or {})}
     return any(not MACHINE_OF_ITS_OWN.fullmatch(one) for one in types)
 
@@ -44,7 +47,7 @@ class _Report(msgspec.Struct, frozen=True):
 
 
 class _Status(msgspec.Struct, frozen=True):
-    autoscaler_report: _Report = _Report()
+    autoscaler_report: _Report | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Status)

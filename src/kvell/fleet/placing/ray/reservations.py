@@ -35,6 +35,8 @@ from kvell.fleet.placing.ray.room import PROCESSOR, no_room, reserved_by_instanc
 ROOM_SECONDS = 5.0
 """Missing room is an error after this time: instances that have just ended give theirs back
 sooner."""
+REPORT_SECONDS = 30.0
+"""The same before Ray has reported whether it has an autoscaler: it soon does."""
 PLACED_STATES = {"CREATED", "RESCHEDULING"}
 GONE_STATE = "REMOVED"
 
@@ -105,11 +107,11 @@ class Reservations:
                 missing = shortage(known, len(instance_ids))
                 if not missing:
                     short_since = None
-                elif await called(has_autoscaler):
+                elif is_scaled := await called(has_autoscaler):
                     self._on_wait(f"machines of Ray's autoscaler ({missing})")
                 elif short_since is None:
                     short_since = now
-                elif now - short_since >= ROOM_SECONDS:
+                elif now - short_since >= (REPORT_SECONDS if is_scaled is None else ROOM_SECONDS):
                     raise NoRoomError(str(no_room(known, instance_ids)))
         finally:
             self._on_wait("")
