@@ -93,7 +93,9 @@ async def front_dies_unheard(one: Cluster, seed: int) -> None:
     await until(lambda: not one.wires.between(doomed.name, "*"))
 
 
-@pytest.mark.parametrize("faults", [5, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "faults", [1, *(pytest.param(count, marks=pytest.mark.long) for count in (5, 100))]
+)
 def test_a_front_that_dies_takes_only_its_own_requests_along(faults: int, tmp_path: Path) -> None:
     async def scenario() -> None:
         chance = Random(faults)

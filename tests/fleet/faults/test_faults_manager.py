@@ -63,7 +63,9 @@ async def manager_dies_in_a_start(one: Cluster, chance: Random) -> None:
 FAULTS = (manager_dies, manager_dies, manager_dies_behind_an_instance, manager_dies_in_a_start)
 
 
-@pytest.mark.parametrize("faults", [4, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "faults", [1, *(pytest.param(count, marks=pytest.mark.long) for count in (4, 100))]
+)
 def test_a_manager_that_dies_is_missed_by_no_request(faults: int, tmp_path: Path) -> None:
     async def scenario() -> None:
         chance = Random(faults)

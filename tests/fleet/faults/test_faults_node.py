@@ -31,7 +31,9 @@ async def node_dies(one: Cluster, chance: Random, *, with_all: bool) -> None:
     assert {name for name in before if now[name] != before[name]} == set(lost)
 
 
-@pytest.mark.parametrize("faults", [4, pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "faults", [1, *(pytest.param(count, marks=pytest.mark.long) for count in (4, 100))]
+)
 def test_what_a_dead_node_had_goes_on_elsewhere(faults: int, tmp_path: Path) -> None:
     async def scenario() -> None:
         chance = Random(faults)

@@ -120,7 +120,9 @@ FAULTS: tuple[Fault, ...] = (
 )
 
 
-@pytest.mark.parametrize("faults", [len(FAULTS), pytest.param(100, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "faults", [2, *(pytest.param(count, marks=pytest.mark.long) for count in (len(FAULTS), 100))]
+)
 def test_partitions_lose_no_request(faults: int, tmp_path: Path) -> None:
     async def scenario() -> None:
         chance = Random(faults)

@@ -4,6 +4,8 @@ import logging
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.fleet.faults.cluster import cluster
 from tests.fleet.faults.manager_process import STOOD_DOWN
 from tests.fleet.faults.managing import ManagedCluster
@@ -40,6 +42,7 @@ async def stopped(one: ManagedCluster, seconds: float) -> None:
     await until(lambda: time.monotonic() > until_seconds)
 
 
+@pytest.mark.long
 def test_a_manager_that_was_away_for_longer_than_a_cluster_waits_ends_nothing(
     tmp_path: Path,
 ) -> None:

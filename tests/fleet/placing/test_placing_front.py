@@ -79,6 +79,7 @@ def test_a_killed_process_is_started_again_as_another_incarnation(served: Served
     run(scenario())
 
 
+@pytest.mark.long
 def test_an_instance_whose_pipe_ends_is_started_again(served: Served) -> None:
     """The request goes on exactly, at another incarnation."""
 
@@ -109,6 +110,7 @@ def test_an_instance_that_the_manager_has_lost_is_dialled_again(served: Served) 
     run(scenario())
 
 
+@pytest.mark.long
 def test_a_damaged_stream_ends_the_incarnation(served: Served) -> None:
     async def scenario() -> None:
         async with served(*SLOWER) as placed:

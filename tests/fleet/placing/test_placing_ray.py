@@ -150,6 +150,7 @@ def test_the_secret_is_on_no_command_line(cluster: Cluster) -> None:
     assert not [line for line in instances if "secret" in line]
 
 
+@pytest.mark.long
 def test_an_instance_is_added_and_taken_out(cluster: Cluster) -> None:
     """It gets a place of its own, and leaves nothing behind."""
 
@@ -167,6 +168,7 @@ def test_an_instance_is_added_and_taken_out(cluster: Cluster) -> None:
     assert cluster.all_serve()
 
 
+@pytest.mark.long
 def test_a_second_front_shares_the_instances_and_may_die(cluster: Cluster) -> None:
     """Both stream at once; then one is killed, and the other's answers are whole."""
     before = cluster.incarnations()
@@ -184,6 +186,7 @@ def test_a_second_front_shares_the_instances_and_may_die(cluster: Cluster) -> No
     assert cluster.incarnations() == before
 
 
+@pytest.mark.long
 def test_the_manager_may_die(cluster: Cluster) -> None:
     """Requests go on without it; another finds the instances as they are, and takes orders."""
     before = cluster.incarnations()
@@ -203,6 +206,7 @@ def test_the_manager_may_die(cluster: Cluster) -> None:
     assert cluster.incarnations() == before
 
 
+@pytest.mark.long
 def test_a_machine_dies(cluster: Cluster) -> None:
     """All of it is gone; what was in flight ends exactly, and its instances come back elsewhere."""
     before = cluster.instances()

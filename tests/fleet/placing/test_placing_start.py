@@ -20,7 +20,7 @@ import pytest
 from kvell.fleet.placing.ray import node_settings
 from kvell.fleet.placing.ray.node import RayNode
 from kvell.fleet.placing.ray.node_settings import NodeSettings
-from tests.fleet.placing.ray_machines import PATIENCE_SECONDS, family, is_gone, until
+from tests.fleet.placing.ray_machines import PATIENCE_SECONDS, QUICK, family, is_gone, until
 from tests.fleet.placing.ray_observer import RayObserver, observed
 
 pytest.importorskip("ray")
@@ -77,7 +77,7 @@ def environ(smollm2_path: Path) -> dict[str, str]:
 def machine(environ: dict[str, str]) -> Iterator[RayNode]:
     """A machine of Ray with two processors."""
     settings = NodeSettings(host=HOST, processors=PROCESSORS, clients_port=0)
-    with RayNode(settings, environ) as node:
+    with RayNode(settings, environ | QUICK) as node:
         yield node
 
 
@@ -120,6 +120,7 @@ def test_no_room_is_said_with_what_is_missing(
     assert observer.groups() == {} and observer.actors() == []
 
 
+@pytest.mark.long
 def test_a_manager_killed_while_ray_places_leaves_no_reservation(
     machine: RayNode, observer: RayObserver, environ: dict[str, str], tmp_path: Path
 ) -> None:
@@ -162,6 +163,7 @@ asyncio.run(place() if sys.argv[2] == "place" else find())
 """
 
 
+@pytest.mark.long
 def test_an_instance_without_a_launcher_yet_is_found(
     machine: RayNode, observer: RayObserver, environ: dict[str, str]
 ) -> None:
@@ -212,16 +214,16 @@ def test_nobody_waits_behind_a_start(
     assert observer.groups() == {} and observer.actors() == []
 
 
+HEAD_ID = f"{0xFFFFF << 204:056x}"
 SCALING = """
 cluster_name: fake
-max_workers: 1
+max_workers: 0
 idle_timeout_minutes: 10
 upscaling_speed: 1.0
-head_node_type: head
-provider: {type: fake_multinode, head_node_id: none, launch_multiple: true}
+head_node_type: ray.head.default
+provider: {type: fake_multinode, use_node_id_as_ip: true}
 available_node_types:
-  head: {resources: {CPU: 1}, node_config: {}, min_workers: 0, max_workers: 0}
-  worker: {resources: {CPU: 2}, node_config: {}, min_workers: 0, max_workers: 1}
+  ray.head.default: {resources: {CPU: 1}, node_config: {}, min_workers: 0, max_workers: 0}
 """
 LISTS = (
     *("initialization_commands", "setup_commands", "head_setup_commands", "rsync_exclude"),
@@ -230,13 +232,14 @@ LISTS = (
 )
 
 
+@pytest.mark.long
 def test_an_autoscaler_is_waited_for(
     environ: dict[str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     short_folder: Path,
 ) -> None:
-    """It is Ray's own; the machines that it would start are beyond this test."""
+    """It is Ray's own; it starts no machine, since machines are beyond this test."""
     config = tmp_path / "scaling.yaml"
     config.write_text(SCALING + "".join(f"{name}: []\n" for name in LISTS))
     with config.open("a") as file:
@@ -244,12 +247,14 @@ def test_an_autoscaler_is_waited_for(
     monkeypatch.setattr(
         node_settings, "RAY", (*node_settings.RAY, f"--autoscaling-config={config}")
     )
-    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": 32 * "a", "RAY_FAKE_CLUSTER": "1"}
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": 32 * "a"}
+    head = {"RAY_FAKE_CLUSTER": "1", "RAY_OVERRIDE_NODE_ID_FOR_TESTING": HEAD_ID}
     settings = NodeSettings(host=HOST, processors=1, clients_port=0)
-    with RayNode(settings, environ | token, short_folder) as node:
+    seldom = QUICK | {"AUTOSCALER_UPDATE_INTERVAL_S": "8"}  # whoever places waits for a report
+    with RayNode(settings, environ | token | head | seldom, short_folder) as node:
         words = "--instances", "prefill=1,decode=2", "--cluster", node.address
         with serving(tmp_path, environ | token, *words) as server:
-            until(lambda: "autoscaler" in server.stderr)
+            until(lambda: "autoscaler" in server.stderr or server.process.poll() is not None)
             [line, *_] = [one for one in server.stderr.splitlines() if "autoscaler" in one]
             assert "waiting for prefill-0, decode-0, decode-1 to be ready, which need " in line
             assert "machines of Ray's autoscaler (3 CPUs wanted" in line
@@ -271,15 +276,15 @@ def hears_interrupts() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("moment", "number"),
+    ("moment", "number", "drains"),
     [
-        ("the manager", signal.SIGTERM),
+        ("Ray", signal.SIGTERM, False),
         *(
             pytest.param(*one, marks=pytest.mark.long)
             for one in [
-                ("Ray", signal.SIGTERM),
-                ("an instance", signal.SIGTERM),
-                ("the manager", signal.SIGINT),
+                ("the manager", signal.SIGTERM, True),
+                ("an instance", signal.SIGTERM, False),
+                ("the manager", signal.SIGINT, False),
             ]
         ),
     ],
@@ -290,8 +295,10 @@ def test_an_interrupted_start_leaves_nothing(
     short_folder: Path,
     moment: str,
     number: signal.Signals,
+    drains: bool,
 ) -> None:
-    here = environ | {"TMPDIR": str(short_folder)}
+    """Ray by itself drains for half a minute, whatever its actors do."""
+    here = environ | {"TMPDIR": str(short_folder)} | ({} if drains else QUICK)
     with serving(tmp_path, here, "--cluster", "local-ray") as server:
         until(lambda: bool(running(server.process.pid, MOMENTS[moment])))
         assert list(short_folder.iterdir())
@@ -304,7 +311,9 @@ def test_an_interrupted_start_leaves_nothing(
     assert code == 130
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)]
+)
 def test_an_interrupted_start_on_this_machine_leaves_nothing(
     environ: dict[str, str], tmp_path: Path, short_folder: Path, number: signal.Signals
 ) -> None:
@@ -324,7 +333,7 @@ def test_an_interrupted_start_on_this_machine_leaves_nothing(
 
 def test_an_interrupted_up_leaves_nothing(environ: dict[str, str], short_folder: Path) -> None:
     """Else ``kvell cluster down`` would not know the Ray that runs."""
-    own = {"TMPDIR": str(short_folder), "KVELL_CACHE_DIR": str(short_folder / "cache")}
+    own = QUICK | {"TMPDIR": str(short_folder), "KVELL_CACHE_DIR": str(short_folder / "cache")}
     command = [sys.executable, "-m", "kvell.cli.main", "cluster", "up", "--host", HOST]
     command += ["--port", str(free_port()), "--client-port", str(free_port())]
     with subprocess.Popen(command, env=environ | own) as up:
@@ -342,13 +351,14 @@ def test_an_interrupted_up_leaves_nothing(environ: dict[str, str], short_folder:
                 os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.long
 @pytest.mark.skipif((os.cpu_count() or 1) > 4, reason="there would be too many instances")
 def test_a_local_ray_shares_its_processors(
     environ: dict[str, str], tmp_path: Path, short_folder: Path
 ) -> None:
     """There are more instances than processors, as there may be behind one front."""
     count = (os.cpu_count() or 1) + 1
-    here = environ | {"TMPDIR": str(short_folder)}
+    here = environ | {"TMPDIR": str(short_folder)} | QUICK
     words = "--instances", f"mixed={count}", "--cluster", "local-ray"
     with serving(tmp_path, here, *words) as server:
         until(lambda: bool(server.stdout))
