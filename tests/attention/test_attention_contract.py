@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.attention.interface import AttentionKernels
@@ -15,6 +15,7 @@ from tests.attention.cases import (
     dense_attention,
     make_case,
 )
+from tests.depth import few
 
 RAGGED = ((1, 1), (37, 37), (200, 1), (130, 7), (64, 64), (65, 2))
 
@@ -97,7 +98,7 @@ def shapes(draw: st.DrawFn) -> Shape:
 
 
 @given(shape=shapes())
-@settings(max_examples=25, deadline=None)
+@few()
 def test_any_shape(shape: Shape) -> None:
     for implementation in _all_kernels():
         case = make_case(shape)
@@ -107,7 +108,7 @@ def test_any_shape(shape: Shape) -> None:
 
 
 @given(shape=shapes())
-@settings(max_examples=25, deadline=None)
+@few()
 def test_any_shape_in_bfloat16(shape: Shape) -> None:
     case = make_case(replace(shape, dtype=torch.bfloat16))
     for implementation in _all_kernels():

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.attention.interface import AttentionKernels, Partial
@@ -21,6 +21,7 @@ from tests.attention.cases import (
     starts_of,
     store,
 )
+from tests.depth import few
 
 TOLERANCE = 1e-6
 
@@ -104,7 +105,7 @@ def test_a_partial_says_what_its_scores_were(kernels: AttentionKernels) -> None:
 
 
 @given(pages=st.lists(st.integers(0, 13), max_size=5), seed=st.integers(0, 50))
-@settings(max_examples=30, deadline=None)
+@few()
 def test_any_cut_merges(pages: list[int], seed: int) -> None:
     shape = Shape(((200, 2), (70, 1)), heads=4, kv_heads=2, head_size=16, sinks=True, seed=seed)
     case = make_case(shape)

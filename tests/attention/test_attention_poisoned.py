@@ -42,11 +42,25 @@ RAGGED = (
 )
 EVERY = [
     pytest.param(
-        Shape(requests, heads=heads, kv_heads=kv_heads, head_size=size), marks=pytest.mark.long
+        Shape(requests, heads=heads, kv_heads=kv_heads, head_size=size, dtype=dtype),
+        marks=pytest.mark.long,
     )
+    for dtype in FLOATS
     for heads, kv_heads in LAYOUTS
     for size in SIZES
     for requests in RAGGED
+]
+
+
+# Each shape with one dtype in the fast suite, with both in the long one.
+SPARSE = [
+    pytest.param(
+        replace(shape, dtype=dtype),
+        id=f"{name}-{dtype}",
+        marks=[pytest.mark.long] if i % 2 != number else [],
+    )
+    for i, (name, shape) in enumerate(SHAPES.items())
+    for number, dtype in enumerate(FLOATS)
 ]
 
 
@@ -128,18 +142,16 @@ def poison_the_rest(kernels: AttentionKernels, shape: Shape) -> None:
             sound = torch.where(spoiled[:, None, None], output, sound)
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("shape", SPARSE)
 def test_a_position_spoils_the_rows_that_read_it_and_no_other(
-    kernels: AttentionKernels, name: str, dtype: torch.dtype
+    kernels: AttentionKernels, shape: Shape
 ) -> None:
-    poison_each(kernels, replace(SHAPES[name], dtype=dtype))
+    poison_each(kernels, shape)
 
 
-@pytest.mark.parametrize("shape", [*SHAPES.values(), *EVERY])
-def test_what_follows_a_row_never_reaches_it(
-    kernels: AttentionKernels, shape: Shape, dtype: torch.dtype
-) -> None:
-    poison_the_rest(kernels, replace(shape, dtype=dtype))
+@pytest.mark.parametrize("shape", [*SPARSE, *EVERY])
+def test_what_follows_a_row_never_reaches_it(kernels: AttentionKernels, shape: Shape) -> None:
+    poison_the_rest(kernels, shape)
 
 
 @pytest.mark.parametrize("name", ["full", "many rows of a head", "drafts", "window", "int8"])

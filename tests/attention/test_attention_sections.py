@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvell.attention.sections import SectionKernels, SectionRecords
 from kvell.vocabulary import SECTION_TOKENS
 from tests.attention.cases import Case, Shape, attend, dense_scores, make_case, values_read
-from tests.attention.conftest import implementations, label
+from tests.attention.conftest import each
 from tests.attention.lent import (
     Held,
     Split,
@@ -21,6 +21,7 @@ from tests.attention.lent import (
     partials_of,
     queries_of,
 )
+from tests.depth import few
 
 HEADS = {
     "MHA": Shape((), heads=3, kv_heads=3, head_size=32),
@@ -67,13 +68,13 @@ def decode(before: int, split: Split) -> tuple[Case, list[Split]]:
     return make_case(Shape(((before + 1, 1),), heads=6, kv_heads=2)), [split]
 
 
-@pytest.mark.parametrize("kernels", implementations(threads=(1, 2)), ids=label)
+@pytest.mark.parametrize("kernels", each(threads=(1, 2)))
 @given(drawn=lent_cases())
 @example(drawn=decode(2048, Split((0, 4), (0,))))  # nothing is local but the row itself
 @example(drawn=decode(2100, Split((0, 1, 1, 4), (0, 1, 1))))  # with an empty run
 @example(drawn=decode(1600, Split((0, 1, 2, 3), (0, 1, 0))))  # one creditor's runs have a gap
 @example(drawn=decode(300, Split()))  # nothing is elsewhere
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@few()
 def test_what_lies_elsewhere_changes_no_bit(
     kernels: SectionKernels, drawn: tuple[Case, list[Split]]
 ) -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from tests.attention.cases import Shape, attend, make_case, new_queries, store
+from tests.attention.conftest import each_set
 
 native = pytest.importorskip("kvell.attention.native", reason="the portable build has no threads")
 
@@ -19,7 +20,7 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("instruction_set", native.instruction_sets())
+@pytest.mark.parametrize("instruction_set", each_set())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 def test_threads_do_not_matter(shape: Shape, dtype: torch.dtype, instruction_set: str) -> None:

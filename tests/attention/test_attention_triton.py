@@ -106,7 +106,15 @@ def test_a_position_spoils_the_rows_that_read_it_and_no_other(
     poison_each(kernels, shape)
 
 
-@pytest.mark.parametrize("shape", POISONED.values(), ids=POISONED.keys())
+@pytest.mark.parametrize(
+    "shape",
+    [
+        pytest.param(
+            shape, id=name, marks=[] if name in ("tiles", "sections") else pytest.mark.long
+        )
+        for name, shape in POISONED.items()
+    ],
+)
 def test_what_follows_a_row_never_reaches_it(kernels: TritonKernels, shape: Shape) -> None:
     poison_the_rest(kernels, shape)
 

@@ -296,10 +296,15 @@ def test_wrong_writes_are_refused(
         TritonKernels().write_kv(stored.layer, batch, key, value)
 
 
-def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kernels", "count"),
+    [("sections, plain", 1), pytest.param("", 10, marks=pytest.mark.long)],
+    ids=["one", "every one"],
+)
+def test_kernels_compile_for_a_gpu(kernels: str, count: int, tmp_path: Path) -> None:
     without = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     done = subprocess.run(
-        [sys.executable, "-m", "tests.attention.compiled_kernels"],
+        [sys.executable, "-m", "tests.attention.compiled_kernels", kernels],
         env=without | {"TRITON_CACHE_DIR": str(tmp_path)},
         cwd=Path(__file__).parents[2],
         capture_output=True,
@@ -308,5 +313,5 @@ def test_every_kernel_compiles_for_a_gpu(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     sizes = json.loads(done.stdout)
-    assert len(sizes) == 10
+    assert len(sizes) == count
     assert min(sizes.values()) > 1000
