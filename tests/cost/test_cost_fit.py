@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.cost.amounts import ModelShape, Reach
@@ -13,6 +13,7 @@ from kvell.cost.least_squares import non_negative, relative_fit
 from kvell.cost.operators import Waves
 from kvell.cost.work import Chunk
 from tests.cost.oracles import SHAPE, decodes, oracle, steps_of, unseen
+from tests.depth import some
 
 SHAPES = (SHAPE, ModelShape((Reach(4),)), ModelShape((Reach(2),), state_layers=2))
 
@@ -97,7 +98,7 @@ class TestLeastSquares:
         found = non_negative(matrix, np.asarray([2.0, 1.0, 0.0]))
         assert found == pytest.approx([1.0, 0.0])
 
-    @settings(max_examples=60, deadline=None)
+    @some()
     @given(st.integers(0, 10**6), st.integers(1, 6))
     def test_no_other_choice_is_better(self, seed: int, columns: int) -> None:
         """Karush-Kuhn-Tucker: no slope downhill where it may go."""

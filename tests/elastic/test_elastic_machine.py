@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -32,6 +31,7 @@ from kvell.memory import Implementation, create_core
 from kvell.pages.audit import audit
 from kvell.pages.layout import Layout
 from kvell.prefix.interface import USED
+from tests.depth import machine
 from tests.pages.pools import group, pool_of, state
 
 BUFFER_LARGE = 4
@@ -397,7 +397,7 @@ class CompiledElastic(Elastic):
     implementation = "auto"
 
 
-Elastic.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+Elastic.TestCase.settings = machine(30, weight=0.5)
 CompiledElastic.TestCase.settings = Elastic.TestCase.settings
 TestElastic = Elastic.TestCase
 TestCompiledElastic = CompiledElastic.TestCase

@@ -1,11 +1,12 @@
 """The CPU buffer's ledger: all or nothing, a page has one holder, and a step lies in between."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.elastic.page_buffer import PageBuffer
 from kvell.pages.layout import GroupSpec
+from tests.depth import some
 from tests.pages.pools import group
 
 GROUPS: list[GroupSpec] = [group(4, 3), group(4, 5, 9)]
@@ -60,7 +61,7 @@ def test_sizes_are_strides() -> None:
     assert buffer.size_bytes([2, 3]) == 2 * strides[0] + 3 * strides[1]
 
 
-@settings(max_examples=100, deadline=None)
+@some()
 @given(
     st.integers(0, 6),
     st.lists(st.tuples(st.sampled_from("hhrs"), st.integers(0, 9), st.integers(0, 7)), max_size=40),

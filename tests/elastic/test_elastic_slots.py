@@ -1,11 +1,11 @@
 """Slots: best fit, coalescing, reuse of what is mapped, fences; and they tile the range."""
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvell.elastic.slots import Placement, SlotSpace, SlotState
+from tests.depth import machine
 
 NOTHING = Placement(0, 0, ())
 
@@ -172,5 +172,5 @@ class Slots(RuleBasedStateMachine):
         assert at == self.space.num_positions
 
 
-Slots.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Slots.TestCase.settings = machine(40, weight=0.5)
 TestSlots = Slots.TestCase

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething
@@ -18,6 +18,7 @@ from kvell.pages.registering import (
 )
 from kvell.pages.sizing import MAX_PADDING, plan_layout
 from kvell.vocabulary import GIB
+from tests.depth import few
 
 SERVED = [LayerSpec(i, GroupKind.FULL, 8, 128, 2) for i in range(32)]
 """Llama 3 8B: pages and large pages of 2 MiB."""
@@ -154,7 +155,7 @@ def test_groups_divide_the_large_page_with_little_padding_or_are_refused(
         assert len(group.layers) % (group.layers_per_page or 1) == 0
 
 
-@settings(max_examples=30)
+@few()
 @given(any_model, any_model)
 def test_the_size_named_serves_both(ours: list[LayerSpec], theirs: list[LayerSpec]) -> None:
     served = [replace(layer, model="") for layer in ours]

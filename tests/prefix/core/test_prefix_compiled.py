@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -24,6 +23,7 @@ from kvell.prefix.groups.facts import Facts, facts_of
 from kvell.prefix.groups.needs import dropped_tokens
 from kvell.prefix.index.changes import DROPPED, MOVED, NAMED
 from kvell.prefix.interface import USED, WITHHELD, VisibleCore
+from tests.depth import machine
 from tests.pages.pools import Chunk, confined, dropping, group, images, literal, state
 
 LARGE_PAGE_BYTES = 64 * 210
@@ -546,23 +546,8 @@ class LockStep(RuleBasedStateMachine):
         assert not any(state.used)
 
 
-FEW = settings(
-    max_examples=240,
-    stateful_step_count=50,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-
 TestLockStep = LockStep.TestCase
-TestLockStep.settings = FEW
-
-
-class LongLockStep(LockStep):
-    """The same for minutes."""
-
-
-TestLongLockStep = pytest.mark.long(LongLockStep.TestCase)
-TestLongLockStep.settings = settings(FEW, max_examples=5000)
+TestLockStep.settings = machine()
 
 
 def filled(both: Pair, tokens: list[int], root: str = "") -> int:
@@ -738,15 +723,22 @@ def test_long_prompts_have_waypoints(own: list[GroupSpec]) -> None:
             both("peek", np.append(asked[:parted], 7), "")
 
 
-@pytest.mark.parametrize(("window", "every"), [(200, 16), (1024, 32)])
-def test_pages_of_long_windows_are_renewed_less_often(window: int, every: int) -> None:
+@pytest.mark.parametrize(
+    ("window", "every", "steps"),
+    [
+        (200, 16, 60),
+        pytest.param(200, 16, 100, marks=pytest.mark.long),
+        pytest.param(1024, 32, 100, marks=pytest.mark.long),
+    ],
+)
+def test_pages_of_long_windows_are_renewed_less_often(window: int, every: int, steps: int) -> None:
     """Of a request that goes on for longer than was expected: what a window left behind at the
     prompt's end is as young as it, or nearly."""
     both = Pair(pool_of(300, group(1, 24), group(1, 24, window)))
     handle, length = both("open", np.arange(1_100, dtype=np.int32), ""), 0
     both("claim", handle, 1_100)
     times = []
-    for step, computed in enumerate([1_100, 2_300, *range(2_301, 2_401)], start=1):
+    for step, computed in enumerate([1_100, 2_300, *range(2_301, 2_301 + steps)], start=1):
         both("begin_step", step)
         known = max(length, 1_100)
         for token in range(known, computed):

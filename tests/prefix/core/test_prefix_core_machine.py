@@ -8,18 +8,17 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
-    invariant,
     precondition,
     rule,
     run_state_machine_as_test,
 )
 
 from kvell.pages.layout import Layout
+from tests.depth import machine
 from tests.pages.pools import confined, literal
 from tests.prefix.mixes import MIXES, Prompt, late, prompt_of, with_images
 from tests.prefix.reading import Request
@@ -42,7 +41,6 @@ class CoreMachine(RuleBasedStateMachine):
     """Requests come, grow, compute, and go; prefixes collide by design."""
 
     mixes = tuple(MIXES)
-    steps = 0
 
     @initialize(
         data=st.data(),
@@ -196,10 +194,6 @@ class CoreMachine(RuleBasedStateMachine):
             self.rehearsal.register(groups)
             self.models = [*self.models, "late"]
 
-    @invariant()
-    def counted(self) -> None:
-        type(self).steps += 1
-
     def teardown(self) -> None:
         if not hasattr(self, "rehearsal"):
             return
@@ -212,26 +206,14 @@ class CoreMachine(RuleBasedStateMachine):
         assert not state.holders
 
 
-FEW = settings(
-    max_examples=150,
-    stateful_step_count=50,
-    deadline=None,
-    suppress_health_check=list(HealthCheck),
-)
-MANY = settings(FEW, max_examples=100, stateful_step_count=100)
-LONG_STEPS = 50_000
-"""For each mix: a million in all."""
-
 TestCoreMachine = CoreMachine.TestCase
-TestCoreMachine.settings = FEW
+TestCoreMachine.settings = machine()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("mix", MIXES)
 def test_every_mix_for_long(mix: str) -> None:
-    class LongCoreMachine(CoreMachine):
+    class OneMix(CoreMachine):
         mixes = (mix,)
-        steps = 0
 
-    while LongCoreMachine.steps < LONG_STEPS:
-        run_state_machine_as_test(LongCoreMachine, settings=MANY)
+    run_state_machine_as_test(OneMix, settings=machine(100))

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
@@ -14,9 +13,9 @@ from kvell.pages.audit import audit
 from kvell.pages.layout import GroupSpec, Layout
 from kvell.prefix.groups.facts import facts_of
 from kvell.prefix.groups.needs import dropped_tokens
+from tests.depth import machine
 from tests.pages.pools import group, pool_of, state
 from tests.prefix.core.test_prefix_compiled import (
-    FEW,
     LockStep,
     cannot_receive,
     few_letters,
@@ -149,15 +148,7 @@ class Holds(LockStep):
 
 
 TestHolds = Holds.TestCase
-TestHolds.settings = FEW
-
-
-class LongHolds(Holds):
-    """The same for minutes: 5000 × 50 steps."""
-
-
-TestLongHolds = pytest.mark.long(LongHolds.TestCase)
-TestLongHolds.settings = settings(FEW, max_examples=5000)
+TestHolds.settings = machine(weight=0.5)
 
 LAYOUTS = {
     "full": pool_of(40, group(4, 2)),

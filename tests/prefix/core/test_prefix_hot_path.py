@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from kvell.pages.layout import GroupKind, GroupSpec
+from tests.models.cases import covering, some_fast
 from tests.pages.pools import Chunk, dropping, group, images, state
 from tests.prefix.core.test_prefix_compiled import Pair, filled, ints, pool_of
 
@@ -132,15 +133,17 @@ def test_what_a_budget_cut_off_counts_as_looked_through_no_longer() -> None:
 # -------------------------------------------------------------------- compaction
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize(
-    "groups",
-    [
-        [group(1, 4)],
-        [group(1, 5), group(1, 3, window=9)],
-        [group(2, 7), group(1, 2, Chunk(6))],
-        [group(1, 6), state(2, 3)],
-    ],
+@covering(
+    {
+        "groups": [
+            pytest.param([group(1, 4)], id="full"),
+            pytest.param([group(1, 5), group(1, 3, window=9)], id="window"),
+            pytest.param([group(2, 7), group(1, 2, Chunk(6))], id="chunk"),
+            pytest.param([group(1, 6), state(2, 3)], id="state"),
+        ],
+        "seed": some_fast(range(6), range(2)),
+    },
+    together=1,
 )
 def test_pages_are_gathered_as_soon_as_they_are_scattered(
     groups: list[GroupSpec], seed: int
@@ -151,9 +154,15 @@ def test_pages_are_gathered_as_soon_as_they_are_scattered(
     assert quiet
 
 
-@pytest.mark.parametrize("seed", range(6))
-@pytest.mark.parametrize(
-    "groups", [[group(1, 42), group(1, 21, window=50)], [group(1, 30), group(1, 14, window=9)]]
+@covering(
+    {
+        "groups": [
+            pytest.param([group(1, 42), group(1, 21, window=50)], id="long window"),
+            pytest.param([group(1, 30), group(1, 14, window=9)], id="short window"),
+        ],
+        "seed": some_fast(range(6), range(2)),
+    },
+    together=1,
 )
 def test_pages_beside_many_of_one_large_page_are_found(groups: list[GroupSpec], seed: int) -> None:
     """Most of a long prompt's pages follow each other in one large page; some lie in holes."""

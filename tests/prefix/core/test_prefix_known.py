@@ -10,8 +10,9 @@ from hypothesis.stateful import precondition, rule
 from kvell.memory import Implementation, VisibleCore, create_core
 from kvell.pages.audit import audit
 from kvell.pages.layout import GroupSpec
+from tests.depth import machine
 from tests.pages.pools import group, pool_of, state
-from tests.prefix.core.test_prefix_compiled import FEW, LockStep, ints
+from tests.prefix.core.test_prefix_compiled import LockStep, ints
 
 TEXT = list(range(100, 140))
 implementations = pytest.mark.parametrize("implementation", ["python", "compiled"])
@@ -34,7 +35,7 @@ class Known(LockStep):
 
 
 TestKnown = Known.TestCase
-TestKnown.settings = FEW
+TestKnown.settings = machine(weight=0.5)
 
 
 def core_of(implementation: Implementation, *groups: GroupSpec, num_large: int = 40) -> VisibleCore:

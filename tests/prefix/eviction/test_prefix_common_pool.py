@@ -1,7 +1,7 @@
 """Which prefixes are protected, and what goes when there are too many."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.pages.layout import GroupKind, LayerSpec
@@ -16,6 +16,7 @@ from kvell.prefix.eviction.common_pool import (
 )
 from kvell.prefix.eviction.shadow import Chain, PastRequest
 from kvell.prefix.groups.capacity import request_bytes
+from tests.depth import many
 
 CHUNK = 4
 
@@ -164,7 +165,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@many()
 @given(steps, st.sampled_from([0, 7]))
 def test_plans_add_up_and_keep_the_limit(
     story: list[tuple[list[int], float, bool]], holder_bytes: int

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.memory import GroupKind, LayerSpec, create_core, plan_layout
@@ -14,8 +14,10 @@ from kvell.prefix.eviction import hazard
 from kvell.prefix.eviction.hazard import BOUNDS, NUM_CLASSES, Learned
 from kvell.prefix.eviction.hazard_fit import AGES, Floats, fitted
 from kvell.prefix.eviction.hazard_rule import LearnedHazard
+from tests.depth import machine, many
+from tests.models.cases import covering, some_fast
 from tests.pages.pools import group, state
-from tests.prefix.core.test_prefix_compiled import FEW, LockStep, Pair, ints, pool_of
+from tests.prefix.core.test_prefix_compiled import LockStep, Pair, ints, pool_of
 
 Counts = tuple[list[float], list[float], list[float], int]
 
@@ -41,15 +43,7 @@ class LearningLockStep(LockStep):
 
 
 TestLearningLockStep = LearningLockStep.TestCase
-TestLearningLockStep.settings = settings(FEW, max_examples=120)
-
-
-class LongLearningLockStep(LearningLockStep):
-    """The same for minutes."""
-
-
-TestLongLearningLockStep = pytest.mark.long(LongLearningLockStep.TestCase)
-TestLongLearningLockStep.settings = settings(FEW, max_examples=3000)
+TestLearningLockStep.settings = machine(weight=0.5)
 
 
 def noting(seen: list[Counts]) -> Callable[[Floats, Floats, Floats, int], Learned]:
@@ -77,7 +71,7 @@ def compiled_fit(entered: Floats, returned: Floats, events: Floats) -> Floats:
     return np.frombuffer(told)
 
 
-@settings(max_examples=200, deadline=None)
+@many()
 @given(st.integers(0, 2**32))
 def test_both_fits_say_the_same(seed: int) -> None:
     counts = counts_of(seed)
@@ -143,8 +137,16 @@ def conversations(both: Pair, seed: int, requests: int, talks: int = 12) -> None
         both.check()
 
 
-@pytest.mark.parametrize("groups", MIXES)
-@pytest.mark.parametrize("seed", range(3))
+@covering(
+    {
+        "groups": [
+            pytest.param(mix, id=name)
+            for mix, name in zip(MIXES, ("full", "window", "state"), strict=True)
+        ],
+        "seed": range(3),
+    },
+    together=1,
+)
 def test_both_count_the_same_to_the_bit(groups: list[GroupSpec], seed: int) -> None:
     seen: list[list[Counts]] = []
 
@@ -160,7 +162,7 @@ def test_both_count_the_same_to_the_bit(groups: list[GroupSpec], seed: int) -> N
     assert sum(both.check().evicted_pages) > 0
 
 
-@pytest.mark.parametrize("capacity_tokens", [60, 400, 4000])
+@pytest.mark.parametrize("capacity_tokens", some_fast([60, 400, 4000], [60]))
 def test_both_remember_and_forget_the_same_of_many(capacity_tokens: int) -> None:
     """More chunks than a table of keys begins with, and, but for the last, than it may keep."""
     seen: list[list[Counts]] = []

@@ -4,7 +4,7 @@ from math import inf
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.pages.audit import audit
@@ -33,8 +33,9 @@ from kvell.prefix.eviction.hazard_rule import (
 from kvell.prefix.index.changes import IndexChanges
 from kvell.prefix.index.radix import RadixTree
 from kvell.prefix.placement.placement import Placer
+from tests.depth import few, machine
 from tests.pages.pools import group, pool_of, state
-from tests.prefix.core.test_prefix_core_machine import FEW, CoreMachine
+from tests.prefix.core.test_prefix_core_machine import CoreMachine
 from tests.prefix.rehearsal import Rehearsal
 from tests.prefix.story import ints
 
@@ -100,7 +101,7 @@ layouts = st.sampled_from(
 )
 
 
-@settings(max_examples=25)
+@few()
 @given(layouts, talks, st.booleans())
 def test_where_all_classes_are_alike_it_is_the_least_recently_used(
     layout: Layout, said: list[tuple[int, int]], learned: bool
@@ -112,7 +113,7 @@ def test_where_all_classes_are_alike_it_is_the_least_recently_used(
         assert cached(plain.core.snapshot()) == cached(ruled.core.snapshot())
 
 
-@settings(max_examples=15)
+@few()
 @given(talks, st.integers(0, NUM_CLASSES - 1))
 def test_states_and_windows_stand_any_order_of_classes(
     said: list[tuple[int, int]], worthless: int
@@ -269,4 +270,4 @@ class Stirred(CoreMachine):
 
 
 TestStirred = Stirred.TestCase
-TestStirred.settings = settings(FEW, max_examples=40)
+TestStirred.settings = machine(weight=0.3)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.prefix.eviction.shadow import (
@@ -21,6 +21,7 @@ from kvell.prefix.eviction.shadow import (
     shared_chunks,
     work_tokens,
 )
+from tests.depth import many
 
 
 class ObviousShadow:
@@ -104,7 +105,7 @@ def chain(*branches: int) -> Chain:
 chains = st.lists(st.integers(0, 3), max_size=5).map(lambda branches: chain(*branches))
 
 
-@settings(max_examples=300, deadline=None)
+@many()
 @given(st.integers(1, 12), st.integers(0, 14), st.lists(chains, max_size=40))
 def test_it_hits_what_the_obvious_cache_hits(
     capacity: int, protected: int, asked: list[Chain]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.pages.layout import Layout
@@ -14,6 +14,7 @@ from kvell.prefix.groups.capacity import (
     request_bytes,
     requests_that_fit,
 )
+from tests.depth import few
 from tests.pages.pools import Chunk, confined, group, literal, pool_of
 from tests.prefix.story import Story
 
@@ -95,7 +96,7 @@ def test_the_pool_said_to_be_needed_is_enough_and_not_too_much(
     assert large_pages_needed(smaller, tokens, 1, chunk) > num_large - 1
 
 
-@settings(max_examples=40, deadline=None)
+@few()
 @given(layouts, st.integers(1, 4))
 def test_a_real_core_serves_the_longest_request(layout: Layout, chunk: int) -> None:
     longest = longest_request(layout, 60, chunk)

@@ -2,10 +2,11 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.memory import MANAGERS, Implementation, Manager, create_core, longest_request
+from tests.depth import many
 from tests.pages.pools import Chunk
 from tests.prefix.mixes import small_layout
 from tests.prefix.story import Story
@@ -35,7 +36,7 @@ SHAPES = st.sampled_from(
     history=st.lists(st.tuples(st.integers(1, 60), st.booleans()), max_size=6),
     surprise=st.integers(0, 40),
 )
-@settings(deadline=None, max_examples=300)
+@many()
 def test_longest_request_gets_through_from_nothing(
     implementation: Implementation,
     shape: tuple[list[int], list[int]],

@@ -2,9 +2,10 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.depth import some
 from tests.pages.pools import group, pool_of
 from tests.prefix.conftest import MakeStory
 from tests.prefix.story import Story, ints
@@ -103,7 +104,7 @@ def test_appended_tokens_are_published_like_the_prompt(tell: MakeStory, release:
     assert story.peek([1, 2, 3, 5, 9]) == 3, "what two pages begin with is copied"
 
 
-@settings(max_examples=50, deadline=None)
+@some()
 @given(
     st.integers(1, 8),
     st.tuples(st.integers(1, 3), st.integers(1, 3)),

@@ -1,8 +1,9 @@
 """Where pages are placed: association by demand, joint demand, the ladder (Jenga fig. 8)."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.depth import some
 from tests.pages.pools import group, pool_of
 from tests.prefix.conftest import MakeStory
 from tests.prefix.story import Story, ints
@@ -203,7 +204,7 @@ def test_pages_associated_with_others_serve_before_anything_is_evicted(tell: Mak
     assert story.check().rungs["others_page"] == 1
 
 
-@settings(max_examples=60, deadline=None)
+@some()
 @given(
     st.lists(st.tuples(st.integers(1, 12), st.integers(0, 6)), min_size=1, max_size=6),
     st.integers(1, 8),

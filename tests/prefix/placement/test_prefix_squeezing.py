@@ -3,12 +3,13 @@
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.pages.layout import GroupSpec, Layout
 from kvell.pages.snapshot import PoolSnapshot
 from kvell.prefix.placement.compaction import MOST_REST, SQUEEZED_PAGES
+from tests.depth import some
 from tests.pages.pools import confined, group, literal, pool_of, state
 from tests.prefix.core.test_prefix_compiled import Pair, filled, ints
 from tests.prefix.core.test_prefix_hot_path import decoded
@@ -127,7 +128,7 @@ def test_small_pages_take_holes_before_an_empty_large_page_is_begun() -> None:
     assert unused_large(crowd.both.check()) == 1
 
 
-@settings(max_examples=60)
+@some()
 @given(
     st.sampled_from([[group(1, 6)], [group(1, 8), state(2, 4)], [group(2, 4), group(1, 6, 5)]]),
     st.integers(2, 9),
