@@ -22,6 +22,7 @@ from kvell.simulator.hardware.model_cost import ModelCost
 from kvell.simulator.hardware.profiles import DeviceProfile
 from kvell.simulator.replay.runner import Machine
 from kvell.vocabulary import SECTION_TOKENS
+from tests.depth import scaled
 from tests.simulator.cluster.lending_schedules import (
     LendingRun,
     LendingScenario,
@@ -252,14 +253,13 @@ def seen_over(numbers: Iterable[int]) -> Counter[str]:
 
 
 def test_whoever_lends_and_whatever_happens_every_request_is_answered_rightly() -> None:
-    seen = seen_over([*range(6), 37, 44])
+    seen = seen_over([4, 24, 44])
     missing = [what for what in (*HAPPENS, "returned", "lost") if not seen[what]]
     assert not missing, seen
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("first", range(0, 5_000, 500))
-def test_the_same_over_ten_thousand_schedules(first: int) -> None:
-    seen = seen_over(range(first, first + 500))
+def test_the_same_over_many_schedules() -> None:
+    seen = seen_over(range(scaled(500)))
     missing = [what for what in (*HAPPENS, "returned", "lost") if not seen[what]]
     assert not missing, seen
