@@ -102,6 +102,7 @@ def run(
     check(asyncio.run(bounded()), kinds, REFUSALS)
 
 
+@pytest.mark.long
 def test_a_few_faults_during_transfers(directory: Path, jobs: list[Job]) -> None:
     run(directory, jobs, "prefill=1,decode=1", FEW, FEW_SECONDS)
 

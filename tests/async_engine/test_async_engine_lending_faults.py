@@ -68,6 +68,7 @@ def run(directory: Path, jobs: Sequence[Job], kinds: Sequence[str], seconds: flo
     check(asyncio.run(bounded()), kinds, REFUSALS)
 
 
+@pytest.mark.long
 def test_a_few_faults_of_debtors_and_creditors(directory: Path, jobs: list[Job]) -> None:
     run(directory, jobs, FEW, FEW_SECONDS)
 

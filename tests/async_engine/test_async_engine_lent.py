@@ -1,7 +1,6 @@
 """A request whose instance has no memory left borrows from its neighbour, bit for bit."""
 
 import asyncio
-import json
 from pathlib import Path
 
 import pytest
@@ -13,20 +12,23 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.mempool.rendezvous import PageTransport
 from kvell.vocabulary import MIB
+from tests.async_engine.conftest import greedy_rows
+from tests.async_engine.lending_jobs import KV_BYTES as WIDE_KV_BYTES
+from tests.async_engine.lending_jobs import wide_model
 
-DATA = Path(__file__).parents[1] / "data"
 KV_BYTES = 96 * MIB
 """2,184 tokens of SmolLM2 in float32."""
 PATIENCE_SECONDS = 300
 LONG_TOKENS, LONG_ANSWER = 1950, 200
 """Together they fill the pool but for one token in 60."""
+WIDE_LONG = [7 + i * i % 40_000 for i in range(2200)], 300
+"""Longer than the pool: it borrows from the first."""
 
 Said = tuple[list[int], list[TokenLogprobs]]
 
 
 def texts() -> list[list[int]]:
-    rows = (DATA / "smollm2_greedy.jsonl").read_text().splitlines()
-    return [json.loads(row)["prompt_token_ids"] for row in rows]
+    return [row["prompt_token_ids"] for row in greedy_rows()]
 
 
 def long_prompt() -> list[int]:
@@ -64,14 +66,14 @@ async def sections(engine: AsyncEngine, name: str) -> int:
 
 
 async def scenario(
-    path: Path, prompts: list[tuple[list[int], int]], transport: PageTransport
+    path: Path, prompts: list[tuple[list[int], int]], transport: PageTransport, kv_bytes: int
 ) -> list[Said]:
     engine = AsyncEngine(
         str(path),
         instances="mixed=2",
         limits=FrontLimits(drain_seconds=60),
         dtype="float32",
-        kv_memory_bytes=KV_BYTES,
+        kv_memory_bytes=kv_bytes,
         page_transport=transport,
     )
     async with engine:
@@ -91,16 +93,28 @@ async def scenario(
     return found
 
 
-@pytest.mark.parametrize("transport", ["memory", "tcp"])
-def test_the_same_bits_as_one_engine_with_more_memory(
-    smollm2_path: Path, transport: PageTransport
-) -> None:
-    """Pages of the creditor are read in place; over TCP it is asked for attention over them."""
-    prompts = [(long_prompt(), LONG_ANSWER), *((text, 8) for text in texts()[:2])]
-    expected = alone(smollm2_path, prompts)
+def check(path: Path, long: tuple[list[int], int], transport: PageTransport, kv: int) -> None:
+    """A long request and two short ones are answered as by one engine with more memory.
+
+    :param kv: bytes of an instance's pool.
+    """
+    prompts = [long, *((text, 8) for text in texts()[:2])]
+    expected = alone(path, prompts, 2 * kv)
 
     async def bounded() -> list[Said]:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            return await scenario(smollm2_path, prompts, transport)
+            return await scenario(path, prompts, transport, kv)
 
     assert asyncio.run(bounded()) == expected
+
+
+def test_the_same_bits_as_one_engine_with_more_memory(smollm2_path: Path, tmp_path: Path) -> None:
+    """By a model of little work; pages of the creditor are read in place."""
+    check(wide_model(smollm2_path, tmp_path), WIDE_LONG, "memory", WIDE_KV_BYTES)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("transport", ["memory", "tcp"])
+def test_the_same_bits_by_smollm2(smollm2_path: Path, transport: PageTransport) -> None:
+    """Over TCP the creditor is asked for attention over its pages."""
+    check(smollm2_path, (long_prompt(), LONG_ANSWER), transport, KV_BYTES)

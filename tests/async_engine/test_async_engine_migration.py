@@ -1,17 +1,20 @@
 """Requests that leave a real instance in the middle of their answers."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from kvell import AsyncEngine, SamplingParams
+from kvell import LLM, AsyncEngine, SamplingParams
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
+from kvell.errors import ChangeSomething
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.vocabulary import MIB
+from tests.async_engine.conftest import SECONDS, SharedEngine
 from tests.front.scenarios import run
 
-SECONDS = 240.0
+pytestmark = pytest.mark.xdist_group("async_engine")
 LONG = SamplingParams(
     temperature=1.0, seed=3, max_tokens=200, ignore_eos=True, frequency_penalty=0.1
 )
@@ -22,7 +25,8 @@ FORM = SamplingParams(
     structured_outputs=StructuredOutputs(regex="([a-z]{3,8} ){40}end"),
 )
 Asked = dict[str, tuple[str, SamplingParams]]
-ASKED: Asked = {f"r{number}": (f"Tell me of {number}.", LONG) for number in range(5)}
+SHORTER = replace(LONG, max_tokens=120)
+ASKED: Asked = {f"r{number}": (f"Tell me of {number}.", SHORTER) for number in range(5)}
 ASKED["form"] = ("Name some words.", FORM)
 
 
@@ -70,30 +74,56 @@ async def until(condition: object) -> None:
         await asyncio.sleep(0.01)
 
 
-@pytest.mark.parametrize("instances", ["mixed=2", "prefill=1,decode=2"])
-def test_an_instance_that_drains_hands_on_what_runs(smollm2_path: Path, instances: str) -> None:
-    """It is gone long before its answers would have ended, and nothing is computed again."""
+def alone_of(alone: LLM) -> dict[str, list[int]]:
+    """What one engine answers that nobody leaves."""
+    prompts, params = zip(*ASKED.values(), strict=True)
+    outputs = alone.generate(prompts, params)
+    return {name: one.token_ids for name, one in zip(ASKED, outputs, strict=True)}
+
+
+async def drains(engine: AsyncEngine, leaves: str, expected: dict[str, list[int]]) -> None:
+    """Drain an instance while it answers: it is gone long before its answers would have ended."""
+    streams = Streams(engine)
+    lines = engine._front._request_queue.lines
+    await until(lambda: len(lines[leaves].movable()) >= 2)
+    await until(lambda: all(len(streams.tokens.get(n, ())) > 5 for n in ASKED))
+    engine.drain(leaves)
+    await until(lambda: leaves not in {one.instance_id for one in engine.instances()})
+    assert streams.ended() == 0
+    assert attempts(engine) == dict.fromkeys(ASKED, 0), "nothing is computed again"
+    assert await streams.end() == expected
+    for stats in (await engine.stats(with_audit=True)).values():
+        assert stats.problems == ()
+
+
+def test_an_instance_that_drains_hands_on_what_runs(
+    shared_engine: SharedEngine, alone: LLM
+) -> None:
+    expected = alone_of(alone)
+
+    async def scenario(engine: AsyncEngine) -> None:
+        leaves, stays = sorted(one.instance_id for one in engine.instances())
+        await drains(engine, leaves, expected)
+        with pytest.raises(ChangeSomething, match="is the last one that serves"):
+            engine.drain(stays)
+
+    shared_engine.run(scenario)
+
+
+@pytest.mark.long
+def test_an_instance_for_decodes_that_drains_hands_on_what_runs(
+    smollm2_path: Path, alone: LLM
+) -> None:
+    expected = alone_of(alone)
 
     async def scenario() -> None:
-        async with engine_of(smollm2_path.parent, "mixed=1") as engine:
-            alone = await Streams(engine).end()
-        leaves = "mixed-0" if instances == "mixed=2" else "decode-0"
-        async with engine_of(smollm2_path.parent, instances) as engine:
-            streams = Streams(engine)
-            lines = engine._front._request_queue.lines
-            await until(lambda: len(lines[leaves].movable()) >= 2)
-            await until(lambda: all(len(streams.tokens.get(n, ())) > 5 for n in ASKED))
-            engine.drain(leaves)
-            await until(lambda: leaves not in {one.instance_id for one in engine.instances()})
-            assert streams.ended() == 0
-            assert attempts(engine) == dict.fromkeys(ASKED, 0)
-            assert await streams.end() == alone
-            for stats in (await engine.stats(with_audit=True)).values():
-                assert stats.problems == ()
+        async with engine_of(smollm2_path.parent, "prefill=1,decode=2") as engine:
+            await drains(engine, "decode-0", expected)
 
     run(scenario(), SECONDS)
 
 
+@pytest.mark.long
 def test_memory_that_runs_short_is_relieved_by_another_instance(smollm2_path: Path) -> None:
     """Requests wait for memory until an instance joins, to which one of them goes."""
     asked = {f"r{number}": (f"Tell me of {number}.", LONG) for number in range(10)}

@@ -127,6 +127,7 @@ def check(path: Path, setting: Setting) -> None:
     assert share >= setting.least_share
 
 
+@pytest.mark.long
 def test_a_prompt_of_four_pools_in_six_instances(smollm2_path: Path) -> None:
     check(smollm2_path, SIX)
 

@@ -5,21 +5,52 @@ from pathlib import Path
 import pytest
 
 from kvell import AsyncEngine, SamplingParams
+from kvell.engine.protocol.statistics import Stats
 from kvell.vocabulary import MIB
+from tests.async_engine.conftest import SECONDS, SharedEngine
 from tests.front.scenarios import run
 
-SECONDS = 240.0
+pytestmark = pytest.mark.xdist_group("async_engine")
 LENGTH, TURNS = 320, 4
 GREEDY = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
 
 
-@pytest.mark.parametrize("routing", ["longest-prefix", "prompt-tree"])
-@pytest.mark.parametrize("instances", ["mixed=2", "prefill=2,decode=1"])
-def test_prompts_go_where_their_beginning_is_cached(
+def computed(stats: dict[str, Stats]) -> int:
+    """Tokens of prompts that were not found in a cache, of all instances that begin requests."""
+    begins = [one for name, one in stats.items() if not name.startswith("decode")]
+    return sum(one.prefix_cache_queries - one.prefix_cache_hits for one in begins)
+
+
+async def go_where_they_are_cached(engine: AsyncEngine) -> None:
+    """Instances that took turns would compute the same beginning twice."""
+    before = computed(await engine.stats())
+    for family in range(2):
+        beginning = [family * 50 + 7 + i % 31 for i in range(LENGTH)]
+        for turn in range(TURNS):
+            prompt = [*beginning, 300 + turn, 400 + turn]
+            async for _ in engine.generate(prompt, GREEDY):
+                pass
+    stats = await engine.stats(with_audit=True)
+    assert all(one.problems == () for one in stats.values())
+    assert computed(stats) - before < 2 * (LENGTH + TURNS * 40), "a beginning was computed again"
+
+
+def test_prompts_go_where_their_beginning_is_cached(shared_engine: SharedEngine) -> None:
+    shared_engine.run(go_where_they_are_cached)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("instances", "routing"),
+    [
+        ("mixed=2", "prompt-tree"),
+        ("prefill=2,decode=1", "longest-prefix"),
+        ("prefill=2,decode=1", "prompt-tree"),
+    ],
+)
+def test_so_they_do_by_other_policies_and_between_other_roles(
     smollm2_path: Path, instances: str, routing: str
 ) -> None:
-    """Instances that took turns would compute the same beginning twice."""
-
     async def scenario() -> None:
         async with AsyncEngine(
             "smollm2",
@@ -29,16 +60,6 @@ def test_prompts_go_where_their_beginning_is_cached(
             dtype="float32",
             kv_memory_bytes=128 * MIB,
         ) as engine:
-            for family in range(2):
-                beginning = [family * 50 + 7 + i % 31 for i in range(LENGTH)]
-                for turn in range(TURNS):
-                    prompt = [*beginning, 300 + turn, 400 + turn]
-                    async for _ in engine.generate(prompt, GREEDY):
-                        pass
-            stats = await engine.stats(with_audit=True)
-            assert all(one.problems == () for one in stats.values())
-            begins = [one for name, one in stats.items() if not name.startswith("decode")]
-            computed = sum(one.prefix_cache_queries - one.prefix_cache_hits for one in begins)
-            assert computed < 2 * (LENGTH + TURNS * 40), "a beginning was computed again"
+            await go_where_they_are_cached(engine)
 
     run(scenario(), SECONDS)
