@@ -69,7 +69,11 @@ def llm(smollm2_path: Path) -> LLM:
             BeamSearchParams(3, 14, stop_token_ids=ENDS, length_penalty=0.5),
             marks=pytest.mark.long,
         ),
-        (PROMPTS[:1], BeamSearchParams(4, 10, stop_token_ids=ENDS[:2], early_stopping=True)),
+        pytest.param(
+            PROMPTS[:1],
+            BeamSearchParams(4, 10, stop_token_ids=ENDS[:2], early_stopping=True),
+            marks=pytest.mark.long,
+        ),
         pytest.param(
             PROMPTS[1:2],
             BeamSearchParams(

@@ -180,7 +180,7 @@ def test_a_mixed_batch_answers_like_each_alone(llm: LLM, alone: list[RequestOutp
     [
         {"num_speculative_tokens": 3},
         pytest.param({"async_scheduling": True}, marks=pytest.mark.long),
-        {"max_num_batched_tokens": 24},
+        pytest.param({"max_num_batched_tokens": 24}, marks=pytest.mark.long),
         pytest.param({"enable_chunked_prefill": False}, marks=pytest.mark.long),
     ],
     ids=["draft tokens", "ahead", "chunks", "whole prompts"],

@@ -25,7 +25,7 @@ from tests.fleet.placing.placed_front import placed_front
 from tests.front.scenarios import run, until
 
 DATA = Path(__file__).parents[1] / "data"
-ROWS = [json.loads(row) for row in (DATA / "smollm2_greedy.jsonl").read_text().splitlines()]
+ROWS = [json.loads(row) for row in (DATA / "smollm2_greedy.jsonl").read_text().splitlines()][:12]
 SETTINGS = EngineSettings("smollm2", kv_memory_bytes=64 << 20, dtype="float32")
 PATIENCE_SECONDS = 240.0
 
@@ -50,8 +50,8 @@ async def tokens_of(front: Front, row: dict[str, Any]) -> list[int]:
     return found
 
 
-async def all_of(front: Front, rows: list[dict[str, Any]]) -> list[list[int]]:
-    return list(await asyncio.gather(*(tokens_of(front, row) for row in rows)))
+async def all_of(front: Front) -> list[list[int]]:
+    return list(await asyncio.gather(*(tokens_of(front, row) for row in ROWS)))
 
 
 async def moved(front: Front) -> int:
@@ -59,14 +59,13 @@ async def moved(front: Front) -> int:
     return (await front.stats())["prefill-0"].finished.get("moved", 0)
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(12, marks=pytest.mark.long)])
+@pytest.mark.long  # `tests/fleet/placing` has it without a model
 def test_requests_cross_and_cross_again_to_the_next_incarnation(
-    smollm2_path: Path, monkeypatch: pytest.MonkeyPatch, count: int
+    smollm2_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The front tells where each listens, and tells it again when one listens elsewhere."""
     monkeypatch.setenv("KVELL_CACHE_DIR", str(smollm2_path.parent))
-    rows = ROWS[:count]
-    expected = [row["token_ids"] for row in rows]
+    expected = [row["token_ids"] for row in ROWS]
 
     async def scenario() -> None:
         async with apart() as front:
@@ -74,11 +73,11 @@ def test_requests_cross_and_cross_again_to_the_next_incarnation(
             listens = {name: one.ready.pool_address for name, one in told.items() if one.ready}
             assert len(set(listens.values())) == 2
             assert all(one.startswith("tcp://127.0.0.3:") for one in listens.values())
-            assert await all_of(front, rows) == expected
+            assert await all_of(front) == expected
             crossed = await moved(front)
-            assert crossed > len(rows) // 2
+            assert crossed > len(ROWS) // 2
 
-            asked = asyncio.create_task(all_of(front, rows))
+            asked = asyncio.create_task(all_of(front))
             await until(lambda: front.in_flight > 0)
             pid = told["decode-0"].pid
             assert pid is not None
@@ -86,7 +85,7 @@ def test_requests_cross_and_cross_again_to_the_next_incarnation(
             assert await asked == expected
             await until(lambda: all(one.state == "serving" for one, _ in front.instances()))
             crossed = await moved(front)
-            assert await all_of(front, rows) == expected
+            assert await all_of(front) == expected
             assert await moved(front) > crossed
 
     run(scenario(), PATIENCE_SECONDS)

@@ -56,7 +56,7 @@ def tokenizer(smollm2_path: Path) -> Any:
     return AutoTokenizer.from_pretrained(smollm2_path)
 
 
-@pytest.mark.parametrize("count", [16, pytest.param(200, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [8, pytest.param(200, marks=pytest.mark.long)])
 def test_random_schemas_are_obeyed(client: openai.OpenAI, count: int) -> None:
     schemas = [random_schema(1000 + index) for index in range(count)]
 

@@ -63,7 +63,9 @@ def test_pictures_are_bounded_together_before_one_is_decoded(front: tuple[str, i
     assert refused(front[0]) == told + 1
 
 
-@pytest.mark.parametrize("size", [(8193, 4096), (20_000, 20_000)])
+@pytest.mark.parametrize(
+    "size", [(8193, 4096), pytest.param((20_000, 20_000), marks=pytest.mark.long)]
+)
 def test_a_picture_beyond_the_bound_counts(url: str, size: tuple[int, int]) -> None:
     told = refused(url)
     assert pictures.answer(url, pictures.messages(blank(*size))).status_code == 400

@@ -14,7 +14,8 @@ from tests.llm.pictures import answer, data_url, messages, picture
 from tests.llm.servers import PATIENCE_SECONDS, Served, serving
 from tests.llm.test_llm_serve_disaggregated import Server
 
-pytestmark = pytest.mark.xdist_group("picture_server")
+pytestmark = [pytest.mark.xdist_group("picture_server"), pytest.mark.long]
+"""`tests/models/serving/test_models_images_handed_over.py` has it in one process."""
 SHADES = ((10,), (200,), (10, 200), (77,))
 
 

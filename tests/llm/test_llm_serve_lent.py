@@ -24,6 +24,8 @@ from tests.front.scenarios import is_gone
 from tests.llm.servers import PATIENCE_SECONDS
 from tests.llm.test_llm_serve_disaggregated import until
 
+pytestmark = pytest.mark.long
+"""`tests/async_engine` lends with real models, and `tests/fleet/faults` kills real processes."""
 MOST_STOPPED_SECONDS = 4.0
 """Longer than the two seconds in which a recalled section is to be given back."""
 
@@ -131,12 +133,10 @@ class Asking:
                 self.problems.append(f"a wrong answer to {len(job.prompt)} tokens")
 
 
-MANY = (pytest.mark.long, pytest.mark.timeout(3600))
+MANY = (pytest.mark.timeout(3600),)
 
 
-@pytest.mark.parametrize(
-    "pauses", [pytest.param(2, marks=pytest.mark.long), pytest.param(30, marks=MANY)]
-)
+@pytest.mark.parametrize("pauses", [2, pytest.param(30, marks=MANY)])
 def test_who_decides_sleeps_while_memory_is_lent(
     directory: Path, jobs: list[Job], pauses: int
 ) -> None:
