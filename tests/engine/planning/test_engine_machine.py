@@ -29,6 +29,8 @@ STEPS_A_REQUEST = 80
 
 
 LONGEST_TOKENS = 44
+Drafts = Literal["", "lookup", "drafter"]
+DRAFTS: list[Drafts] = ["", "lookup", "drafter"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Configuration:
     depth: int = 0
     common_pool: bool = False
     whole_prompts: bool = False
-    drafts: Literal["", "lookup", "drafter"] = ""
+    drafts: Drafts = ""
 
     @property
     def words(self) -> int:
@@ -83,7 +85,7 @@ class Configuration:
 CONFIGURATIONS = [
     Configuration(depth, common_pool, whole_prompts, drafts)
     for drafts, whole_prompts, common_pool, depth in product(
-        ("", "lookup", "drafter"), (False, True), (False, True), (0, 1)
+        DRAFTS, (False, True), (False, True), (0, 1)
     )
     if not (depth and drafts)  # their number is unknown while the step before runs
 ]
