@@ -31,7 +31,7 @@ from kvell.models.config.description import describe
 from kvell.pages.layout import GroupKind, LayerSpec
 from kvell.pages.sizing import plan_layout
 from kvell.vocabulary import GIB
-from tests.models.cases import covering
+from tests.models.cases import covering, some_fast
 
 CONFIGS = Path(__file__).parents[3] / "bench" / "configs"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.json"))
@@ -71,7 +71,18 @@ DEPTHS: dict[str, dict[str, Any]] = {
 """Fields that say the depth, where they are not a list of types or a number alone."""
 
 STEPS = [pytest.param((1,), id="one"), pytest.param((1, 1), id="two")]
-every_config = pytest.mark.parametrize("name", NAMES)
+FAST = (
+    "deepseek-v2-lite",
+    "gemma3n-e4b",
+    "gpt-oss-20b",
+    "jamba-mini",
+    "lfm2-1.2b",
+    "llama-3.2-11b-vision",
+    "llama4-scout",
+    "nemotron-h-8b",
+)
+CONFIGURED = some_fast(NAMES, FAST)
+every_config = pytest.mark.parametrize("name", CONFIGURED)
 
 
 def two_of_each(types: list[str]) -> list[str]:
@@ -163,7 +174,7 @@ def test_only_the_depth_is_cut(name: str) -> None:
     assert (full.hidden_size, full.query_heads) == (cut.hidden_size, cut.query_heads)
 
 
-@covering({"name": NAMES, "steps": STEPS}, together=1)
+@covering({"name": CONFIGURED, "steps": STEPS}, together=1)
 def test_keys_and_values_are_as_many_bytes(name: str, steps: tuple[int, ...]) -> None:
     held, expected = cache_after(name, *steps), specs(name)
     attending = 0
@@ -195,7 +206,7 @@ def test_groups_are_sums_of_those_bytes(name: str) -> None:
         assert group.page_bytes * group.slices == kept // units * group.page_tokens
 
 
-@pytest.mark.parametrize("name", WINDOWED)
+@pytest.mark.parametrize("name", some_fast(WINDOWED, FAST))
 def test_a_window_counts_the_token_that_is_not_yet_cached(name: str) -> None:
     windows = {x.window_tokens for layers in specs(name).values() for x in layers} - {0}
     (window,) = windows
@@ -213,7 +224,7 @@ def stored_bytes(name: str, layer: Any) -> int:
     return window + sum(t.numel() * element_bytes for t in recurrent_of(layer))
 
 
-@covering({"name": list(STATES), "steps": STEPS}, together=1)
+@covering({"name": some_fast(list(STATES), FAST), "steps": STEPS}, together=1)
 def test_states_have_as_many_numbers(name: str, steps: tuple[int, ...]) -> None:
     held, count = cache_after(name, *steps), 0
     for index, layers in specs(name).items():

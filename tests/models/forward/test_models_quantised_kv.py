@@ -147,6 +147,7 @@ def real_text(smollm2_tokenizer: Tokenizer) -> list[int]:
     return ids[:400]
 
 
+@pytest.mark.long
 @every_dtype
 def test_real_weights_err_no_more_than_transformers(
     smollm2_path: Path, real_text: list[int], kv_dtype: torch.dtype

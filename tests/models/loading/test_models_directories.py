@@ -15,6 +15,7 @@ from kvell.models.loading.loading import check_model, load_paged_model
 from kvell.models.loading.random_weights import write_random_model
 from kvell.models.text import tokenizer_faults
 from kvell.models.text.tokenizer import Tokenizer, holds_tokenizer
+from tests.models.cases import long_unless
 from tests.models.harness import tiny_config
 
 Mutilate = Callable[[Path], object]
@@ -239,7 +240,13 @@ BROKEN_TOKENIZERS: list[tuple[Mutilate, str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("mutilate", "name", "problem"), BROKEN_TOKENIZERS)
+@pytest.mark.parametrize(
+    ("mutilate", "name", "problem"),
+    [
+        pytest.param(*case, marks=long_unless(index % 3 == 0))
+        for index, case in enumerate(BROKEN_TOKENIZERS)
+    ],
+)
 def test_a_broken_tokenizer_is_refused_by_its_file(
     tokenizer_only: Path,
     monkeypatch: pytest.MonkeyPatch,

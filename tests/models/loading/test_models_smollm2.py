@@ -26,6 +26,7 @@ from kvell.models.sources.packaged import (
 from kvell.models.sources.progress import Progress
 from kvell.models.sources.source import resolve_model
 from kvell.models.text.tokenizer import Tokenizer
+from tests.models.cases import some_fast
 from tests.models.harness import assert_exact, oracle_logits, runner_over
 
 PROMPTS = ("The capital of France is", "Once upon a time")
@@ -71,7 +72,7 @@ def test_logits_in_chunks_are_exact(smollm2_path: Path, smollm2_tokenizer: Token
     assert_exact(torch.cat(chunks), expected)
 
 
-@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("fused", some_fast([True, False], [True]))
 def test_bf16_errs_no_more_than_transformers(
     smollm2_path: Path, smollm2_tokenizer: Tokenizer, fused: bool
 ) -> None:

@@ -183,10 +183,10 @@ def test_beside_answers_that_stay_as_they_are(architecture: str, is_fused: bool)
     ("architecture", "is_fused", "quarters"),
     [
         ("FalconH1ForCausalLM", True, 10),
-        ("Gemma3ForCausalLM", True, 8),
-        ("LlamaForCausalLM", True, 10),
+        pytest.param("Gemma3ForCausalLM", True, 8, marks=pytest.mark.long),
+        pytest.param("LlamaForCausalLM", True, 10, marks=pytest.mark.long),
         ("Gemma3ForCausalLM", False, 8),
-        ("Zamba2ForCausalLM", False, 10),
+        pytest.param("Zamba2ForCausalLM", False, 10, marks=pytest.mark.long),
     ],
 )
 def test_after_a_preemption(architecture: str, is_fused: bool, quarters: int) -> None:
