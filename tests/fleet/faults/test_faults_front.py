@@ -19,6 +19,8 @@ from tests.front.scenarios import is_gone, run, until
 
 logger = logging.getLogger(__name__)
 STREAMS = 5
+TIMES = 6.0, 3.0
+"""Seconds of a front's lease, and of a cluster without any: so long the last death is waited for."""
 
 
 @dataclass
@@ -99,7 +101,7 @@ async def front_dies_unheard(one: Cluster, seed: int) -> None:
 def test_a_front_that_dies_takes_only_its_own_requests_along(faults: int, tmp_path: Path) -> None:
     async def scenario() -> None:
         chance = Random(faults)
-        async with cluster(tmp_path, faults) as one:
+        async with cluster(tmp_path, faults, TIMES) as one:
             started = len(one.machines.started)
             for number in range(faults):
                 if number % 20 == 4:
