@@ -20,7 +20,7 @@ from tests.front.scenarios import is_gone, run, until
 logger = logging.getLogger(__name__)
 STREAMS = 5
 TIMES = 6.0, 3.0
-"""Seconds of a front's lease, and of a cluster without any: so long the last death is waited for."""
+"""Seconds of a front's lease, and of a cluster without any front: both pass at the end."""
 
 
 @dataclass
