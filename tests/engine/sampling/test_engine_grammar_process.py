@@ -92,12 +92,20 @@ def test_a_grammar_that_explodes_is_refused_and_others_are_not(
     own.check(SCHEMAS[1])
 
 
-def test_a_check_waits_for_nobody_and_masks_wait_for_no_check(own: Grammars) -> None:
+def test_a_check_waits_for_nobody_and_masks_wait_for_no_check(
+    own: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checking, "ANSWER_SECONDS", PATIENCE_SECONDS)
     output = walk(own, SCHEMAS[0], 1)
+    own.check(SCHEMAS[1])
+    checker = own._checks._worker
+    assert checker is not None
+    os.kill(checker.pid, signal.SIGSTOP)
     bomb = own.tried(StructuredOutputs(grammar=ISSUE))
     wanted = Wanted(9, SCHEMAS[0], np.array(output, np.int32))
     assert own.masks([wanted]).result(PATIENCE_SECONDS)[9] is not None
     assert not bomb.done(), "the mask came first"
+    os.kill(checker.pid, signal.SIGCONT)
     assert bomb.result(PATIENCE_SECONDS).is_too_complex
 
 

@@ -1,5 +1,6 @@
 """Attention over pages that lie in another engine's pool: the same bits as over one's own."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,13 +10,14 @@ import numpy as np
 import pytest
 
 from kvell.engine.engine import Engine
+from kvell.engine.lending.borrower import Borrower
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Event, MoveKvCache, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.mempool.rendezvous import FolderRendezvous, make_folder
 from kvell.vocabulary import MIB, RequestId
 from tests.models.harness import prompt_ids
-from tests.models.serving.test_models_handed_over import Pair
+from tests.models.serving.test_models_handed_over import PATIENCE_SECONDS, Pair
 from tests.models.serving.test_models_pooling_served import engine_of, marked
 
 STEP_BELOW_ONE = 2.0**-22
@@ -91,6 +93,25 @@ class Lending(Pair):
         """Whether so many sections of a request of the first engine are away."""
         return lambda: self.away(name) == sections
 
+    def borrower(self, name: str) -> Borrower | None:
+        """What the first engine knows of a request's sections."""
+        handovers = self.engines[0].core.handovers
+        assert handovers is not None
+        return handovers.borrowed._borrowers.get(RequestId(name))
+
+    def has_filled(self, name: str, sections: int) -> Callable[[], bool]:
+        """Whether so many sections of a request of the first engine can be read elsewhere."""
+        return lambda: (one := self.borrower(name)) is not None and one.filled >= sections
+
+    def hear(self, until: Callable[[], bool]) -> None:
+        """Take in what other engines say and copies that have ended; nobody takes a step."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while not until():
+            assert time.monotonic() < deadline
+            self.listen(0.1)
+            for engine in self.engines:
+                self.take(engine.woken())
+
     def answers(self, name: str) -> Callable[[], bool]:
         """Whether a request has its first token."""
         return lambda: bool(self.tokens[name])
@@ -163,6 +184,7 @@ def test_an_answer_is_the_same_bits_while_its_sections_go(
         seen = []
         for section in range(MOST):
             several.move("long", 1, "bc"[section % 2])
+            several.hear(several.has_filled("long", section + 1))
             several.run(several.has_away("long", section + 1), 0.05)
             seen.append(several.away("long"))
         assert seen == [1, 2, 3] and "long" not in several.ends
@@ -178,8 +200,10 @@ def test_a_prompt_goes_while_it_is_computed(
     expected = alone(architecture, is_fused, {"long": LONG}, batched=8)
     with lending(architecture, is_fused, tmp_path, "ab", batched=8) as several:
         several.submit("long", LONG, 0, PARAMS, goes_to="")
-        several.run(lambda: several.engines[0].core.num_running() == 1)
+        core = several.engines[0].core
+        several.run(lambda: any(one.settled >= SECTION_TOKENS for one in core.running))
         several.move("long", MOST, "b")
+        several.hear(several.has_filled("long", 1))
         most = 0
 
         def ended() -> bool:

@@ -1,7 +1,6 @@
 """Sections that move and are recalled at random, while others' live data take their pages."""
 
 import random
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -12,14 +11,12 @@ import pytest
 
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
-from kvell.engine.lending.borrower import Borrower
 from kvell.memory import pool_bytes_for
 from kvell.mempool.rendezvous import FolderRendezvous, make_folder
-from kvell.vocabulary import MIB, RequestId
+from kvell.vocabulary import MIB
 from tests.models.cases import covering
 from tests.models.fused_models import bf16_module, fused_model, generic_model
 from tests.models.harness import prompt_ids, tiny_module
-from tests.models.serving.test_models_handed_over import PATIENCE_SECONDS
 from tests.models.serving.test_models_lent import PARAMS, Lending, said_by, small_sections
 
 SEEDS = range(4)
@@ -77,25 +74,10 @@ class Recalling(Lending):
         handovers._sorted(agent.loans.lending.recall(one, agent.now, ticks))
         self.engines[at]._do_actions()
 
-    def hear(self, until: Callable[[], bool]) -> None:
-        """Take in what other engines say and copies that have ended; nobody takes a step."""
-        deadline = time.monotonic() + PATIENCE_SECONDS
-        while not until():
-            assert time.monotonic() < deadline, self.tally()
-            self.listen(0.1)
-            for engine in self.engines:
-                self.take(engine.woken())
-
-    def borrower(self) -> Borrower | None:
-        """What the first engine knows of the long request's sections."""
-        handovers = self.engines[0].core.handovers
-        assert handovers is not None
-        return handovers.borrowed._borrowers.get(RequestId("long"))
-
     def lend_one(self, at: int) -> None:
         """Let the first section go to another engine; it is read there from now on."""
         self.move("long", 1, "abc"[at])
-        self.hear(lambda: (one := self.borrower()) is not None and one.filled == 1)
+        self.hear(self.has_filled("long", 1))
         self.take(self.engines[0].step())
         assert self.away("long") == 1
 
@@ -103,7 +85,7 @@ class Recalling(Lending):
         """Lend a section that is wanted back, with time enough."""
         self.lend_one(at)
         self.recall(at, ENOUGH_MILLISECONDS)
-        self.hear(lambda: (one := self.borrower()) is not None and one.recalled == 0)
+        self.hear(lambda: (one := self.borrower("long")) is not None and one.recalled == 0)
         self.take(self.engines[0].step())
         assert self.tally()["returned"] == 1
 
