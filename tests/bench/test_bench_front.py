@@ -47,11 +47,20 @@ def converted(smollm2_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVELL_CACHE_DIR", str(smollm2_path.parent))
 
 
-def test_the_bench_measures_each_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("batches", "rounds"),
+    [(("1", "2"), 1), pytest.param(("1", "2"), 2, marks=pytest.mark.long)],
+)
+def test_the_bench_measures_each_batch(
+    tmp_path: Path, batches: tuple[str, ...], rounds: int
+) -> None:
     path = tmp_path / "front.json"
-    main(["--batch", "1", "2", "--tokens", "8", "--rounds", "2", "--json", str(path)])
+    sizes = ["--batch", *batches, "--tokens", "8", "--rounds", str(rounds)]
+    main([*sizes, "--json", str(path)])
     report = json.loads(path.read_text())
-    assert {batch: len(costs) for batch, costs in report["seconds"].items()} == {"1": 2, "2": 2}
+    assert {batch: len(costs) for batch, costs in report["seconds"].items()} == dict.fromkeys(
+        batches, rounds
+    )
     assert report["trees"] == {}
 
 

@@ -55,7 +55,10 @@ CASES = {
 """Of each kind of data; routes without parameters are asked once."""
 CHANGES = ("POST /cluster/scale", "POST /cluster/drain")
 """Routes that change the server."""
-COSTLY = ("POST /v1/messages", "POST /v1/messages/count_tokens", "POST /tokenize")
+COSTLY = (
+    *("POST /v1/chat/completions", "POST /v1/messages", "POST /v1/messages/count_tokens"),
+    "POST /tokenize",
+)
 """Routes for whose schemas schemathesis looks a second for each case."""
 CLUSTER_CASES = 60
 EDGE_CASES = 1600
