@@ -121,6 +121,7 @@ class Fronts(RuleBasedStateMachine):
         assert self.table.is_over(self.now) == is_over
 
 
+@pytest.mark.hypothesis
 def test_fronts_come_and_go() -> None:
     run_state_machine_as_test(Fronts, settings=machine(60, 0.5))
 

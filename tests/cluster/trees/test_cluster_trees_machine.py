@@ -213,6 +213,7 @@ class Trees(RuleBasedStateMachine):
         return False
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("groups", GROUPS, ids=lambda groups: "+".join(one.kind for one in groups))
 def test_a_tree_knows_what_it_was_told(groups: tuple[TreeGroup, ...]) -> None:
     machine = type("Machine", (Trees,), {"groups": groups})
