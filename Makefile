@@ -21,8 +21,9 @@ PIP := $(PIP_INSTALL) --quiet
 # Warnings are errors in CI, not for those who run Kvell with a newer compiler. One value for all
 # commands: another one would compile everything again.
 WERROR ?= $(if $(CI),ON,OFF)
-# A worker for each of two processors; files and groups stay in one worker, the longest first.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder
+# A worker for each of two processors; files and groups stay in one worker, the longest first. Processes
+# that tests start keep what they compile.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadgroup --no-loadscope-reorder
 DEPTH ?= 1
 NATIVE := CMakeLists.txt $(shell find csrc -type f 2>/dev/null)
 # What pyproject.toml lists, so that no list is kept twice.
