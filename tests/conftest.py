@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [items[i] for i in order]
 
 
-class FilesAndGroups(LoadGroupScheduling):
+class FilesAndGroups(LoadGroupScheduling):  # type: ignore[misc] # xdist is untyped
     """Tests of one group run in one worker, and so do those of one file without a group."""
 
     def _split_scope(self, nodeid: str) -> str:

@@ -2,7 +2,7 @@
 // that use them run, slowly, on a processor that lacks them. Included before each of their units.
 //
 // Products and sums come in the order that the manual gives (Intel SDM, VDPBF16PS and TDPBF16PS), each
-// with one rounding. Unlike the instructions, these keep denormal numbers.
+// with one rounding. What is rounded to bf16 has zeros for denormal numbers, as there; sums keep them.
 #pragma once
 #include <immintrin.h>
 
@@ -15,8 +15,11 @@ static inline __attribute__((always_inline)) __m256i rounded(__m512 x) {
   const __m512i bits = _mm512_castps_si512(x);
   const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
   const __m512i up = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff)));
-  const __m512i kept = _mm512_mask_or_epi32(up, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits,
-                                            _mm512_set1_epi32(0x400000));
+  const __m512i quiet = _mm512_mask_or_epi32(up, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits,
+                                             _mm512_set1_epi32(0x400000));
+  const __mmask16 denormal = _mm512_testn_epi32_mask(bits, _mm512_set1_epi32(0x7f800000));
+  const __m512i kept =
+      _mm512_mask_and_epi32(quiet, denormal, bits, _mm512_set1_epi32(int(0x80000000u)));
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(kept, 16));
 }
 

@@ -131,8 +131,8 @@ def poison_the_rest(kernels: AttentionKernels, shape: Shape) -> None:
     case = make_case(shape)
     stored, query = store(kernels, case), new_queries(case)
     sound = kernels.attend(stored.layer, stored.batch, query, shape.params)
+    spoiled = torch.zeros(len(query), dtype=torch.bool)
     for i, (context, new) in enumerate(shape.requests):
-        spoiled = torch.zeros(len(query), dtype=torch.bool)
         for position in range(context - 1, context - new - 1, -1):
             spoil(stored, i, position, 0)
             spoil(stored, i, position, -1)

@@ -30,7 +30,7 @@ def poisoned_model(tokenizer_of: Path, folder: Path) -> Path:
 
 def picture_model(folder: Path) -> Path:
     """Write a tiny Llama 3.2 Vision with random weights and a processor."""
-    from tests.llm.test_llm_serve_images import save_processor
+    from tests.llm.pictures import save_processor
     from tests.models.pictures import CROSS, picture_module
 
     module = picture_module(CROSS)
