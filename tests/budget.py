@@ -4,13 +4,16 @@
 their share.  Their files run first, so that no worker is left with a long one at the end.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
+GROUP = re.compile(r'^pytestmark = .*xdist_group\("(\w+)"\)', re.MULTILINE)
 LISTED = Path(__file__).with_name("slow_tests.txt")
-MOST_SHARE = 0.006
-"""Of the whole suite's time, for a test function that is not listed: some ten seconds."""
+MOST_SHARE = 0.01
+"""Of the whole suite's time, for a test function that is not listed: twenty seconds where it is slow."""
 LISTED_ROOM = 2.5
 """How many times its listed share a test may take: machines differ."""
 
@@ -25,14 +28,20 @@ def listed_shares(text: str) -> dict[str, float]:
 
 
 def function_of(nodeid: str) -> str:
-    """A test function's name, without parameters and group."""
-    path, _, name = nodeid.partition("::")
-    return f"{path}::{name.split('[')[0].split('@')[0]}"
+    """A test function's name, without parameters."""
+    return nodeid.split("[")[0]
 
 
 def file_of(nodeid: str) -> str:
     """The file of a test."""
     return nodeid.partition("::")[0]
+
+
+@cache
+def group_of(path: Path) -> str:
+    """The ``xdist_group`` that a file's ``pytestmark`` names, or the file."""
+    found = GROUP.search(path.read_text())
+    return found[1] if found else str(path)
 
 
 def longest_first(nodeids: Sequence[str], shares: dict[str, float]) -> list[int]:

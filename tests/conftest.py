@@ -10,10 +10,10 @@ from typing import Any
 import httpx
 import pytest
 from hypothesis import settings
-from xdist.scheduler.loadgroup import LoadGroupScheduling
+from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from kvell.models.sources.packaged import packaged_model
-from tests.budget import LISTED, Costs, file_of, listed_shares, longest_first
+from tests.budget import LISTED, Costs, file_of, group_of, listed_shares, longest_first
 from tests.depth import DEFAULT, set_depth, some
 from tests.server.metrics.exported import Exported, exported_by_a_server
 
@@ -49,12 +49,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = [items[i] for i in order]
 
 
-class FilesAndGroups(LoadGroupScheduling):  # type: ignore[misc] # xdist is untyped
-    """Tests of one group run in one worker, and so do those of one file without a group."""
+class FilesAndGroups(LoadScopeScheduling):  # type: ignore[misc] # xdist is untyped
+    """Tests of files of one ``xdist_group`` run in one worker, and so do those of any other file.
+
+    The group is read from the file: pytest 9.2 has no node ids that xdist 3.8 could add it to.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        scope = super()._split_scope(nodeid)
-        return file_of(nodeid) if scope == nodeid else scope
+        return group_of(self.config.rootpath / file_of(nodeid))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesAndGroups | None:

@@ -1,8 +1,10 @@
 """What tests cost, and who may cost more."""
 
+from pathlib import Path
+
 import pytest
 
-from tests.budget import Costs, file_of, function_of, listed_shares, longest_first
+from tests.budget import Costs, file_of, function_of, group_of, listed_shares, longest_first
 
 LISTED = """
 # what starts servers
@@ -16,12 +18,18 @@ def test_shares_are_read_by_function() -> None:
     assert shares == {"tests/a.py::test_long": 0.035, "tests/b.py::test_other": 0.005}
 
 
-@pytest.mark.parametrize(
-    "nodeid", ["tests/a.py::test_it", "tests/a.py::test_it[x::y@z]", "tests/a.py::test_it@group"]
-)
-def test_parameters_and_groups_are_no_part_of_a_function(nodeid: str) -> None:
+@pytest.mark.parametrize("nodeid", ["tests/a.py::test_it", "tests/a.py::test_it[x::y@z]"])
+def test_parameters_are_no_part_of_a_function(nodeid: str) -> None:
     assert function_of(nodeid) == "tests/a.py::test_it"
     assert file_of(nodeid) == "tests/a.py"
+
+
+def test_files_of_one_group_stay_together(tmp_path: Path) -> None:
+    for name, mark in (("a", ""), ("b", '"one"'), ("c", '"one"'), ("d", '"two"')):
+        line = f"pytestmark = pytest.mark.xdist_group({mark})\n" if mark else ""
+        (tmp_path / name).write_text(f"import pytest\n{line}")
+    groups = [group_of(tmp_path / name) for name in "abcd"]
+    assert groups == [str(tmp_path / "a"), "one", "one", "two"]
 
 
 def test_listed_files_run_first_and_the_others_in_their_order() -> None:
@@ -35,9 +43,9 @@ def test_a_test_that_is_not_listed_may_take_little() -> None:
         costs.add(f"tests/c.py::test_{i}", 1.0)
     costs.add("tests/a.py::test_long[x]", 30.0)
     costs.add("tests/a.py::test_long[y]", 20.0)
-    costs.add("tests/d.py::test_new", 11.0)
+    costs.add("tests/d.py::test_new", 21.0)
     [line] = costs.too_slow(listed_shares(LISTED))
-    assert line.startswith("tests/d.py::test_new took 11.0 s")
+    assert line.startswith("tests/d.py::test_new took 21.0 s")
     assert costs.slowest_files(2) == [("tests/c.py", 1000.0), ("tests/a.py", 50.0)]
 
 

@@ -18,6 +18,7 @@ def both() -> tuple[Figures, Figures]:
     return own, covering
 
 
+@pytest.mark.long
 def test_a_large_page_holds_a_chunk(both: tuple[Figures, Figures]) -> None:
     own, covering = both
     assert own.large_page_kib * 1024 < CHUNK_BYTES <= covering.large_page_kib * 1024

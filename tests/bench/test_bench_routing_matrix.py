@@ -77,6 +77,7 @@ def test_rates_count_each_instance_that_computes_prompts() -> None:
     assert rows[-1].arrival_s == pytest.approx(60.0, rel=0.15)
 
 
+@pytest.mark.long
 def test_overlaps_of_tokens_promise_more_than_can_be_resumed() -> None:
     """So prompts go where nothing is saved, and first tokens come later than in turn."""
 

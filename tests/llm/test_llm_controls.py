@@ -196,6 +196,7 @@ def test_options_change_no_answer(
     assert_same(llm.generate(CROWD, WISHES), alone)
 
 
+@pytest.mark.long
 def test_preempted_ones_go_on_as_if_nothing_had_happened(
     smollm2_path: Path, alone: list[RequestOutput]
 ) -> None:

@@ -81,6 +81,7 @@ def test_likelihood_is_the_models_own_whatever_is_wished(smollm2_path: Path, llm
     assert_output_likely(smollm2_path, output, 4)
 
 
+@pytest.mark.long
 def test_prompts_scored_in_a_small_pool_are_told_once(smollm2_path: Path) -> None:
     llm = smollm2(smollm2_path, kv_memory_bytes=5 << 20, max_model_len=100)
     outputs = llm.generate(PROMPTS[2:] * 2, replace(ASKING, max_tokens=20))

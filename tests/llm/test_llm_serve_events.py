@@ -93,6 +93,7 @@ def test_evicted_blocks_are_told(served: Observed) -> None:
     assert removed["block_hashes"]
 
 
+@pytest.mark.long
 def test_a_dead_instance_has_nothing_cached(served: Observed) -> None:
     (instance,) = httpx.get(f"{served.url}/cluster", headers=OPERATOR, timeout=60).json()[
         "instances"

@@ -85,6 +85,7 @@ def rejected(url: str) -> float:
     return sampled(url, "admission_rejections_total", reason="grammar")
 
 
+@pytest.mark.long
 def test_others_get_tokens_while_a_grammar_is_found_too_complex(url: str) -> None:
     assert post(url, GOOD).status_code == 200  # the processes have started
     counted, restarts = rejected(url), sampled(url, "instance_restarts_total")

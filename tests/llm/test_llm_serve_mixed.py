@@ -108,6 +108,7 @@ def test_the_load_generator_runs_unchanged(server: Server) -> None:
     assert (told["completed"], told["failed"]) == (6, 0), told
 
 
+@pytest.mark.long
 def test_operators_scale_and_drain_it(server: Server) -> None:
     reach = ["--url", server.url, "--api-key", KEY]
     shown = server.kvell("cluster", "status", *reach)

@@ -227,6 +227,7 @@ def test_no_budget_is_needed_where_the_reasoning_is_closed(client: openai.OpenAI
     assert reply.usage.completion_tokens_details.reasoning_tokens == 0
 
 
+@pytest.mark.long
 def test_messages_and_responses_have_budgets_too(client: openai.OpenAI) -> None:
     url = str(client.base_url).removesuffix("/v1/")
     body = {"model": "thinking", "max_tokens": 30, "messages": MESSAGES, "temperature": 0}
@@ -247,6 +248,7 @@ def test_messages_and_responses_have_budgets_too(client: openai.OpenAI) -> None:
     assert reply.usage and reply.usage.output_tokens_details.reasoning_tokens == 4
 
 
+@pytest.mark.long
 def test_answers_beside_each_other_are_bound_each_in_its_own_time(client: openai.OpenAI) -> None:
     """Drawn with seeds: some end their reasoning, some do not."""
     drawn = {"temperature": 1.0, "seed": 3, "n": 8, "max_tokens": 60}

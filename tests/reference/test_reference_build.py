@@ -105,6 +105,7 @@ def test_a_page_without_mistakes_is_taken(tmp_path: Path) -> None:
     assert rendered(source, tmp_path / "out", "dummy") == 0
 
 
+@pytest.mark.long
 def test_the_whole_reference_has_no_warning(tmp_path: Path) -> None:
     write_source(tmp_path / "source")
     assert rendered(tmp_path / "source", tmp_path / "out", "dummy") == 0

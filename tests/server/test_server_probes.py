@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.server.test_server_life import StartServer, child_of, until
 
@@ -16,6 +17,7 @@ def probe(url: str, path: str) -> tuple[int, str]:
     return answer.status_code, answer.json()["status"]
 
 
+@pytest.mark.long
 def test_a_front_lives_while_its_instance_restarts_and_until_it_is_given_up(
     start_server: StartServer, tmp_path: Path
 ) -> None:

@@ -276,6 +276,7 @@ def test_a_request_of_anothers_name_is_refused_and_told() -> None:
         assert (refused.reason, refused.request_id) == ("refused", "b:1")
 
 
+@pytest.mark.long
 def test_a_front_that_hovers_below_its_bound_is_hung_up_on() -> None:
     """It reads a little whenever the others have waited for long, and never all."""
     clock = VirtualClock()

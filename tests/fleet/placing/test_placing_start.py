@@ -106,6 +106,7 @@ def running(root: int, words: str) -> list[int]:
     return [pid for pid, line in family(root).items() if words in line]
 
 
+@pytest.mark.long
 def test_no_room_is_said_with_what_is_missing(
     machine: RayNode, observer: RayObserver, environ: dict[str, str], tmp_path: Path
 ) -> None:
