@@ -13,7 +13,7 @@ from pathlib import Path
 GROUP = re.compile(r'^pytestmark = .*xdist_group\("(\w+)"\)', re.MULTILINE)
 LISTED = Path(__file__).with_name("slow_tests.txt")
 MOST_SHARE = 0.01
-"""Of the whole suite's time, for a test function that is not listed: twenty seconds where it is slow."""
+"""The part of all time that a test function may take without being listed."""
 LISTED_ROOM = 2.5
 """How many times its listed share a test may take: machines differ."""
 
