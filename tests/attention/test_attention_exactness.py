@@ -44,7 +44,10 @@ def test_decode_equals_prefill_to_the_last_bit(kernels: AttentionKernels, case: 
         assert torch.equal(alone[0], whole[position]), f"position {position}"
 
 
-@pytest.mark.parametrize("chunk", [7, 33, 64, 250])
+@pytest.mark.parametrize(
+    "chunk",
+    [pytest.param(7, marks=pytest.mark.long), 33, pytest.param(64, marks=pytest.mark.long), 250],
+)
 def test_prefill_chunks_equal_the_whole(kernels: AttentionKernels, case: Case, chunk: int) -> None:
     parts = [attend(kernels, only(case, 0, end, new)) for end, new in _chunks(0, 300, chunk)]
     assert torch.equal(torch.cat(parts), attend(kernels, only(case, 0, 300, 300)))

@@ -24,6 +24,7 @@ def test_a_large_page_holds_a_chunk(both: tuple[Figures, Figures]) -> None:
     assert own.large_page_kib * 1024 < CHUNK_BYTES <= covering.large_page_kib * 1024
 
 
+@pytest.mark.long
 def test_fewer_prompts_wait_for_chunks(both: tuple[Figures, Figures]) -> None:
     own, covering = both
     assert covering.cut < own.cut

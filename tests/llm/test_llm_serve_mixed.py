@@ -17,6 +17,7 @@ import pytest
 
 from tests.llm.servers import PATIENCE_SECONDS, serving
 
+pytestmark = pytest.mark.long
 DATA = Path(__file__).parents[1] / "data"
 KEY = "secret"
 BEARER = {"Authorization": f"Bearer {KEY}"}
@@ -66,9 +67,7 @@ def tokens_of(client: openai.OpenAI, prompt: list[int], max_tokens: int) -> list
     return found
 
 
-@pytest.mark.parametrize(
-    ("count", "max_tokens"), [(8, 24), pytest.param(50, 64, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("count", "max_tokens"), [(8, 24), (50, 64)])
 def test_prompts_over_http(server: Server, count: int, max_tokens: int) -> None:
     lines = (DATA / "smollm2_greedy.jsonl").read_text().splitlines()
     rows = [json.loads(line) for line in lines[:count]]
@@ -108,7 +107,6 @@ def test_the_load_generator_runs_unchanged(server: Server) -> None:
     assert (told["completed"], told["failed"]) == (6, 0), told
 
 
-@pytest.mark.long
 def test_operators_scale_and_drain_it(server: Server) -> None:
     reach = ["--url", server.url, "--api-key", KEY]
     shown = server.kvell("cluster", "status", *reach)
@@ -136,7 +134,6 @@ def test_operators_scale_and_drain_it(server: Server) -> None:
     )
 
 
-@pytest.mark.long
 def test_instances_that_cannot_help_each_other_say_so(smollm2_path: Path, tmp_path: Path) -> None:
     """At the start, with the setting that must change; nothing else would show it."""
     command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]

@@ -201,6 +201,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.long
 def test_nobody_waits_behind_a_start(
     machine: RayNode, observer: RayObserver, environ: dict[str, str]
 ) -> None:

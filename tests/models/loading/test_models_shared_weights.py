@@ -118,6 +118,7 @@ def logits_of(model: PagedModel) -> torch.Tensor:
     return runner_over(model).step([("a", prompt_ids(20))]).clone()
 
 
+@pytest.mark.long
 def test_two_processes_answer_as_one_and_have_the_weights_once(
     smollm2_path: Path, descriptor: int
 ) -> None:

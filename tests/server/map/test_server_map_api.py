@@ -154,6 +154,7 @@ def test_what_is_not_there_is_refused(map_url: str) -> None:
     assert (beyond["group"], beyond["used"], beyond["owners"]) == (-1, 0, [])
 
 
+@pytest.mark.long
 def test_with_a_key_the_page_is_open_and_what_it_shows_is_not(start_map: StartMap) -> None:
     with start_map(KEY, 1, "--large-pages", "100") as url:
         assert httpx.get(f"{url}/").status_code == 200

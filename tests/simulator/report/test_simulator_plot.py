@@ -122,7 +122,10 @@ class TestFiles:
         assert occurring.sum() > 5
         assert len(shapes) == occurring.sum() + 2  # empty, and the batch
 
-    @pytest.mark.parametrize("name", ["m.png", "m.svg", "m.html"])
+    @pytest.mark.parametrize(
+        "name",
+        ["m.svg", *(pytest.param(name, marks=pytest.mark.long) for name in ("m.png", "m.html"))],
+    )
     def test_the_same_bytes_each_time(self, tmp_path: Path, replayed: list[Run], name: str) -> None:
         for folder in ("a", "b"):
             (tmp_path / folder).mkdir()
