@@ -80,8 +80,9 @@ class Costs:
 
     def too_slow(self, shares: dict[str, float]) -> Iterable[str]:
         """A line for every test function that takes more than its share."""
+        total_seconds = self.total_seconds
         for name, seconds in self.seconds.items():
-            share = seconds / self.total_seconds
+            share = seconds / total_seconds
             allowed = max(MOST_SHARE, shares.get(name, 0.0) * LISTED_ROOM)
             if share > allowed:
                 yield (

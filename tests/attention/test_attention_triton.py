@@ -26,6 +26,7 @@ from tests.attention.cases import (
     store,
 )
 from tests.attention.test_attention_poisoned import NAN, check, poison_each, poison_the_rest
+from tests.models.cases import long_unless
 
 pytest.importorskip("triton", reason="Triton is not made for this system")
 
@@ -66,7 +67,7 @@ def kernels() -> TritonKernels:
 @pytest.mark.parametrize(
     "shape",
     [
-        pytest.param(shape, id=name, marks=[] if name in FEW else pytest.mark.long)
+        pytest.param(shape, id=name, marks=long_unless(name in FEW))
         for name, shape in SHAPES.items()
     ],
 )
@@ -119,9 +120,7 @@ def test_a_position_spoils_the_rows_that_read_it_and_no_other(
 @pytest.mark.parametrize(
     "shape",
     [
-        pytest.param(
-            shape, id=name, marks=[] if name in ("tiles", "sections") else pytest.mark.long
-        )
+        pytest.param(shape, id=name, marks=long_unless(name in ("tiles", "sections")))
         for name, shape in POISONED.items()
     ],
 )

@@ -122,17 +122,10 @@ def causal_product(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """
     if values.shape[-2] == 1:
         return weights @ values
-    return weights.tril() @ finite(values) + spread_forward(values)
-
-
-def finite(values: torch.Tensor) -> torch.Tensor:
-    """The values with zeros in place of what is infinite or NaN."""
-    return torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
-
-
-def spread_forward(values: torch.Tensor) -> torch.Tensor:
-    """Zeros [·, L, V], and NaN from the first place on whose value is infinite or NaN."""
-    return (values * 0.0).cumsum(-2)
+    numbers = torch.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0)
+    # Zeros, but NaN from the first place on whose value is infinite or NaN.
+    spoiled = (values * 0.0).cumsum(-2)
+    return weights.tril() @ numbers + spoiled
 
 
 def decay_factors(
