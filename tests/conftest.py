@@ -16,6 +16,7 @@ from kvell.models.sources.packaged import packaged_model
 from tests.budget import LISTED, Costs, file_of, group_of, listed_shares, longest_first
 from tests.depth import DEFAULT, set_depth, some
 from tests.server.metrics.exported import Exported, exported_by_a_server
+from tests.shallow_model import write_shallow
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # read where Triton is first imported
 # Each client reads all certificates of this machine, which takes 80 ms; tests trust none of them.
@@ -59,6 +60,7 @@ class FilesAndGroups(LoadScopeScheduling):  # type: ignore[misc] # xdist is unty
         return group_of(self.config.rootpath / file_of(nodeid))
 
 
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesAndGroups | None:
     """Share what fixtures of a module and of a group make, with ``--dist loadgroup``."""
     return FilesAndGroups(config, log) if config.getoption("dist") == "loadgroup" else None
@@ -114,6 +116,12 @@ def smollm2_path(request: pytest.FixtureRequest) -> Path:
     """The packaged model's directory, kept between test runs."""
     mkdir: Callable[[str], Path] = request.config.cache.mkdir
     return packaged_model(mkdir("smollm2"))
+
+
+@pytest.fixture(scope="session")
+def shallow_path(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few layers of the packaged model, in a cache where they have its name."""
+    return write_shallow(smollm2_path, tmp_path_factory.mktemp("shallow"))
 
 
 @pytest.fixture(scope="session")

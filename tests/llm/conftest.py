@@ -43,11 +43,11 @@ PARTS = (
 
 
 @pytest.fixture(scope="session")
-def packaged_server(smollm2_path: Path) -> Iterator[Served]:
+def packaged_server(shallow_path: Path) -> Iterator[Served]:
     """One instance of the packaged model, with parsers, in steps of at most 64 tokens."""
     flags = ["--kv-memory", "128MiB", "--dtype", "float32", "--max-num-batched-tokens", "64"]
     flags += ["--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"]
-    with serving(smollm2_path.parent, *flags) as served:
+    with serving(shallow_path.parent, *flags) as served:
         yield served
         audit = httpx.get(f"{served.url}/debug/audit", timeout=60).json()
         assert audit["clean"], audit
@@ -70,7 +70,7 @@ class Configured:
 
 @pytest.fixture(scope="session")
 def configured_server(
-    smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory
+    shallow_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Configured]:
     """The packaged model with little memory, and all that an operator gives a server as files."""
     directory = tmp_path_factory.mktemp("configured")
@@ -78,10 +78,10 @@ def configured_server(
     keys.write_text(KEYS)
     template.write_text(PARTS)
     address = f"ipc://{events}"
-    flags = ["--kv-memory", "32MiB", "--dtype", "float32", "--max-num-seqs", "4"]
+    flags = ["--kv-memory", "5MiB", "--dtype", "float32", "--max-num-seqs", "4"]
     flags += ["--api-key-file", str(keys), "--chat-template", str(template)]
     flags += ["--kv-events-config", json.dumps({"endpoint": address, "topic": "kv"})]
-    with serving(smollm2_path.parent, *flags) as served:
+    with serving(shallow_path.parent, *flags) as served:
         yield Configured(served, template, address)
 
 

@@ -34,6 +34,8 @@ SCHEMA = {
 FORM = StructuredOutputs(json=json.dumps(SCHEMA))
 THOUGHT_FORM = replace(FORM, reasoning=Reasoning((".",)))
 """The model writes a sentence first, as it likes."""
+PERIOD = {30: 18.0}
+"""Bias by which a shallow model says its first "." after some words."""
 WISHES: list[SamplingParams] = [
     SamplingParams(temperature=0, max_tokens=12),
     SamplingParams(temperature=0, max_tokens=12, repetition_penalty=1.4, logprobs=2),
@@ -60,7 +62,13 @@ WISHES: list[SamplingParams] = [
     SamplingParams(
         temperature=1, seed=4, max_tokens=12, structured_outputs=StructuredOutputs(regex="[a-z ]*")
     ),
-    SamplingParams(temperature=0, max_tokens=60, structured_outputs=THOUGHT_FORM, logprobs=0),
+    SamplingParams(
+        temperature=0,
+        max_tokens=60,
+        structured_outputs=THOUGHT_FORM,
+        logit_bias=PERIOD,
+        logprobs=0,
+    ),
 ]
 """Plain and controlled requests, for one batch."""
 

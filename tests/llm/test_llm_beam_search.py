@@ -56,8 +56,8 @@ def transformers_beams(path: Path, prompt: list[int], params: BeamSearchParams) 
 
 
 @pytest.fixture(scope="module")
-def llm(smollm2_path: Path) -> LLM:
-    return smollm2(smollm2_path)
+def llm(shallow_path: Path) -> LLM:
+    return smollm2(shallow_path)
 
 
 @pytest.mark.parametrize(
@@ -91,11 +91,11 @@ def llm(smollm2_path: Path) -> LLM:
     ids=["plain", "ends", "early", "never", "least", "wide"],
 )
 def test_beams_are_those_of_transformers(
-    llm: LLM, smollm2_path: Path, prompts: list[list[int]], params: BeamSearchParams
+    llm: LLM, shallow_path: Path, prompts: list[list[int]], params: BeamSearchParams
 ) -> None:
     for prompt, found in zip(prompts, llm.beam_search(prompts, params), strict=True):
         assert found.prompt_token_ids == prompt
-        answers, scores = transformers_beams(smollm2_path, prompt, params)
+        answers, scores = transformers_beams(shallow_path, prompt, params)
         assert [one.token_ids for one in found.sequences] == answers
         assert [one.score for one in found.sequences] == pytest.approx(scores.tolist(), abs=1e-4)
         for one in found.sequences:

@@ -15,7 +15,7 @@ from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.llm import LLM
 from kvell.serving.lone import LocalInstance
 from kvell.vocabulary import RequestId
-from tests.llm.teacher import FORM, MAX_ERROR, SCHEMA, THOUGHT_FORM, smollm2
+from tests.llm.teacher import FORM, MAX_ERROR, PERIOD, SCHEMA, THOUGHT_FORM, smollm2
 from tests.llm.test_llm_exactness import read_oracle
 
 PROMPT = min((answer.prompt for answer in read_oracle()), key=lambda ids: abs(len(ids) - 16))
@@ -36,7 +36,13 @@ CHOSEN = SamplingParams(
     structured_outputs=StructuredOutputs(choice=("unbelievable", "understandable")),
     logprobs=0,
 )
-THOUGHT = SamplingParams(temperature=0, max_tokens=64, structured_outputs=THOUGHT_FORM, logprobs=1)
+THOUGHT = SamplingParams(
+    temperature=0,
+    max_tokens=64,
+    structured_outputs=THOUGHT_FORM,
+    logit_bias=PERIOD,
+    logprobs=1,
+)
 SCORED = SamplingParams(temperature=0.7, seed=2, max_tokens=6, prompt_logprobs=1, min_p=0.1)
 WISHES = {
     "penalties": PENALISED,
@@ -57,8 +63,8 @@ class Answer:
 
 
 @pytest.fixture(scope="module")
-def llm(smollm2_path: Path) -> LLM:
-    return smollm2(smollm2_path, max_model_len=256)
+def llm(shallow_path: Path) -> LLM:
+    return smollm2(shallow_path, max_model_len=256)
 
 
 def answered(llm: LLM, name: str, sampling: SamplingParams, output: list[int]) -> Answer:
@@ -130,7 +136,7 @@ def test_what_goes_on_anywhere_in_its_reasoning_or_behind_it_obeys_its_grammar(
     whole = answered(llm, "thought-whole", THOUGHT, [])
     text = llm.tokenizer.decode(whole.token_ids)
     validate(json.loads(text.partition(".")[2]), SCHEMA)
-    [end] = [i for i, token in enumerate(whole.token_ids) if llm.tokenizer.decode([token]) == "."]
+    end = next(i for i, token in enumerate(whole.token_ids) if llm.tokenizer.decode([token]) == ".")
     assert 1 < end < len(whole.token_ids) - 2
     for known in (end + offset for offset in offsets):
         rest = answered(llm, f"thought-{known}", THOUGHT, whole.token_ids[:known])

@@ -40,8 +40,8 @@ def truth(path: Path, ids: Sequence[int]) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def llm(smollm2_path: Path) -> LLM:
-    return smollm2(smollm2_path)
+def llm(shallow_path: Path) -> LLM:
+    return smollm2(shallow_path)
 
 
 def check(path: Path, output: EmbeddingOutput) -> None:
@@ -71,21 +71,21 @@ LATE: list[dict[str, Any]] = [
     [*SOON, *(pytest.param(options, marks=pytest.mark.long) for options in LATE)],
     ids=lambda options: "-".join(options) or "plain",
 )
-def test_vectors_are_transformers(smollm2_path: Path, options: dict[str, Any]) -> None:
-    llm = smollm2(smollm2_path, **options)
+def test_vectors_are_transformers(shallow_path: Path, options: dict[str, Any]) -> None:
+    llm = smollm2(shallow_path, **options)
     for cached in (False, True):
         outputs = llm.embed(PROMPTS)
         assert len(outputs) == len(PROMPTS)
         for prompt, output in zip(PROMPTS, outputs, strict=True):
-            check(smollm2_path, output)
+            check(shallow_path, output)
             assert output.prompt_token_ids == list(prompt)
             assert (output.cached_tokens > 0) == (cached and len(prompt) > 1)
 
 
-def test_answers_and_vectors_share_what_is_cached(smollm2_path: Path, llm: LLM) -> None:
+def test_answers_and_vectors_share_what_is_cached(shallow_path: Path, llm: LLM) -> None:
     prompt = PROMPTS[-1]
     [fresh] = llm.generate([prompt], GREEDY)
-    llm = smollm2(smollm2_path)
+    llm = smollm2(shallow_path)
     [vector] = llm.embed([prompt])
     [answer] = llm.generate([prompt], GREEDY)
     [again] = llm.embed([prompt])
@@ -93,25 +93,25 @@ def test_answers_and_vectors_share_what_is_cached(smollm2_path: Path, llm: LLM) 
     assert answer.cached_tokens == again.cached_tokens == len(answer.prompt_token_ids) - 1
     assert answer.token_ids == fresh.token_ids
     assert np.allclose(again.embedding, vector.embedding, atol=1e-6)
-    check(smollm2_path, again)
+    check(shallow_path, again)
 
 
-def test_prompts_are_texts_token_ids_and_mappings(smollm2_path: Path, llm: LLM) -> None:
+def test_prompts_are_texts_token_ids_and_mappings(shallow_path: Path, llm: LLM) -> None:
     ids = llm.tokenizer.encode("What is a page?").tolist()
     prompts: list[Any] = ["What is a page?", ids, {"prompt": "What is a page?"}]
     prompts += [{"prompt_token_ids": ids, "images": None}, np.asarray(ids)]
     outputs = llm.embed(prompts)
     assert [output.prompt_token_ids for output in outputs] == [ids] * 5
     for output in outputs:
-        check(smollm2_path, output)
+        check(shallow_path, output)
     assert llm.embed([]) == []
 
 
-def test_the_longest_prompt_has_a_vector_and_a_longer_one_is_refused(smollm2_path: Path) -> None:
-    llm = smollm2(smollm2_path, max_model_len=64)
+def test_the_longest_prompt_has_a_vector_and_a_longer_one_is_refused(shallow_path: Path) -> None:
+    llm = smollm2(shallow_path, max_model_len=64)
     for ids in ([7] * 64, list(range(100, 164))):
         [output] = llm.embed([ids])
-        check(smollm2_path, output)
+        check(shallow_path, output)
     with pytest.raises(ChangeSomething, match="65 tokens: is longer than --max-model-len 64"):
         llm.embed([[7], [7] * 65])
     assert llm.engine.core.stats().finished["refused"] == 0, "nothing was run"
@@ -138,47 +138,47 @@ def test_what_has_no_vector_is_refused_by_name(
     assert llm.engine.core.stats().step == before
 
 
-def test_each_of_several_models_gives_its_own(smollm2_path: Path, tmp_path: Path) -> None:
+def test_each_of_several_models_gives_its_own(shallow_path: Path, tmp_path: Path) -> None:
     config = tiny_config("Gemma3ForCausalLM", vocab_size=49_152)
     small = write_random_model(tmp_path / "small", config, 1, scale=4.0)
-    llm = smollm2(smollm2_path, beside=[f"small={small}"])
+    llm = smollm2(shallow_path, beside=[f"small={small}"])
     ids = list(range(100, 140))
     mixed: list[Any] = [{"prompt_token_ids": ids, "model": name} for name in (MODEL_NAME, "small")]
     first, second = llm.embed(mixed)
-    check(smollm2_path, first)
+    check(shallow_path, first)
     with torch.no_grad():
         hidden = model_at(small).model(torch.tensor([ids])).last_hidden_state[0, -1]
     expected = torch.nn.functional.normalize(hidden, dim=0)
     assert np.allclose(second.embedding, expected.numpy(), atol=1e-5)
     (small / "modules.json").write_text(json.dumps([{"type": "x.Dense"}]))
-    again = smollm2(smollm2_path, beside=[f"small={small}"])
-    check(smollm2_path, again.embed(mixed[:1])[0])
+    again = smollm2(shallow_path, beside=[f"small={small}"])
+    check(shallow_path, again.embed(mixed[:1])[0])
     with pytest.raises(ChangeSomething, match="small: puts a module 'Dense'"):
         again.embed(mixed)
 
 
-def test_16_bits_are_close(smollm2_path: Path) -> None:
-    llm = LLM(MODEL_NAME, dtype="bfloat16", cache_dir=smollm2_path.parent, kv_memory_bytes=64 * MIB)
+def test_16_bits_are_close(shallow_path: Path) -> None:
+    llm = LLM(MODEL_NAME, dtype="bfloat16", cache_dir=shallow_path.parent, kv_memory_bytes=64 * MIB)
     for output in llm.embed(PROMPTS[::3]):
-        expected = truth(smollm2_path, output.prompt_token_ids)
+        expected = truth(shallow_path, output.prompt_token_ids)
         assert float(torch.tensor(output.embedding) @ expected) > 0.99
         assert abs(float(np.linalg.norm(output.embedding)) - 1) < 1e-6
 
 
-def test_weights_without_a_head_and_without_its_prefix(smollm2_path: Path, tmp_path: Path) -> None:
+def test_weights_without_a_head_and_without_its_prefix(shallow_path: Path, tmp_path: Path) -> None:
     """As models that were trained for embeddings are often saved (Qwen3-Embedding)."""
     path = tmp_path / "bare"
-    model_at(smollm2_path).model.save_pretrained(path)
-    shutil.copy(smollm2_path / "config.json", path)
+    model_at(shallow_path).model.save_pretrained(path)
+    shutil.copy(shallow_path / "config.json", path)
     llm = LLM(str(path), dtype="float32", kv_memory_bytes=64 * MIB)
     [output] = llm.embed([list(range(100, 120))])
-    check(smollm2_path, output)
+    check(shallow_path, output)
 
 
-def test_a_vector_costs_no_step_of_its_own_beside_answers(smollm2_path: Path) -> None:
+def test_a_vector_costs_no_step_of_its_own_beside_answers(shallow_path: Path) -> None:
     steps = []
     for embeds in (False, True):
-        llm = smollm2(smollm2_path)
+        llm = smollm2(shallow_path)
         if embeds:
             llm.embed(PROMPTS[:3])
         before = llm.engine.core.stats().step

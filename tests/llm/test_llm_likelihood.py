@@ -19,8 +19,8 @@ PROMPTS = [answer.prompt for answer in sorted(read_oracle(), key=lambda a: len(a
 
 
 @pytest.fixture(scope="module")
-def llm(smollm2_path: Path) -> LLM:
-    return smollm2(smollm2_path)
+def llm(shallow_path: Path) -> LLM:
+    return smollm2(shallow_path)
 
 
 @pytest.mark.parametrize(
@@ -33,14 +33,14 @@ def llm(smollm2_path: Path) -> LLM:
     ids=["whole", "chunks", "two seats"],
 )
 def test_prompts_and_answers_are_as_likely_as_transformers_says(
-    smollm2_path: Path, options: dict[str, Any]
+    shallow_path: Path, options: dict[str, Any]
 ) -> None:
-    for output in smollm2(smollm2_path, **options).generate(PROMPTS, ASKING):
-        assert_output_likely(smollm2_path, output, 4)
-        assert_prompt_likely(smollm2_path, output, 2)
+    for output in smollm2(shallow_path, **options).generate(PROMPTS, ASKING):
+        assert_output_likely(shallow_path, output, 4)
+        assert_prompt_likely(shallow_path, output, 2)
 
 
-def test_a_prompt_that_is_cached_is_scored_as_well(smollm2_path: Path, llm: LLM) -> None:
+def test_a_prompt_that_is_cached_is_scored_as_well(shallow_path: Path, llm: LLM) -> None:
     prompt = PROMPTS[-1]
     plain = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True)
     for _ in range(2):
@@ -48,12 +48,12 @@ def test_a_prompt_that_is_cached_is_scored_as_well(smollm2_path: Path, llm: LLM)
         [output] = llm.generate([prompt], ASKING)
         assert output.token_ids == known.token_ids
         assert output.cached_tokens == 0
-        assert_prompt_likely(smollm2_path, output, 2)
-        assert_output_likely(smollm2_path, output, 4)
+        assert_prompt_likely(shallow_path, output, 2)
+        assert_output_likely(shallow_path, output, 4)
     assert known.cached_tokens == len(prompt) - 1
 
 
-def test_each_is_told_what_it_asked_for(smollm2_path: Path, llm: LLM) -> None:
+def test_each_is_told_what_it_asked_for(shallow_path: Path, llm: LLM) -> None:
     asked = [
         SamplingParams(temperature=0, max_tokens=3, logprobs=0),
         SamplingParams(temperature=0, max_tokens=3, prompt_logprobs=0),
@@ -61,38 +61,38 @@ def test_each_is_told_what_it_asked_for(smollm2_path: Path, llm: LLM) -> None:
         SamplingParams(temperature=1, seed=1, max_tokens=3, logprobs=20),
     ]
     first, second, third, fourth = llm.generate([PROMPTS[0]] * 4, asked)
-    assert_output_likely(smollm2_path, first, 0)
-    assert_prompt_likely(smollm2_path, second, 0)
-    assert_output_likely(smollm2_path, fourth, 20)
+    assert_output_likely(shallow_path, first, 0)
+    assert_prompt_likely(shallow_path, second, 0)
+    assert_output_likely(shallow_path, fourth, 20)
     assert [first.prompt_logprobs, second.logprobs, third.logprobs] == [None] * 3
     assert third.prompt_logprobs is fourth.prompt_logprobs is None
 
 
-def test_a_prompt_of_one_token_has_nothing_to_score(smollm2_path: Path, llm: LLM) -> None:
+def test_a_prompt_of_one_token_has_nothing_to_score(shallow_path: Path, llm: LLM) -> None:
     [output] = llm.generate([[7042]], ASKING)
     assert output.prompt_logprobs == []
-    assert_output_likely(smollm2_path, output, 4)
+    assert_output_likely(shallow_path, output, 4)
 
 
-def test_likelihood_is_the_models_own_whatever_is_wished(smollm2_path: Path, llm: LLM) -> None:
+def test_likelihood_is_the_models_own_whatever_is_wished(shallow_path: Path, llm: LLM) -> None:
     wishing = replace(ASKING, logit_bias={260: 50.0}, repetition_penalty=1.5)
     [output] = llm.generate([PROMPTS[1]], wishing)
     assert 260 in output.token_ids
-    assert_output_likely(smollm2_path, output, 4)
+    assert_output_likely(shallow_path, output, 4)
 
 
 @pytest.mark.long
-def test_prompts_scored_in_a_small_pool_are_told_once(smollm2_path: Path) -> None:
-    llm = smollm2(smollm2_path, kv_memory_bytes=5 << 20, max_model_len=100)
+def test_prompts_scored_in_a_small_pool_are_told_once(shallow_path: Path) -> None:
+    llm = smollm2(shallow_path, kv_memory_bytes=700 << 10, max_model_len=100)
     outputs = llm.generate(PROMPTS[2:] * 2, replace(ASKING, max_tokens=20))
     assert sum(output.preemptions for output in outputs) > 0
     for output in outputs:
-        assert_prompt_likely(smollm2_path, output, 2)
-        assert_output_likely(smollm2_path, output, 4)
+        assert_prompt_likely(shallow_path, output, 2)
+        assert_output_likely(shallow_path, output, 4)
 
 
-def test_scores_come_before_the_first_token(smollm2_path: Path) -> None:
-    llm = smollm2(smollm2_path, max_num_batched_tokens=16)
+def test_scores_come_before_the_first_token(shallow_path: Path) -> None:
+    llm = smollm2(shallow_path, max_num_batched_tokens=16)
     events: list[object] = []
     deliver = llm._deliver
 

@@ -76,9 +76,9 @@ def test_the_card_says_that_tools_are_not_shown(client: httpx.Client) -> None:
     ],
 )
 def test_a_template_that_cannot_be_used_ends_the_start(
-    smollm2_path: Path, flags: tuple[str, ...], complaint: str
+    shallow_path: Path, flags: tuple[str, ...], complaint: str
 ) -> None:
-    environment = os.environ | {"KVELL_CACHE_DIR": str(smollm2_path.parent)}
+    environment = os.environ | {"KVELL_CACHE_DIR": str(shallow_path.parent)}
     command = [sys.executable, "-m", "kvell.cli.main", "serve", "--port", "0", "--json"]
     ended = subprocess.run(
         [*command, "--kv-memory", "64MiB", "--max-model-len", "256", *flags],
@@ -93,10 +93,10 @@ def test_a_template_that_cannot_be_used_ends_the_start(
 
 
 def test_the_library_takes_the_same_words(
-    smollm2_path: Path, configured_server: Configured
+    shallow_path: Path, configured_server: Configured
 ) -> None:
     template = configured_server.template
-    llm = LLM(str(smollm2_path), kv_memory_bytes=64 << 20, max_model_len=256)
+    llm = LLM(str(shallow_path), kv_memory_bytes=64 << 20, max_model_len=256)
     conversation = [{"role": "system", "content": "Be brief."}, CONVERSATION[1]]
 
     def read(**more: Any) -> str:

@@ -51,7 +51,7 @@ def check(path: Path, told: Sequence[float], ids: Sequence[int]) -> None:
     "encoding", ["float", "base64", pytest.param(None, marks=pytest.mark.long)]
 )
 def test_vectors_are_transformers_in_both_encodings(
-    client: openai.OpenAI, url: str, smollm2_path: Path, encoding: Any
+    client: openai.OpenAI, url: str, shallow_path: Path, encoding: Any
 ) -> None:
     more = {} if encoding is None else {"encoding_format": encoding}
     reply = client.embeddings.create(model="smollm2", input=INPUTS, **more)
@@ -60,7 +60,7 @@ def test_vectors_are_transformers_in_both_encodings(
         told: Any = one.embedding
         if encoding == "base64":
             told = np.frombuffer(base64.b64decode(told), "<f4").tolist()
-        check(smollm2_path, told, prompt)
+        check(shallow_path, told, prompt)
     assert reply.usage.prompt_tokens == reply.usage.total_tokens == sum(map(len, ids))
 
 
@@ -72,7 +72,7 @@ def test_token_ids_and_texts_give_the_same(client: openai.OpenAI, url: str) -> N
         assert np.allclose(told, by_text, atol=1e-6)
 
 
-def test_beside_answers_that_stay_as_they_are(client: openai.OpenAI, smollm2_path: Path) -> None:
+def test_beside_answers_that_stay_as_they_are(client: openai.OpenAI, shallow_path: Path) -> None:
     prompt = list(range(200, 240))
 
     def answer(_: int) -> list[int]:
@@ -92,7 +92,7 @@ def test_beside_answers_that_stay_as_they_are(client: openai.OpenAI, smollm2_pat
         ]
         assert all(one.result() == alone for one in answers)
         for number, one in enumerate(vectors):
-            check(smollm2_path, one.result().data[0].embedding, prompt[: 9 + number])
+            check(shallow_path, one.result().data[0].embedding, prompt[: 9 + number])
 
 
 def test_prefixes_are_shared_with_answers(url: str) -> None:
@@ -104,9 +104,9 @@ def test_prefixes_are_shared_with_answers(url: str) -> None:
 
 
 def test_what_this_model_was_not_trained_for_is_refused_by_name(
-    client: openai.OpenAI, smollm2_path: Path
+    client: openai.OpenAI, shallow_path: Path
 ) -> None:
-    size = model_at(smollm2_path).config.hidden_size
+    size = model_at(shallow_path).config.hidden_size
     whole = client.embeddings.create(model="smollm2", input="a", dimensions=size)
     assert len(whole.data[0].embedding) == size
     with pytest.raises(openai.BadRequestError) as caught:

@@ -65,9 +65,9 @@ def served(configured_server: Configured) -> Iterator[Observed]:
     context.destroy(linger=0)
 
 
-def test_a_prompt_s_blocks_are_told_with_their_tokens(served: Observed, smollm2_path: Path) -> None:
+def test_a_prompt_s_blocks_are_told_with_their_tokens(served: Observed, shallow_path: Path) -> None:
     served.complete(PROMPT)
-    tokenizer = AutoTokenizer.from_pretrained(smollm2_path)
+    tokenizer = AutoTokenizer.from_pretrained(shallow_path)
     ids = tokenizer(PROMPT)["input_ids"]
     (stored,) = [one for one in served.events("BlockStored") if one["type"] == "BlockStored"][:1]
     whole = len(ids) // BLOCK_TOKENS

@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
+from kvell import SamplingParams
 from tests.engine.sampling.random_schemas import random_schema
 from tests.llm.servers import Served
-from tests.llm.teacher import model_at
+from tests.llm.teacher import model_at, smollm2
 
 pytestmark = pytest.mark.xdist_group("packaged_server")
 PROMPT = "The capital of France is"
@@ -47,13 +49,13 @@ def client(url: str) -> openai.OpenAI:
 
 
 @pytest.fixture(scope="module")
-def reference(smollm2_path: Path) -> Any:
-    return model_at(smollm2_path)
+def reference(shallow_path: Path) -> Any:
+    return model_at(shallow_path)
 
 
 @pytest.fixture(scope="module")
-def tokenizer(smollm2_path: Path) -> Any:
-    return AutoTokenizer.from_pretrained(smollm2_path)
+def tokenizer(shallow_path: Path) -> Any:
+    return AutoTokenizer.from_pretrained(shallow_path)
 
 
 @pytest.mark.parametrize("count", [8, pytest.param(200, marks=pytest.mark.long)])
@@ -166,15 +168,21 @@ def test_a_repetition_penalty_is_transformers(
 
 
 def test_a_frequency_penalty_and_a_bias_do_what_they_say(
-    client: openai.OpenAI, tokenizer: Any
+    client: openai.OpenAI, shallow_path: Path
 ) -> None:
-    banned = tokenizer.encode(" Paris")[0]
+    wished: Any = {"temperature": 0, "max_tokens": 24, "frequency_penalty": 2.0}
+    llm = smollm2(shallow_path)
+    params = SamplingParams(**wished, ignore_eos=True)
+    [free] = llm.generate(PROMPT, params)
+    banned = free.token_ids[3]
     reply = client.completions.create(
-        model="smollm2", prompt=PROMPT, max_tokens=24, temperature=0, frequency_penalty=2.0,
-        logit_bias={str(banned): -100}, extra_body={"return_token_ids": True, "ignore_eos": True},
+        model="smollm2", prompt=PROMPT, logit_bias={str(banned): -100}, **wished,
+        extra_body={"return_token_ids": True, "ignore_eos": True},
     )  # fmt: skip
     told: list[int] = reply.choices[0].token_ids  # type: ignore[attr-defined]
     assert banned not in told and len(set(told)) > len(told) * 2 / 3
+    [expected] = llm.generate(PROMPT, replace(params, logit_bias={banned: -100.0}))
+    assert told == expected.token_ids
 
 
 @pytest.mark.parametrize(
