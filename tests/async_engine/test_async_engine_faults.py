@@ -25,16 +25,20 @@ def prompts() -> list[list[int]]:
     return [row["prompt_token_ids"] for row in greedy_rows()[:24]]
 
 
-def sampling(number: int) -> SamplingParams:
+def sampling(number: int, tokens: int) -> SamplingParams:
     """Greedy and drawn answers in turn, long enough to be interrupted."""
     if number % 2:
-        return SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
-    return SamplingParams(temperature=1.0, top_p=0.9, seed=number, max_tokens=64, ignore_eos=True)
+        return SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True)
+    return SamplingParams(
+        temperature=1.0, top_p=0.9, seed=number, max_tokens=tokens, ignore_eos=True
+    )
 
 
-async def go_on(engine: AsyncEngine, moments: int, streams: int, most_prompts: int) -> None:
+async def go_on(
+    engine: AsyncEngine, moments: int, streams: int, most_prompts: int, tokens: int
+) -> None:
     """Let instances fail at so many random moments while so many streams ask these prompts."""
-    asked = [(prompt, sampling(n)) for n, prompt in enumerate(prompts()[:most_prompts])]
+    asked = [(prompt, sampling(n, tokens)) for n, prompt in enumerate(prompts()[:most_prompts])]
     answers = await asyncio.gather(*(whole(engine, *one) for one in asked))
     jobs = [Job(*one, answer) for one, answer in zip(asked, answers, strict=True)]
     outcome = await disturbed(engine, jobs, moments, streams, seed=moments)
@@ -51,7 +55,7 @@ async def go_on(engine: AsyncEngine, moments: int, streams: int, most_prompts: i
 
 
 def test_an_instance_is_killed_at_a_random_moment(shared_engine: SharedEngine) -> None:
-    shared_engine.run(lambda engine: go_on(engine, 1, streams=4, most_prompts=6))
+    shared_engine.run(lambda engine: go_on(engine, 1, streams=4, most_prompts=4, tokens=24))
 
 
 @pytest.mark.long
@@ -74,6 +78,6 @@ def test_faults_at_random_moments(
                 kv_memory_bytes=128 * MIB,
             ) as engine,
         ):
-            await go_on(engine, moments, STREAMS, 24)
+            await go_on(engine, moments, STREAMS, 24, tokens=64)
 
     asyncio.run(scenario())

@@ -22,11 +22,11 @@ FORM = SamplingParams(
     temperature=1.0,
     seed=4,
     max_tokens=200,
-    structured_outputs=StructuredOutputs(regex="([a-z]{3,8} ){40}end"),
+    structured_outputs=StructuredOutputs(regex="([a-z]{3,8} ){20}end"),
 )
 Asked = dict[str, tuple[str, SamplingParams]]
-SHORTER = replace(LONG, max_tokens=120)
-ASKED: Asked = {f"r{number}": (f"Tell me of {number}.", SHORTER) for number in range(5)}
+SHORTER = replace(LONG, max_tokens=80)
+ASKED: Asked = {f"r{number}": (f"Tell me of {number}.", SHORTER) for number in range(4)}
 ASKED["form"] = ("Name some words.", FORM)
 
 
