@@ -125,6 +125,6 @@ def shallow_path(smollm2_path: Path, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="session")
-def exported(smollm2_path: Path) -> Exported:
+def exported(shallow_path: Path) -> Exported:
     """What a real server's ``/metrics`` shows."""
-    return exported_by_a_server(smollm2_path.parent)
+    return exported_by_a_server(shallow_path.parent)

@@ -21,7 +21,7 @@ KV_BYTES = 96 * MIB
 PATIENCE_SECONDS = 300
 LONG_TOKENS, LONG_ANSWER = 1950, 200
 """Together they fill the pool but for one token in 60."""
-WIDE_LONG = [7 + i * i % 40_000 for i in range(2200)], 300
+WIDE_LONG = [7 + i * i % 40_000 for i in range(2200)], 120
 """Longer than the pool: it borrows from the first."""
 
 Said = tuple[list[int], list[TokenLogprobs]]

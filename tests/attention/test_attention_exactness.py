@@ -46,7 +46,7 @@ def test_decode_equals_prefill_to_the_last_bit(kernels: AttentionKernels, case: 
 
 @pytest.mark.parametrize(
     "chunk",
-    [pytest.param(7, marks=pytest.mark.long), 33, pytest.param(64, marks=pytest.mark.long), 250],
+    [33, *(pytest.param(chunk, marks=pytest.mark.long) for chunk in (7, 64, 250))],
 )
 def test_prefill_chunks_equal_the_whole(kernels: AttentionKernels, case: Case, chunk: int) -> None:
     parts = [attend(kernels, only(case, 0, end, new)) for end, new in _chunks(0, 300, chunk)]

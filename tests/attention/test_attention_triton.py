@@ -55,7 +55,7 @@ SHAPES = {
 }
 
 
-FEW = ("grouped heads", "window", "all at once", "latents", "int8", "fp8 latents")
+FEW = ("window", "all at once", "int8", "fp8 latents")
 """In the fast suite."""
 
 

@@ -25,8 +25,8 @@ from tests.models.harness import tiny_config
 
 WORDS = 13
 """Vocabulary size; so small that draft tokens are sometimes right."""
-GREEDY = SamplingParams(temperature=0, max_tokens=28, ignore_eos=True)
-SEEDED = SamplingParams(temperature=0.9, top_p=0.95, seed=5, max_tokens=28, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+SEEDED = SamplingParams(temperature=0.9, top_p=0.95, seed=5, max_tokens=20, ignore_eos=True)
 
 
 @cache

@@ -43,8 +43,8 @@ def answered(
 
 
 @pytest.fixture(scope="module")
-def instance(smollm2_path: Path) -> LocalInstance:
-    llm = LLM(str(smollm2_path), kv_memory_bytes=64 << 20, dtype="float32", max_model_len=256)
+def instance(shallow_path: Path) -> LocalInstance:
+    llm = LLM(str(shallow_path), kv_memory_bytes=64 << 20, dtype="float32", max_model_len=256)
     return LocalInstance(llm.engine)
 
 

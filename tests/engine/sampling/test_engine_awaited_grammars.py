@@ -59,10 +59,10 @@ class Setting:
 
 
 @pytest.fixture(scope="module")
-def loaded(smollm2_path: Path) -> tuple[LLM, Journal]:
+def loaded(shallow_path: Path) -> tuple[LLM, Journal]:
     journal = Journal()
     llm = LLM(
-        str(smollm2_path),
+        str(shallow_path),
         kv_memory_bytes=64 << 20,
         dtype="float32",
         max_model_len=256,

@@ -156,9 +156,9 @@ def test_a_callback_that_fails_ends_a_pass_whose_threads_come_late(way: Way) -> 
 
 @pytest.mark.parametrize("threads", [None, 3])
 def test_an_engine_tells_its_threads_and_what_they_lost(
-    smollm2_path: Path, threads: int | None
+    shallow_path: Path, threads: int | None
 ) -> None:
-    llm = LLM(str(smollm2_path), kv_memory_bytes=16 << 20, threads=threads)
+    llm = LLM(str(shallow_path), kv_memory_bytes=16 << 20, threads=threads)
     assert llm.engine.core.stats().team == {}
     llm.generate([[11] * 9], SamplingParams(max_tokens=3, ignore_eos=True))
     team = llm.engine.core.stats().team

@@ -228,7 +228,10 @@ def test_answers_are_those_of_one_engine(
         assert sum(encoded[1]) == sum(encoded[0]) + again, "the second round is hit"
 
 
-@covering({"architecture": FAMILIES, "pd_caching": PD_CACHINGS, "transport": ["memory", "tcp"]})
+@covering(
+    {"architecture": FAMILIES, "pd_caching": PD_CACHINGS, "transport": ["memory", "tcp"]},
+    together=1,
+)
 def test_in_every_mode_over_every_transport(
     architecture: str, pd_caching: PdCaching, transport: PageTransport, tmp_path: Path
 ) -> None:
@@ -244,7 +247,7 @@ def test_in_every_mode_over_every_transport(
         pair.check_clean()
 
 
-@every_family
+@pytest.mark.parametrize("architecture", some_fast(EVERY, FAST[:1]))
 def test_a_preemption_where_it_goes_on(architecture: str, tmp_path: Path) -> None:
     """The pool there is small: what has come is computed again, images too, exactly."""
     params = replace(GREEDY, max_tokens=60)

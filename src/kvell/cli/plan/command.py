@@ -134,12 +134,14 @@ def load_config(model: str, session: Session) -> Any:
     :raises ChangeSomething: if there is none.
     """
     with progress_bar("reading the config") as report:
-        from kvell.models.config.configs import read_config
         from kvell.models.sources.source import resolve_model
 
         path = Path(model).expanduser()
         if not path.is_file():
             path = resolve_model(model, session.cache_dir, report, fetch_config)
+        # Imported here: it takes seconds, and a path that does not exist needs none of them.
+        from kvell.models.config.configs import read_config
+
         return read_config(path)
 
 
