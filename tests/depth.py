@@ -4,9 +4,15 @@
 one of the kinds below by what an example costs; it never says a number of its own.
 """
 
+from collections.abc import Callable, Collection
+from typing import Any
+
 from hypothesis import HealthCheck, settings
+from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 DEFAULT = 0.2
+DEEP_EXAMPLES = 100
+MOST_SEARCHES = 20
 
 _depth = DEFAULT
 
@@ -44,6 +50,21 @@ def machine(steps: int = 50, weight: float = 1.0) -> settings:
     :param weight: of this machine's examples beside those of others.
     """
     return settings(_settings(round(200 * weight)), stateful_step_count=steps)
+
+
+def search_until_all(
+    sought: type[RuleBasedStateMachine], depth: settings, missing: Callable[[], Collection[Any]]
+) -> None:
+    """Run a state machine; a deep search again and again, until no case is missing.
+
+    :raises AssertionError: if a deep search ends while some are.
+    """
+    is_deep = depth.max_examples >= DEEP_EXAMPLES
+    for _ in range(MOST_SEARCHES if is_deep else 1):
+        run_state_machine_as_test(sought, settings=depth)
+        if not missing():
+            return
+    assert not is_deep, missing()
 
 
 def _settings(count: int) -> settings:

@@ -170,13 +170,13 @@ def test_a_repetition_penalty_is_transformers(
 def test_a_frequency_penalty_and_a_bias_do_what_they_say(
     client: openai.OpenAI, shallow_path: Path
 ) -> None:
-    wished: Any = {"temperature": 0, "max_tokens": 24, "frequency_penalty": 2.0}
     llm = smollm2(shallow_path)
-    params = SamplingParams(**wished, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=24, frequency_penalty=2.0, ignore_eos=True)
     [free] = llm.generate(PROMPT, params)
     banned = free.token_ids[3]
     reply = client.completions.create(
-        model="smollm2", prompt=PROMPT, logit_bias={str(banned): -100}, **wished,
+        model="smollm2", prompt=PROMPT, max_tokens=24, temperature=0, frequency_penalty=2.0,
+        logit_bias={str(banned): -100},
         extra_body={"return_token_ids": True, "ignore_eos": True},
     )  # fmt: skip
     told: list[int] = reply.choices[0].token_ids  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 import io
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ def url(picture_server: Served) -> str:
     return picture_server.url
 
 
+@cache
 def blank(width: int, height: int) -> str:
     file = io.BytesIO()
     Image.new("RGB", (width, height)).save(file, "PNG")

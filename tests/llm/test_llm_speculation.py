@@ -38,10 +38,10 @@ def test_looked_up_draft_tokens_say_what_transformers_says(smollm2_path: Path) -
     ids=["greedy", "seeded"],
 )
 def test_a_text_that_repeats_itself_takes_fewer_steps(
-    smollm2_path: Path, sampling: SamplingParams
+    shallow_path: Path, sampling: SamplingParams
 ) -> None:
     options = [{"num_speculative_tokens": n, "prompt_lookup_min": 1} for n in (0, 4)]
-    plain, drafting = (smollm2(smollm2_path.parent, **option) for option in options)
+    plain, drafting = (smollm2(shallow_path.parent, **option) for option in options)
     (expected,), (output,) = (llm.generate(VERSES * 4, sampling) for llm in (plain, drafting))
     assert output.token_ids == expected.token_ids
     stats = drafting.engine.core.stats()
@@ -59,27 +59,27 @@ def test_a_model_draft_tokens_for_itself(smollm2_path: Path) -> None:
     assert [group.name for group in llm.contract.groups] == ["full", "draft-full"]
 
 
-def test_a_draft_model_of_another_vocabulary_is_refused(smollm2_path: Path, tmp_path: Path) -> None:
+def test_a_draft_model_of_another_vocabulary_is_refused(shallow_path: Path, tmp_path: Path) -> None:
     other = write_random_model(tmp_path / "other", tiny_config("LlamaForCausalLM"), 1, scale=4.0)
     with pytest.raises(ChangeSomething, match="vocabulary of 509 tokens, the model one of") as told:
-        smollm2(smollm2_path.parent, speculative_model=str(other))
+        smollm2(shallow_path.parent, speculative_model=str(other))
     assert told.value.field == "--speculative-model"
 
 
 def test_a_draft_model_whose_tokens_have_other_names_is_refused(
-    smollm2_path: Path, tmp_path: Path
+    shallow_path: Path, tmp_path: Path
 ) -> None:
     for name in ("config.json", "tokenizer_config.json"):
-        shutil.copy(smollm2_path / name, tmp_path)
-    tokenizer = json.loads((smollm2_path / "tokenizer.json").read_text())
+        shutil.copy(shallow_path / name, tmp_path)
+    tokenizer = json.loads((shallow_path / "tokenizer.json").read_text())
     vocab = tokenizer["model"]["vocab"]
     first, second = sorted(vocab, key=vocab.__getitem__)[100:102]
     vocab[first], vocab[second] = vocab[second], vocab[first]
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(ChangeSomething, match="gives tokens other ids"):
-        smollm2(smollm2_path.parent, speculative_model=str(tmp_path))
+        smollm2(shallow_path.parent, speculative_model=str(tmp_path))
 
 
-def test_a_draft_model_that_shall_draft_token_nothing_is_a_mistake(smollm2_path: Path) -> None:
+def test_a_draft_model_that_shall_draft_token_nothing_is_a_mistake(shallow_path: Path) -> None:
     with pytest.raises(ChangeSomething, match="use --num-speculative-tokens 4"):
-        smollm2(smollm2_path.parent, speculative_model=MODEL_NAME, num_speculative_tokens=0)
+        smollm2(shallow_path.parent, speculative_model=MODEL_NAME, num_speculative_tokens=0)

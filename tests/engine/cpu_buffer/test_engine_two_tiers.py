@@ -14,7 +14,6 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from kvell.elastic.page_buffer import PageBuffer
@@ -26,7 +25,7 @@ from kvell.mempool.tiers.buffered import Place, needed
 from kvell.mempool.tiers.digests import PrefixDigests
 from kvell.mempool.tiers.lookup import Tiers
 from kvell.vocabulary import RequestId
-from tests.depth import machine
+from tests.depth import machine, search_until_all
 from tests.engine.swapping import Always
 from tests.pages.pools import Chunk, group, pool_of, state
 
@@ -316,8 +315,6 @@ SORTS = "pool first", "buffer first", "by group", "state from the pool", "state 
 
 
 SOME = machine(40, weight=0.6)
-IS_DEEP = SOME.max_examples >= 100
-MOST_SEARCHES = 20
 
 
 @pytest.mark.hypothesis
@@ -325,9 +322,4 @@ MOST_SEARCHES = 20
 def test_a_hit_is_the_longest_prefix_of_both_tiers(tiers: type[TwoTiers]) -> None:
     """A deep search goes on until every sort of hit across the tiers has happened."""
     tiers.hits.clear()
-    for _ in range(MOST_SEARCHES if IS_DEEP else 1):
-        run_state_machine_as_test(tiers, settings=SOME)
-        missing = [sort for sort in SORTS if not tiers.hits[sort]]
-        if not missing:
-            break
-    assert not missing or not IS_DEEP, missing
+    search_until_all(tiers, SOME, lambda: [sort for sort in SORTS if not tiers.hits[sort]])

@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, precondition, rule
 
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
-from tests.depth import machine
+from tests.depth import machine, search_until_all
 from tests.pages.pools import confined, group, images, literal, state
 from tests.prefix.core.test_prefix_compiled import (
     LockStep,
@@ -85,17 +85,11 @@ class LendingLockStep(LockStep):
 
 
 LENT = machine(weight=0.5)
-IS_DEEP = LENT.max_examples >= 100
-MOST_SEARCHES = 20
 
 
 @pytest.mark.hypothesis
 def test_both_cores_lend_alike_whatever_happens() -> None:
     """A deep search goes on until every case has happened: most need one or two."""
     LendingLockStep.reached.clear()
-    for _ in range(MOST_SEARCHES if IS_DEEP else 1):
-        run_state_machine_as_test(LendingLockStep, settings=LENT)
-        missing = [case for case in CASES if not LendingLockStep.reached[case]]
-        if not missing:
-            break
-    assert not missing or not IS_DEEP, missing
+    reached = LendingLockStep.reached
+    search_until_all(LendingLockStep, LENT, lambda: [case for case in CASES if not reached[case]])
