@@ -11,6 +11,7 @@ from kvell.cost.operators import Operators
 from kvell.cost.parallel import Parallel
 from kvell.cost.work import Work
 from kvell.errors import ChangeSomething
+from kvell.wire.decoding import MalformedError, decode
 
 SCHEMA = 1
 """Of the file; grows when old files would be misread."""
@@ -149,6 +150,9 @@ class Calibration:
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
 
 
+_JSON = msgspec.json.Decoder()
+
+
 def decoded(data: bytes, name: str) -> Calibration:
     """A calibration from its file.
 
@@ -156,8 +160,8 @@ def decoded(data: bytes, name: str) -> Calibration:
     :raises ChangeSomething: if it is none, or of another schema.
     """
     try:
-        raw = msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
+        raw = decode(_JSON, data, "JSON")
+    except MalformedError as error:
         raise _unusable(name, f"is no JSON ({error})") from error
     schema = raw.get("kvell_calibration") if isinstance(raw, dict) else None
     if schema is None:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from kvell.load.prompts import Answer
+from kvell.wire.decoding import MalformedError, decode
 
 DONE = b"[DONE]"
 
@@ -57,6 +58,7 @@ class Chunk(msgspec.Struct):
 
 
 _DECODER = msgspec.json.Decoder(Chunk)
+_ANY = msgspec.json.Decoder()
 
 
 class AnswerReader:
@@ -115,8 +117,8 @@ class AnswerReader:
             self.has_ended = True
             return
         try:
-            chunk = _DECODER.decode(payload)
-        except msgspec.DecodeError:
+            chunk = decode(_DECODER, payload)
+        except MalformedError:
             self._error = "an event that is not OpenAI's"
             return
         if chunk.error is not None:
@@ -146,8 +148,8 @@ def _message(error: Any) -> str:
 def error_text(body: bytes) -> str:
     """Return the text of an error response's body, in one line of at most 300 characters."""
     try:
-        raw = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+        raw = decode(_ANY, body)
+    except MalformedError:
         raw = body.decode("utf-8", "replace")
     if isinstance(raw, dict):
         raw = raw.get("error") or raw.get("detail") or raw

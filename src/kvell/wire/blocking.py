@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from kvell.wire.decoding import Decoder, decode
 from kvell.wire.frames import HEADER_BYTES, FrameReader, ProtocolError, framed
 
 LOOK_SECONDS = 0.1
@@ -63,18 +64,13 @@ class BlockingSocket:
         """
         self.send([framed(msgspec.msgpack.encode(message))], look)
 
-    def hear(
-        self, decoder: "msgspec.msgpack.Decoder[Message]", most_bytes: int, look: Look
-    ) -> Message:
+    def hear(self, decoder: Decoder[Message], most_bytes: int, look: Look) -> Message:
         """Receive a message.
 
         :raises ProtocolError: when something else comes, or more bytes, or the end.
         :raises OSError: when the connection fails, or ``look`` gives up.
         """
-        try:
-            return decoder.decode(self.hear_body(most_bytes, look))
-        except msgspec.DecodeError as error:
-            raise ProtocolError(f"malformed message: {error}") from error
+        return decode(decoder, self.hear_body(most_bytes, look))
 
     def hear_body(self, most_bytes: int, look: Look) -> bytes:
         """Receive the body of a frame and nothing behind it; see :meth:`hear`."""

@@ -174,6 +174,10 @@ class Doorway:
                 with contextlib.suppress(OSError):
                     stranger.sock.send(error.answer)
             self._drop(stranger)
+        except Exception:
+            # A fault of ours, which one stranger has found: nobody else shall be kept out by it.
+            logger.exception("a stranger at %s was hung up on by mistake", self.address)
+            self._drop(stranger)
 
     def _drop_late(self) -> None:
         now = self._clock.now_seconds()

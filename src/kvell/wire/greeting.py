@@ -4,6 +4,7 @@ import hmac
 
 import msgspec
 
+from kvell.wire.decoding import decode
 from kvell.wire.frames import ProtocolError
 
 VERSION = 4
@@ -31,6 +32,9 @@ class Greeting(msgspec.Struct, frozen=True):
     proof: str = ""
 
 
+_GREETING = msgspec.msgpack.Decoder(Greeting)
+
+
 def proven(told: Greeting, secret: bytes, session: bytes) -> Greeting:
     """A greeting with its proof.
 
@@ -44,10 +48,7 @@ def checked(body: bytes, secret: bytes, session: bytes) -> Greeting:
 
     :raises ProtocolError: when it is none, or does not know the secret.
     """
-    try:
-        told = msgspec.msgpack.decode(body, type=Greeting)
-    except msgspec.DecodeError as error:
-        raise ProtocolError(f"malformed greeting: {error}") from error
+    told = decode(_GREETING, body, "greeting")
     if told.version != VERSION:
         raise ProtocolError(f"the peer speaks version {told.version}, not {VERSION}")
     right = _proof(told, secret, session)

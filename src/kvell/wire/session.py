@@ -22,6 +22,7 @@ import msgspec
 from kvell.errors import ChangeSomething
 from kvell.release import RELEASE
 from kvell.wire.blocking import BlockingSocket, within
+from kvell.wire.decoding import decode
 from kvell.wire.frames import FrameReader, ProtocolError, framed
 from kvell.wire.greeting import (
     GREETING_BYTES,
@@ -209,10 +210,7 @@ def _hello(body: bytes) -> Hello:
 
     :raises ProtocolError: when they are none.
     """
-    try:
-        hello = _HELLO.decode(body)
-    except msgspec.DecodeError as error:
-        raise ProtocolError(f"malformed message: {error}") from error
+    hello = decode(_HELLO, body, "greeting")
     if len(hello.nonce) != NONCE_BYTES:
         raise ProtocolError("the peer's nonce has another length")
     return hello

@@ -4,6 +4,7 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import strategies as st
@@ -17,6 +18,7 @@ from kvell.engine.requests.limits import Limits
 from kvell.memory import HoldingCore, longest_request
 from kvell.mempool.entries import Draining
 from kvell.mempool.rendezvous import PD_CACHINGS, PdCaching
+from kvell.mempool.transfers.messages import Offer, Prepare
 from kvell.mempool.transfers.methods import ALWAYS, StreamCosts
 from kvell.pages.layout import GroupSpec
 from kvell.vocabulary import RequestId
@@ -254,6 +256,30 @@ def test_where_there_is_no_room_the_request_stays() -> None:
     cluster.settle()
     cluster.check_ends()
     assert entry.at in ("p", "d")
+    assert entry.emitted == expected_output(entry.prompt, 9)
+
+
+@pytest.mark.parametrize("kind", [Prepare, Offer])
+def test_a_request_of_which_something_illegible_is_said_stays(kind: type[Prepare | Offer]) -> None:
+    cluster = cluster_of()
+    spoilt = 0
+    deliver = cluster.deliver
+
+    def delivered(index: int, *, loses: bool = False) -> None:
+        nonlocal spoilt
+        *of_whom, message = cluster.messages[index]
+        if isinstance(message, kind) and message.private:
+            spoilt += 1
+            message = msgspec.structs.replace(message, private=b"\xc0")
+            cluster.messages[index] = (*of_whom, message)  # type: ignore[assignment]
+        deliver(index, loses=loses)
+
+    cluster.deliver = delivered  # type: ignore[method-assign]
+    entry = Entry(prompt_of(1, 20), 9, "")
+    cluster.submit("r", entry, "p", "d")
+    cluster.settle()
+    cluster.check_ends()
+    assert spoilt and cluster.moved == 0 and entry.at == "p"
     assert entry.emitted == expected_output(entry.prompt, 9)
 
 

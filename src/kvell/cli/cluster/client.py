@@ -16,6 +16,10 @@ import msgspec
 from kvell.cli.cluster.state import Answer, Cluster
 from kvell.errors import ChangeSomething, KvellError, TryLater
 from kvell.load.answers import error_text
+from kvell.wire.decoding import MalformedError, decode
+
+_CLUSTER = msgspec.json.Decoder(Cluster)
+_FIELDS = msgspec.json.Decoder(dict[str, Any])
 
 ANSWER_SECONDS = 10.0
 """Time limit of each answer; they are all given at once."""
@@ -110,9 +114,8 @@ class ClusterClient:
     def _read(self, status: int, body: bytes) -> Answer:
         self._check(status, body)
         try:
-            raw: dict[str, Any] = msgspec.json.decode(body, type=dict[str, Any])
-            return Answer(msgspec.convert(raw, Cluster), raw)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            return Answer(decode(_CLUSTER, body), decode(_FIELDS, body))
+        except MalformedError as error:
             raise self._not_ours() from error
 
     def _not_ours(self) -> ChangeSomething:

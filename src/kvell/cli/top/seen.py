@@ -4,6 +4,7 @@ import msgspec
 from msgspec import Struct
 
 from kvell.errors import ChangeSomething
+from kvell.wire.decoding import MalformedError, decode
 
 
 class Uses(Struct, frozen=True):
@@ -84,13 +85,16 @@ class Seen(Struct, frozen=True):
     requests: Requests
 
 
+_SEEN = msgspec.json.Decoder(Seen)
+
+
 def read(body: bytes) -> Seen:
     """Read one look.
 
     :raises ChangeSomething: if it is not what ``kvell serve`` tells.
     """
     try:
-        return msgspec.json.decode(body, type=Seen)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return decode(_SEEN, body)
+    except MalformedError as error:
         problem = f"tells of its pages in another form ({error})"
         raise ChangeSomething("--url", "…", problem, "use the server's version") from error

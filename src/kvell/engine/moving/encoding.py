@@ -8,6 +8,8 @@ import numpy as np
 from kvell.engine.protocol.messages import Cancel, Submit
 from kvell.engine.requests.request import Request
 from kvell.memory import MemoryCore
+from kvell.mempool.transfers.messages import Offer, Prepare
+from kvell.wire.decoding import MalformedError, decode
 
 _SUBMITS = msgspec.msgpack.Decoder(Submit)
 
@@ -25,6 +27,9 @@ class Handover(msgspec.Struct, frozen=True):
     preemptions: int
     root: str
     returns_to: str
+
+
+_HANDOVERS = msgspec.msgpack.Decoder(Handover)
 
 
 @dataclass(frozen=True)
@@ -49,9 +54,18 @@ def encode_announcement(command: Submit, request: Request) -> bytes:
     return msgspec.msgpack.encode(replace(command, goes_to="", pulls_from="", output=output))
 
 
+def is_legible(message: Prepare | Offer) -> bool:
+    """Whether what a message says of a request can be read when the request is here."""
+    try:
+        decode(_SUBMITS if isinstance(message, Prepare) else _HANDOVERS, message.private)
+    except MalformedError:
+        return False
+    return True
+
+
 def is_cancelled(announced: bytes, command: Cancel) -> bool:
     """Whether a command means the request of an announcement."""
-    told = _SUBMITS.decode(announced)
+    told = decode(_SUBMITS, announced)
     return told.request_id == command.request_id and not command.spares(told.attempt)
 
 
@@ -64,8 +78,8 @@ def encode_handover(request: Request, root: str, returns_to: str) -> bytes:
 
 def decode_arrival(announced: bytes, private: bytes, computed: int, handle: int) -> ArrivedRequest:
     """Decode a request from what came before its pages, and with them."""
-    told = msgspec.msgpack.decode(private, type=Handover)
-    return ArrivedRequest(_SUBMITS.decode(announced), told, computed, handle)
+    told = decode(_HANDOVERS, private)
+    return ArrivedRequest(decode(_SUBMITS, announced), told, computed, handle)
 
 
 def places_of(core: MemoryCore, request: Request) -> dict[tuple[int, int], int]:

@@ -26,6 +26,7 @@ from kvell.engine.moving.encoding import (
     encode_announcement,
     encode_handover,
     is_cancelled,
+    is_legible,
     places_of,
 )
 from kvell.engine.moving.going_request import GoingRequest
@@ -91,6 +92,7 @@ class Handovers:
         self._actions: list[Action] = []
         self._stays: list[Request] = []
         agent.receiving.admits = scheduler.has_room_for
+        agent.receiving.is_legible = is_legible
         agent.loans.lending.is_wanted = scheduler.wants_memory
 
     def watch_insertions(self, computes: Callable[[int, HeldText], None]) -> None:

@@ -18,7 +18,7 @@ from kvell.engine.protocol.messages import Command, Event
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
 from kvell.engine.protocol.statistics import Stats
-from kvell.errors import ChangeSomething
+from kvell.wire.decoding import MalformedError, decode
 from kvell.wire.frames import ProtocolError, framed
 
 Message = Command | Event
@@ -102,20 +102,17 @@ def decode_event(body: bytes) -> Event:
     :raises ProtocolError: on anything that is not exactly one well-typed event.
     """
     if body.startswith(_TOKENS_HEAD, 1):  # the common case: one call, unless it is malformed
-        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-            return _TOKENS.decode(body)[1]
+        with contextlib.suppress(MalformedError):
+            return decode(_TOKENS, body)[1]
     event: Event = _decode(body, _EVENTS, "event")
     return event
 
 
 def _decode(body: bytes, known: dict[str, tuple[Any, frozenset[str]]], what: str) -> Any:
-    try:
-        name, payload = _ENVELOPE.decode(body)
-        if name not in known:
-            raise ProtocolError(f"unknown {what} {name[:40]!r}")
-        unknown = _FIELDS.decode(payload).keys() - known[name][1]
-        if unknown:
-            raise ProtocolError(f"{what} {name} has an unknown field {min(unknown)[:40]!r}")
-        return _DECODERS[name].decode(payload)
-    except (msgspec.DecodeError, ChangeSomething, UnicodeDecodeError) as error:
-        raise ProtocolError(f"malformed {what}: {error}") from error
+    name, payload = decode(_ENVELOPE, body, what)
+    if name not in known:
+        raise ProtocolError(f"unknown {what} {name[:40]!r}")
+    unknown = decode(_FIELDS, payload, what).keys() - known[name][1]
+    if unknown:
+        raise ProtocolError(f"{what} {name} has an unknown field {min(unknown)[:40]!r}")
+    return decode(_DECODERS[name], payload, what)

@@ -28,6 +28,7 @@ from kvell.mempool.transfers.actions import Action, Send
 from kvell.mempool.transfers.messages import Abandon, Ask, Declined, Prepare, Prepared, Transfer
 from kvell.models.images.image_store import ImageStore
 from kvell.vocabulary import RequestId
+from kvell.wire.decoding import MalformedError, decode
 
 MOST_BYTES = 32 << 20
 """Of tensors that are on their way to others and not answered: a connection takes no more."""
@@ -66,7 +67,7 @@ class MovedImages:
         contents = self._store.contents(ids)
         if isinstance(message, Ask) or not message.images:
             return Send(action.instance, msgspec.structs.replace(message, contents=contents))
-        command = _SUBMITS.decode(message.private)
+        command = decode(_SUBMITS, message.private)
         taken = self._sent.of((command.request_id, command.attempt))
         size_bytes = sum(len(one.data) for one in taken.tensors) if taken is not None else 0
         self._going.pop(message.transfer, None)  # if it is said again
@@ -126,9 +127,9 @@ class MovedImages:
         if message.transfer in self._coming:
             return ""
         try:
-            command = _SUBMITS.decode(message.private)
-            taken = self._sent.read(*_ATTACHED.decode(message.attached))
-        except (msgspec.DecodeError, ChangeSomething) as error:
+            command = decode(_SUBMITS, message.private)
+            taken = self._sent.read(*decode(_ATTACHED, message.attached))
+        except (MalformedError, ChangeSomething) as error:
             return f"its images cannot be read ({error})"
         told = taken.told
         is_it = told.token_ids.astype("<i4").tobytes() == command.prompt

@@ -22,7 +22,8 @@ import msgspec
 
 from kvell.fleet.instance.death import Cause
 from kvell.fleet.instance.supervisor import InstanceState
-from kvell.wire.frames import ProtocolError, framed
+from kvell.wire.decoding import decode
+from kvell.wire.frames import framed
 
 MANAGER = "manager"
 """The manager's name in its greetings."""
@@ -238,17 +239,11 @@ def decode_to_manager(body: bytes) -> ToManager:
 
     :raises ProtocolError: on anything that is not exactly one well-typed message.
     """
-    try:
-        message: ToManager = _TO_MANAGER.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ProtocolError(f"malformed message: {error}") from error
+    message: ToManager = decode(_TO_MANAGER, body)
     return message
 
 
 def decode_to_front(body: bytes) -> ToFront:
     """Decode what the manager says; errors as of :func:`decode_to_manager`."""
-    try:
-        message: ToFront = _TO_FRONT.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ProtocolError(f"malformed message: {error}") from error
+    message: ToFront = decode(_TO_FRONT, body)
     return message

@@ -6,6 +6,7 @@ import msgspec
 
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.pool_settings import PoolSettings
+from kvell.wire.decoding import decode
 
 
 class ClusterSettings(msgspec.Struct, frozen=True):
@@ -38,4 +39,7 @@ class ClusterSettings(msgspec.Struct, frozen=True):
     @staticmethod
     def decoded(body: bytes) -> "ClusterSettings":
         """From bytes."""
-        return msgspec.msgpack.decode(body, type=ClusterSettings)
+        return decode(_SETTINGS, body)
+
+
+_SETTINGS = msgspec.msgpack.Decoder(ClusterSettings)

@@ -17,6 +17,7 @@ import msgspec
 
 from kvell.errors import ChangeSomething, TryLater
 from kvell.fleet.manager.settings import ClusterSettings
+from kvell.wire.decoding import MalformedError, decode
 
 PROGRAM = (sys.executable, "-m", "kvell.cli.main", "meet")
 MEETING_SECONDS = 120.0
@@ -75,8 +76,8 @@ async def meet(
     try:
         async with asyncio.timeout(MEETING_SECONDS):
             said, _ = await child.communicate(msgspec.msgpack.encode((cluster, settings)))
-        reply: Reply = _REPLY.decode(said)
-    except (TimeoutError, msgspec.DecodeError) as error:
+        reply: Reply = decode(_REPLY, said)
+    except (TimeoutError, MalformedError) as error:
         raise TryLater(f"the cluster's manager was not found ({error})") from error
     finally:
         with contextlib.suppress(ProcessLookupError):
@@ -96,7 +97,7 @@ def answer(
     :param asked: the program's input.
     :param met: finds the manager; may raise ChangeSomething or TryLater.
     """
-    cluster, settings = _ASKED.decode(asked)
+    cluster, settings = decode(_ASKED, asked)
 
     async def find() -> tuple[str, bytes]:
         return await met(cluster, settings)

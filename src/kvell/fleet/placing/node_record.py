@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from kvell.errors import TryLater
+from kvell.wire.decoding import MalformedError, decode
 
 FILE = "ray-node.json"
 START_TIME_FIELD = 19
@@ -59,6 +60,9 @@ class NodeRecord:
         (directory / FILE).unlink(missing_ok=True)
 
 
+_RECORD = msgspec.json.Decoder(NodeRecord)
+
+
 def record_of(pid: int, address: str, folder: Path) -> NodeRecord:
     """Return the record of a node that runs now."""
     return NodeRecord(pid, started_at(pid), address, str(folder))
@@ -67,8 +71,8 @@ def record_of(pid: int, address: str, folder: Path) -> NodeRecord:
 def recorded(directory: Path) -> NodeRecord | None:
     """Return the record of a node that still runs; None without one."""
     try:
-        found = msgspec.json.decode((directory / FILE).read_bytes(), type=NodeRecord)
-    except (OSError, msgspec.DecodeError):
+        found = decode(_RECORD, (directory / FILE).read_bytes())
+    except (OSError, MalformedError):
         return None
     return found if found.runs() else None
 

@@ -5,6 +5,7 @@ import msgspec
 from kvell.errors import ChangeSomething
 from kvell.load.answers import error_text
 from kvell.load.http.wire import Client, ConnectionFailed
+from kvell.wire.decoding import MalformedError, decode
 
 MODELS = "/v1/models"
 MOST_NAMES = 5
@@ -16,6 +17,9 @@ class _Card(msgspec.Struct):
 
 class _Cards(msgspec.Struct):
     data: list[_Card]
+
+
+_CARDS = msgspec.json.Decoder(_Cards)
 
 
 async def served_model(client: Client, base_url: str, wanted: str | None) -> str:
@@ -38,8 +42,8 @@ async def served_model(client: Client, base_url: str, wanted: str | None) -> str
 
 def _names(body: bytes) -> list[str]:
     try:
-        return [card.id for card in msgspec.json.decode(body, type=_Cards).data]
-    except msgspec.DecodeError:
+        return [card.id for card in decode(_CARDS, body).data]
+    except MalformedError:
         return []
 
 

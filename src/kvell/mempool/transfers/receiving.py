@@ -36,6 +36,7 @@ from kvell.mempool.transfers.repeating import Repeated
 from kvell.prefix.groups.facts import IMAGE_COLUMNS
 
 FOREVER: Tick = 1 << 62
+ILLEGIBLE = "what was said of the request cannot be read"
 REMEMBERED = 1024
 """Transfers that have come are remembered, for senders who have not heard that they did."""
 NOTHING: Ints = np.empty((0, 3), np.int32)
@@ -78,6 +79,8 @@ class Receiving:
         self._most_transfers = most_transfers
         self.admits: Callable[[int, int], bool] = lambda _handle, _computed: True
         """Whether a text may come: its handle, and how much of it."""
+        self.is_legible: Callable[[Prepare | Offer], bool] = lambda _message: True
+        """Whether the user of a text can read what is said of it."""
         self.is_closed = False
         """Whether no further text may come."""
         self._coming: dict[Transfer, _Coming] = {}
@@ -158,6 +161,8 @@ class Receiving:
         if len(message.pages) != 4 * len(coming.missing) or message.stages < 0:
             return self._over(message.transfer, "not what was missing was offered")
         if not message.stages:
+            if not coming.inserts and not self.is_legible(message):
+                return self._over(message.transfer, ILLEGIBLE)
             coming.is_whole, coming.private = True, message.private
         if coming.is_pulling:
             if message.pages != coming.pages:
@@ -252,6 +257,8 @@ class Receiving:
             return "its time is over"
         if len(message.images) % (4 * IMAGE_COLUMNS):
             return "there are no such images"
+        if not message.inserts and not self.is_legible(message):
+            return ILLEGIBLE
         return ""
 
 

@@ -7,6 +7,7 @@ import msgspec
 from kvell.mempool.transfers.messages import PeerMessage
 from kvell.mempool.transports.source import PageSource
 from kvell.mempool.transports.tcp.partials import PartialsLine
+from kvell.wire.decoding import decode
 from kvell.wire.frames import FrameReader, ProtocolError, framed
 from kvell.wire.greeting import Greeting
 
@@ -78,10 +79,10 @@ class Peer:
             bodies = self._reader.feed(data)
             if not data:
                 raise PeerGone("it hung up")
-            return [_DECODER.decode(body) for body in bodies]
+            return [decode(_DECODER, body) for body in bodies]
         except BlockingIOError:
             return []
-        except (OSError, ProtocolError, msgspec.DecodeError) as error:
+        except (OSError, ProtocolError) as error:
             raise PeerGone(str(error)) from error
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from kvell.models.config.json_files import CONFIG_FILE, read_optional_json
+from kvell.wire.decoding import MalformedError, decode
 
 PLAIN_CLASS = "TokenizersBackend"
 """transformers' name for a tokenizer that lies entirely in its ``tokenizer.json``."""
@@ -19,6 +20,9 @@ class _Added(msgspec.Struct):
 
 class _TokenizerFile(msgspec.Struct):
     added_tokens: list[_Added] = []
+
+
+_TOKENIZER_FILE = msgspec.json.Decoder(_TokenizerFile)
 
 
 def eos_token_ids(path: Path) -> frozenset[int]:
@@ -49,8 +53,8 @@ def tokenizer_end_ids(path: Path) -> frozenset[int] | None:
         return None
     try:
         raw = (path / "tokenizer.json").read_bytes()
-        added = msgspec.json.decode(raw, type=_TokenizerFile).added_tokens
-    except (OSError, msgspec.DecodeError):
+        added = decode(_TOKENIZER_FILE, raw).added_tokens
+    except (OSError, MalformedError):
         return None
     found = frozenset(one.token_id for one in added if one.content == token)
     return found or None

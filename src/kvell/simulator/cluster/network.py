@@ -24,6 +24,7 @@ from kvell.simulator.clock.links import Link
 from kvell.simulator.clock.transport import VirtualTransport
 from kvell.simulator.cluster.device import Device
 from kvell.simulator.cluster.loop import Loop
+from kvell.wire.decoding import decode
 
 MESSAGE_SECONDS = 1e-4
 """Of a message between two processes of one host, with what it takes to wake the other."""
@@ -217,7 +218,7 @@ class Network:
                 continue
             for target in self._alive.values():
                 if _address(target) == one.receiver:
-                    sender, message = one.sender.rpartition("#")[0], _DECODER.decode(one.payload)
+                    sender, message = one.sender.rpartition("#")[0], decode(_DECODER, one.payload)
                     self._meet(target, self._alive[sender])  # the dead have no messages under way
                     self._heard(target, sender, message)
         return bool(arrived)

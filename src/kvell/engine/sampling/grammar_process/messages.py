@@ -25,6 +25,7 @@ import msgspec
 from kvell.clock import MonotonicClock
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.errors import KvellError
+from kvell.wire.decoding import MalformedError, decode
 from kvell.wire.frames import FrameReader, ProtocolError, framed
 
 READ_BYTES = 256 << 10
@@ -183,8 +184,8 @@ class Line:
             self._socket.settimeout(seconds)
             self._read()
         try:
-            return _DECODER.decode(self._bodies.popleft())
-        except msgspec.DecodeError as error:
+            return decode(_DECODER, self._bodies.popleft())
+        except MalformedError as error:
             raise LineEnded(str(error)) from error
 
     def take_descriptor(self) -> int:

@@ -6,6 +6,8 @@ import msgspec
 from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
 from ray.experimental.internal_kv import _internal_kv_get
 
+from kvell.wire.decoding import MalformedError, decode
+
 MACHINE_OF_ITS_OWN = re.compile(r"node_[0-9a-f]{56}")
 """Type that Ray gives a machine which somebody started by hand."""
 NAMESPACE_OF_SECOND, KEY_OF_SECOND = "__autoscaler", "__autoscaler_v2_enabled"
@@ -32,8 +34,8 @@ def starts_machines(status: bytes | None, enabled: bytes | None) -> bool | None:
     if enabled == ENABLED:
         return True
     try:
-        report = _DECODER.decode(status or b"{}").autoscaler_report
-    except msgspec.DecodeError:
+        report = decode(_DECODER, status or b"{}").autoscaler_report
+    except MalformedError:
         return False
     if report is None:
         return None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from kvell.fleet.placing.ray.names import LauncherName
+from kvell.wire.decoding import decode
 
 
 class Bundle(msgspec.Struct, frozen=True):
@@ -34,7 +35,7 @@ def encode_record(record: Mapping[str, Bundle]) -> bytes:
 
 def decode_record(body: bytes | None) -> Record:
     """Decode a record; none was written for a cluster that is new."""
-    return {} if body is None else _DECODER.decode(body)
+    return {} if body is None else decode(_DECODER, body, "record")
 
 
 @dataclass(frozen=True)
