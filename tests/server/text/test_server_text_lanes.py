@@ -102,3 +102,63 @@ def test_tensors_count_until_nobody_has_them(monkeypatch: pytest.MonkeyPatch) ->
     kept.pop()
     assert held.held_bytes == 5
     held.check()
+
+
+def test_tenants_take_turns_and_each_is_in_order() -> None:
+    """Whoever sends much waits behind itself."""
+
+    async def scenario() -> None:
+        work, go_on, order = TextWork(), threading.Event(), list[str]()
+        red, blue = work.of("red"), work.of("blue")
+        first = asyncio.create_task(red.run(10, go_on.wait))
+        await asyncio.sleep(0)
+        names = [(red, f"red-{n}") for n in range(5)] + [(blue, f"blue-{n}") for n in range(2)]
+        waiting = [
+            asyncio.create_task(one.run(10, partial(order.append, name))) for one, name in names
+        ]
+        await asyncio.sleep(0)
+        go_on.set()
+        await asyncio.gather(first, *waiting)
+        assert order.index("blue-0") < order.index("red-1")
+        assert order.index("blue-1") < order.index("red-2")
+        for color in ("red", "blue"):
+            own = [one for one in order if one.startswith(color)]
+            assert own == sorted(own)
+        work.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_tenant_that_fills_the_lane_keeps_no_other_out() -> None:
+    async def scenario() -> None:
+        lane, go_on = Lane("test", "text_bytes", 100, trims=False), threading.Event()
+        full = [asyncio.create_task(lane.run(25, go_on.wait, "red")) for _ in range(4)]
+        await asyncio.sleep(0)
+        assert lane.bytes_here == 100
+        with pytest.raises(TryLater):
+            await lane.run(1, lambda: None, "red")
+        late = asyncio.create_task(lane.run(90, lambda: "blue", "blue"))
+        await asyncio.sleep(0)
+        with pytest.raises(TryLater):
+            await lane.run(11, lambda: None, "blue")
+        with pytest.raises(TryLater):
+            await lane.run(11, lambda: None, "green")  # all together have no room for it
+        go_on.set()
+        assert await late == "blue"
+        await asyncio.gather(*full)
+        assert lane.bytes_here == 0
+        lane.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_closed_lane_refuses_work_and_counts_none() -> None:
+    async def scenario() -> None:
+        lane = Lane("test", "text_bytes", 100, trims=False)
+        lane.close()
+        for _ in range(2):
+            with pytest.raises(RuntimeError):
+                await lane.run(60, lambda: None)
+        assert lane.bytes_here == 0
+
+    asyncio.run(scenario())

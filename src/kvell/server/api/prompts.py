@@ -1,5 +1,6 @@
 """From what a client sent to token ids that fit the model."""
 
+import copy
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ from kvell.server.text.text_encoder import TextEncoder, TokenIds
 from kvell.server.text.text_model import NO_FIELDS, TextModel
 
 BYTES_PER_DECODED_TOKEN = 8
+TOOLS_IGNORED = "chat_template_ignores_tools"
 NO_PLACE_FOR_TOOLS = "give --chat-template with one that shows tools, or send none"
 logger = logging.getLogger(__name__)
 
@@ -34,7 +36,14 @@ class PromptEncoder:
     def __init__(self, model: TextModel, length: ContextLength, work: TextWork) -> None:
         self._model, self._length, self._work = model, length, work
         self._texts = TextEncoder(model, length.longest_tokens, work)
-        self._told_of_tools = False
+        self._told: set[str] = set()  # of all tenants together
+
+    def of(self, tenant: str) -> "PromptEncoder":
+        """The same encoder, whose work this tenant is charged for."""
+        found = copy.copy(self)
+        found._work = self._work.of(tenant)
+        found._texts = self._texts.of(found._work)
+        return found
 
     async def prompt(
         self,
@@ -134,11 +143,11 @@ class PromptEncoder:
 
     def _tell_of_tools(self) -> None:
         """Say once if the model will never see any: its answers look as if it knew none."""
-        if self._model.takes_tools or self._told_of_tools:
+        if self._model.takes_tools or TOOLS_IGNORED in self._told:
             return
-        self._told_of_tools = True
+        self._told.add(TOOLS_IGNORED)
         told = {"model": self._model.name, "remedy": NO_PLACE_FOR_TOOLS}
-        tell(logger, logging.WARNING, "chat_template_ignores_tools", **told)
+        tell(logger, logging.WARNING, TOOLS_IGNORED, **told)
 
     async def pictured(
         self,
@@ -172,7 +181,7 @@ class PromptEncoder:
             return self._checked("messages", ids), tensors
 
         size_bytes = chars + sum(len(image.url) for image in images)
-        return await self._work.pictures.run(size_bytes, read)
+        return await self._work.run_pictured(size_bytes, read)
 
     @property
     def takes_images(self) -> bool:

@@ -99,9 +99,10 @@ class Serving:
         if unknown := body.unknown_fields():
             self.ignored_fields.note(unknown)
 
-    def named(self, name: str | None) -> tuple[str, Served]:
+    def named(self, name: str | None, tenant: str = "") -> tuple[str, Served]:
         """The model of a name, and its name; None means the first.
 
+        :param tenant: whose texts it reads.
         :raises UnknownModel: if none has it.
         """
         name = next(iter(self.models_by_name)) if name is None else name
@@ -109,7 +110,7 @@ class Serving:
         if served is None:
             names = ", ".join(self.models_by_name)
             raise UnknownModel(f"model={name[:200]}: is not served; use {names}")
-        return name, served
+        return name, replace(served, prompts=served.prompts.of(tenant)) if tenant else served
 
     def deltas(self, asked: Asked, samplings: Sequence[SamplingParams]) -> Deltas:
         """Pieces of all answers as they come, each with the index of its answer.

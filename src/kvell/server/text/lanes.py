@@ -3,21 +3,41 @@
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from typing import Any, Generic, TypeVar
 
 from kvell.device.process_size import give_back_freed
+from kvell.engine.requests.turns import Turn, TurnQueue
 from kvell.errors import Bound, TryLater
 from kvell.server.text.held_tensors import HeldTensors
 from kvell.server.text.text_bounds import SHORT_BYTES
-from kvell.vocabulary import MIB
+from kvell.vocabulary import MIB, RequestId
 
 Made = TypeVar("Made")
 WAITING_BYTES = 32 * MIB
 """Of texts, and apart from that of pictures, that may wait for a thread."""
 
 
+@dataclass(eq=False)
+class _Piece(Generic[Made]):
+    """A piece of work that waits for the thread.
+
+    :param made: what it makes, for whoever waits.
+    """
+
+    request_id: RequestId
+    turn: Turn
+    work: Callable[[], Made]
+    made: "asyncio.Future[Made]"
+
+
 class Lane:
-    """One thread, and who waits for it in order; a cancelled caller leaves the line.
+    """One thread; those who wait for it take turns by tenant, and each tenant's work is in order.
+
+    A cancelled caller leaves the line.  Tenants that are here have the bytes in equal parts: one
+    that has nothing here is refused only when all of them together have twice as many.
 
     :param bound: that is exceeded when too much waits.
     :param most_bytes: that may wait and be worked on; what comes to an empty lane is always taken.
@@ -27,35 +47,83 @@ class Lane:
     def __init__(self, name: str, bound: Bound, most_bytes: int, *, trims: bool) -> None:
         self._bound, self._most_bytes, self._trims = bound, most_bytes, trims
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._turn = asyncio.Semaphore(1)
-        self.bytes_here = 0
+        self._line: TurnQueue[_Piece[Any]] = TurnQueue()
+        self._numbers = count()
+        self._is_busy = False
+        self._bytes_of: dict[str, int] = {}
 
-    async def run(self, size_bytes: int, work: Callable[[], Made]) -> Made:
+    @property
+    def bytes_here(self) -> int:
+        """Bytes that wait or are worked on."""
+        return sum(self._bytes_of.values())
+
+    async def run(self, size_bytes: int, work: Callable[[], Made], tenant: str = "") -> Made:
         """Do a piece of work in the thread, and return what it makes.
 
         Being cancelled while it runs does not stop it, and the next piece waits for its end.
 
+        :param tenant: whose turn it takes, and who is charged.
         :raises TryLater: if too much waits already.
         """
-        if self.bytes_here and self.bytes_here + size_bytes > self._most_bytes:
-            told = f"{self.bytes_here} bytes wait to be read; try again"
-            raise TryLater(told, bound=self._bound)
-        self.bytes_here += size_bytes
+        self._check_room(size_bytes, tenant)
+        turn = Turn(tenant=tenant, cost_tokens=size_bytes)
+        made: asyncio.Future[Made] = asyncio.get_running_loop().create_future()
+        piece = _Piece(RequestId(str(next(self._numbers))), turn, work, made)
+        self._bytes_of[tenant] = self._bytes_of.get(tenant, 0) + size_bytes
+        self._line.add(piece)
+        if not self._is_busy:
+            self._begin_next()
         try:
-            await self._turn.acquire()
-        except asyncio.CancelledError:
-            self.bytes_here -= size_bytes
-            raise
+            return await made
+        finally:
+            if self._line.discard(piece.request_id) is not None:  # cancelled before its turn
+                self._forget(piece)
 
-        def ended(future: "asyncio.Future[Made]") -> None:
-            self.bytes_here -= size_bytes
-            self._turn.release()
-            if not future.cancelled():
-                future.exception()  # nobody may be left to hear of it
+    def _check_room(self, size_bytes: int, tenant: str) -> None:
+        own_bytes, here_bytes = self._bytes_of.get(tenant, 0), self.bytes_here
+        most_own_bytes = self._most_bytes // (len(self._bytes_of) + (tenant not in self._bytes_of))
+        is_above_share = own_bytes and own_bytes + size_bytes > most_own_bytes
+        if is_above_share or (here_bytes and here_bytes + size_bytes > 2 * self._most_bytes):
+            told = f"{own_bytes or here_bytes} bytes wait to be read; try again"
+            raise TryLater(told, bound=self._bound)
 
-        running = asyncio.wrap_future(self._thread.submit(self._done, work))
-        running.add_done_callback(ended)
-        return await asyncio.shield(running)
+    def _begin_next(self) -> None:
+        """Let the thread do whoever's turn it is."""
+        piece = self._line.first()
+        self._is_busy = piece is not None
+        if piece is None:
+            return
+        self._line.take(piece)
+        try:
+            submitted = self._thread.submit(self._done, piece.work)
+        except RuntimeError as error:  # the lane is closed
+            self._ended(piece, error)
+            return
+        running = asyncio.wrap_future(submitted, loop=piece.made.get_loop())
+        running.add_done_callback(partial(self._heard, piece))
+
+    def _heard(self, piece: "_Piece[Made]", running: "asyncio.Future[Made]") -> None:
+        """A piece of work is done; nobody may be left to hear of it."""
+        if running.cancelled():
+            self._ended(piece, asyncio.CancelledError())
+        elif (error := running.exception()) is not None:
+            self._ended(piece, error)
+        else:
+            if not piece.made.done():
+                piece.made.set_result(running.result())
+            self._ended(piece)
+
+    def _ended(self, piece: "_Piece[Made]", error: BaseException | None = None) -> None:
+        if error is not None and not piece.made.done():
+            piece.made.set_exception(error)
+        self._forget(piece)
+        self._begin_next()
+
+    def _forget(self, piece: "_Piece[Made]") -> None:
+        tenant = piece.turn.tenant
+        self._bytes_of[tenant] -= piece.turn.cost_tokens
+        if not self._bytes_of[tenant]:
+            del self._bytes_of[tenant]
 
     def close(self) -> None:
         """End the thread, after the work that it has begun."""
@@ -69,28 +137,45 @@ class Lane:
                 give_back_freed()
 
 
+class _Lanes:
+    def __init__(self) -> None:
+        self.short = Lane("kvell-short-texts", "text_bytes", WAITING_BYTES, trims=False)
+        self.long = Lane("kvell-long-texts", "text_bytes", WAITING_BYTES, trims=True)
+        self.pictures = Lane("kvell-pictures", "image_pixels", 2 * WAITING_BYTES, trims=True)
+
+
 class TextWork:
     """The lanes of one process, which all its models share.
 
-    :ivar pictures: decodes pictures, those of one request at a time.
+    :param tenant: whose work this is.
     :ivar held: tensors of pictures in requests that have not ended.
     """
 
-    def __init__(self) -> None:
-        self._short = Lane("kvell-short-texts", "text_bytes", WAITING_BYTES, trims=False)
-        self._long = Lane("kvell-long-texts", "text_bytes", WAITING_BYTES, trims=True)
-        self.pictures = Lane("kvell-pictures", "image_pixels", 2 * WAITING_BYTES, trims=True)
-        self.held = HeldTensors()
+    def __init__(self, tenant: str = "", shared: "TextWork | None" = None) -> None:
+        self._tenant = tenant
+        self._lanes: _Lanes = _Lanes() if shared is None else shared._lanes
+        self.held: HeldTensors = HeldTensors() if shared is None else shared.held
+
+    def of(self, tenant: str) -> "TextWork":
+        """The same lanes, where this tenant waits in its own turn."""
+        return TextWork(tenant, self)
 
     async def run(self, size_bytes: int, work: Callable[[], Made]) -> Made:
         """Work on a text among those of its kind, short or long.
 
         :raises TryLater: if too many of them wait.
         """
-        lane = self._short if size_bytes <= SHORT_BYTES else self._long
-        return await lane.run(size_bytes, work)
+        lane = self._lanes.short if size_bytes <= SHORT_BYTES else self._lanes.long
+        return await lane.run(size_bytes, work, self._tenant)
+
+    async def run_pictured(self, size_bytes: int, work: Callable[[], Made]) -> Made:
+        """Decode the pictures of one request.
+
+        :raises TryLater: if too many of them wait.
+        """
+        return await self._lanes.pictures.run(size_bytes, work, self._tenant)
 
     def close(self) -> None:
         """End the threads."""
-        for lane in (self._short, self._long, self.pictures):
+        for lane in (self._lanes.short, self._lanes.long, self._lanes.pictures):
             lane.close()

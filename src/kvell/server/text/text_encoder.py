@@ -1,5 +1,6 @@
 """A model's texts to token ids in threads; texts that can never fit are refused unread."""
 
+import copy
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -26,6 +27,12 @@ class TextEncoder:
     def __init__(self, model: TextModel, max_model_len: int, work: TextWork) -> None:
         self._model, self._work = model, work
         self.bounds = TextBounds(max_model_len, model.most_token_bytes)
+
+    def of(self, work: TextWork) -> "TextEncoder":
+        """The same encoder with other threads."""
+        found = copy.copy(self)
+        found._work = work
+        return found
 
     async def encoded(
         self,

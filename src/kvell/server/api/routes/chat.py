@@ -96,12 +96,12 @@ class ChatApi:
         tokens = await answering.reasoning_tokens()
         return json_response(chat_body(asked.heading, choices, total, tokens))
 
-    async def prompt_tokens(self, body: ChatRequest) -> int:
+    async def prompt_tokens(self, body: ChatRequest, visit: Visit) -> int:
         """How many tokens the prompt of a body has; it may be longer than what is served.
 
         :raises ChangeSomething: naming the field that is wrong.
         """
-        _, served = self.serving.named(body.model)
+        _, served = self.serving.named(body.model, visit.tenant)
         tools = chat_tools(body.tools)
         offered = [] if tool_choice(body.tool_choice, tools) == "none" else tools
         prompt, _ = await _prompt(served.prompts, body, offered, fits=False)
@@ -114,7 +114,7 @@ class ChatApi:
 
         :raises ChangeSomething: naming the field that is wrong.
         """
-        name, served = self.serving.named(body.model)
+        name, served = self.serving.named(body.model, visit.tenant)
         tools = chat_tools(body.tools)
         choice = tool_choice(body.tool_choice, tools)
         parallel = body.parallel_tool_calls is not False

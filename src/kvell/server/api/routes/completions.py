@@ -49,7 +49,7 @@ class CompletionsApi:
 
     async def _answer(self, request: Request, body: CompletionRequest) -> Response:
         self.serving.note(body)
-        name, served = self.serving.named(body.model)
+        name, served = self.serving.named(body.model, visit_of(request).tenant)
         given = body.prompts()
         form = body.form()
         with named_as_sent(body.name_sent):

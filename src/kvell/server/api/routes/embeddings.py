@@ -72,7 +72,7 @@ class EmbeddingsApi:
         :param fields: the client's names for the inputs, one for each, in errors; or none.
         :raises ChangeSomething: naming an input or a model that has no embeddings.
         """
-        name, served = self.serving.named(body.model)
+        name, served = self.serving.named(body.model, visit.tenant)
         served.text.embeddings.require_served(name)
         fields = fields or ["input"] * len(body.inputs())
         inputs = await _encoded(served, body, fields)

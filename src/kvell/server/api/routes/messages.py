@@ -56,7 +56,7 @@ class MessagesApi:
 
         It may be longer than what is served.
         """
-        return await guarded(request, self._count(body))
+        return await guarded(request, self._count(body, visit_of(request)))
 
     async def _answer(self, body: MessagesRequest, visit: Visit) -> Response:
         self.serving.note(body)
@@ -71,10 +71,10 @@ class MessagesApi:
             message.end()
             return json_response(await message.body())
 
-    async def _count(self, body: CountTokensRequest) -> Response:
+    async def _count(self, body: CountTokensRequest, visit: Visit) -> Response:
         self.serving.note(body)
         with named_as_sent(body.name_here):
-            tokens = await ChatApi(self.serving).prompt_tokens(body.chat())
+            tokens = await ChatApi(self.serving).prompt_tokens(body.chat(), visit)
         return json_response({"input_tokens": tokens})
 
 

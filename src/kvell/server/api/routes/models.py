@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, Response
+from fastapi import FastAPI, HTTPException, Request, Response
 
 from kvell.errors import ChangeSomething
 from kvell.server.answers.chat_tools import chat_tools
 from kvell.server.api.bodies.completions import Body, json_response, model_card, model_list
+from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from kvell.server.api.serving import Serving
 
@@ -62,13 +63,13 @@ class ModelsApi:
         _, served = self.serving.named(None)
         return json_response(served.text.tokenizer_info())
 
-    async def tokenize(self, body: TokenizeRequest) -> Response:
+    async def tokenize(self, request: Request, body: TokenizeRequest) -> Response:
         """Turn a text or a conversation into the token ids that a request would have.
 
         The answer has ``tokens``, their ``count``, and ``max_model_len``.
         """
         self.serving.note(body)
-        _, served = self.serving.named(body.model)
+        _, served = self.serving.named(body.model, visit_of(request).tenant)
         if (body.prompt is None) == (body.messages is None):
             remedy = "send one of prompt and messages"
             raise ChangeSomething("prompt", "…", "is not one text or conversation", remedy)
@@ -90,10 +91,10 @@ class ModelsApi:
         strings = await served.prompts.token_texts(tokens) if body.return_token_strs else None
         return json_response({**told, "tokens": tokens, "token_strs": strings})
 
-    async def detokenize(self, body: DetokenizeRequest) -> Response:
+    async def detokenize(self, request: Request, body: DetokenizeRequest) -> Response:
         """Turn token ids into text, which the answer has as ``prompt``."""
         self.serving.note(body)
-        _, served = self.serving.named(body.model)
+        _, served = self.serving.named(body.model, visit_of(request).tenant)
         unknown = max(body.tokens, default=0)
         if unknown >= served.text.vocab_size:
             remedy = f"use ids below {served.text.vocab_size}"
