@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from kvell.engine.protocol.messages import Cancel, Finished, Submit, Tokens
+from kvell.engine.protocol.messages import Cancel, Finished, Heartbeat, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import Bound, ChangeSomething, TryLater
 from kvell.fleet.instance.death import InstanceDeath, ended
@@ -335,7 +335,7 @@ def test_what_a_draining_instance_does_not_take_goes_to_another() -> None:
     queue.add(entry("a"))
     [(home, _)] = queue.due(0.0)
     queue.line("mixed-1").open(4)
-    refusal = Finished(RequestId("a"), 0, "refused", try_later=True, not_taken=True)
+    refusal = Finished(RequestId("a"), 0, "refused", try_later=True, not_taken="draining")
     queue.finished(refusal, 1.0)
     assert (queue.waiting, queue.in_flight) == (1, 0)
     [(other, again)] = queue.due(1.0)
@@ -343,3 +343,19 @@ def test_what_a_draining_instance_does_not_take_goes_to_another() -> None:
     assert not queue.line("mixed-0").has_room
     queue.finished(refusal, 2.0)
     assert queue.in_flight == 1, "an old attempt's refusal says nothing of this one"
+
+
+def test_what_a_full_instance_does_not_take_waits_until_it_is_heard_of() -> None:
+    """It has requests from elsewhere, of which nobody has told here yet."""
+    queue = RequestQueue(8)
+    queue.line("mixed-0").open(4)
+    queue.add(entry("a"))
+    assert len(queue.due(0.0)) == 1
+    refusal = Finished(RequestId("a"), 0, "refused", try_later=True, not_taken="full")
+    queue.finished(refusal, 1.0)
+    assert (queue.waiting, queue.in_flight) == (1, 0)
+    assert queue.due(1.0) == []
+    assert queue.line("mixed-0").is_open
+    queue.heard("mixed-0", Heartbeat(1, 1, 0, 0, 4, 4, 10, 10), 2.0)
+    [(home, again)] = queue.due(2.0)
+    assert (home, again.attempt) == ("mixed-0", 1)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from kvell.device.host_chunks import HostChunks
+from kvell.errors import TryLater
 from kvell.memory import GroupKind, LayerSpec, plan_layout
 from kvell.mempool.entries import NOT_IN_PLACE, PeerEntry, PeerLost, PeerMapped
 from kvell.mempool.node import Node
@@ -172,6 +173,18 @@ def test_one_that_died_stays_readable_until_it_is_taken_away(host: Host) -> None
     third = host.start(Start("c"))
     meet(a, third)
     assert a.mapped() == PeerMapped("c", 1, first)
+
+
+def test_an_earlier_start_that_greets_late_replaces_no_later_one(host: Host) -> None:
+    a, late, b = (host.start(one) for one in (Start("a"), Start("b", 1), Start("b", 2)))
+    meet(a, b)
+    assert a.mapped()[:2] == ("b", 2)
+    with pytest.raises(TryLater, match="has started anew"):
+        meet(a, late)
+    meet(late, a)  # and from there
+    host.end(late)
+    host.end(b)
+    assert a.next() == PeerLost("b", 2)
 
 
 def test_one_that_is_met_again_before_its_loss_is_taken_in_keeps_its_new_place(host: Host) -> None:

@@ -213,7 +213,7 @@ def test_drained_is_told_once_the_last_front_has_nothing() -> None:
     assert isinstance(told[-1], Drained)
     [refused] = gate.accept(submit("b", 1), "b")
     assert isinstance(refused, Finished)
-    assert refused.not_taken
+    assert refused.not_taken == "draining"
 
 
 def test_orders_of_an_older_manager_are_refused_and_it_hears_why() -> None:
@@ -231,3 +231,15 @@ def test_a_process_that_is_told_to_end_drains_whoever_leads() -> None:
     gate = CommandGate(FakeEngine(), front_of)
     gate.accept(Lead(8), "manager-new")
     assert gate.accept(Drain()) == [Drained()]
+
+
+def test_where_others_handed_requests_over_one_more_is_not_taken_just_now() -> None:
+    engine = LateEngine()
+    gate = CommandGate(engine, front_of)
+    engine.arrives = [RequestId("a:9")]
+    gate.advance()
+    for number in range(CREDITS - 1):
+        assert gate.accept(submit("a", number), "a") == []
+    [refused] = gate.accept(submit("a", CREDITS), "a")
+    assert isinstance(refused, Finished)
+    assert (refused.not_taken, refused.try_later) == ("full", True)

@@ -39,7 +39,7 @@ class InstanceLoad:
         self.outstanding_pairs = 0
         self.held_tokens = 0
         self._num_prompts = 0
-        self._credits = 0
+        self._credits, self._pauses = 0, False
         self._ramp: Ramp | None = None
         self._free_bytes = 0
         self._token_bytes = 0
@@ -75,7 +75,7 @@ class InstanceLoad:
     def has_room(self) -> bool:
         """Whether the instance may get a request now: credits are left, and its start is over."""
         allowed = self._ramp is None or self._ramp.allows(len(self.in_flight))
-        return allowed and self.free_credits > 0
+        return allowed and self.free_credits > 0 and not self._pauses
 
     @property
     def has_suspect(self) -> bool:
@@ -100,7 +100,7 @@ class InstanceLoad:
             requests slowly (:class:`.Ramp`).
         :param reach: how long its requests can be, alone and if others lend it memory.
         """
-        self._credits, self.incarnation = credits, incarnation
+        self._credits, self.incarnation, self._pauses = credits, incarnation, False
         self._free_bytes, self._token_bytes = free_bytes, token_bytes
         self.reach, self.placements, self._beat = reach, (), None
         self._pool_bytes = free_bytes
@@ -122,9 +122,13 @@ class InstanceLoad:
         """Give it no further request; what it has goes on."""
         self._credits = 0
 
+    def pause(self) -> None:
+        """Give it no further request until its next heartbeat: it has more than is known here."""
+        self._pauses = True
+
     def heard(self, beat: Heartbeat) -> None:
         """Take what the instance says of its memory in place of the estimate, and of others."""
-        self._free_bytes, self._view = beat.free_bytes, None
+        self._free_bytes, self._view, self._pauses = beat.free_bytes, None, False
         self._pool_bytes, self._waiting = beat.pool_bytes, beat.waiting
         self._others_prompt_tokens = beat.others_prompt_tokens
         self._others_requests = beat.others_requests

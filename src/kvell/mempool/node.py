@@ -235,10 +235,14 @@ class Node:
 
         Both sides may open one at the same time.  Then both stay, since a message may be on its
         way in either; what this side sends goes through the one that it knew first.
+
+        :raises TryLater: when a later start of the instance is known.
         """
         name = peer.told.instance
         old = self._peers.get(name)
-        if old is not None and old.told.incarnation != peer.told.incarnation:
+        if old is not None and old.told.incarnation > peer.told.incarnation:
+            raise TryLater(f"{name} has started anew since")
+        if old is not None and old.told.incarnation < peer.told.incarnation:
             self._lose(old)
         if name in self._peers:
             self._beside.setdefault(name, []).append(peer)

@@ -11,7 +11,6 @@
 """
 
 import queue
-import secrets
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from types import TracebackType
@@ -41,6 +40,7 @@ from kvell.mempool.transfers.copies import whole
 from kvell.mempool.transfers.messages import Transfer
 from kvell.mempool.transports.page_copies import Bytes
 from kvell.wire.endpoints import Endpoint
+from kvell.wire.greeting import new_incarnation
 
 
 class MemPool(MovingCalls):
@@ -69,7 +69,7 @@ class MemPool(MovingCalls):
         cpu_buffer_bytes: int = 0,
     ) -> None:
         self.layout, self.instance = layout, instance
-        self.incarnation = secrets.randbits(48)
+        self.incarnation = new_incarnation()
         self._host = HostPool(layout.pool_bytes)
         self.memory: Bytes = np.frombuffer(self._host.buffer(), np.uint8)[: layout.pool_bytes]
         self.core: HoldingCore = create_core(layout, implementation)

@@ -177,7 +177,7 @@ class CommandGate:
     def _submit(self, command: Submit, front: str) -> list[Event]:
         if self._draining:
             refusal = _refusal(command, "the instance is draining")
-            return [replace(refusal, not_taken=True)]
+            return [replace(refusal, not_taken="draining")]
         if self._owner(command.request_id) != front:
             return [_refusal(command, f"the request's id must begin with {front}{NAME_END}")]
         share = self._shares.setdefault(front, _Share())
@@ -188,7 +188,7 @@ class CommandGate:
             return [_refusal(command, "a request with this id is in flight")]
         if len(share.pending_tokens) >= self.ready.credits:
             refusal = _refusal(command, f"all {self.ready.credits} credits are in use")
-            return [replace(refusal, not_taken=bool(share.came))]
+            return [replace(refusal, not_taken="full" if share.came else "")]
         tokens = len(command.prompt) // 4
         share.pending_tokens[command.request_id] = tokens
         share.sum_tokens += tokens

@@ -1,6 +1,8 @@
 """Who somebody at a connection is, and the proof that it knows the cluster's secret."""
 
 import hmac
+import secrets
+import time
 
 import msgspec
 
@@ -33,6 +35,14 @@ class Greeting(msgspec.Struct, frozen=True):
 
 
 _GREETING = msgspec.msgpack.Decoder(Greeting)
+
+
+def new_incarnation() -> int:
+    """The number of a start: later ones have higher numbers, and no two have the same.
+
+    It is a number that JSON keeps: milliseconds of Unix time, and ten bits of chance.
+    """
+    return time.time_ns() // 1_000_000 << 10 | secrets.randbits(10)
 
 
 def proven(told: Greeting, secret: bytes, session: bytes) -> Greeting:

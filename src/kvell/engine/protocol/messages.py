@@ -262,14 +262,18 @@ class Tokens(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_def
     logprobs: tuple[TokenLogprobs, ...] = ()
 
 
+NotTaken = Literal["", "draining", "full"]
+
+
 @dataclass(frozen=True)
 class Finished:
     """The request is over and holds nothing any more.
 
     For a refusal, ``message`` is one clear line, ``field`` names what must be changed,
     and ``try_later`` says that nothing must be: there was just no room.  ``not_taken`` says that
-    the instance takes no requests any more, so another may have this one.  ``bound`` is the bound
-    that the request exceeded, if that is why it was refused.
+    another may have this one, as the instance takes none any more, or just now no more: its
+    credits are in use, some by requests that their front does not know of yet.  ``bound`` is the
+    bound that the request exceeded, if that is why it was refused.
 
     ``step_failed`` says that the step which was to compute it failed; the instance lives on, and
     the request may be tried again.  It is a ``suspect``, or ``blameless`` since there was one
@@ -294,7 +298,7 @@ class Finished:
     message: str = ""
     field: str = ""
     try_later: bool = False
-    not_taken: bool = False
+    not_taken: NotTaken = ""
     embedding: bytes = b""
     bound: Bound | None = None
     step_failed: StepBlame = ""

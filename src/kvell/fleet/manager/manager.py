@@ -13,7 +13,6 @@ started what it must know.
 import asyncio
 import contextlib
 import logging
-import secrets
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -48,11 +47,11 @@ from kvell.fleet.manager.orders import carried_out, refused
 from kvell.fleet.manager.rosters import entries
 from kvell.fleet.manager.steered import SETTLING_LOOKS, FleetSteering
 from kvell.fleet.started.front_limits import FrontLimits
-from kvell.fleet.started.member import INCARNATION_BITS, MemberCallbacks
+from kvell.fleet.started.member import MemberCallbacks
 from kvell.fleet.started.members import Members
 from kvell.fleet.started.pool_settings import PoolSettings
 from kvell.wire.frames import ProtocolError
-from kvell.wire.greeting import Greeting
+from kvell.wire.greeting import Greeting, new_incarnation
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +98,7 @@ class Manager:
         lonely_seconds: float = 60.0,
         clock: Clock | None = None,
     ) -> None:
-        self.incarnation = secrets.randbits(INCARNATION_BITS)
+        self.incarnation = new_incarnation()
         self._counts = dict(counts)
         callbacks = MemberCallbacks(
             on_ready=self._instance_ready,

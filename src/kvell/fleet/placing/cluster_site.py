@@ -25,9 +25,8 @@ from kvell.fleet.instance.supervisor import USER_MUST_CHANGE
 from kvell.fleet.manager.messages import MANAGER
 from kvell.fleet.placing.placement import Found, NoRoomError, Placed, Placement, PlacingError
 from kvell.fleet.placing.remote_process import KILL_SECONDS, RemoteProcess, log_last_words
-from kvell.fleet.started.member import INCARNATION_BITS
 from kvell.wire.frames import ProtocolError
-from kvell.wire.greeting import Greeting
+from kvell.wire.greeting import Greeting, new_incarnation
 
 LOOK_SECONDS = 1.0
 """Pause before a placement that did not answer is asked again."""
@@ -51,7 +50,7 @@ class ClusterSite:
         self._found: dict[str, Found] = {}
         # A name of its own: two managers at one instance do not hang up on each other.
         name = f"{MANAGER}-{secrets.token_hex(NAME_BYTES)}"
-        self._greeting = Greeting(name, secrets.randbits(INCARNATION_BITS), "", 0)
+        self._greeting = Greeting(name, new_incarnation(), "", 0)
 
     def enter(self, instance_id: str) -> None:
         """See :class:`.Site`."""

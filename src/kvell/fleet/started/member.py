@@ -1,7 +1,6 @@
 """One instance of a front: its supervisor, what it said of itself, and its statistics."""
 
 import asyncio
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -13,8 +12,7 @@ from kvell.errors import InstanceDied, TryLater
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.fleet.instance.supervisor import InstanceState
 from kvell.fleet.started.watch import Watch
-
-INCARNATION_BITS = 48
+from kvell.wire.greeting import new_incarnation
 
 
 @dataclass(frozen=True)
@@ -120,8 +118,8 @@ class Member:
         return self.supervisor.state == "serving"
 
     def next_incarnation(self) -> int:
-        """Draw the incarnation of the next start; no earlier one has the same."""
-        self.incarnation = secrets.randbits(INCARNATION_BITS)
+        """Draw the incarnation of the next start; earlier ones have lower numbers."""
+        self.incarnation = max(new_incarnation(), self.incarnation + 1)
         return self.incarnation
 
     def status(self) -> MemberStatus:
