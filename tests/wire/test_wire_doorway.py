@@ -51,8 +51,8 @@ class Hall:
 
         return take
 
-    def connected(self) -> socket.socket:
-        return connect_to(self.doorway.address, PATIENCE_SECONDS)
+    def connected(self, source: str = "") -> socket.socket:
+        return connect_to(self.doorway.address, PATIENCE_SECONDS, source)
 
     def met(self, purpose: Purpose = "messages", told: Greeting = OTHER) -> socket.socket:
         sock = self.connected()
@@ -127,6 +127,22 @@ def test_the_oldest_stranger_makes_way(hall: Hall) -> None:
             until(lambda: len(hall.came) == 1)
         assert hung_up_on(silent[0])
         assert hall.doorway.strangers == 2
+
+
+def test_an_address_of_many_strangers_makes_way_to_others(hall: Hall) -> None:
+    """Though the only one of another address is the oldest."""
+    with ExitStack() as stack:
+        alone = stack.enter_context(hall.connected(source="127.0.0.9"))
+        until(partial(hall.heard_strangers, 1))
+        many = []
+        for count in (2, 3):
+            many.append(stack.enter_context(hall.connected()))
+            until(partial(hall.heard_strangers, count))
+        with hall.met():
+            until(lambda: len(hall.came) == 1)
+        assert hung_up_on(many[0])
+        open_session(BlockingSocket(alone), OTHER, SECRET, "messages")
+        until(lambda: len(hall.came) == 2)
 
 
 def test_the_time_counts_from_the_moment_of_accepting(hall: Hall) -> None:

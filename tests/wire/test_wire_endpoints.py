@@ -1,6 +1,8 @@
 """Addresses as they are written, and what listens there."""
 
+import os
 import socket
+import stat
 from pathlib import Path
 
 import pytest
@@ -63,3 +65,12 @@ def test_a_socket_of_this_host(tmp_path: Path) -> None:
         pass
     with pytest.raises(ChangeSomething, match="give another path"):
         listen_at(tmp_path / "none" / "a")
+
+
+def test_a_socket_of_this_host_is_its_owners_alone_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with listen_at(tmp_path / "socket"):
+            assert stat.S_IMODE((tmp_path / "socket").stat().st_mode) == 0o600
+    finally:
+        os.umask(before)

@@ -4,12 +4,12 @@
 
     accepted ──► stranger ──proved who it is──► handed over by purpose
                     │ the time is up, it breaks the protocol, it does not know the secret
-                    └─ it is the oldest, and there are too many ──► hung up on
+                    └─ it is the oldest of its address, and there are too many ──► hung up on
 
 All strangers are heard at once, in a selector, so a silent one costs a descriptor and nothing
 else.  Their time counts from the moment when they were accepted.  Who comes when there are as many
-strangers as may be takes the place of the oldest: an honest peer needs a few milliseconds, and
-strangers cannot lock it out by staying.
+strangers as may be takes the place of the oldest of the address that has most: an honest peer needs
+a few milliseconds, and strangers cannot lock it out by staying, or by coming again and again.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ import logging
 import selectors
 import socket
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from kvell.clock import Clock, MonotonicClock
@@ -131,7 +132,7 @@ class Doorway:
     def _accept(self) -> None:
         for _ in range(BACKLOG_TURN):
             try:
-                sock, _ = self._listener.accept()
+                sock, where = self._listener.accept()
             except BlockingIOError:
                 return
             except ConnectionError:
@@ -144,15 +145,22 @@ class Doorway:
                 return
             self._is_short = False
             while len(self._strangers) >= self._most_strangers:
-                self._drop(next(iter(self._strangers.values())))
-            self._welcome(sock)
+                self._drop(self._oldest_of_most())
+            self._welcome(sock, where[0] if isinstance(where, tuple) else "")
 
-    def _welcome(self, sock: socket.socket) -> None:
+    def _oldest_of_most(self) -> "_Stranger":
+        """The oldest stranger of the address that has most."""
+        counts = Counter(one.host for one in self._strangers.values())
+        most = max(counts.values())
+        return next(one for one in self._strangers.values() if counts[one.host] == most)
+
+    def _welcome(self, sock: socket.socket, host: str) -> None:
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:
             keep(sock)
         deadline = self._clock.now_seconds() + self._greeting_seconds
-        stranger = _Stranger(sock, Answering(self._told, self._secret, self._enters), deadline)
+        answering = Answering(self._told, self._secret, self._enters)
+        stranger = _Stranger(sock, host, answering, deadline)
         self._strangers[sock] = stranger
         self._selector.register(sock, selectors.EVENT_READ, stranger)
 
@@ -200,11 +208,14 @@ class Doorway:
 class _Stranger:
     """Somebody who has not proved yet who it is.
 
+    :ivar host: address that it came from; "" on this machine.
     :ivar deadline: when it is hung up on, by the doorway's clock.
     """
 
-    def __init__(self, sock: socket.socket, answering: Answering, deadline: float) -> None:
-        self.sock, self.deadline = sock, deadline
+    def __init__(
+        self, sock: socket.socket, host: str, answering: Answering, deadline: float
+    ) -> None:
+        self.sock, self.host, self.deadline = sock, host, deadline
         self._answering, self._outgoing = answering, b""
 
     @property

@@ -142,6 +142,7 @@ def _listen_on_host(path: Path) -> socket.socket:
     _unlink_dead(path)
     try:
         listener.bind(str(path))
+        path.chmod(0o600)  # whatever the umask; before it listens, nobody can connect
         listener.listen(BACKLOG)
     except OSError:
         listener.close()
