@@ -1,10 +1,12 @@
 """A request's sampling parameters; validated once, at the edge."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import isfinite
+from typing import Any
 
+from kvell.engine.protocol.given import biases, flag, number, texts, token_ids, whole
 from kvell.engine.protocol.logprobs import MAX_LOGPROBS
 from kvell.engine.protocol.structured_outputs import ReasoningBudget, StructuredOutputs
 from kvell.errors import ChangeSomething
@@ -20,6 +22,17 @@ MAX_BAD_WORD_CHARS = 256
 MAX_PENALTY = 2.0
 LEAST_REPETITION_PENALTY = 1e-6
 """Logits are divided by it; a smaller one would make them infinite."""
+
+
+NO_SEED = -1
+"""As in vLLM."""
+
+
+def _how_many(name: str, value: Any) -> int | None:
+    """So many likeliest tokens; true and false are one and no report, as in vLLM."""
+    if isinstance(value, bool):
+        return 1 if value else None
+    return whole(name, value)
 
 
 @dataclass(frozen=True)
@@ -95,9 +108,12 @@ class SamplingParams:
     reasoning_budget: ReasoningBudget | None = None
 
     def __post_init__(self) -> None:
-        for name in ("bad_words", "allowed_token_ids"):  # vLLM's callers give lists
-            if isinstance(getattr(self, name), list):
-                object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name, read in READERS.items():
+            value = getattr(self, name)
+            known = DEFAULTS[name] if value is None else read(name, value)
+            object.__setattr__(self, name, known)
+        if self.seed == NO_SEED:
+            object.__setattr__(self, "seed", None)
 
         def refuse(field: str, problem: str, remedy: str) -> None:
             raise ChangeSomething(field, getattr(self, field), problem, remedy)
@@ -192,3 +208,25 @@ class SamplingParams:
             return (self,)
         seeds = [None if self.seed is None else (self.seed + i) % MAX_SEED for i in range(self.n)]
         return tuple(replace(self, n=1, seed=seed) for seed in seeds)
+
+
+NUMBERS = (
+    *("temperature", "top_p", "min_p"),
+    *("presence_penalty", "frequency_penalty", "repetition_penalty"),
+)
+WHOLE_NUMBERS = ("top_k", "n", "min_tokens", "seed", "max_tokens")
+FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+READERS: Mapping[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(NUMBERS, number),
+    **dict.fromkeys(WHOLE_NUMBERS, whole),
+    **dict.fromkeys(FLAGS, flag),
+    **dict.fromkeys(("stop", "bad_words"), texts),
+    **dict.fromkeys(("stop_token_ids", "allowed_token_ids"), token_ids),
+    **dict.fromkeys(("logprobs", "prompt_logprobs"), _how_many),
+    "logit_bias": biases,
+}
+"""How the fields' types are checked, of all but those that only programs fill in."""
+DEFAULTS: Mapping[str, Any] = {
+    one.name: one.default for one in fields(SamplingParams) if one.name in READERS
+} | {"logit_bias": {}, "max_tokens": None}
+"""What None stands for, as in vLLM."""
