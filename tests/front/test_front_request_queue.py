@@ -324,9 +324,10 @@ def test_a_mailbox_keeps_only_the_first_end() -> None:
     assert output.finished == finished("a", "stop")
 
 
-def test_pauses_double_up_to_a_bound_and_then_end() -> None:
+def test_pauses_double_up_to_a_bound() -> None:
     policy = RestartPolicy(first_seconds=1.0, longest_seconds=5.0, attempts=4)
-    assert [policy.pause_seconds(n) for n in range(5)] == [1.0, 2.0, 4.0, 5.0, None]
+    assert [policy.pause_seconds(n) for n in range(5)] == [1.0, 2.0, 4.0, 5.0, 5.0]
+    assert policy.pause_seconds(5000) == 5.0
 
 
 def test_what_a_draining_instance_does_not_take_goes_to_another() -> None:

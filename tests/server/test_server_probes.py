@@ -18,17 +18,18 @@ def probe(url: str, path: str) -> tuple[int, str]:
 
 
 @pytest.mark.long
-def test_a_front_lives_while_its_instance_restarts_and_until_it_is_given_up(
+def test_a_front_lives_while_its_instance_restarts_however_long_that_takes(
     start_server: StartServer, tmp_path: Path
 ) -> None:
-    with start_server("-", "0", "--starts-once", str(tmp_path / "started")) as (url, process):
+    started = tmp_path / "started"
+    with start_server("-", "0", "--starts-once", str(started)) as (url, process):
         assert probe(url, ALIVE) == (200, "serving")
         assert [probe(url, path) for path in READY] == [(200, "serving")] * 2
         os.kill(child_of(process.pid), signal.SIGKILL)
         until(lambda: probe(url, "/readyz") == (503, "restarting"))
         assert probe(url, ALIVE) == (200, "restarting")
-        until(lambda: probe(url, "/readyz") == (503, "failed"))
-        assert probe(url, ALIVE) == (503, "failed")
+        started.unlink()
+        until(lambda: probe(url, "/readyz") == (200, "serving"))
 
 
 def test_probes_need_no_key(start_server: StartServer) -> None:

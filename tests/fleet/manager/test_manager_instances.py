@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -192,20 +193,23 @@ def test_an_instance_that_is_killed_comes_back_as_another_incarnation(
     run(scenario())
 
 
-def test_an_instance_that_cannot_be_restarted_has_failed(
-    instance_command: CommandFactory, tmp_path: object
+def test_an_instance_that_cannot_be_restarted_fails_until_it_can(
+    instance_command: CommandFactory, tmp_path: Path
 ) -> None:
     async def scenario() -> None:
+        started = tmp_path / "started"
         async with (
-            managed(instance_command("--starts-once", f"{tmp_path}/started"), {"mixed": 1}) as one,
+            managed(instance_command("--starts-once", str(started)), {"mixed": 1}) as one,
             await joined(one.manager) as front,
         ):
             await front.serving(1)
             os.kill(front.pids()[0], signal.SIGKILL)
-            await until(lambda: front.states() == {"mixed-0": "failed"})
+            await until(lambda: front.states() == {"mixed-0": "failing"})
             entry = front.entry("mixed-0")
             assert entry.ended is not None and entry.ended.cause == "killed"
             assert not one.running.done(), "a front may still ask for others"
+            started.unlink()
+            await front.serving(1)
 
     run(scenario())
 

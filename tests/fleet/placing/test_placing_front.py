@@ -158,13 +158,13 @@ def test_a_machine_that_does_not_answer_holds_nobody_up(
     assert "its machine does not answer" in caplog.text
 
 
-def test_a_machine_that_never_answers_again_is_given_up(served: Served) -> None:
+def test_a_machine_that_never_answers_again_keeps_nobody_waiting(served: Served) -> None:
     async def scenario() -> None:
         async with served(instances={"mixed": 2}) as placed:
             placed.placement.lost.add("mixed-1")
             os.kill(pid_of(placed, "mixed-1"), signal.SIGKILL)
             states = placed.front.instances
-            await until(lambda: [one.state for one, _ in states()] == ["serving", "failed"])
+            await until(lambda: [one.state for one, _ in states()] == ["serving", "failing"])
             assert (await finish_of(placed, 5))[0] == expected(5)
 
     run(scenario())

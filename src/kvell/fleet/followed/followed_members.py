@@ -245,7 +245,7 @@ class FollowedMembers:
         if roster.failed:
             raise InstanceStartError(roster.failed, roster.exit_code)
         states = {one.instance_id: one.state for one in roster.instances}
-        if states and set(states.values()) == {"failed"}:
+        if states and set(states.values()) <= {"failing", "failed"}:
             raise InstanceStartError("no instance of the cluster can be started")
         serving = [self._by_id[name] for name, state in states.items() if state == "serving"]
         return not roster.is_starting and bool(serving) and all(one.is_serving for one in serving)
@@ -283,12 +283,12 @@ class FollowedMembers:
 
     def _update(self, member: FollowedMember, entry: RosterEntry) -> None:
         link, name = member.supervisor, member.instance_id
-        was_failed = link.state == "failed"
+        was_given_up = link.state in ("failing", "failed")
         link.update(entry)
         if entry.state == "draining" and (name, entry.incarnation) not in self._left:
             self._left.add((name, entry.incarnation))
             self._callbacks.on_leaving(name)
-        if link.state == "failed" and not was_failed:
+        if link.state in ("failing", "failed") and not was_given_up:
             member.instance_given_up()
 
     def _remove(self, instance_id: str) -> None:

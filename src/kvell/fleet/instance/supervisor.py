@@ -4,7 +4,7 @@
 
     starting ──Ready──► serving ──retire──► draining ──ended──► gone
         │                  │ ▲
-        │ exit 2           │ └──Ready── restarting ──attempts used up──► failed
+        │ exit 2           │ └──Ready── restarting ──attempts used up──► failing ──Ready──► serving
         └──► failed        └──dies, hangs, breaks the protocol──► restarting
 """
 
@@ -30,9 +30,12 @@ from kvell.wire.frames import ProtocolError
 
 logger = logging.getLogger(__name__)
 
-InstanceState = Literal["starting", "serving", "restarting", "draining", "failed", "gone"]
-"""Where an instance is: only one that is ``serving`` takes requests.  ``failed``: it was started
-again as often as the policy allows; ``gone``: it was drained and has ended."""
+InstanceState = Literal[
+    "starting", "serving", "restarting", "failing", "draining", "failed", "gone"
+]
+"""Where an instance is: only one that is ``serving`` takes requests.  ``failing``: it was
+started again in vain as often as anybody waits for, and still is; ``failed``: the user must change
+something first; ``gone``: it was drained and has ended."""
 USER_MUST_CHANGE = 2
 """Exit status of an instance that has told the user on stderr what to change."""
 
@@ -53,7 +56,7 @@ class InstanceListener(Protocol):
         ...
 
     def instance_given_up(self) -> None:
-        """No further incarnation will come."""
+        """No further incarnation comes soon; told again with each that ends."""
         ...
 
 
@@ -211,10 +214,7 @@ class Supervisor:
             process: InstanceProcess | None = await self._launch()
         except (InstanceStartError, ProtocolError) as error:
             logger.error("instance %s: %s", self.name, error)
-            if isinstance(error, InstanceStartError) and error.exit_code == USER_MUST_CHANGE:
-                self._give_up()
-                return
-            process = await self._relaunch()
+            process = None if self._needs_user(error) else await self._relaunch()
         if process is not None:
             await self._supervise(process)
 
@@ -280,19 +280,39 @@ class Supervisor:
         self._listener.instance_said(event)
 
     async def _relaunch(self) -> InstanceProcess | None:
+        """Start it again until it is ready; None if the user must change something first."""
         self._settled.set()
-        while (pause := self._policy.pause_seconds(self._fruitless_restarts)) is not None:
-            self.state = "restarting"
-            await asyncio.sleep(pause)
+        while True:
+            self._note_restart()
+            await asyncio.sleep(self._policy.pause_seconds(self._fruitless_restarts))
             self.restarts += 1
             self._fruitless_restarts += 1
             try:
                 return await self._launch()
             except KvellError as error:
-                why = str(error)
-            logger.error("restart %d of instance %s failed: %s", self.restarts, self.name, why)
-        self._give_up()
-        return None
+                logger.error(
+                    "restart %d of instance %s failed: %s", self.restarts, self.name, error
+                )
+                if self._needs_user(error):
+                    return None
+
+    def _note_restart(self) -> None:
+        """Let nobody wait any longer for an instance that was started in vain too often."""
+        if self._fruitless_restarts < self._policy.attempts:
+            self.state = "restarting"
+            return
+        if self.state != "failing":
+            longest = self._policy.longest_seconds
+            logger.error("instance %s fails: it is tried again every %g s", self.name, longest)
+        self.state = "failing"
+        self._listener.instance_given_up()
+
+    def _needs_user(self, error: KvellError) -> bool:
+        """Give an instance up that has told the user what to change."""
+        needs = isinstance(error, InstanceStartError) and error.exit_code == USER_MUST_CHANGE
+        if needs:
+            self._give_up()
+        return needs
 
     def _give_up(self) -> None:
         self.state = "failed"
