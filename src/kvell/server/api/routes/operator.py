@@ -38,7 +38,8 @@ class OperatorApi:
         app.add_api_route("/livez", self.alive, methods=["GET"])
         for path in ("/readyz", "/health"):
             app.add_api_route(path, self.health, methods=["GET"])
-        app.add_api_route("/ping", self.ping, methods=["GET", "POST"])
+        for method in ("GET", "POST"):  # one route of both would have one operation
+            app.add_api_route("/ping", self.ping, methods=[method])
         app.add_api_route("/load", self.load, methods=["GET"])
         text = PlainTextResponse
         app.add_api_route("/metrics", self.prometheus, methods=["GET"], response_class=text)
@@ -46,7 +47,7 @@ class OperatorApi:
         app.add_api_route("/debug/audit", self.audit, methods=["GET"])
 
     async def alive(self) -> Response:
-        """Answer 200 unless all instances are given up for good; ``status`` as of ``/health``.
+        """Answer 200 unless all instances have failed; ``status`` as of ``/health``.
 
         For an orchestrator's liveness probe.  A front whose instances load or restart must not be
         killed for it: that would end the streams of others, and what comes back loads again.
