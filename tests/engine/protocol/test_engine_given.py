@@ -50,7 +50,8 @@ def test_what_vllm_takes_is_taken(name: str, given: Any, known: Any) -> None:
 
 @pytest.mark.parametrize("name", READERS)
 def test_none_is_the_default(name: str) -> None:
-    assert getattr(SamplingParams(**{name: None}), name) == DEFAULTS[name]
+    nothing: Any = {name: None}
+    assert getattr(SamplingParams(**nothing), name) == DEFAULTS[name]
 
 
 def test_none_is_no_bound_of_tokens() -> None:
