@@ -162,3 +162,29 @@ def test_a_closed_lane_refuses_work_and_counts_none() -> None:
         assert lane.bytes_here == 0
 
     asyncio.run(scenario())
+
+
+def test_texts_of_no_bytes_are_worked_on_like_others() -> None:
+    async def scenario() -> None:
+        lane = Lane("test", "text_bytes", 100, trims=False)
+        made = [lane.run(size, partial(str, size)) for size in (0, 10, 0, 0)]
+        assert await asyncio.gather(*made) == ["0", "10", "0", "0"]
+        assert lane.bytes_here == 0
+        lane.close()
+
+    asyncio.run(scenario())
+
+
+def test_whoever_waits_when_a_lane_closes_is_told() -> None:
+    async def scenario() -> None:
+        lane, go_on = Lane("test", "text_bytes", 10_000, trims=False), threading.Event()
+        running = asyncio.create_task(lane.run(1, go_on.wait))
+        waiting = [asyncio.create_task(lane.run(1, lambda: None)) for _ in range(3000)]
+        await asyncio.sleep(0)
+        lane.close()
+        go_on.set()
+        assert await running
+        told = await asyncio.gather(*waiting, return_exceptions=True)
+        assert {type(one) for one in told} == {RuntimeError}
+
+    asyncio.run(scenario())

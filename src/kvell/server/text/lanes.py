@@ -89,41 +89,44 @@ class Lane:
 
     def _begin_next(self) -> None:
         """Let the thread do whoever's turn it is."""
-        piece = self._line.first()
-        self._is_busy = piece is not None
-        if piece is None:
-            return
-        self._line.take(piece)
-        try:
-            submitted = self._thread.submit(self._done, piece.work)
-        except RuntimeError as error:  # the lane is closed
-            self._ended(piece, error)
-            return
-        running = asyncio.wrap_future(submitted, loop=piece.made.get_loop())
-        running.add_done_callback(partial(self._heard, piece))
+        self._is_busy = False
+        while not self._is_busy and (piece := self._line.first()) is not None:
+            self._line.take(piece)
+            try:
+                submitted = self._thread.submit(self._done, piece.work)
+            except RuntimeError as error:  # the lane is closed
+                self._tell(piece, error)
+                continue
+            self._is_busy = True
+            running = asyncio.wrap_future(submitted, loop=piece.made.get_loop())
+            running.add_done_callback(partial(self._heard, piece))
 
     def _heard(self, piece: "_Piece[Made]", running: "asyncio.Future[Made]") -> None:
-        """A piece of work is done; nobody may be left to hear of it."""
+        """A piece of work is done."""
         if running.cancelled():
-            self._ended(piece, asyncio.CancelledError())
+            piece.made.cancel()
+            self._forget(piece)
         elif (error := running.exception()) is not None:
-            self._ended(piece, error)
+            self._tell(piece, error)
         else:
             if not piece.made.done():
                 piece.made.set_result(running.result())
-            self._ended(piece)
+            self._forget(piece)
+        self._begin_next()
 
-    def _ended(self, piece: "_Piece[Made]", error: BaseException | None = None) -> None:
-        if error is not None and not piece.made.done():
+    def _tell(self, piece: "_Piece[Made]", error: BaseException) -> None:
+        """A piece of work has failed; nobody may be left to hear of it."""
+        if not piece.made.done():
             piece.made.set_exception(error)
         self._forget(piece)
-        self._begin_next()
 
     def _forget(self, piece: "_Piece[Made]") -> None:
         tenant = piece.turn.tenant
-        self._bytes_of[tenant] -= piece.turn.cost_tokens
-        if not self._bytes_of[tenant]:
-            del self._bytes_of[tenant]
+        left_bytes = self._bytes_of.get(tenant, 0) - piece.turn.cost_tokens
+        if left_bytes:
+            self._bytes_of[tenant] = left_bytes
+        else:
+            self._bytes_of.pop(tenant, None)
 
     def close(self) -> None:
         """End the thread, after the work that it has begun."""
