@@ -137,9 +137,3 @@ def test_every_error_has_the_status_that_the_server_answers_with() -> None:
 def test_causes_are_told_apart_by_the_server_s_own_table() -> None:
     refused = next(one for _, one in CAUSES if type(one) is ChangeSomething)
     assert api_error(refused).status == 400
-
-
-def test_the_document_is_made_without_a_warning(recwarn: pytest.WarningsRecorder) -> None:
-    """One is a line in the log of whoever serves."""
-    openapi_document()
-    assert [str(one.message) for one in recwarn] == []

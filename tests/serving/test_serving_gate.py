@@ -3,8 +3,7 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvell.engine.protocol.introductions import Introduce
-from kvell.engine.protocol.leading import Drained, Lead, Led
+from kvell.engine.protocol.leading import Drained, Introduce, Lead, Led
 from kvell.engine.protocol.messages import (
     Cancel,
     Command,

@@ -25,8 +25,7 @@ from kvell.engine.core.lateness import Lateness
 from kvell.engine.core.page_map import PageMap
 from kvell.engine.failed_steps import FailedSteps
 from kvell.engine.failing.failures import StepFailed, StepFailure
-from kvell.engine.protocol.introductions import Introduce
-from kvell.engine.protocol.leading import Lead
+from kvell.engine.protocol.leading import Introduce, Lead
 from kvell.engine.protocol.messages import (
     CREDITS,
     SCHEMA_VERSION,

@@ -46,7 +46,7 @@ from kvell.front.request_queue import RequestQueue
 from kvell.vocabulary import RequestId
 from kvell.wire.frames import ProtocolError
 
-FrontState = Literal["starting", "serving", "restarting", "failed", "closing"]
+FrontState = Literal["starting", "serving", "restarting", "failing", "failed", "closing"]
 ONE_MIXED: Mapping[str, int] = {"mixed": 1}
 
 
@@ -133,11 +133,9 @@ class Front:
         if self._closing:
             return "closing"
         states = {one.supervisor.state for one in self._members}
-        for state in ("serving", "restarting", "starting"):
+        for state in ("serving", "restarting", "starting", "failing"):
             if state in states:
                 return state
-        if "failing" in states:
-            return "restarting"
         return "failed" if states else "starting"
 
     @property

@@ -8,7 +8,7 @@ from kvell.cluster.steering.placements import NO_REACH, Reach
 from kvell.cluster.steering.relief import MemoryView, MovableView, is_short
 from kvell.cluster.steering.roles import RoleView
 from kvell.cluster.steering.steering import Steered
-from kvell.engine.protocol.messages import Heartbeat
+from kvell.engine.protocol.messages import Heartbeat, NotTaken
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.front.request_log import LogEntry
 from kvell.vocabulary import RequestId
@@ -122,8 +122,10 @@ class InstanceLoad:
         """Give it no further request; what it has goes on."""
         self._credits = 0
 
-    def pause(self) -> None:
-        """Give it no further request until its next heartbeat: it has more than is known here."""
+    def took_none(self, why: NotTaken) -> None:
+        """Give it no further request: it drains.  Or none until its next heartbeat: it is full."""
+        if why == "draining":
+            self.close()
         self._pauses = True
 
     def heard(self, beat: Heartbeat) -> None:

@@ -244,9 +244,8 @@ class RequestQueue:
     def finished(self, event: Finished, now: float) -> list[tuple[str, Migrate]]:
         """A request is over; its credit is free again.  Returns which instances are told what.
 
-        An instance that drains by itself (SIGTERM), or that others have handed requests to, may
-        still be sent one.  Its line closes, or pauses until it is heard of again, and the request
-        goes back to the head of the line.
+        One that drains by itself (SIGTERM), or was handed requests by others, may still be sent
+        one.  Its line closes, or pauses, and the request goes back to the head of the line.
         """
         entry = self._in_flight.get(event.request_id)
         if entry is None or event.attempt != entry.attempt:
@@ -264,10 +263,8 @@ class RequestQueue:
         if event.embedding:  # the only sign that the prompt is computed
             line.emitted(entry, 0)
         self._in_flight.take_back(entry)
-        if event.not_taken == "draining" and not entry.is_dropped:
-            line.close()
-        elif event.not_taken == "full":
-            line.pause()
+        if event.not_taken and not entry.is_dropped:
+            line.took_none(event.not_taken)
         end = entry.end_with(event)
         if end is not None:
             self._end(entry, end, now)

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from kvell.cluster.steering.epochs import HighestEpoch
-from kvell.engine.protocol.introductions import Introduce
-from kvell.engine.protocol.leading import Drained, Lead, Led
+from kvell.engine.protocol.leading import Drained, Introduce, Lead, Led
 from kvell.engine.protocol.messages import (
     Cancel,
     Command,

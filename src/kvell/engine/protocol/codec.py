@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 
 from kvell.engine.protocol import messages as protocol
-from kvell.engine.protocol.introductions import Introduce
-from kvell.engine.protocol.leading import Drained, Lead, Led
+from kvell.engine.protocol.leading import Drained, Introduce, Lead, Led
 from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import Command, Event
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex

@@ -1,6 +1,6 @@
-"""Whom an instance obeys, where several managers may believe that it is theirs; and its end."""
+"""Whom an instance obeys where several managers may take it for theirs, and what they order."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
@@ -26,3 +26,15 @@ class Led:
 @dataclass(frozen=True)
 class Drained:
     """All work is done; the last event of an instance."""
+
+
+@dataclass(frozen=True)
+class Introduce:
+    """Where all instances listen that serve now; it replaces what was said before.
+
+    :param addresses: ``tcp://host:port`` by the instance's name.
+    :param epoch: of the manager that orders it; 0: there is none.
+    """
+
+    addresses: dict[str, str] = field(default_factory=dict)
+    epoch: int = 0

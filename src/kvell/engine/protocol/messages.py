@@ -34,8 +34,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from kvell.engine.protocol.introductions import Introduce
-from kvell.engine.protocol.leading import Drained, Lead, Led
+from kvell.engine.protocol.leading import Drained, Introduce, Lead, Led
 from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.notices import IndexedGroup, IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages

@@ -21,7 +21,6 @@ from kvell.server.text.text_encoder import TextEncoder, TokenIds
 from kvell.server.text.text_model import NO_FIELDS, TextModel
 
 BYTES_PER_DECODED_TOKEN = 8
-TOOLS_IGNORED = "chat_template_ignores_tools"
 NO_PLACE_FOR_TOOLS = "give --chat-template with one that shows tools, or send none"
 logger = logging.getLogger(__name__)
 
@@ -36,7 +35,7 @@ class PromptEncoder:
     def __init__(self, model: TextModel, length: ContextLength, work: TextWork) -> None:
         self._model, self._length, self._work = model, length, work
         self._texts = TextEncoder(model, length.longest_tokens, work)
-        self._told: set[str] = set()  # of all tenants together
+        self._told_of_tools = [False]  # of all tenants together
 
     def of(self, tenant: str) -> "PromptEncoder":
         """The same encoder, whose work this tenant is charged for."""
@@ -143,11 +142,11 @@ class PromptEncoder:
 
     def _tell_of_tools(self) -> None:
         """Say once if the model will never see any: its answers look as if it knew none."""
-        if self._model.takes_tools or TOOLS_IGNORED in self._told:
+        if self._model.takes_tools or self._told_of_tools[0]:
             return
-        self._told.add(TOOLS_IGNORED)
+        self._told_of_tools[0] = True
         told = {"model": self._model.name, "remedy": NO_PLACE_FOR_TOOLS}
-        tell(logger, logging.WARNING, TOOLS_IGNORED, **told)
+        tell(logger, logging.WARNING, "chat_template_ignores_tools", **told)
 
     async def pictured(
         self,

@@ -38,8 +38,7 @@ class OperatorApi:
         app.add_api_route("/livez", self.alive, methods=["GET"])
         for path in ("/readyz", "/health"):
             app.add_api_route(path, self.health, methods=["GET"])
-        for method in ("GET", "POST"):  # one route of both would have one operation
-            app.add_api_route("/ping", self.ping, methods=[method])
+        app.add_api_route("/ping", self.ping, methods=["GET", "POST"])
         app.add_api_route("/load", self.load, methods=["GET"])
         text = PlainTextResponse
         app.add_api_route("/metrics", self.prometheus, methods=["GET"], response_class=text)
