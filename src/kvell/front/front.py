@@ -342,7 +342,7 @@ class Front:
         self._note_idle()
 
     def _instance_given_up(self, _instance_id: str) -> None:
-        if all(one.supervisor.state in ("failing", "failed") for one in self._members):
+        if all(one.is_given_up for one in self._members):
             self._request_queue.fail_waiting("the instance cannot be restarted", self.now_seconds())
 
     def _instance_leaving(self, instance_id: str) -> None:

@@ -16,6 +16,7 @@ from kvell.fleet.followed.manager_link import Find, ManagerLink
 from kvell.fleet.followed.start_lines import start_lines
 from kvell.fleet.instance.dialing import DialedLine, dial_instance
 from kvell.fleet.instance.instance_process import InstanceStartError
+from kvell.fleet.instance.supervisor import GIVEN_UP
 from kvell.fleet.manager.messages import (
     BEAT_SECONDS,
     MOST_MOVABLE,
@@ -245,7 +246,7 @@ class FollowedMembers:
         if roster.failed:
             raise InstanceStartError(roster.failed, roster.exit_code)
         states = {one.instance_id: one.state for one in roster.instances}
-        if states and set(states.values()) <= {"failing", "failed"}:
+        if states and set(states.values()) <= GIVEN_UP:
             raise InstanceStartError("no instance of the cluster can be started")
         serving = [self._by_id[name] for name, state in states.items() if state == "serving"]
         return not roster.is_starting and bool(serving) and all(one.is_serving for one in serving)
@@ -283,12 +284,12 @@ class FollowedMembers:
 
     def _update(self, member: FollowedMember, entry: RosterEntry) -> None:
         link, name = member.supervisor, member.instance_id
-        was_given_up = link.state in ("failing", "failed")
+        was_given_up = member.is_given_up
         link.update(entry)
         if entry.state == "draining" and (name, entry.incarnation) not in self._left:
             self._left.add((name, entry.incarnation))
             self._callbacks.on_leaving(name)
-        if link.state in ("failing", "failed") and not was_given_up:
+        if member.is_given_up and not was_given_up:
             member.instance_given_up()
 
     def _remove(self, instance_id: str) -> None:

@@ -36,6 +36,8 @@ InstanceState = Literal[
 """Where an instance is: only one that is ``serving`` takes requests.  ``failing``: it was
 started again in vain as often as anybody waits for, and still is; ``failed``: the user must change
 something first; ``gone``: it was drained and has ended."""
+GIVEN_UP: frozenset[InstanceState] = frozenset(("failing", "failed"))
+"""States in which nobody waits for an instance."""
 USER_MUST_CHANGE = 2
 """Exit status of an instance that has told the user on stderr what to change."""
 

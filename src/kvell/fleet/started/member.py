@@ -10,7 +10,7 @@ from kvell.engine.protocol.pages import LargePage, Pages
 from kvell.engine.protocol.statistics import Stats
 from kvell.errors import InstanceDied, TryLater
 from kvell.fleet.instance.death import InstanceDeath
-from kvell.fleet.instance.supervisor import InstanceState
+from kvell.fleet.instance.supervisor import GIVEN_UP, InstanceState
 from kvell.fleet.started.watch import Watch
 from kvell.wire.greeting import new_incarnation
 
@@ -116,6 +116,11 @@ class Member:
     def is_serving(self) -> bool:
         """Whether it takes requests."""
         return self.supervisor.state == "serving"
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether nobody waits for it."""
+        return self.supervisor.state in GIVEN_UP
 
     def next_incarnation(self) -> int:
         """Draw the incarnation of the next start; earlier ones have lower numbers."""
