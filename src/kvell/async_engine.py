@@ -197,8 +197,7 @@ class AsyncEngine:
         known_id = request_id or uuid.uuid4().hex
         prepared = PreparedPrompt(ids, known_id, cache_salt, name, session or prompt_key(ids))
         prompt_ids, token_ids, text = ids.tolist(), list[int](), ""
-        likely: tuple[TokenLogprobs, ...] = ()
-        prompt_likely: tuple[TokenLogprobs, ...] = ()
+        likely, prompt_likely = list[TokenLogprobs](), list[TokenLogprobs]()
         async with aclosing(text_deltas(self._front, served, prepared, params)) as deltas:
             async for delta in deltas:
                 token_ids += delta.token_ids

@@ -13,6 +13,7 @@ Bound = Literal[
     "body_shape",
     "text_bytes",
     "image_pixels",
+    "logprob_bytes",
     "grammar",
     "connections",
     "slow_client",

@@ -1,5 +1,7 @@
 """A front's requests that are longer than the memory of one instance."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from kvell.cluster.steering.placements import Reach
 from kvell.engine.protocol.messages import Finished, Heartbeat, Submit
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.errors import ChangeSomething, TryLater
+from kvell.errors import ChangeSomething
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.front.dispatch import Dispatch
 from kvell.front.request_log import LogEntry
@@ -84,13 +86,66 @@ def test_beyond_what_all_hold_something_must_change() -> None:
         queue.add(entry(reach, 1))
 
 
-def test_within_reach_and_nobody_to_lend_is_for_later() -> None:
+def test_within_reach_and_nobody_to_lend_waits_and_holds_up_nobody() -> None:
     queue = opened(*NAMES)
     for name in NAMES:
         queue.heard(name, beat(10), 0.0)
-    with pytest.raises(TryLater, match="too little to lend"):
-        queue.add(entry(90))
-    assert queue.waiting == 0
+    queue.add(entry(90))
+    assert queue.due(0.0) == [] and queue.waiting == 1
+    queue.add(entry(85, name="later"))
+    assert queue.due(0.0) == []
+    _, command = submitted(queue, entry(4, name="short"))
+    assert command.request_id == "short"
+    for name in NAMES:
+        queue.heard(name, beat(ALONE), 1.0)
+    ((_, command),) = queue.due(1.0)
+    assert command.request_id == "long", "in turn, though the later one needs less"
+
+
+def test_those_that_are_longer_wait_in_turn_by_tenant() -> None:
+    queue = opened(*NAMES)
+    for name in NAMES:
+        queue.heard(name, beat(10), 0.0)
+    for n in range(3):
+        queue.add(replace(entry(90, name=f"a{n}"), tenant="a"))
+    queue.due(0.0)
+    queue.add(replace(entry(90, name="b"), tenant="b"))
+    queue.due(0.0)
+    order = []
+    for step in range(1, 5):
+        for name in NAMES:
+            queue.heard(name, beat(ALONE), float(step))
+        ((at, command),) = queue.due(float(step))
+        order.append(str(command.request_id))
+        queue.heard(at, Finished(command.request_id, command.attempt, "length"), step + 0.5)
+    assert order == ["a0", "b", "a1", "a2"]
+
+
+def test_what_a_request_held_is_free_again_when_it_ends() -> None:
+    """Not only with the next heartbeats, which come later."""
+    queue = opened(*NAMES)
+    at, first = submitted(queue, entry(90, 4))
+    queue.heard(at, beat(0, first.placement), 1.0)
+    for name, blocks in parts(first).items():
+        if name != at:
+            queue.heard(name, beat(ALONE - blocks * SECTION), 1.0)
+    second = entry(90, 4, "second")
+    second.prompt = second.prompt[::-1]
+    queue.add(second)
+    assert queue.due(1.0) == []
+    queue.heard(at, Finished(RequestId("long"), 0, "length"), 2.0)
+    ((_, command),) = queue.due(2.0)
+    assert command.request_id == "second" and command.placement
+
+
+def test_one_dropped_while_it_waits_for_memory_is_gone() -> None:
+    queue = opened(*NAMES)
+    for name in NAMES:
+        queue.heard(name, beat(10), 0.0)
+    queue.add(entry(90))
+    queue.due(0.0)
+    assert queue.drop(RequestId("long"), "cancelled", 1.0) == []
+    assert queue.waiting == 0 and not queue.awaits_memory
 
 
 def test_a_second_long_request_goes_to_the_debtor() -> None:
@@ -114,9 +169,9 @@ def test_what_lies_elsewhere_for_the_same_text_takes_no_room() -> None:
     another.prompt = another.prompt[::-1]
     salted = entry(70, 10, "salted")
     salted.cache_salt = "its own"
+    lines = list(queue.lines.values())
     for refused in (another, salted):
-        with pytest.raises(TryLater, match="too little to lend"):
-            queue.add(refused)
+        assert queue.placements.homes(refused, lines) == []
     again, same = submitted(queue, entry(70, 10, "same"))
     assert again == at
     assert parts(same) == {at: 3, away[0].inst_id: 4, away[1].inst_id: 3}
@@ -171,7 +226,7 @@ def test_a_request_waits_for_memory_and_a_heartbeat_tells_of_it() -> None:
     for name in NAMES:
         queue.heard(name, beat(4), 1.0)
     told = dispatch.said("mixed-0", [Finished(RequestId("short-mixed-0"), 0, "length")], 1.0)
-    assert told == [] and queue.placements.awaits_memory
+    assert told == [] and queue.awaits_memory
     for name in NAMES:
         told += dispatch.said(name, [beat(ALONE)], 2.0)
     ((_, command),) = told
@@ -209,7 +264,7 @@ def test_loans_of_shorter_requests_count_too() -> None:
         RequestPlacementEntry(short, "mixed-0", 1, local=False),
     )
     queue.heard("mixed-2", beat(ALONE, told), 0.0)
-    homes = queue.placements.homes(list(queue.lines.values()))
+    homes = queue.placements.homes(entry(50, 4), list(queue.lines.values()))
     assert [one.instance_id for one in homes] == ["mixed-2"]
     at, command = submitted(queue, entry(50, 4))
     assert at == "mixed-2" and "mixed-2" not in {n for n in parts(command) if n != at}

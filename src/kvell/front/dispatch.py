@@ -97,7 +97,7 @@ class Dispatch:
             # A credit is free again; a first token may let a new instance have more.
             frees |= isinstance(event, Finished)
             frees |= isinstance(event, Tokens) and bool(self.queue.waiting)
-            frees |= isinstance(event, Heartbeat) and self.queue.placements.awaits_memory
+            frees |= isinstance(event, Heartbeat) and self.queue.awaits_memory
         return [*commands, *self.submittable(now)] if frees else commands
 
     def lost(self, instance_id: str, death: InstanceDeath, now: float) -> Commands:

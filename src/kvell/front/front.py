@@ -37,7 +37,7 @@ from kvell.fleet.started.pool_settings import PoolSettings
 from kvell.fleet.started.watch import pages_of
 from kvell.front.affinity import Affinity
 from kvell.front.dispatch import Command, Dispatch
-from kvell.front.index_observer import IndexObserver
+from kvell.front.events.index_observer import IndexObserver
 from kvell.front.instance_load import InstanceLoad
 from kvell.front.mailbox import Output
 from kvell.front.request_log import LogEntry, RequestDetails, RequestObserver

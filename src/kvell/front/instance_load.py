@@ -1,5 +1,7 @@
 """One instance as the front sees it: its credits, its requests, and the load they mean."""
 
+from collections import Counter
+
 from kvell.cluster.routing.costs import FIT_CONTEXT_TOKENS, pairs
 from kvell.cluster.routing.ramp import Ramp
 from kvell.cluster.routing.views import InstanceView
@@ -12,6 +14,8 @@ from kvell.engine.protocol.messages import Heartbeat, NotTaken
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.front.request_log import LogEntry
 from kvell.vocabulary import RequestId
+
+CREDITS_PER_FREE = 3
 
 
 class InstanceLoad:
@@ -51,6 +55,7 @@ class InstanceLoad:
         self._others_prompt_tokens = self._others_requests = 0
         self.coming: set[RequestId] = set()
         self._view: InstanceView | None = None
+        self._tenants: Counter[str] = Counter()
 
     @property
     def role(self) -> str:
@@ -76,6 +81,13 @@ class InstanceLoad:
         """Whether the instance may get a request now: credits are left, and its start is over."""
         allowed = self._ramp is None or self._ramp.allows(len(self.in_flight))
         return allowed and self.free_credits > 0 and not self._pauses
+
+    def has_room_for(self, tenant: str) -> bool:
+        """Whether a request of a tenant may be among those there: some credits stay for others.
+
+        A tenant has at most three times as many as are free (Choudhury and Hahne, 1998).
+        """
+        return not tenant or self._tenants[tenant] < CREDITS_PER_FREE * self.free_credits
 
     @property
     def has_suspect(self) -> bool:
@@ -117,6 +129,10 @@ class InstanceLoad:
         coming_tokens = tokens + self.outstanding_output_tokens
         coming_bytes = coming_tokens * self._token_bytes + num_blocks * self.reach.block_bytes
         return self._free_bytes - coming_bytes
+
+    def give_back(self, size_bytes: int) -> None:
+        """Count memory as free that its next heartbeat will tell of."""
+        self._free_bytes, self._view = min(self._pool_bytes, self._free_bytes + size_bytes), None
 
     def close(self) -> None:
         """Give it no further request; what it has goes on."""
@@ -223,6 +239,7 @@ class InstanceLoad:
     def add(self, entry: LogEntry) -> None:
         """Count a request that is submitted now."""
         self._view = None
+        self._tenants[entry.tenant] += 1
         self.in_flight[entry.request_id] = entry
         entry.line = self.instance_id
         entry.pending_prompt_tokens = entry.prompt_tokens + entry.emitted_tokens
@@ -267,6 +284,9 @@ class InstanceLoad:
         """A request is over, or goes elsewhere."""
         self._view = None
         del self.in_flight[entry.request_id]
+        self._tenants[entry.tenant] -= 1
+        if not self._tenants[entry.tenant]:
+            del self._tenants[entry.tenant]
         self.held_tokens -= entry.held_tokens
         if entry.pending_prompt_tokens:
             self._count_prompt(entry, -1)

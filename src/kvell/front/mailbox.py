@@ -1,9 +1,10 @@
 """Where a request's output waits for its reader."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvell.engine.protocol.logprobs import TokenLogprobs
+from kvell.engine.protocol.logprobs import KeptLogprobs, TokenLogprobs
 from kvell.engine.protocol.messages import Finished
 
 
@@ -17,8 +18,8 @@ class Output:
 
     token_ids: tuple[int, ...]
     finished: Finished | None = None
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
 
 
 class Mailbox:
@@ -30,20 +31,21 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._token_ids: list[int] = []
-        self._logprobs: list[TokenLogprobs] = []
-        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._logprobs = KeptLogprobs()
+        self._prompt_logprobs = KeptLogprobs()
         self._finished: Finished | None = None
         self._reader: asyncio.Future[None] | None = None
 
     def put(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] = ()) -> None:
         """Add tokens behind those that wait."""
         self._token_ids += token_ids
-        self._logprobs += logprobs
+        if logprobs:
+            self._logprobs.extend(logprobs)
         self._ring()
 
     def put_prompt(self, logprobs: tuple[TokenLogprobs, ...]) -> None:
         """Add how likely further tokens of the prompt are; they wait for the first token."""
-        self._prompt_logprobs += logprobs
+        self._prompt_logprobs.extend(logprobs)
 
     def finish(self, finished: Finished) -> None:
         """Say that no more will come; the first call counts."""
@@ -57,8 +59,12 @@ class Mailbox:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
         token_ids, self._token_ids = tuple(self._token_ids), []
-        logprobs, self._logprobs = tuple(self._logprobs), []
-        prompt_logprobs, self._prompt_logprobs = tuple(self._prompt_logprobs), []
+        logprobs: Sequence[TokenLogprobs] = ()
+        prompt_logprobs: Sequence[TokenLogprobs] = ()
+        if self._logprobs:
+            logprobs, self._logprobs = self._logprobs, KeptLogprobs()
+        if self._prompt_logprobs:
+            prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, KeptLogprobs()
         return Output(token_ids, self._finished, logprobs, prompt_logprobs)
 
     def _ring(self) -> None:

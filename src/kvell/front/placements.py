@@ -9,7 +9,7 @@ import numpy as np
 
 from kvell.cluster.steering.placements import Placement, placement
 from kvell.cluster.steering.relief import MemoryView
-from kvell.errors import ChangeSomething, TryLater
+from kvell.errors import ChangeSomething
 from kvell.front.instance_load import InstanceLoad
 from kvell.front.request_log import LogEntry
 from kvell.memory import common_prefix
@@ -24,13 +24,11 @@ class Placements:
 
     :param lines: of the front, by instance; what they say of their memory is changed only by what
         they are about to lend.
-    :ivar awaits_memory: whether a request waits until instances have more memory to lend.
     """
 
     def __init__(self, lines: Mapping[str, InstanceLoad]) -> None:
         self._lines = lines
         self._placed: dict[RequestId, LogEntry] = {}
-        self.awaits_memory = False
 
     def reach_tokens(self) -> int:
         """Most tokens of a request, while all but its own instance lend what they can."""
@@ -45,10 +43,9 @@ class Placements:
         return lends and _tokens(entry, reach.alone_tokens, reach.most_tokens) > reach.alone_tokens
 
     def check(self, entry: LogEntry) -> None:
-        """Check that a request can be served now that is longer than one instance's memory.
+        """Check that a request can be served that is longer than one instance's memory.
 
         :raises ChangeSomething: if it is longer than what all instances hold together.
-        :raises TryLater: if others have no memory to lend just now.
         """
         if not self.is_long(entry):
             return
@@ -57,12 +54,24 @@ class Placements:
             problem = f"exceeds the {reach} tokens that the instances can hold together"
             remedy = f"send at most {reach - 1} tokens, or start more instances"
             raise ChangeSomething("prompt", f"{entry.prompt_tokens} tokens", problem, remedy)
-        open_lines = [line for line in self._lines.values() if line.has_room]
-        if open_lines and not any(self._planned(entry, one) for one in self.homes(open_lines)):
-            problem = "it is longer than the memory of one instance"
-            raise TryLater(f"{problem}, and the others have too little to lend just now")
 
-    def homes(self, lines: Sequence[InstanceLoad]) -> list[InstanceLoad]:
+    def homes(self, entry: LogEntry, lines: Sequence[InstanceLoad]) -> list[InstanceLoad]:
+        """Return those of some lines at which a request that is longer can be placed now."""
+        return [one for one in self._borrowers(lines) if self._planned(entry, one)]
+
+    def ended(self, entry: LogEntry) -> None:
+        """Count what a request held by what its instance told of it as free at once."""
+        home = self._lines.get(entry.line)
+        if not entry.placement or home is None:
+            return
+        for part in home.placements:
+            line = self._lines.get(part.inst_id)
+            if part.req_id == entry.request_id and line is not None:
+                line.give_back(part.num_blocks * home.reach.block_bytes)
+        left = (one for one in home.placements if one.req_id != entry.request_id)
+        home.placements = tuple(left)
+
+    def _borrowers(self, lines: Sequence[InstanceLoad]) -> list[InstanceLoad]:
         """Return those of some lines whose instances may borrow: that borrow, or else lend not.
 
         Loans that were planned for shorter requests are told by heartbeats.
@@ -92,14 +101,10 @@ class Placements:
         found = [one for one in lines if one.instance_id not in parties or spare[one] >= 0]
         return found or [max(lines, key=lambda one: spare[one])] if lines else lines
 
-    def place(self, entry: LogEntry, home: InstanceLoad) -> bool:
-        """Say where a request lies that is about to go to an instance; whether there is room."""
-        entry.placement = self._planned(entry, home)
-        entry.pulls_from = ""
-        self.awaits_memory |= not entry.placement
-        if entry.placement:
-            self._placed[entry.request_id] = entry
-        return bool(entry.placement)
+    def place(self, entry: LogEntry, home: InstanceLoad) -> None:
+        """Say where a request lies that is about to go to one of its :meth:`homes`."""
+        entry.placement, entry.pulls_from = self._planned(entry, home), ""
+        self._placed[entry.request_id] = entry
 
     def _planned(self, entry: LogEntry, home: InstanceLoad) -> Placement:
         reach, most = home.reach, self._reach(home)

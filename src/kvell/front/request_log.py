@@ -12,12 +12,16 @@ from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.tensors import SentTensor
-from kvell.engine.requests.turns import MOST_OUTPUT_TOKENS, Turn, turn_cost_tokens
+from kvell.engine.requests.turns import Turn
 from kvell.errors import Bound
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.front.mailbox import Mailbox
 from kvell.front.retries import Attempts
 from kvell.vocabulary import FinishReason, RequestId
+
+MOST_OUTPUT_TOKENS = 512
+"""Output tokens that are expected at most: many clients ask for all there is room for, and few
+answers are that long."""
 
 
 @dataclass(frozen=True)
@@ -179,9 +183,13 @@ class LogEntry:
     @property
     def turn(self) -> Turn:
         """Its party among the requests that wait."""
-        known = self.prompt_tokens + self.emitted_tokens
-        cost_tokens = turn_cost_tokens(known, self.expected_output_tokens)
-        return Turn(self.priority, self.tenant, self.group, cost_tokens)
+        return Turn(self.priority, self.tenant, self.group)
+
+    @property
+    def prompt_cost_tokens(self) -> int:
+        """What its tenant is charged when it is begun; a token that is told about counts twice."""
+        told = self.prompt_tokens if self.sampling.prompt_logprobs is not None else 0
+        return self.prompt_tokens + self.emitted_tokens + told
 
     @property
     def emitted_tokens(self) -> int:

@@ -31,7 +31,6 @@ from kvell.engine.protocol.messages import (
     Tokens,
 )
 from kvell.engine.protocol.notices import IndexedGroup, IndexNotice, WatchIndex
-from kvell.engine.requests.turns import TurnQueue
 from kvell.errors import ChangeSomething, TryLater
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.front.in_flight import InFlight
@@ -39,6 +38,7 @@ from kvell.front.instance_load import InstanceLoad
 from kvell.front.placements import PREFILL
 from kvell.front.request_log import LogEntry, RequestObserver
 from kvell.front.routes import Routes
+from kvell.front.waiting_line import WaitingLine
 from kvell.vocabulary import FinishReason, RequestId
 
 
@@ -69,7 +69,6 @@ class RequestQueue:
     ) -> None:
         self._max_waiting = max_waiting
         self._observer = observer
-        self._waiting: TurnQueue[LogEntry] = TurnQueue()
         self.lines: dict[str, InstanceLoad] = {}
         self._in_flight = InFlight(self.lines)
         self._locality = locality
@@ -77,12 +76,18 @@ class RequestQueue:
         self._short: set[str] = set()
         self.role_changes = 0
         self._routes = Routes(self.lines, router, pulls=pulls, locality=locality, costs=costs)
+        self._waiting = WaitingLine(self._routes)
         self.placements = self._routes.placements
 
     @property
     def waiting(self) -> int:
         """Requests that no instance has."""
         return len(self._waiting)
+
+    @property
+    def awaits_memory(self) -> bool:
+        """Whether a request waits until instances have more memory to lend."""
+        return self._waiting.awaits_memory
 
     @property
     def in_flight(self) -> int:
@@ -146,14 +151,14 @@ class RequestQueue:
     def add(self, entry: LogEntry) -> None:
         """Put a request in the line.
 
-        :raises TryLater: when the line is full, or nobody lends the memory that it needs.
+        :raises TryLater: when the line is full.
         :raises ChangeSomething: when the id is already in use, or the prompt is too long.
         """
         self.placements.check(entry)
         name = entry.request_id
         if name in self._in_flight or self._waiting.get(name) is not None:
             raise ChangeSomething("request_id", entry.shown_id, "is in use", "choose another")
-        if self._is_full():
+        if self._waiting.is_full(self._most_waiting()):
             if self._observer is not None:
                 self._observer.rejected("max_waiting")
             raise TryLater(f"{len(self._waiting)} requests are waiting; come back in a moment")
@@ -162,35 +167,26 @@ class RequestQueue:
             entry.trace.admitted()
 
     def due(self, now: float) -> list[tuple[str, Submit]]:
-        """Submissions that can go out now, each with its instance, in turn (:class:`.TurnQueue`).
+        """Submissions that can go out now, each with its instance, in turn.
 
         An instance has one request on probation at a time, so that a crash has one suspect.
         """
-        self.placements.awaits_memory = False
         if not self._waiting:
             return []
         open_lines = [line for line in self.lines.values() if line.has_room]
         if not open_lines:  # asked with every token while requests wait
             return []
         chosen: list[LogEntry] = []
-        for entry in self._waiting.offers():
-            line = self._routes.line_for(entry, open_lines, now)
-            if line is None:
-                continue
-            self._waiting.take(entry)
+        for entry, line in self._waiting.going(open_lines, now):
             self._in_flight.submit(entry, line, now)
             chosen.append(entry)
-            if not line.has_room:
-                open_lines.remove(line)
-                if not open_lines:
-                    break
         return [(entry.line, entry.submission()) for entry in chosen]
 
     def drop(
         self, request_id: RequestId, end_as: FinishReason, now: float
     ) -> list[tuple[str, Cancel]]:
         """End a request early; returns which instances must be told what."""
-        waiting = self._waiting.discard(request_id)
+        waiting = self._waiting.get(request_id)
         if waiting is not None:
             self._end(waiting, Finished(request_id, waiting.attempt, end_as), now)
         entry = self._in_flight.get(request_id)
@@ -214,6 +210,7 @@ class RequestQueue:
             self.stays(event)
         elif isinstance(event, Heartbeat):
             self.line(instance_id).heard(event)
+            self._waiting.note_memory()
             is_short = self.lines[instance_id].is_short
             (self._short.add if is_short else self._short.discard)(instance_id)
             return [*self._steer(now)]
@@ -230,6 +227,7 @@ class RequestQueue:
         if entry is None or not fresh:
             return
         self._in_flight.line_of(entry).emitted(entry, len(fresh))
+        self._waiting.made(entry, len(fresh))
         self._observe_tokens(entry, len(fresh), now)
         entry.note_tokens(now)
         if entry.early_end is not None and not entry.has_gap:
@@ -262,7 +260,9 @@ class RequestQueue:
         line = self._in_flight.line_of(entry)
         if event.embedding:  # the only sign that the prompt is computed
             line.emitted(entry, 0)
+        self.placements.ended(entry)
         self._in_flight.take_back(entry)
+        self._waiting.note_memory()
         if event.not_taken and not entry.is_dropped:
             line.took_none(event.not_taken)
         end = entry.end_with(event)
@@ -385,13 +385,6 @@ class RequestQueue:
         for entry in self._waiting.clear():
             self._end(entry, entry.failure(message), now)
 
-    def _is_full(self) -> bool:
-        """Whether a new request finds no place; those that wait for another attempt take none."""
-        most = self._most_waiting()
-        if len(self._waiting) < most:
-            return False
-        return sum(1 for entry in self._waiting if not entry.attempt) >= most
-
     def _most_waiting(self) -> int:
         """Requests that may wait, those included for which there are credits."""
         return self._max_waiting + sum(line.free_credits for line in self.lines.values())
@@ -406,6 +399,7 @@ class RequestQueue:
             self._observer.next_tokens(now - entry.last_token_seconds, count)
 
     def _end(self, entry: LogEntry, finished: Finished, now: float) -> None:
+        self._waiting.discard(entry)
         finished = replace(finished, request_id=RequestId(entry.shown_id))
         entry.mailbox.finish(finished)
         for one in (self._observer, entry.trace):

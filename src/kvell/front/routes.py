@@ -73,7 +73,7 @@ class Routes:
             lines = begins  # else nobody computes prompts, and those that decode do that too
         is_long = self.placements.is_long(entry)
         placements = self.placements
-        lines = placements.homes(lines) if is_long else placements.roomy(entry, lines)
+        lines = (placements.homes if is_long else placements.roomy)(entry, lines)
         known = None if self._locality is None else self._known(entry, self._locality, now_seconds)
         line = self._chosen(entry, lines, self._router, known, entry.left_seconds(now_seconds))
         self.set_target(entry, "")
@@ -87,7 +87,9 @@ class Routes:
         if known is not None:
             self._expect(entry, line, known, now_seconds)
         entry.placement = ()
-        return line if not is_long or self.placements.place(entry, line) else None
+        if is_long:
+            placements.place(entry, line)
+        return line
 
     def target(self, entry: LogEntry, lines: Iterable[InstanceLoad]) -> str:
         """The instance that goes on with a request; "" if there is none of them."""

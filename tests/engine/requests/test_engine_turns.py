@@ -1,11 +1,12 @@
 """Turns of requests that wait: order, fairness, nobody starves, and a naive model that agrees."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.engine.requests.turns import FEWEST_KEPT, Turn, TurnQueue, turn_cost_tokens
+from kvell.engine.requests.turns import FEWEST_KEPT, Turn, TurnQueue
 from kvell.vocabulary import RequestId
 from tests.depth import some
 
@@ -14,16 +15,19 @@ from tests.depth import some
 class One:
     request_id: RequestId
     turn: Turn = field(default_factory=Turn)
+    cost: int = 10
 
 
 def one(name: str, tenant: str = "", group: str = "", priority: int = 0, cost: int = 10) -> One:
-    return One(RequestId(name), Turn(priority, tenant, group, cost))
+    return One(RequestId(name), Turn(priority, tenant, group), cost)
 
 
 def taken(queue: TurnQueue[One]) -> str:
+    """Take the first, for all that it costs; it stays until the queue is left."""
     first = queue.first()
     assert first is not None
     queue.take(first)
+    queue.charge(first.request_id, first.cost)
     return first.request_id
 
 
@@ -78,6 +82,7 @@ def test_an_idle_tenant_saves_no_turns_up() -> None:
         queue.add(one(f"red{n}", "red", "y"))
     for _ in range(30):
         taken(queue)
+    queue.charge(RequestId("early"), 5)
     for n in range(20):
         queue.add(one(f"blue{n}", "blue", "z"))
     assert sum(taken(queue).startswith("blue") for _ in range(10)) <= 6
@@ -85,137 +90,215 @@ def test_an_idle_tenant_saves_no_turns_up() -> None:
 
 def test_groups_that_come_all_the_time_starve_nobody() -> None:
     queue: TurnQueue[One] = TurnQueue()
+    known: dict[str, One] = {}
     for n in range(20):
-        queue.add(one(f"old{n}", group="old"))
+        queue.add(known.setdefault(f"old{n}", one(f"old{n}", group="old")))
     seen = []
     for n in range(60):
-        queue.add(one(f"new{n}", group=f"new{n}"))
+        queue.add(known.setdefault(f"new{n}", one(f"new{n}", group=f"new{n}")))
         seen.append(taken(queue))
+        queue.discard(known[seen[-1]])
     assert sum(name.startswith("old") for name in seen) >= 5, "each waits behind it too"
 
 
-def test_what_is_put_back_is_first_of_its_priority_and_costs_no_second_turn() -> None:
+def test_what_is_put_back_is_first_of_its_tenant_and_not_of_others() -> None:
     queue: TurnQueue[One] = TurnQueue()
-    again = [one("x", "red", "g"), one("y", "red", "g")]
+    known: dict[str, One] = {}
+    for name, tenant in (("x", "red"), ("y", "red"), ("a", "blue"), ("b", "blue"), ("z", "red")):
+        queue.add(known.setdefault(name, one(name, tenant, name)))
     queue.add(one("urgent", "red", "g", priority=-1))
-    queue.add(one("a", "blue", "h"))
-    queue.put_back(again)
-    assert [each.request_id for each in queue] == ["x", "y", "urgent", "a"]
-    offered = [each.request_id for each in queue.offers()]
-    assert offered == ["urgent"], "one that had no turn yet holds up those behind it"
-    assert drained(queue) == ["urgent", "x", "y", "a"]
+    assert [taken(queue) for _ in range(4)] == ["urgent", "x", "a", "y"]
+    queue.put_back([known["x"], known["y"]])
+    assert drained(queue) == ["b", "x", "y", "z"], "red was charged for two"
 
 
-def test_what_was_put_back_and_is_not_taken_holds_nobody_up() -> None:
+def test_what_was_looked_at_and_not_charged_is_next_again() -> None:
     queue: TurnQueue[One] = TurnQueue()
-    queue.put_back([one("suspect")])
-    queue.add(one("a"))
-    assert [each.request_id for each in queue.offers()] == ["suspect", "a"]
+    queue.add(first := one("a", "red"))
+    queue.add(one("b", "blue"))
+    queue.take(first)
+    queue.put_back([first])
+    assert sorted(drained(queue)) == ["a", "b"]
+
+
+def test_output_is_charged_as_it_is_made() -> None:
+    queue: TurnQueue[One] = TurnQueue()
+    for name, tenant in (("r1", "red"), ("b1", "blue"), ("r2", "red"), ("b2", "blue")):
+        queue.add(one(name, tenant))
+    assert [taken(queue), taken(queue)] == ["r1", "b1"]
+    for _ in range(30):
+        queue.charge(RequestId("r1"), 1)
+    queue.add(one("b3", "blue"))
+    assert drained(queue) == ["b2", "b3", "r2"]
+
+
+def test_a_tenant_that_is_served_saves_no_turns_up_while_none_of_it_waits() -> None:
+    queue: TurnQueue[One] = TurnQueue()
+    queue.add(one("r", "red"))
+    queue.add(one("b", "blue"))
+    drained(queue)
+    queue.charge(RequestId("r"), 1000)
+    for n in range(40):
+        queue.add(one(f"g{n}", "green", cost=30))
+        queue.add(one(f"b{n}", "blue", cost=30))
+    first = [taken(queue)[0] for _ in range(10)]
+    assert first.count("b") == first.count("g") == 5
+
+
+def test_passing_over_tenants() -> None:
+    queue: TurnQueue[One] = TurnQueue()
+    for name, tenant in (("r", "red"), ("b", "blue")):
+        queue.add(one(name, tenant))
+    assert queue.first(but={"red"}) is queue.get(RequestId("b"))
+    assert queue.first(but={"red", "blue"}) is None
+
+
+def test_a_later_attempt_takes_the_place_of_an_earlier_one() -> None:
+    queue: TurnQueue[One] = TurnQueue()
+    queue.add(old := one("r", "red"))
+    queue.take(old)
+    queue.add(new := one("r", "red"))
+    assert not queue.discard(old), "it is known no longer"
+    assert queue.first() is new and queue.discard(new)
+    assert not queue._levels
 
 
 def test_many_that_leave_the_line_leave_nothing_behind() -> None:
     queue: TurnQueue[One] = TurnQueue()
     queue.add(one("stays", "red", "g"))
     for n in range(5000):
-        queue.add(one(f"r{n}", f"t{n}", f"g{n}"))
-        assert queue.discard(RequestId(f"r{n}")) is not None
+        queue.add(each := one(f"r{n}", f"t{n}", f"g{n}"))
+        assert queue.discard(each)
     [level] = queue._levels.values()
-    assert len(level._tenants._places) + len(level._tenants.parties) <= 2 * FEWEST_KEPT
-    assert queue.discard(RequestId("r1")) is None
-    assert drained(queue) == ["stays"] and not queue._levels
-
-
-def test_a_turn_costs_at_least_a_token_and_no_more_output_than_is_usual() -> None:
-    assert turn_cost_tokens(0, 0) == 1
-    assert turn_cost_tokens(10, 1 << 20) == 10 + 512
+    assert len(level._places) + len(level.parties) <= 4 * FEWEST_KEPT
+    assert not queue.discard(each)
+    stays = queue.first()
+    assert stays is not None and queue.discard(stays) and not queue._levels
 
 
 Place = tuple[int, str]
 Name = tuple[Place, str]
 
 
+@dataclass
+class Service:
+    """Of a party: tokens, its last turn, the time it began to wait; who waits and who is served."""
+
+    tokens: float = 0.0
+    last_turn: int = 0
+    came: int = 0
+    waiting: set[str] = field(default_factory=set)
+    served: set[str] = field(default_factory=set)
+
+    @property
+    def place(self) -> tuple[float, int, int]:
+        return (self.tokens, self.last_turn, self.came)
+
+
 class Naive:
     """The same rules, with every sum made anew."""
 
     def __init__(self) -> None:
-        self.waiting: list[One] = []
-        self.service: dict[Name, list[int]] = {}
-        self.clock: dict[Place, int] = {}
+        self.known: dict[str, One] = {}
+        self.waiting: list[str] = []
+        self.returned: list[str] = []
+        self.parties: dict[Name, Service] = {}
+        self.clock: dict[Place, float] = {}
         self.numbers = 0
 
-    def _start(self, place: Place, name: str) -> None:
-        self.numbers += 1
-        before = self.service.get((place, name), [0, 0, 0])
-        start = max(before[0], self.clock.get(place, 0))
-        self.service[place, name] = [start, before[1], self.numbers]
-
-    def add(self, each: One) -> None:
-        turn = each.turn
-        tenants, groups = (turn.priority, ""), (turn.priority, f" {turn.tenant}")
-        if not any(self._is_in(other, tenants, turn.tenant) for other in self.waiting):
-            self._start(tenants, turn.tenant)
-        if not any(self._is_in(other, groups, turn.group) for other in self.waiting):
-            self._start(groups, turn.group)
-        self.waiting.append(each)
-
-    @staticmethod
-    def _names(each: One) -> tuple[Name, Name]:
-        turn = each.turn
+    def _names(self, name: str) -> tuple[Name, Name]:
+        turn = self.known[name].turn
         return (
             ((turn.priority, ""), turn.tenant),
             ((turn.priority, f" {turn.tenant}"), turn.group),
         )
 
-    def _is_in(self, each: One, place: Place, name: str) -> bool:
-        return (place, name) in self._names(each)
+    def _here(self, place: Place) -> list[Service]:
+        found = [service for (where, _), service in self.parties.items() if where == place]
+        return [one for one in found if one.waiting or one.served]
+
+    def _waits(self, party: Service, name: str) -> None:
+        self.numbers += 1
+        if not party.waiting:
+            party.came = self.numbers
+        party.waiting.add(name)
+
+    def add(self, each: One) -> None:
+        name = each.request_id
+        self.known[name] = each
+        for place, party_name in self._names(name):
+            party = self.parties.setdefault((place, party_name), Service())
+            if not party.waiting:
+                least = [one.tokens for one in self._here(place) if one.waiting]
+                floor = max(self.clock.get(place, 0.0), min(least, default=0.0))
+                party.tokens = max(party.tokens, floor)
+            self._waits(party, name)
+        self.waiting.append(name)
 
     def take(self) -> str:
-        first = min(
-            self.waiting,
-            key=lambda each: (
-                each.turn.priority,
-                *(self.service[name] for name in self._names(each)),
-                self.waiting.index(each),
-            ),
-        )
-        for place, name in self._names(first):
-            parties = {n for each in self.waiting for p, n in self._names(each) if p == place}
-            served = self.service[place, name]
-            share = max(1, first.turn.cost_tokens // len(parties))
-            self.clock[place] = max(self.clock.get(place, 0), served[0]) + share
+        def order(name: str) -> tuple[object, ...]:
+            tenant, group = (self.parties[one] for one in self._names(name))
+            priority = self.known[name].turn.priority
+            if name in self.returned:
+                return (priority, *tenant.place, 0, self.returned.index(name))
+            return (priority, *tenant.place, 1, *group.place, self.waiting.index(name))
+
+        first = min([*self.returned, *self.waiting], key=order)
+        names = self._names(first)
+        for place, name in names[:1] if first in self.returned else names:
+            party = self.parties[place, name]
+            self.clock[place] = max(self.clock.get(place, 0.0), party.tokens)
             self.numbers += 1
-            served[0], served[1] = served[0] + first.turn.cost_tokens, self.numbers
-        self.waiting.remove(first)
-        self._forget()
-        return first.request_id
+            party.last_turn = self.numbers
+            party.waiting.remove(first)
+            party.served.add(first)
+        (self.returned if first in self.returned else self.waiting).remove(first)
+        return first
 
-    def drop(self, index: int) -> str:
-        name = self.waiting.pop(index).request_id
-        self._forget()
-        return name
+    def charge(self, name: str, tokens: int) -> None:
+        for place, party in self._names(name):
+            self.parties[place, party].tokens += tokens
+            self.clock[place] = self.clock.get(place, 0.0) + tokens / len(self._here(place))
 
-    def _forget(self) -> None:
-        """Where nobody waits any more, what was served is forgotten."""
-        places = {place for each in self.waiting for place, _ in self._names(each)}
-        for place in list(self.clock):
-            if place not in places:
-                del self.clock[place]
-        for place, name in list(self.service):
-            if place not in places:
-                del self.service[place, name]
+    def put_back(self, name: str) -> None:
+        tenant = self.parties[self._names(name)[0]]
+        tenant.served.remove(name)
+        self._waits(tenant, name)
+        self.returned.insert(0, name)
+
+    def drop(self, name: str) -> None:
+        names = self._names(name)
+        for one in names:
+            self.parties[one].waiting.discard(name)
+            self.parties[one].served.discard(name)
+        for line in (self.waiting, self.returned):
+            if name in line:
+                line.remove(name)
+        del self.known[name]
+        for place, _ in names:
+            if not self._here(place):  # where nobody is any more, what was served is forgotten
+                self.clock.pop(place, None)
+                self.parties = {one: s for one, s in self.parties.items() if one[0] != place}
 
 
 STEPS = st.lists(
     st.one_of(
         st.tuples(
-            st.just("add"), st.sampled_from("rgb"), st.sampled_from("xyz"),
-            st.integers(0, 1), st.integers(1, 50),
+            st.just("add"), st.sampled_from("rgb"), st.sampled_from("xyz"), st.integers(0, 1)
         ),
-        st.tuples(st.just("take")),
+        st.tuples(st.just("take"), st.integers(0, 50)),
+        st.tuples(st.just("charge"), st.integers(0, 1 << 20), st.integers(1, 50)),
+        st.tuples(st.just("put back"), st.integers(0, 1 << 20)),
         st.tuples(st.just("drop"), st.integers(0, 1 << 20)),
     ),
     max_size=80,
 )  # fmt: skip
+
+
+def nth(names: Iterable[str], number: object) -> str:
+    """One of some names; "" of none."""
+    known = sorted(names)
+    return known[int(str(number)) % len(known)] if known else ""
 
 
 @some()
@@ -223,19 +306,38 @@ STEPS = st.lists(
 def test_it_does_what_a_naive_model_does(steps: list[tuple[object, ...]]) -> None:
     queue: TurnQueue[One] = TurnQueue()
     naive = Naive()
-    for number, step in enumerate(steps):
-        if step[0] == "add":
-            _, tenant, group, priority, cost = step
-            each = one(f"r{number}", str(tenant), str(group), int(str(priority)), int(str(cost)))
+    for number, (what, *given_) in enumerate(steps):
+        waits = {*naive.waiting, *naive.returned}
+        if what == "add":
+            tenant, group, priority = given_
+            each = one(f"r{number}", str(tenant), str(group), int(str(priority)))
             queue.add(each)
             naive.add(each)
-        elif naive.waiting and step[0] == "take":
-            assert taken(queue) == naive.take()
-        elif naive.waiting:
-            name = naive.drop(int(str(step[1])) % len(naive.waiting))
-            assert queue.discard(RequestId(name)) is not None
-        assert len(queue) == len(naive.waiting)
-    assert drained(queue) == [naive.take() for _ in list(naive.waiting)]
+        elif what == "take" and waits:
+            name = taken_for(queue, int(str(given_[0])))
+            assert name == naive.take()
+            naive.charge(name, int(str(given_[0])))
+        elif what == "charge" and (name := nth(naive.known, given_[0])):
+            queue.charge(RequestId(name), int(str(given_[1])))
+            naive.charge(name, int(str(given_[1])))
+        elif what == "put back" and (name := nth(naive.known.keys() - waits, given_[0])):
+            queue.put_back([naive.known[name]])
+            naive.put_back(name)
+        elif what == "drop" and (name := nth(naive.known, given_[0])):
+            assert queue.discard(naive.known[name]) == (name in waits)
+            naive.drop(name)
+        assert len(queue) == len(naive.waiting) + len(naive.returned)
+    assert [taken_for(queue, 0) for _ in range(len(queue))] == [
+        naive.take() for _ in range(len(naive.waiting) + len(naive.returned))
+    ]
+
+
+def taken_for(queue: TurnQueue[One], tokens: int) -> str:
+    first = queue.first()
+    assert first is not None
+    queue.take(first)
+    queue.charge(first.request_id, tokens)
+    return first.request_id
 
 
 @some()

@@ -8,6 +8,7 @@ import pytest
 
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.server.api.bodies.logprobs import chat_logprobs, completion_logprobs
+from kvell.server.api.bodies.pieces import json_pieces
 from kvell.testing.instance import ByteText
 
 pytestmark = pytest.mark.xdist_group("fake_server")
@@ -17,6 +18,12 @@ TEXT = ByteText()
 SAID = "aé🙂, 玻璃 END b"
 
 
+def written(body: dict[str, Any]) -> dict[str, Any]:
+    """A body as its reader has it."""
+    read: dict[str, Any] = json.loads(b"".join(json_pieces(body)))
+    return read
+
+
 def told(token: int, *top: tuple[int, float], logprob: float = -9.0) -> TokenLogprobs:
     own = dict(top).get(token, logprob)
     return TokenLogprobs(own, 1, top)
@@ -24,7 +31,7 @@ def told(token: int, *top: tuple[int, float], logprob: float = -9.0) -> TokenLog
 
 def test_pieces_of_a_character_are_told_apart_by_their_bytes() -> None:
     likely = tuple((byte, -0.5 * place) for place, byte in enumerate((*FACE, ord("a"))))
-    body = completion_logprobs(TEXT, [FACE[1]], [told(FACE[1], *likely)], [0])
+    body = written(completion_logprobs(TEXT, [FACE[1]], [told(FACE[1], *likely)], [0]))
     assert body["tokens"] == ["bytes:\\x9f"]
     assert body["top_logprobs"] == [
         {
@@ -35,7 +42,7 @@ def test_pieces_of_a_character_are_told_apart_by_their_bytes() -> None:
             "a": -2.0,
         }
     ]
-    [one] = chat_logprobs(TEXT, [FACE[1]], [told(FACE[1], *likely)])["content"]
+    [one] = written(chat_logprobs(TEXT, [FACE[1]], [told(FACE[1], *likely)]))["content"]
     assert (one["token"], one["bytes"]) == ("\\x9f", [0x9F])
     assert [other["bytes"] for other in one["top_logprobs"]] == [[byte] for byte in (*FACE, 97)]
     assert one["top_logprobs"][-1]["token"] == "a"
@@ -50,7 +57,7 @@ class Twins(ByteText):
 
 def test_of_tokens_with_one_text_none_is_lost() -> None:
     likely = ((ord("A"), -0.5), (ord("a"), -1.0), (ord("b"), -2.0))
-    body = completion_logprobs(Twins(), [ord("b")], [told(ord("b"), *likely)], [0])
+    body = written(completion_logprobs(Twins(), [ord("b")], [told(ord("b"), *likely)], [0]))
     assert body["top_logprobs"] == [{"a": -0.5, "token_id:97": -1.0, "b": -2.0}]
 
 
@@ -59,11 +66,11 @@ def test_the_token_that_stands_there_is_among_the_likeliest(count: int) -> None:
     likely = tuple((ord("a") + place, -0.5 * place) for place in range(count))
     for token, is_there in ((ord("a"), count > 0), (ord("z"), False)):
         one = told(token, *likely)
-        [top] = completion_logprobs(TEXT, [token], [one], [0])["top_logprobs"]
+        [top] = written(completion_logprobs(TEXT, [token], [one], [0]))["top_logprobs"]
         assert top[chr(token)] == one.logprob
         assert len(top) == (count if is_there else count + 1)
         assert top.items() >= {chr(other): value for other, value in likely}.items()
-        [chat] = chat_logprobs(TEXT, [token], [one])["content"]
+        [chat] = written(chat_logprobs(TEXT, [token], [one]))["content"]
         listed = {other["token"]: other["logprob"] for other in chat["top_logprobs"]}
         assert len(chat["top_logprobs"]) == count
         assert not count or listed[chr(token)] == one.logprob
@@ -72,7 +79,7 @@ def test_the_token_that_stands_there_is_among_the_likeliest(count: int) -> None:
 
 
 def test_the_first_token_of_a_prompt_has_none() -> None:
-    body = completion_logprobs(TEXT, [97, 98], [None, told(98)], [0, 1])
+    body = written(completion_logprobs(TEXT, [97, 98], [None, told(98)], [0, 1]))
     assert (body["token_logprobs"], body["top_logprobs"]) == ([None, -9.0], [None, {"b": -9.0}])
 
 

@@ -14,7 +14,6 @@ from kvell.server.api.bodies.chat import chat_chunk
 from kvell.server.api.bodies.completions import (
     Heading,
     completion_body,
-    joined,
     model_card,
     model_list,
     usage_chunk,
@@ -25,7 +24,7 @@ from kvell.server.text.context_length import AnswerRoom, ContextLength
 from kvell.server.text.lanes import TextWork
 from kvell.server.text.text_bounds import ContextTooLong
 from kvell.server.text.text_model import NO_FIELDS
-from kvell.server.text.text_stream import TextDelta, Usage
+from kvell.server.text.text_stream import TextDelta, Usage, WholeAnswer
 from kvell.testing.instance import ByteText
 
 HEADING = Heading("id-1", "m", 1234)
@@ -120,7 +119,11 @@ def test_the_model_card_says_whether_tools_are_shown() -> None:
 
 def test_deltas_join_into_one_answer() -> None:
     deltas = [TextDelta("a"), TextDelta("b"), TextDelta("c", "stop", Usage(1, 2, 0))]
-    assert joined(deltas) == TextDelta("abc", "stop", Usage(1, 2, 0))
+    answer = WholeAnswer()
+    for delta in deltas:
+        answer.push(delta)
+    made = answer.delta()
+    assert (made.text, made.finish_reason, made.usage) == ("abc", "stop", Usage(1, 2, 0))
 
 
 def test_usage_of_several_prompts_adds_up() -> None:

@@ -10,7 +10,6 @@ from starlette.requests import Request
 from kvell.errors import TryLater
 from kvell.server.api.streaming import (
     ClientGone,
-    collected,
     merged,
     primed,
     sse,
@@ -48,6 +47,11 @@ def run(scenario: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(bounded())
 
 
+async def drained(items: AsyncGenerator[Any, None]) -> None:
+    async for _ in items:
+        pass
+
+
 def request_whose_client(leaves: bool) -> Request:
     async def receive() -> dict[str, str]:
         if not leaves:
@@ -61,7 +65,10 @@ def test_merging_keeps_each_streams_order() -> None:
     sources = [Source(3), Source(0), Source(40)]
 
     async def scenario() -> list[list[int]]:
-        return await collected(merged([source.items() for source in sources]), 3)
+        items: list[list[int]] = [[], [], []]
+        async for index, item in merged([source.items() for source in sources]):
+            items[index].append(item)
+        return items
 
     assert run(scenario()) == [[0, 1, 2], [], list(range(40))]
 
@@ -70,7 +77,7 @@ def test_a_failing_stream_ends_the_others() -> None:
     endless, failing = Source(1 << 60), Source(2, TryLater("full"))
 
     async def scenario() -> None:
-        await collected(merged([endless.items(), failing.items()]), 2)
+        await drained(merged([endless.items(), failing.items()]))
 
     with pytest.raises(TryLater, match="full"):
         run(scenario())
@@ -84,7 +91,7 @@ def test_a_single_stream_is_merged_with_none() -> None:
     async def scenario() -> list[tuple[int, int]]:
         items = [item async for item in merged([source.items()])]
         with pytest.raises(TryLater, match="full"):
-            await collected(merged([failing.items()]), 1)
+            await drained(merged([failing.items()]))
         return items
 
     assert run(scenario()) == [(0, 0), (0, 1), (0, 2)]

@@ -41,7 +41,8 @@ def assert_aligned(found: list[TextDelta], data: bytes) -> int:
     assert bytes(told) == data[: len(told)]
     each = [logprob for delta in found for logprob in delta.logprobs]
     assert each == [likely(place) for place in range(len(told))]
-    assert sum((delta.prompt_logprobs for delta in found), ()) == (PROMPT if told else ())
+    prompt = [one for delta in found for one in delta.prompt_logprobs]
+    assert prompt == (list(PROMPT) if told else [])
     return len(told)
 
 

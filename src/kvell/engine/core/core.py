@@ -288,7 +288,7 @@ class EngineCore:
         step = self._in_flight.require(result.step)
         tokens = yields_of(step.plan, result)
         self._in_flight.pop(result.step)
-        events = self._yields.take(step, result, tokens)
+        self._scheduler.charge_for(events := self._yields.take(step, result, tokens))
         if result.missed and self.handovers is not None:
             self.handovers.missed(result.missed)
         for request in step.requests:

@@ -17,7 +17,7 @@ from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.model_rules import ModelRules
 from kvell.engine.requests.pooling import pooling_problem
 from kvell.engine.requests.request import Request
-from kvell.engine.requests.turns import Turn, turn_cost_tokens
+from kvell.engine.requests.turns import Turn
 from kvell.errors import ChangeSomething
 from kvell.memory import Tokens
 from kvell.vocabulary import RequestId
@@ -65,6 +65,7 @@ class Entrance:
             return request
         request.handle, request.cached_tokens = arrived.handle, arrived.handover.cached_tokens
         request.computed = request.settled = arrived.computed
+        request.entered_output = len(output)
         request.preemptions = arrived.handover.preemptions
         request.cache_root, request.returns_to = arrived.handover.root, arrived.handover.returns_to
         return request
@@ -80,7 +81,6 @@ class Entrance:
         sampling = POOLED if command.pooling else _with_seed(command)
         number, self._num_made = self._num_made, self._num_made + 1
         max_tokens = max(1, min(sampling.max_tokens or room, room))
-        cost_tokens = turn_cost_tokens(len(prompt) + len(output), max_tokens - len(output))
         return Request(
             command.request_id,
             command.attempt,
@@ -98,7 +98,7 @@ class Entrance:
             output=output.tolist(),
             model=rules.name,
             number=number,
-            turn=Turn(command.priority, command.tenant, command.group, cost_tokens),
+            turn=Turn(command.priority, command.tenant, command.group),
             pooling=command.pooling,
             suspect_at=len(output) if command.is_suspect else -1,
         )

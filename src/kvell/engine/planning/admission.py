@@ -9,6 +9,7 @@ from kvell.engine.planning.chunks import Chunks
 from kvell.engine.planning.embedded import embedded_images
 from kvell.engine.planning.plan_draft import PlanDraft
 from kvell.engine.planning.seats import Seats
+from kvell.engine.planning.shares import makes_way
 from kvell.engine.requests.cache_roots import DROPPING_ROOT, kept_root
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import NewPages
@@ -64,6 +65,26 @@ class Admission:
                 self._seats.waiting.put_back([request])
                 break
         self._seats.waiting.put_back(held_back)
+        self._make_way(draft)
+
+    def _make_way(self, draft: PlanDraft) -> None:
+        """Let a request of a tenant above its share wait in favour of one below (:mod:`.shares`).
+
+        Where decodes are parked for prompts, these have their own way in.
+        """
+        head = self._seats.waiting.first()
+        if head is None or self._seats.parking is not None:
+            return
+        lacks_seat = len(self._seats.wanting()) >= self._limits.max_num_seqs
+        if not (lacks_seat or self.lacks_memory or self._seats.runs_alone()):
+            return  # it waits for tokens of a step, or for a prefix
+        victim = makes_way(head, self._seats.running, for_seat=lacks_seat)
+        if victim is None:
+            return
+        if self._seats.in_flight:
+            self._chunks.must_settle = True
+            return
+        self._seats.preempt(victim, draft)
 
     def _may_admit(self, draft: PlanDraft) -> bool:
         if not self._seats.waiting or self._chunks.prompt_budget(draft) <= 0:
@@ -183,6 +204,10 @@ class Admission:
         if self._seats.swapping is not None:
             draft.fetch(self._seats.swapping.fetch(request, held))
         request.state = RequestState.RUNNING
+        request.entered_tokens = request.num_tokens - request.settled
+        request.entered_output = request.num_output
+        scored_tokens = len(request.prompt) if request.is_scored else 0  # each is told about
+        self._seats.waiting.charge(request.request_id, request.entered_tokens + scored_tokens)
         self._seats.enter(request)
         self.lacks_memory = False
         draft.admitted.append(request.request_id)

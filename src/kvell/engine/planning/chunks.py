@@ -43,12 +43,12 @@ class Chunks:
             raise ValueError("draft tokens have no activations of their own in a shared pool yet")
 
     def plan_decodes(self, draft: PlanDraft) -> None:
-        """Plan the decodes that the budget has tokens for; the youngest give way for memory."""
+        """Plan the decodes that the budget has tokens for; some give way for memory."""
         decodes = self._decodes(draft.budget)
         lengths = [r.num_tokens for r in decodes]
         while decodes and not self.memory.before_decodes(lengths):
             if not self.protected.yield_least():
-                self._seats.preempt_youngest(draft)
+                self._seats.preempt_one(draft)
                 decodes = [r for r in decodes if r.state is RequestState.RUNNING]
                 lengths = [r.num_tokens for r in decodes]
         done = 0
@@ -67,7 +67,7 @@ class Chunks:
             if done < len(decodes) and self._seats.in_flight:
                 self.must_settle = True
                 return
-            if done < len(decodes) and self._seats.preempt_youngest(draft) in decodes[done:]:
+            if done < len(decodes) and self._seats.preempt_one(draft) in decodes[done:]:
                 decodes = [r for r in decodes if r.state is RequestState.RUNNING]
 
     def _decodes(self, budget: int) -> list[Request]:

@@ -2,13 +2,14 @@
 
 Pure: no clock, no I/O, no torch.  One step is planned as
 
-1. decodes, in order of admission; when memory runs out the youngest running
-   request is preempted;
+1. decodes, in order of admission; when memory runs out a running request of the tenant
+   that holds most is preempted (:mod:`kvell.engine.planning.shares`);
 2. prefill chunks in order of admission, each as large as the token budget and
    the memory allow;
 3. admissions in turn (:mod:`kvell.engine.requests.turns`), none in a step that
    preempted: a request is admitted when its whole remaining prompt fits beside what
-   the running ones still need;
+   the running ones still need; one of a tenant that holds more than another gives way to
+   that one's;
 4. draft tokens (:mod:`kvell.engine.planning.speculation`), with what is left.
 
 Without chunked prefill (:mod:`kvell.engine.planning.whole_prompts`) 2 and 3 come first, and 1
@@ -23,6 +24,8 @@ scattered over large pages.  It starts again from nothing and runs alone, for wh
 page counts (:mod:`kvell.prefix.groups.capacity`) promise enough pages.
 """
 
+from collections.abc import Iterable
+
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.planning.admission import Admission
@@ -32,6 +35,7 @@ from kvell.engine.planning.protected import ProtectedPrefixes
 from kvell.engine.planning.seats import Seats
 from kvell.engine.planning.step_memory import StepMemory
 from kvell.engine.planning.whole_prompts import require_whole_prompts
+from kvell.engine.protocol.messages import Event, Tokens
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import PageCopy, StepPlan
 from kvell.engine.requests.request import Request
@@ -104,6 +108,7 @@ class Scheduler:
 
     def enqueue_arrived(self, request: Request) -> None:
         """Let a request that came with its pages run as soon as there is a seat."""
+        self._seats.waiting.count_served(request)
         self._seats.arrived.append(request)
 
     def has_room_for(self, handle: int, computed: int) -> bool:
@@ -126,6 +131,12 @@ class Scheduler:
         """End the request, whatever its state, and give its pages back."""
         self._seats.finish(request)
         self._admission.note_end(request)
+
+    def charge_for(self, events: Iterable[Event]) -> None:
+        """Charge the parties of requests for the tokens that these have got."""
+        for event in events:
+            if isinstance(event, Tokens):
+                self._seats.waiting.charge(event.request_id, len(event.token_ids))
 
     def note_lateness(self, *, ttft_late: bool, tpot_late: bool) -> None:
         """Take in whether requests were late in the last step."""
@@ -230,7 +241,7 @@ class Scheduler:
         self._chunks.plan_prefills(draft)
 
     def _unstick(self, draft: PlanDraft) -> None:
-        """Preempt the youngest while running requests block each other for want of pages.
+        """Preempt one after another while running requests block each other for want of pages.
 
         Those that wait until more of them lies elsewhere block nobody.
         """
@@ -238,7 +249,7 @@ class Scheduler:
             self._chunks.must_settle |= not draft.work
             return
         while not draft.work and any(not one.is_held_up for one in self._seats.running):
-            self._seats.preempt_youngest(draft)
+            self._seats.preempt_one(draft)
             self._chunks.plan_decodes(draft)
             if self.limits.enable_chunked_prefill or not draft.work:
                 self._chunks.plan_prefills(draft)

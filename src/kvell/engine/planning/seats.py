@@ -5,6 +5,7 @@ from collections import deque
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.planning.plan_draft import PlanDraft
+from kvell.engine.planning.shares import gives_way
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.request import NO_HANDLE, Request, RequestState
 from kvell.engine.requests.turns import TurnQueue
@@ -14,7 +15,7 @@ from kvell.memory import MemoryCore
 class Seats:
     """The queues of requests over one memory core, and the requests that run.
 
-    :ivar running: requests that hold pages and are in steps; the last one gives way first.
+    :ivar running: requests that hold pages and are in steps; the first one gives way last.
     :ivar waiting: requests that hold no pages.
     :ivar arrived: requests that came from other instances, with pages, and have no seat yet.
     :ivar in_flight: planned steps whose results are pending.
@@ -61,10 +62,7 @@ class Seats:
         return any(request.runs_alone for request in self.running)
 
     def enter(self, request: Request) -> None:
-        """Insert the request into ``running``, whose last one gives way first.
-
-        Requests are in order of admission; with parking, in order of arrival.
-        """
+        """Insert the request into ``running``, in order of admission; with parking, of arrival."""
         place = len(self.running)
         while (
             self.parking is not None and place and self.running[place - 1].number > request.number
@@ -95,30 +93,30 @@ class Seats:
             if self.swapping is not None and not request.is_spoiled:
                 self.swapping.ended(request)
             self._close(request)
-        elif request in self.waiting:
-            self.waiting.discard(request.request_id)
         elif request.state is RequestState.MOVING or request in self.arrived:
             if request in self.arrived:
                 self.arrived.remove(request)
             self._close(request)
+        self.waiting.discard(request)
         if self.swapping is not None:
             self.swapping.forget(request)
         if self.parking is not None:
             self.parking.leave(request)
         request.state = RequestState.FINISHED
 
-    def preempt_youngest(self, draft: PlanDraft) -> Request:
-        """Preempt the youngest request: its pages are freed, maybe copied to the CPU buffer.
+    def preempt_one(self, draft: PlanDraft) -> Request:
+        """Preempt whoever gives way for want of memory (:mod:`.shares`)."""
+        victim = gives_way(self.running)
+        victim.runs_alone |= len(self.running) == 1
+        return self.preempt(victim, draft)
 
-        One that borrows memory gives way last (Infinite-LLM: what is lent would be computed anew).
-        """
-        own = (i for i in reversed(range(len(self.running))) if not self.running[i].borrows)
-        victim = self.running.pop(next(own, -1))
+    def preempt(self, victim: Request, draft: PlanDraft) -> Request:
+        """Preempt a running request: its pages are freed, maybe copied to the CPU buffer."""
+        self.running.remove(victim)
         size_bytes = 0
         if self.swapping is not None:
             size_bytes = self.swapping.size_bytes(victim)
             draft.offload(self.swapping.save(victim))
-        victim.runs_alone |= not self.running
         self._give_up(victim, draft)
         victim.preemptions += 1
         if self.parking is not None and self.is_swapped(victim):

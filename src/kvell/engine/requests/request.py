@@ -59,6 +59,8 @@ class Request:
     :ivar away_tokens: of its first tokens, those whose pages lie at other instances.
     :ivar kept_tokens: while it has no pages here, those of its first tokens whose pages still lie
         elsewhere; it goes on behind them.
+    :ivar entered_tokens: that it had to compute when it was last let in, before it could make the
+        next one; ``entered_output`` it had made by then.
     :ivar repeats: accepted draft tokens to compute again, since states do not advance over drafts.
     """
 
@@ -94,6 +96,8 @@ class Request:
     found_tokens: int = 0
     away_tokens: int = 0
     kept_tokens: int = 0
+    entered_tokens: int = 0
+    entered_output: int = 0
     problem: str = ""
     is_spoiled: bool = False
     step_failed: StepBlame = ""

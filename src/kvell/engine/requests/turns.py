@@ -2,55 +2,45 @@
 
 ::
 
-    priority 0 ─┬─ returned: had their turn before, and wait again
-                ├─ tenant "red" ──┬─ group "cmpl-1": a b c d …
+    priority 0 ─┬─ tenant "red" ──┬─ returned: had their turn before, and wait again
+                │                 ├─ group "cmpl-1": a b c d …
                 │                 └─ group "cmpl-2": e
                 └─ tenant "blue" ─── group "cmpl-3": f
 
 Among tenants, and among the groups of a tenant, the party that was served the fewest tokens so far
-is next, as in VTC (Sheng et al., 2024).  A party that comes back, or is new, begins where a clock
-of virtual tokens stands, so nobody saves turns up; each turn moves that clock on by its cost
-divided by the parties that wait, so nobody starves behind parties that come all the time.  Costs
-are expected ones and are known when a request comes, so nothing is counted while it runs.
+is next, as in VTC (Sheng et al., 2024): prompts are charged when they are begun, output as it is
+made.  A party of which nothing waited begins no lower than the next one stands, so nobody saves
+turns up, and no lower than a clock of virtual tokens: what anybody is charged moves that on by its
+part of the parties that are here, so nobody starves behind parties that come all the time.
 """
 
 import heapq
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
 
 from kvell.vocabulary import RequestId
 
-MOST_OUTPUT_TOKENS = 512
-"""Output tokens that a turn costs at most: many clients ask for all there is room for, and few
-answers are that long."""
 FEWEST_KEPT = 64
 """A round forgets parties that are idle only when it knows of more than so many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """The party that a request belongs to, and what its turn costs that party.
+    """The party that a request belongs to.
 
     :param priority: requests with lower ones come first, of any tenant.
     :param group: requests that were asked for together; the groups of a tenant take turns.
-    :param cost_tokens: of its prompt and its expected output.
     """
 
     priority: int = 0
     tenant: str = ""
     group: str = ""
-    cost_tokens: int = 1
 
 
 NO_PARTY = Turn()
 """Of requests that nobody told apart: they are served in the order in which they came."""
-
-
-def turn_cost_tokens(prompt_tokens: int, output_tokens: int) -> int:
-    """Cost of a turn for a prompt and at most so much output."""
-    return prompt_tokens + max(1, min(output_tokens, MOST_OUTPUT_TOKENS))
 
 
 class Waits(Protocol):
@@ -58,12 +48,12 @@ class Waits(Protocol):
 
     @property
     def request_id(self) -> RequestId:
-        """Its id, unlike those of all others that wait."""
+        """Its id, unlike those of all others that wait or are served."""
         ...
 
     @property
     def turn(self) -> Turn:
-        """The party that it belongs to; read when it begins to wait."""
+        """The party that it belongs to; read when it comes."""
         ...
 
 
@@ -71,20 +61,28 @@ class Waits(Protocol):
 class _Party:
     """A tenant or a group.
 
-    :ivar served_tokens: in virtual tokens; where it stood when it last began to wait, at least.
+    :ivar service: in virtual tokens.
     :ivar last_turn: number of its last turn; 0 for none.
     :ivar came: number of the time that it last began to wait.
+    :ivar is_listed: whether its round has a place for it, maybe an old one.
     """
 
-    served_tokens: int = 0
+    service: float = 0.0
     last_turn: int = 0
     came: int = 0
     num_waiting: int = 0
+    num_served: int = 0
+    is_listed: bool = False
 
     @property
-    def place(self) -> tuple[int, int, int]:
+    def place(self) -> tuple[float, int, int]:
         """The party with the least place is next; of equal service, the one that waited longest."""
-        return (self.served_tokens, self.last_turn, self.came)
+        return (self.service, self.last_turn, self.came)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether any of its requests waits or is served."""
+        return bool(self.num_waiting or self.num_served)
 
 
 @dataclass(eq=False)
@@ -94,6 +92,7 @@ class _Group(_Party):
 
 @dataclass(eq=False)
 class _Tenant(_Party):
+    returned: "OrderedDict[RequestId, None]" = field(default_factory=OrderedDict)
     groups: "_Round[_Group]" = field(default_factory=lambda: _Round(_Group))
 
 
@@ -102,194 +101,244 @@ Item = TypeVar("Item", bound=Waits)
 
 
 class _Round(Generic[Party]):
-    """Parties that take turns."""
+    """Parties that take turns.
+
+    :ivar clock: in virtual tokens.
+    :ivar num_here: parties of which a request waits or is served.
+    """
 
     def __init__(self, make: Callable[[], Party]) -> None:
         self._make: Callable[[], Party] = make
-        self._places: list[tuple[tuple[int, int, int], Party]] = []
-        self._clock_tokens = self._turns = self._arrivals = self._num_active = 0
+        self._places: list[tuple[tuple[float, int, int], Party]] = []
+        self._turns = self._arrivals = 0
         self._most_kept = FEWEST_KEPT
+        self.clock = 0.0
+        self.num_here = 0
         self.parties: dict[str, Party] = {}
 
-    def came(self, name: str) -> Party:
-        """Count a request that begins to wait."""
+    def comes(self, name: str) -> Party:
+        """The party of a request that comes; :meth:`waits` or :meth:`serves` follows."""
         party = self.parties.get(name)
         if party is None:
+            if len(self.parties) >= self._most_kept:
+                self._forget()
             party = self.parties[name] = self._make()
+        self.num_here += not party.is_here
+        if not party.num_waiting:
+            first = self.next()
+            floor = self.clock if first is None else max(self.clock, first.service)
+            party.service = max(party.service, floor)
+        return party
+
+    def waits(self, party: Party) -> None:
+        """Count a request that waits now."""
         party.num_waiting += 1
         if party.num_waiting == 1:
-            self._num_active += 1
             self._arrivals += 1
-            party.served_tokens = max(party.served_tokens, self._clock_tokens)
             party.came = self._arrivals
-            self._list(party)
-        return party
+            if not party.is_listed:
+                party.is_listed = True
+                heapq.heappush(self._places, (party.place, party))
 
-    def left(self, party: Party) -> None:
-        """Count a request that waits no longer."""
+    def takes(self, party: Party) -> None:
+        """Count a request of the party whose turn it is: it waits no longer, and is served."""
+        self._turns += 1
+        self.clock = max(self.clock, party.service)
+        party.last_turn = self._turns
         party.num_waiting -= 1
-        self._num_active -= not party.num_waiting
-        if not self._num_active:  # everybody got all that was asked for
+        party.num_served += 1
+
+    def leaves(self, party: Party) -> None:
+        """Count a request that is here no longer; it was taken off the party's numbers."""
+        self.num_here -= not party.is_here
+        if not self.num_here:  # everybody got all that was asked for
             self.parties.clear()
             self._places.clear()
-            self._clock_tokens, self._most_kept = 0, FEWEST_KEPT
+            self.clock, self._most_kept = 0.0, FEWEST_KEPT
 
-    def next(self) -> Party:
-        """The waiting party whose turn it is."""
-        place, party = self._places[0]
-        while not party.num_waiting or place != party.place:  # it left, or has another place now
-            heapq.heappop(self._places)
+    def next(self) -> Party | None:
+        """The waiting party whose turn it is; None if nobody waits."""
+        while self._places:
             place, party = self._places[0]
-        return party
+            if not party.num_waiting:
+                party.is_listed = False
+                heapq.heappop(self._places)
+            elif place != party.place:  # places only grow, so an old one is never too late
+                heapq.heapreplace(self._places, (party.place, party))
+            else:
+                return party
+        return None
 
-    def served(self, party: Party, cost_tokens: int) -> None:
-        """Let a waiting party have its turn."""
-        share_tokens = max(1, cost_tokens // self._num_active)
-        self._clock_tokens = max(self._clock_tokens, party.served_tokens) + share_tokens
-        self._turns += 1
-        party.served_tokens += cost_tokens
-        party.last_turn = self._turns
-        self._list(party)
+    def next_but(self, names: Collection[str]) -> Party | None:
+        """The same among all but some; in the time of looking at each."""
+        waits = [one for name, one in self.parties.items() if one.num_waiting and name not in names]
+        return min(waits, key=lambda one: one.place, default=None)
 
-    def _list(self, party: Party) -> None:
-        if len(self._places) + len(self.parties) > self._most_kept:
-            self._forget()
-        heapq.heappush(self._places, (party.place, party))
+    def charge(self, party: Party, tokens: int) -> None:
+        """Count what a party was served."""
+        party.service += tokens
+        self.clock += tokens / self.num_here
 
     def _forget(self) -> None:
-        """Drop old places, and idle parties whose service so far makes no difference any more."""
+        """Drop idle parties whose service so far makes no difference any more."""
         for name, party in list(self.parties.items()):
-            if not party.num_waiting and party.served_tokens <= self._clock_tokens:
+            if not party.is_here and party.service <= self.clock:
                 del self.parties[name]
-        active = (one for one in self.parties.values() if one.num_waiting)
-        self._places = [(one.place, one) for one in active]
+        self._places = [(one.place, one) for one in self.parties.values() if one.num_waiting]
+        for one in self.parties.values():
+            one.is_listed = bool(one.num_waiting)
         heapq.heapify(self._places)
-        self._most_kept = max(FEWEST_KEPT, 2 * (len(self._places) + len(self.parties)))
+        self._most_kept = max(FEWEST_KEPT, 2 * len(self.parties))
 
 
-class _Level:
-    """Requests of one priority."""
+@dataclass(frozen=True)
+class _Membership(Generic[Item]):
+    """Where a request belongs."""
 
-    def __init__(self) -> None:
-        self.returned: OrderedDict[RequestId, None] = OrderedDict()
-        self._tenants = _Round(_Tenant)
-
-    def add(self, request_id: RequestId, turn: Turn) -> None:
-        self._tenants.came(turn.tenant).groups.came(turn.group).ids[request_id] = None
-
-    def first(self) -> RequestId | None:
-        """The next among those that had no turn yet."""
-        if not self._tenants.parties:
-            return None
-        return next(iter(self._tenants.next().groups.next().ids))
-
-    def remove(self, request_id: RequestId, turn: Turn, *, is_turn: bool) -> None:
-        if request_id in self.returned:
-            del self.returned[request_id]
-            return
-        tenant = self._tenants.parties[turn.tenant]
-        group = tenant.groups.parties[turn.group]
-        del group.ids[request_id]
-        if is_turn:
-            tenant.groups.served(group, turn.cost_tokens)
-            self._tenants.served(tenant, turn.cost_tokens)
-        tenant.groups.left(group)
-        self._tenants.left(tenant)
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.returned and not self._tenants.parties
+    item: Item
+    priority: int
+    tenants: "_Round[_Tenant]"
+    tenant: _Tenant
+    group: _Group
 
 
 class TurnQueue(Generic[Item]):
-    """Requests that wait, each until :meth:`take` or :meth:`discard`.
+    """Requests that wait or are served, each until :meth:`discard`.
 
+    Whoever is let in is taken, and charged for its prompt; all are charged for what they make.
     Adding and taking cost the logarithm of the parties that wait.
     """
 
     def __init__(self) -> None:
-        self._items: dict[RequestId, tuple[Item, Turn]] = {}
-        self._levels: dict[int, _Level] = {}
+        self._waiting: dict[RequestId, Item] = {}
+        self._here: dict[RequestId, _Membership[Item]] = {}
+        self._levels: dict[int, _Round[_Tenant]] = {}
 
     def __len__(self) -> int:
-        return len(self._items)
+        """Those that wait."""
+        return len(self._waiting)
 
     def __contains__(self, item: Item) -> bool:
+        """Whether a request waits."""
         return self.get(item.request_id) is item
 
     def __iter__(self) -> Iterator[Item]:
-        """Those that were put back first, then the others as they came."""
-        back = {one: None for level in self._levels.values() for one in level.returned}
-        yield from [self._items[one][0] for one in (back | dict.fromkeys(self._items))]
+        """Those that wait: those that were put back first, then the others as they came."""
+        tenants = [one for level in self._levels.values() for one in level.parties.values()]
+        back = {one: None for tenant in tenants for one in tenant.returned}
+        yield from [self._waiting[one] for one in (back | dict.fromkeys(self._waiting))]
 
     def get(self, request_id: RequestId) -> Item | None:
         """The request of an id; None if it does not wait."""
-        found = self._items.get(request_id)
-        return None if found is None else found[0]
+        return self._waiting.get(request_id)
 
     def add(self, item: Item) -> None:
         """Let a request wait for its turn."""
-        turn = item.turn
-        self._items[item.request_id] = (item, turn)
-        self._level(turn.priority).add(item.request_id, turn)
+        membership = self._comes(item)
+        membership.tenants.waits(membership.tenant)
+        membership.tenant.groups.waits(membership.group)
+        membership.group.ids[item.request_id] = None
+        self._waiting[item.request_id] = item
+
+    def count_served(self, item: Item) -> None:
+        """Count a request as served that has not waited here."""
+        membership = self._comes(item)
+        membership.tenant.num_served += 1
+        membership.group.num_served += 1
+
+    def knows(self, item: Item) -> bool:
+        """Whether a request waits or is served."""
+        one = self._here.get(item.request_id)
+        return one is not None and one.item is item
+
+    def first(self, but: Collection[str] = ()) -> Item | None:
+        """The request whose turn it is; None if none waits.
+
+        :param but: tenants that are passed over.
+        """
+        for priority in sorted(self._levels):
+            level = self._levels[priority]
+            tenant = level.next_but(but) if but else level.next()
+            if tenant is None:
+                continue
+            if tenant.returned:
+                return self._waiting[next(iter(tenant.returned))]
+            group = tenant.groups.next()
+            assert group is not None, "its tenant waits"
+            return self._waiting[next(iter(group.ids))]
+        return None
+
+    def take(self, item: Item) -> None:
+        """Serve a request from now on; :meth:`charge` and :meth:`put_back` are for its taker."""
+        del self._waiting[item.request_id]
+        one = self._here[item.request_id]
+        one.tenants.takes(one.tenant)
+        if item.request_id in one.tenant.returned:
+            del one.tenant.returned[item.request_id]  # its group has had this turn
+            return
+        del one.group.ids[item.request_id]
+        one.tenant.groups.takes(one.group)
+
+    def charge(self, request_id: RequestId, tokens: int) -> None:
+        """Charge tenant and group of a request that is here, if it is; with tokens of any kind."""
+        one = self._here.get(request_id)
+        if one is not None:
+            one.tenants.charge(one.tenant, tokens)
+            one.tenant.groups.charge(one.group, tokens)
 
     def put_back(self, items: Sequence[Item], *, behind_returned: bool = False) -> None:
-        """Let requests that had their turn wait before all others of their priority, in order.
+        """Let requests wait again that are served, before all others of their tenants, in order.
 
         :param behind_returned: whether those that were put back before stay in front of them.
         """
         for item in items if behind_returned else reversed(items):
-            turn = item.turn
-            self._items[item.request_id] = (item, turn)
-            returned = self._level(turn.priority).returned
-            returned[item.request_id] = None
-            returned.move_to_end(item.request_id, last=behind_returned)
+            if not self.knows(item):
+                self.count_served(item)
+            one = self._here[item.request_id]
+            one.tenant.num_served -= 1
+            one.tenants.waits(one.tenant)
+            one.tenant.returned[item.request_id] = None
+            one.tenant.returned.move_to_end(item.request_id, last=behind_returned)
+            self._waiting[item.request_id] = item
 
-    def offers(self) -> Iterator[Item]:
-        """Requests in the order of their turns; a caller that wants one takes it before asking on.
-
-        A request that was put back and is not taken now holds up nobody.  Any other request that is
-        not taken ends the offers.
-        """
-        for priority in sorted(self._levels):
-            level = self._levels[priority]
-            for request_id in list(level.returned):
-                yield self._items[request_id][0]
-            while (first := level.first()) is not None:
-                yield self._items[first][0]
-                if first in self._items:
-                    return
-
-    def first(self) -> Item | None:
-        """The request whose turn it is; None if none waits."""
-        return next(self.offers(), None)
-
-    def take(self, item: Item) -> None:
-        """Let a request have its turn, which its tenant and its group are charged for, once."""
-        self._remove(item.request_id, is_turn=True)
-
-    def discard(self, request_id: RequestId) -> Item | None:
-        """Forget a request without a turn; None if it does not wait."""
-        if request_id not in self._items:
-            return None
-        return self._remove(request_id, is_turn=False)
+    def discard(self, item: Item) -> bool:
+        """Forget a request, whether it waits or is served; whether it waited."""
+        if not self.knows(item):
+            return False  # another may have its id now
+        one = self._here.pop(item.request_id)
+        waited = self._waiting.pop(item.request_id, None) is not None
+        if item.request_id in one.tenant.returned:
+            del one.tenant.returned[item.request_id]
+            one.group.num_served -= 1
+        elif waited:
+            del one.group.ids[item.request_id]
+            one.group.num_waiting -= 1
+        else:
+            one.group.num_served -= 1
+        one.tenant.num_waiting -= waited
+        one.tenant.num_served -= not waited
+        one.tenant.groups.leaves(one.group)
+        one.tenants.leaves(one.tenant)
+        if not one.tenants.num_here:
+            del self._levels[one.priority]
+        return waited
 
     def clear(self) -> list[Item]:
-        """Forget all requests; those that were put back are first."""
+        """Forget all that wait; those that were put back are first."""
         items = list(self)
-        self._items.clear()
-        self._levels.clear()
+        for item in items:
+            self.discard(item)
         return items
 
-    def _level(self, priority: int) -> _Level:
-        if priority not in self._levels:
-            self._levels[priority] = _Level()
-        return self._levels[priority]
-
-    def _remove(self, request_id: RequestId, *, is_turn: bool) -> Item:
-        item, turn = self._items.pop(request_id)
-        level = self._levels[turn.priority]
-        level.remove(request_id, turn, is_turn=is_turn)
-        if level.is_empty:
-            del self._levels[turn.priority]
-        return item
+    def _comes(self, item: Item) -> _Membership[Item]:
+        turn = item.turn
+        if item.request_id in self._here:  # an earlier attempt at the same, which has not ended yet
+            self.discard(self._here[item.request_id].item)
+        if turn.priority not in self._levels:
+            self._levels[turn.priority] = _Round(_Tenant)
+        tenants = self._levels[turn.priority]
+        tenant = tenants.comes(turn.tenant)
+        group = tenant.groups.comes(turn.group)
+        one = _Membership(item, turn.priority, tenants, tenant, group)
+        self._here[item.request_id] = one
+        return one

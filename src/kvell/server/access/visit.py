@@ -9,6 +9,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.front.request_log import RequestTrace
 from kvell.server.access.accounts import Account
 from kvell.server.access.tenants import engine_salt
+from kvell.server.text.tenant_bytes import TenantBytes
 from kvell.server.text.text_stream import TextDelta
 
 CLIENT_GONE_STATUS = 499
@@ -113,6 +114,7 @@ class Visit:
         self._reserved_tokens = self._in_flight = 0
         self._answer_id, self._model, self._prompt_tokens = "", "", 0
         self._output_tokens, self._cached_tokens = 0, 0
+        self._kept: list[tuple[TenantBytes, int]] = []
         self.tenant, self.trace = tenant, trace
 
     def salt(self, client_salt: str | None) -> str:
@@ -146,6 +148,14 @@ class Visit:
         self._answer_id, self._model = answer_id, model
         self._prompt_tokens = prompt_tokens
 
+    def keep(self, pool: TenantBytes, size_bytes: int) -> None:
+        """Count bytes that are kept for its answer, until it has ended.
+
+        :raises TryLater: if there are too many already.
+        """
+        pool.take(self.tenant, size_bytes)
+        self._kept.append((pool, size_bytes))
+
     def count(self, delta: TextDelta) -> None:
         """A piece of output came; the last of a sequence says that it has ended."""
         if delta.finish_reason is not None:
@@ -166,6 +176,9 @@ class Visit:
     def end(self, status: int) -> EndedVisit:
         """Give back what was reserved and not used; called once, however the request ended."""
         self._leave(self._in_flight)
+        for pool, size_bytes in self._kept:
+            pool.give_back(self.tenant, size_bytes)
+        self._kept.clear()
         is_refused = status >= 400 and status != CLIENT_GONE_STATUS
         if is_refused and not self._output_tokens:  # nothing was computed
             self._prompt_tokens = 0

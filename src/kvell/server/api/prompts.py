@@ -16,6 +16,7 @@ from kvell.server.api.prompt_form import CHAT_FORM, TEXT_FORM, PromptForm
 from kvell.server.logs.lines import tell
 from kvell.server.text.context_length import AnswerRoom, ContextLength
 from kvell.server.text.lanes import TextWork
+from kvell.server.text.tenant_bytes import TenantBytes
 from kvell.server.text.text_bounds import chars_within, context_too_long
 from kvell.server.text.text_encoder import TextEncoder, TokenIds
 from kvell.server.text.text_model import NO_FIELDS, TextModel
@@ -36,6 +37,11 @@ class PromptEncoder:
         self._model, self._length, self._work = model, length, work
         self._texts = TextEncoder(model, length.longest_tokens, work)
         self._told_of_tools = [False]  # of all tenants together
+
+    @property
+    def told(self) -> TenantBytes:
+        """Counts the log probabilities that answers keep, of all models."""
+        return self._work.told
 
     def of(self, tenant: str) -> "PromptEncoder":
         """The same encoder, whose work this tenant is charged for."""

@@ -17,6 +17,7 @@ from kvell.server.access.visit import CLIENT_GONE_STATUS, Sequences, Visit
 from kvell.server.answers.named import AnswerFormat
 from kvell.server.api.bodies.completions import Heading
 from kvell.server.api.http_errors import UnknownModel
+from kvell.server.api.kept_likely import KeptLikely
 from kvell.server.api.prompts import PromptEncoder
 from kvell.server.api.schemas.beams import beam_searches
 from kvell.server.api.schemas.generation import GenerationRequest
@@ -135,11 +136,15 @@ class Serving:
         name = body.sequences_field() if body.sequences() > 1 else "prompt"
         sequences = Sequences(count, name, priority=priority)
         asked.visit.begin(heading.answer_id, heading.model, prompt_tokens, most_tokens, sequences)
+        likely = KeptLikely(asked.visit, asked.served.prompts.told, body.logprobs_field())
+        likely.reserve([len(ids) for ids in asked.prompts], samplings, body.sequences())
         deltas = self._answers(asked, samplings, searches)
         for _ in asked.prompts:
             self.metrics.asked(choices)
         if choices > 1:
             deltas = _prompts_counted_once(deltas, choices)
+        if body.output_logprobs() is not None and not body.stream:
+            deltas = likely.follow(deltas)
         return _told(deltas, choices, self.metrics, asked.visit, are_counted=bool(searches))
 
     def _answers(

@@ -1,7 +1,7 @@
 """Server-sent events, several requests as one stream, and clients that go away."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -155,11 +155,3 @@ async def _pump(
         await arrived.put((index, None))
     except Exception as error:
         await arrived.put((index, error))
-
-
-async def collected(stream: AsyncIterator[tuple[int, Item]], count: int) -> list[list[Item]]:
-    """All items of merged streams, by stream."""
-    items: list[list[Item]] = [[] for _ in range(count)]
-    async for index, item in stream:
-        items[index].append(item)
-    return items

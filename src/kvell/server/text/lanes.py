@@ -10,12 +10,15 @@ from typing import Any, Generic, TypeVar
 
 from kvell.device.process_size import give_back_freed
 from kvell.engine.requests.turns import Turn, TurnQueue
-from kvell.errors import Bound, TryLater
+from kvell.errors import Bound
 from kvell.server.text.held_tensors import HeldTensors
+from kvell.server.text.tenant_bytes import TenantBytes
 from kvell.server.text.text_bounds import SHORT_BYTES
 from kvell.vocabulary import MIB, RequestId
 
 Made = TypeVar("Made")
+MOST_TOLD_BYTES = 128 * MIB
+"""Of log probabilities that answers in the making may have, all together."""
 WAITING_BYTES = 32 * MIB
 """Of texts, and apart from that of pictures, that may wait for a thread."""
 
@@ -29,6 +32,7 @@ class _Piece(Generic[Made]):
 
     request_id: RequestId
     turn: Turn
+    size_bytes: int
     work: Callable[[], Made]
     made: "asyncio.Future[Made]"
 
@@ -36,26 +40,24 @@ class _Piece(Generic[Made]):
 class Lane:
     """One thread; those who wait for it take turns by tenant, and each tenant's work is in order.
 
-    A cancelled caller leaves the line.  Tenants that are here have the bytes in equal parts: one
-    that has nothing here is refused only when all of them together have twice as many.
+    A cancelled caller leaves the line.
 
     :param bound: that is exceeded when too much waits.
-    :param most_bytes: that may wait and be worked on; what comes to an empty lane is always taken.
+    :param most_bytes: that may wait and be worked on (:class:`.TenantBytes`).
     :param trims: whether freed memory goes back to the system after each piece of work.
     """
 
     def __init__(self, name: str, bound: Bound, most_bytes: int, *, trims: bool) -> None:
-        self._bound, self._most_bytes, self._trims = bound, most_bytes, trims
+        self._bytes, self._trims = TenantBytes(most_bytes, bound, "wait to be read"), trims
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._line: TurnQueue[_Piece[Any]] = TurnQueue()
         self._numbers = count()
         self._is_busy = False
-        self._bytes_of: dict[str, int] = {}
 
     @property
     def bytes_here(self) -> int:
         """Bytes that wait or are worked on."""
-        return sum(self._bytes_of.values())
+        return self._bytes.bytes_here
 
     async def run(self, size_bytes: int, work: Callable[[], Made], tenant: str = "") -> Made:
         """Do a piece of work in the thread, and return what it makes.
@@ -65,33 +67,25 @@ class Lane:
         :param tenant: whose turn it takes, and who is charged.
         :raises TryLater: if too much waits already.
         """
-        self._check_room(size_bytes, tenant)
-        turn = Turn(tenant=tenant, cost_tokens=size_bytes)
+        self._bytes.take(tenant, size_bytes)
+        turn = Turn(tenant=tenant)
         made: asyncio.Future[Made] = asyncio.get_running_loop().create_future()
-        piece = _Piece(RequestId(str(next(self._numbers))), turn, work, made)
-        self._bytes_of[tenant] = self._bytes_of.get(tenant, 0) + size_bytes
+        piece = _Piece(RequestId(str(next(self._numbers))), turn, size_bytes, work, made)
         self._line.add(piece)
         if not self._is_busy:
             self._begin_next()
         try:
             return await made
         finally:
-            if self._line.discard(piece.request_id) is not None:  # cancelled before its turn
+            if self._line.discard(piece):  # cancelled before its turn
                 self._forget(piece)
-
-    def _check_room(self, size_bytes: int, tenant: str) -> None:
-        own_bytes, here_bytes = self._bytes_of.get(tenant, 0), self.bytes_here
-        most_own_bytes = self._most_bytes // (len(self._bytes_of) + (tenant not in self._bytes_of))
-        is_above_share = own_bytes and own_bytes + size_bytes > most_own_bytes
-        if is_above_share or (here_bytes and here_bytes + size_bytes > 2 * self._most_bytes):
-            told = f"{own_bytes or here_bytes} bytes wait to be read; try again"
-            raise TryLater(told, bound=self._bound)
 
     def _begin_next(self) -> None:
         """Let the thread do whoever's turn it is."""
         self._is_busy = False
         while not self._is_busy and (piece := self._line.first()) is not None:
             self._line.take(piece)
+            self._line.charge(piece.request_id, piece.size_bytes)
             try:
                 submitted = self._thread.submit(self._done, piece.work)
             except RuntimeError as error:  # the lane is closed
@@ -121,12 +115,8 @@ class Lane:
         self._forget(piece)
 
     def _forget(self, piece: "_Piece[Made]") -> None:
-        tenant = piece.turn.tenant
-        left_bytes = self._bytes_of.get(tenant, 0) - piece.turn.cost_tokens
-        if left_bytes:
-            self._bytes_of[tenant] = left_bytes
-        else:
-            self._bytes_of.pop(tenant, None)
+        self._line.discard(piece)
+        self._bytes.give_back(piece.turn.tenant, piece.size_bytes)
 
     def close(self) -> None:
         """End the thread, after the work that it has begun."""
@@ -147,17 +137,23 @@ class _Lanes:
         self.pictures = Lane("kvell-pictures", "image_pixels", 2 * WAITING_BYTES, trims=True)
 
 
+def _told_bytes() -> TenantBytes:
+    return TenantBytes(MOST_TOLD_BYTES // 2, "logprob_bytes", "of log probabilities are kept")
+
+
 class TextWork:
     """The lanes of one process, which all its models share.
 
     :param tenant: whose work this is.
     :ivar held: tensors of pictures in requests that have not ended.
+    :ivar told: how likely tokens are, in answers that are not sent yet.
     """
 
     def __init__(self, tenant: str = "", shared: "TextWork | None" = None) -> None:
         self._tenant = tenant
         self._lanes: _Lanes = _Lanes() if shared is None else shared._lanes
         self.held: HeldTensors = HeldTensors() if shared is None else shared.held
+        self.told: TenantBytes = _told_bytes() if shared is None else shared.told
 
     def of(self, tenant: str) -> "TextWork":
         """The same lanes, where this tenant waits in its own turn."""

@@ -1,12 +1,13 @@
 """From an instance's tokens to text: detokenising, stop strings, and how it ended."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from array import array
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from kvell.engine.protocol.logprobs import TokenLogprobs
+from kvell.engine.protocol.logprobs import KeptLogprobs, TokenLogprobs, kept
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -74,9 +75,9 @@ class TextDelta:
     text: str
     finish_reason: Literal["stop", "length"] | None = None
     usage: Usage = Usage()
-    token_ids: tuple[int, ...] = ()
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    token_ids: Sequence[int] = ()
+    logprobs: Sequence[TokenLogprobs] = ()
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
     stop_reason: str | int | None = None
 
 
@@ -183,13 +184,52 @@ class _Deadline(AbstractAsyncContextManager[None]):
 def _behind(untold: TextDelta, output: Output, taken: int) -> TextDelta:
     """What was not told yet, and the first ``taken`` tokens of an output."""
     if not output.logprobs and not output.prompt_logprobs:  # the common case
-        return replace(untold, token_ids=untold.token_ids + output.token_ids[:taken])
+        return replace(untold, token_ids=(*untold.token_ids, *output.token_ids[:taken]))
     return replace(
         untold,
-        token_ids=untold.token_ids + output.token_ids[:taken],
-        logprobs=untold.logprobs + output.logprobs[:taken],
-        prompt_logprobs=untold.prompt_logprobs + output.prompt_logprobs,
+        token_ids=(*untold.token_ids, *output.token_ids[:taken]),
+        logprobs=kept(untold.logprobs, output.logprobs[:taken]),
+        prompt_logprobs=kept(untold.prompt_logprobs, output.prompt_logprobs),
     )
+
+
+class WholeAnswer:
+    """The pieces of one answer as they come, in little memory."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._token_ids = array("i")
+        self._logprobs, self._prompt_logprobs = KeptLogprobs(), KeptLogprobs()
+        self._last = TextDelta("")
+
+    def push(self, delta: TextDelta) -> None:
+        """Take in the next piece."""
+        self._texts.append(delta.text)
+        self._token_ids.extend(delta.token_ids)
+        self._logprobs.extend(delta.logprobs)
+        self._prompt_logprobs.extend(delta.prompt_logprobs)
+        self._last = delta
+
+    def delta(self) -> TextDelta:
+        """All pieces as one."""
+        return replace(
+            self._last,
+            text="".join(self._texts),
+            token_ids=self._token_ids,
+            logprobs=self._logprobs,
+            prompt_logprobs=self._prompt_logprobs,
+        )
+
+
+async def whole_answers(
+    deltas: AsyncGenerator[tuple[int, TextDelta], None], count: int
+) -> list[TextDelta]:
+    """So many answers, each as one piece."""
+    answers = [WholeAnswer() for _ in range(count)]
+    async with aclosing(deltas):
+        async for index, delta in deltas:
+            answers[index].push(delta)
+    return [one.delta() for one in answers]
 
 
 def _last_delta(writer: AnswerText, text: str, finished: Finished, prompt_tokens: int) -> TextDelta:

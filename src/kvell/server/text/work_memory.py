@@ -6,6 +6,7 @@ from kvell.engine.protocol.messages import Ready
 from kvell.models.images.picture_files import MEMORY_PER_PIXEL, MOST_PIXELS
 from kvell.models.images.processor import MOST_TENSOR_BYTES
 from kvell.server.text.held_tensors import MOST_HELD_BYTES
+from kvell.server.text.lanes import MOST_TOLD_BYTES
 from kvell.server.text.text_bounds import TextBounds
 from kvell.server.text.text_model import TextModel
 
@@ -16,6 +17,8 @@ PICTURE_BYTES = MEMORY_PER_PIXEL * MOST_PIXELS + MOST_HELD_BYTES + MOST_TENSOR_B
 def most_work_bytes(ready: Ready, first: TextModel, beside: Sequence[TextModel]) -> int:
     """The most bytes for texts and pictures that are read at once, of a server's models.
 
+    Log probabilities that answers keep are among them.
+
     :param ready: what the instance says of its first model and of those beside it.
     """
     models = [(first, ready.longest_tokens), *((one, ready.beside[one.name]) for one in beside)]
@@ -23,6 +26,7 @@ def most_work_bytes(ready: Ready, first: TextModel, beside: Sequence[TextModel])
         TextBounds(max_model_len, one.most_token_bytes).memory_bytes
         for one, max_model_len in models
     )
-    if not any(one.takes_images for one, _ in models):
-        return texts_bytes
-    return 2 * texts_bytes + PICTURE_BYTES  # the text beside pictures is read in their thread
+    if any(one.takes_images for one, _ in models):
+        # The text beside pictures is read in their thread.
+        texts_bytes = 2 * texts_bytes + PICTURE_BYTES
+    return texts_bytes + MOST_TOLD_BYTES

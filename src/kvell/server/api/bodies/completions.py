@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-from fastapi import Response
-
+from kvell.server.api.bodies.pieces import Lazy
 from kvell.server.text.context_length import ContextLength
 from kvell.server.text.text_stream import TextDelta, Usage
 
@@ -39,10 +37,10 @@ class Heading:
             "stop_reason": delta.stop_reason,
         }
 
-    def body(self, kind: str, choices: Sequence[Body], **more: Any) -> Body:
+    def body(self, kind: str, choices: Sequence[Body] | Lazy, **more: Any) -> Body:
         """A body of one kind with its choices."""
         head = {"id": self.answer_id, "object": kind, "created": self.created}
-        return {**head, "model": self.model, "choices": list(choices), **more}
+        return {**head, "model": self.model, "choices": choices, **more}
 
 
 def usage_body(usage: Usage, reasoning_tokens: int | None = None) -> Body:
@@ -68,21 +66,7 @@ def cache_details(usage: Usage) -> Body:
     return {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens}
 
 
-def joined(deltas: Sequence[TextDelta]) -> TextDelta:
-    """A request's deltas as one."""
-    last = deltas[-1]
-    return TextDelta(
-        "".join(delta.text for delta in deltas),
-        last.finish_reason,
-        last.usage,
-        tuple(token for delta in deltas for token in delta.token_ids),
-        tuple(told for delta in deltas for told in delta.logprobs),
-        tuple(told for delta in deltas for told in delta.prompt_logprobs),
-        last.stop_reason,
-    )
-
-
-def completion_body(heading: Heading, choices: Sequence[Body], total: Usage) -> Body:
+def completion_body(heading: Heading, choices: Sequence[Body] | Lazy, total: Usage) -> Body:
     """A whole text completion: the choices of the first prompt, of the second …"""
     return heading.body("text_completion", choices, usage=usage_body(total))
 
@@ -122,8 +106,3 @@ def model_card(
 def model_list(cards: Sequence[Body]) -> Body:
     """Body of ``/v1/models``, from each model's card."""
     return {"object": "list", "data": list(cards)}
-
-
-def json_response(body: Body, status: int = 200) -> Response:
-    """The body as a response."""
-    return Response(msgspec.json.encode(body), status, media_type="application/json")

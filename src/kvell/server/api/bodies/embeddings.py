@@ -1,13 +1,14 @@
 """The body of an answer with vectors."""
 
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from kvell.server.api.bodies.completions import Body, usage_body
+from kvell.server.api.bodies.pieces import Lazy
 from kvell.server.api.schemas.embeddings import Encoding
 from kvell.server.text.text_stream import Usage
 
@@ -25,14 +26,14 @@ def cut_to(vector: NDArray[np.float32], size: int) -> NDArray[np.float32]:
 
 
 def embeddings_body(
-    model: str, vectors: Sequence[NDArray[np.float32]], encoding: Encoding, usage: Usage
+    model: str, vectors: Iterable[NDArray[np.float32]], encoding: Encoding, usage: Usage
 ) -> Body:
     """OpenAI's answer: the vectors in the order of the inputs."""
-    data = [
+    data = (
         {"object": "embedding", "index": index, "embedding": _written(vector, encoding)}
         for index, vector in enumerate(vectors)
-    ]
-    return {"object": "list", "data": data, "model": model, "usage": embeddings_usage(usage)}
+    )
+    return {"object": "list", "data": Lazy(data), "model": model, "usage": embeddings_usage(usage)}
 
 
 def embeddings_usage(usage: Usage) -> Body:
@@ -42,10 +43,7 @@ def embeddings_usage(usage: Usage) -> Body:
 
 
 def _written(vector: NDArray[np.float32], encoding: Encoding) -> str | msgspec.Raw:
-    """Base64 of little-endian float32, or JSON.
-
-    Each vector becomes JSON by itself: Python's numbers take six times as much memory as these.
-    """
+    """Base64 of little-endian float32, or JSON."""
     if encoding == "base64":
         return b64encode(vector.astype("<f4").tobytes()).decode()
     return msgspec.Raw(msgspec.json.encode(vector.tolist()))

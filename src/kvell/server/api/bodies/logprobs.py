@@ -5,10 +5,12 @@ A token that is a part of a character is written by its bytes: ``\\xf0\\x9f`` in
 ones: in completions beside those asked for, in chat in the place of the least likely of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 from kvell.engine.protocol.logprobs import TokenLogprobs
+from kvell.server.api.bodies.pieces import Lazy
 from kvell.server.text.text_model import TextModel
 
 LEAST_LOGPROB = -9999.0
@@ -19,23 +21,25 @@ def chat_logprobs(
     model: TextModel, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
 ) -> dict[str, Any]:
     """``choices[].logprobs`` of a chat answer, or of a piece of it."""
-    content = [
-        {
-            **_chat_token(model, token, told.logprob),
-            "top_logprobs": [
-                _chat_token(model, other, one) for other, one in _with_own(token, told, more=0)
-            ],
-        }
-        for token, told in zip(token_ids, logprobs, strict=True)
-    ]
-    return {"content": content, "refusal": None}
+    content = chat_tokens(model, token_ids, logprobs)
+    return {"content": Lazy(content), "refusal": None}
+
+
+def chat_tokens(
+    model: TextModel, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
+) -> Iterator[dict[str, object]]:
+    """Its ``content``, token by token."""
+    for token, told in zip(token_ids, logprobs, strict=True):
+        likely = _with_own(token, told, more=0)
+        top = [_chat_token(model, other, one) for other, one in likely]
+        yield {**_chat_token(model, token, told.logprob), "top_logprobs": top}
 
 
 def completion_logprobs(
     model: TextModel,
     token_ids: Sequence[int],
     logprobs: Sequence[TokenLogprobs | None],
-    offsets: Sequence[int],
+    offsets: Iterable[int],
 ) -> dict[str, Any]:
     """``choices[].logprobs`` of a completion, or of a piece of it.
 
@@ -43,21 +47,21 @@ def completion_logprobs(
     :param offsets: where each token's text begins in the answer's, in characters.
     """
     return {
-        "text_offset": list(offsets),
-        "token_logprobs": [one and _finite(one.logprob) for one in logprobs],
-        "tokens": [_completion_token(model, token) for token in token_ids],
-        "top_logprobs": [
+        "text_offset": Lazy(offsets),
+        "token_logprobs": Lazy(one and _finite(one.logprob) for one in logprobs),
+        "tokens": Lazy(_completion_token(model, token) for token in token_ids),
+        "top_logprobs": Lazy(
             one and _by_text(model, _with_own(token, one, more=1))
             for token, one in zip(token_ids, logprobs, strict=True)
-        ],
+        ),
     }
 
 
 def prompt_logprobs_body(
     model: TextModel, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
-) -> list[dict[str, Any] | None]:
+) -> Lazy:
     """vLLM's ``prompt_logprobs``: for each token of the prompt a map from token ids."""
-    rest = [
+    rest = (
         {
             str(one): {
                 "logprob": _finite(value),
@@ -69,8 +73,8 @@ def prompt_logprobs_body(
             )
         }
         for token, told in zip(token_ids[1:], logprobs, strict=False)
-    ]
-    return [None, *rest]
+    )
+    return Lazy(chain([None], rest))
 
 
 def _chat_token(model: TextModel, token: int, logprob: float) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
+import msgspec
+
 from kvell.server.answers.deltas import (
     AnswerDelta,
     Content,
@@ -120,7 +122,7 @@ class _OpenItem:
     def __init__(self) -> None:
         self.place: Body = {}
         self._texts: list[str] = []
-        self._logprobs: list[Body] = []
+        self._logprobs: list[msgspec.Raw] = []  # as JSON in a quarter of the memory
 
     def begin(self) -> list[Event]:
         """The events of its beginning."""
@@ -129,7 +131,7 @@ class _OpenItem:
     def add(self, text: str, logprobs: Sequence[Body]) -> Event:
         """The event of its next text."""
         self._texts.append(text)
-        self._logprobs += logprobs
+        self._logprobs += [msgspec.Raw(msgspec.json.encode(one)) for one in logprobs]
         return self._text_event("delta", {"delta": text}, logprobs)
 
     def end(self, status: str) -> list[Event]:
@@ -139,7 +141,7 @@ class _OpenItem:
     def _text(self) -> str:
         return "".join(self._texts)
 
-    def _text_event(self, step: str, told: Body, logprobs: Sequence[Body]) -> Event:
+    def _text_event(self, step: str, told: Body, logprobs: Sequence[Body | msgspec.Raw]) -> Event:
         raise NotImplementedError
 
     def _item(self, *, is_begun: bool) -> Body:
@@ -184,7 +186,7 @@ class _OpenText(_OpenItem):
         kind = f"response.content_part.{step}"
         return {"type": kind, **self.place, "content_index": 0, "part": self._content()}
 
-    def _text_event(self, step: str, told: Body, logprobs: Sequence[Body]) -> Event:
+    def _text_event(self, step: str, told: Body, logprobs: Sequence[Body | msgspec.Raw]) -> Event:
         name = "output_text" if self.kind == "message" else "reasoning_text"
         if self.kind == "message":
             told = told | {"logprobs": list(logprobs)}
@@ -207,5 +209,5 @@ class _OpenCall(_OpenItem):
     def _item(self, *, is_begun: bool) -> Body:
         return {"call_id": self._call_id, "name": self._name, "arguments": self._text()}
 
-    def _text_event(self, step: str, told: Body, logprobs: Sequence[Body]) -> Event:
+    def _text_event(self, step: str, told: Body, logprobs: Sequence[Body | msgspec.Raw]) -> Event:
         return {"type": f"response.function_call_arguments.{step}", **self.place, **told}

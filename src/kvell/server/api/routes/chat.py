@@ -1,5 +1,6 @@
 """``/v1/chat/completions``: answers with reasoning, tool calls and probabilities."""
 
+import asyncio
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -43,8 +44,9 @@ from kvell.server.api.bodies.chat import (
     opening_chunk,
     part_body,
 )
-from kvell.server.api.bodies.completions import Body, joined, json_response, usage_chunk
+from kvell.server.api.bodies.completions import Body, usage_chunk
 from kvell.server.api.bodies.logprobs import chat_logprobs, prompt_logprobs_body
+from kvell.server.api.bodies.pieces import event_pieces, json_response
 from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.image_urls import image_urls
 from kvell.server.api.prompts import PromptEncoder
@@ -53,10 +55,10 @@ from kvell.server.api.schemas.chat import ChatRequest
 from kvell.server.api.schemas.formats import json_constraint
 from kvell.server.api.sent_names import named_as_sent
 from kvell.server.api.serving import Asked, Deltas, Serving, counter, guarded, heading_of, streamed
-from kvell.server.api.streaming import collected, sse
+from kvell.server.api.streaming import sse
 from kvell.server.text.session_key import conversation_key
 from kvell.server.text.text_encoder import TokenIds
-from kvell.server.text.text_stream import TextDelta, Usage
+from kvell.server.text.text_stream import TextDelta, Usage, whole_answers
 
 PROMPT_END_TOKENS = 64
 """Tokens at the end of a prompt that tell whether the template has opened the reasoning."""
@@ -90,9 +92,12 @@ class ChatApi:
             asked = answering.asked
             if body.stream:
                 return await streamed(_events(answering))
-            answers = await collected(answering.deltas, body.choices())
-        total = sum((answer[-1].usage for answer in answers), Usage())
-        choices = [answering.whole(index, answer) for index, answer in enumerate(answers)]
+            answers = await whole_answers(answering.deltas, body.choices())
+        total = sum((answer.usage for answer in answers), Usage())
+        choices = []
+        for index, answer in enumerate(answers):
+            choices.append(answering.whole(index, answer))
+            await asyncio.sleep(0)  # others wait for the loop
         tokens = await answering.reasoning_tokens()
         return json_response(chat_body(asked.heading, choices, total, tokens))
 
@@ -195,12 +200,11 @@ class Answering:
         """Whether nothing of answer ``index`` was read yet."""
         return index not in self._readers
 
-    def whole(self, index: int, deltas: list[TextDelta]) -> Body:
+    def whole(self, index: int, answer: TextDelta) -> Body:
         """The choice of a whole answer."""
         reader = self.reader(index)
-        answer = parsed(part for delta in deltas for part in reader.read(delta))
-        message = message_body(answer, reader.call_ids)
-        return self._choice(index, joined(deltas), reader, message=message)
+        message = message_body(parsed(reader.read(answer)), reader.call_ids)
+        return self._choice(index, answer, reader, message=message)
 
     def pieces(self, index: int, delta: TextDelta) -> list[Body]:
         """The choices of the stream's next pieces; the last one says how the answer ended.
@@ -349,7 +353,12 @@ async def _events(answering: Answering) -> AsyncGenerator[bytes, None]:
             total += delta.usage
             used = None if so_far is None else so_far.after(index, delta)
             for choice in answering.pieces(index, delta):
-                yield sse(chat_chunk(asked.heading, choice, used))
+                chunk = chat_chunk(asked.heading, choice, used)
+                if delta.logprobs or delta.prompt_logprobs:
+                    async for piece in event_pieces(chunk):
+                        yield piece
+                else:
+                    yield sse(chunk)
     if asked.body.include_usage():
         tokens = await answering.reasoning_tokens()
         yield sse(usage_chunk(asked.heading, CHUNK, total, tokens))

@@ -1,7 +1,8 @@
 """``/v1/completions``: text after text, with the prompt and probabilities if asked for."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -12,17 +13,16 @@ from kvell.server.api.bodies.completions import (
     Body,
     completion_body,
     completion_chunk,
-    joined,
-    json_response,
     usage_chunk,
 )
 from kvell.server.api.bodies.logprobs import completion_logprobs, prompt_logprobs_body
+from kvell.server.api.bodies.pieces import Lazy, event_pieces, json_response
 from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.schemas.generation import CompletionRequest
 from kvell.server.api.sent_names import named_as_sent
 from kvell.server.api.serving import Asked, Deltas, Serving, counter, guarded, heading_of, streamed
-from kvell.server.api.streaming import collected, sse
-from kvell.server.text.text_stream import TextDelta, Usage
+from kvell.server.api.streaming import sse
+from kvell.server.text.text_stream import TextDelta, Usage, whole_answers
 
 
 @dataclass(frozen=True)
@@ -65,14 +65,18 @@ class CompletionsApi:
                 for prompt, ids in zip(given, prompts, strict=True)
                 if body.echo
             ]
+            added_chars = [
+                len(await served.prompts.decoded(ids.tolist())) - len(echo)
+                for ids, echo in zip(prompts, echoes, strict=False)
+                if body.logprobs is not None
+            ]
             deltas = self.serving.deltas(asked, samplings)
-            choices = _Choices(asked, body, echoes)
+            choices = _Choices(asked, body, echoes, added_chars)
             if body.stream:
                 return await streamed(_events(asked, deltas, choices))
-            answers = await collected(deltas, len(prompts) * body.choices())
-        whole = [joined(answer) for answer in answers]
+            whole = await whole_answers(deltas, len(prompts) * body.choices())
         total = sum((answer.usage for answer in whole), Usage())
-        made = [choices.choice(index, answer) for index, answer in enumerate(whole)]
+        made = Lazy(choices.choice(index, answer) for index, answer in enumerate(whole))
         return json_response(completion_body(asked.heading, made, total))
 
 
@@ -80,10 +84,18 @@ class _Choices:
     """Makes the choices of one request's answers, whole or in pieces.
 
     :param echoes: the text of each prompt, where it is a part of the answer.
+    :param added_chars: of each prompt's tokens before that text, where places are told.
     """
 
-    def __init__(self, asked: Asked, body: CompletionRequest, echoes: list[str]) -> None:
+    def __init__(
+        self,
+        asked: Asked,
+        body: CompletionRequest,
+        echoes: Sequence[str],
+        added_chars: Sequence[int],
+    ) -> None:
         self._asked, self._body, self._echoes = asked, body, echoes
+        self._added_chars = added_chars
         self._chars: dict[int, int] = {}
         self._offsets: dict[int, TokenOffsets] = {}
         self._echo_chars: dict[int, int] = {}
@@ -111,30 +123,34 @@ class _Choices:
         model = self._asked.served.text
         prompt = [None, *delta.prompt_logprobs] if echoed else []
         tokens, told = [*echoed, *delta.token_ids], [*prompt, *delta.logprobs]
-        offsets = self._echo_offsets(echoed, echo) + self._answer_offsets(index, delta, len(echo))
+        added_chars = self._added_chars[index // self._body.choices()] if echoed else 0
+        end = self._chars.get(index, 0) + len(echo) + len(delta.text)
+        offsets = chain(
+            self._echo_offsets(echoed, added_chars),
+            self._answer_offsets(index, delta, len(echo), end),
+        )
         return completion_logprobs(model, tokens, told, offsets)
 
-    def _echo_offsets(self, echoed: list[int], echo: str) -> list[int]:
+    def _echo_offsets(self, echoed: Sequence[int], added_chars: int) -> Iterator[int]:
         """Where the prompt's tokens are in its text, which lacks what was added before it."""
-        if not echoed:
-            return []
         model = self._asked.served.text
-        added_chars = max(0, len(model.decode(echoed)) - len(echo))
         follow = model.token_offsets(skip_special_tokens=False)
-        return [max(0, follow.push(token) - added_chars) for token in echoed]
+        for token in echoed:
+            yield max(0, follow.push(token) - max(0, added_chars))
 
-    def _answer_offsets(self, index: int, delta: TextDelta, echo_chars: int) -> list[int]:
+    def _answer_offsets(
+        self, index: int, delta: TextDelta, echo_chars: int, end: int
+    ) -> Iterator[int]:
         if index not in self._offsets:
             skips = self._body.skip_special_tokens is not False
             follow = self._asked.served.text.token_offsets(skip_special_tokens=skips)
             self._offsets[index] = follow
             self._echo_chars[index] = echo_chars
         before, follow = self._echo_chars[index], self._offsets[index]
-        offsets = [before + follow.push(token) for token in delta.token_ids]
-        if delta.finish_reason is None:
-            return offsets
-        end = self._chars.get(index, 0) + echo_chars + len(delta.text)
-        return [min(one, end) for one in offsets]  # a stop string has no place in the text
+        for token in delta.token_ids:
+            offset = before + follow.push(token)
+            # A stop string has no place in the text.
+            yield offset if delta.finish_reason is None else min(offset, end)
 
 
 async def _events(asked: Asked, deltas: Deltas, choices: _Choices) -> AsyncGenerator[bytes, None]:
@@ -142,6 +158,11 @@ async def _events(asked: Asked, deltas: Deltas, choices: _Choices) -> AsyncGener
     async for index, delta in deltas:
         total += delta.usage
         used = None if so_far is None else so_far.after(index, delta)
-        yield sse(completion_chunk(asked.heading, choices.choice(index, delta), used))
+        chunk = completion_chunk(asked.heading, choices.choice(index, delta), used)
+        if delta.logprobs or delta.prompt_logprobs:
+            async for piece in event_pieces(chunk):
+                yield piece
+        else:
+            yield sse(chunk)
     if asked.body.include_usage():
         yield sse(usage_chunk(asked.heading, "text_completion", total))

@@ -1,6 +1,5 @@
 """``/v1/embeddings``: the vector of each input."""
 
-import asyncio
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.pooling import POOLED, vector_of
 from kvell.errors import ChangeSomething
 from kvell.server.access.visit import Sequences, Visit
-from kvell.server.api.bodies.completions import json_response
 from kvell.server.api.bodies.embeddings import cut_to, embeddings_body
+from kvell.server.api.bodies.pieces import json_response
 from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.schemas.embeddings import MAX_INPUT_TOKENS, EmbeddingsRequest
 from kvell.server.api.serving import Served, Serving, guarded
@@ -51,13 +50,8 @@ class EmbeddingsApi:
         _, served = self.serving.named(body.model)
         size = served.text.embeddings.checked_size(body.dimensions)
         made = await self.vectors(visit, body)
-
-        def written() -> Response:
-            vectors = [cut_to(vector, size) for vector in made.vectors()]
-            return json_response(embeddings_body(made.model, vectors, body.encoding(), made.usage))
-
-        # In a thread: millions of numbers take long to write, and others wait for the loop.
-        return await asyncio.to_thread(written)
+        vectors = (cut_to(vector_of(end.embedding), size) for end in made.ends)
+        return json_response(embeddings_body(made.model, vectors, body.encoding(), made.usage))
 
     async def vectors(
         self,

@@ -9,7 +9,7 @@ from fastapi import FastAPI, Request, Response
 from kvell.server.access.visit import Visit
 from kvell.server.answers.deltas import merged
 from kvell.server.api import streaming
-from kvell.server.api.bodies.completions import Body, json_response
+from kvell.server.api.bodies.completions import Body
 from kvell.server.api.bodies.message_blocks import BlockWriter
 from kvell.server.api.bodies.messages import (
     error_event,
@@ -17,6 +17,7 @@ from kvell.server.api.bodies.messages import (
     message_answer,
     message_usage,
 )
+from kvell.server.api.bodies.pieces import json_response
 from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.http_errors import ANTHROPIC, ANTHROPIC_DESCRIBED, api_error
 from kvell.server.api.routes.chat import Answering, ChatApi

@@ -8,7 +8,8 @@ from fastapi import FastAPI, HTTPException, Request, Response
 
 from kvell.errors import ChangeSomething
 from kvell.server.answers.chat_tools import chat_tools
-from kvell.server.api.bodies.completions import Body, json_response, model_card, model_list
+from kvell.server.api.bodies.completions import Body, model_card, model_list
+from kvell.server.api.bodies.pieces import json_response
 from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from kvell.server.api.serving import Serving

@@ -11,7 +11,7 @@ from kvell.device.process_size import process_bytes, tree_bytes
 from kvell.engine.protocol.statistics import Stats
 from kvell.errors import TryLater
 from kvell.front.front import Front
-from kvell.server.api.bodies.completions import json_response
+from kvell.server.api.bodies.pieces import json_response
 from kvell.server.metrics.front_metrics import CONTENT_TYPE, ServerMetrics
 from kvell.server.metrics.instance_metrics import InstanceFigures
 from kvell.server.metrics.memory_page import InstanceMemory, memory_page

@@ -8,8 +8,9 @@ from fastapi import FastAPI, Request, Response
 
 from kvell.server.access.visit import Visit
 from kvell.server.api import streaming
-from kvell.server.api.bodies.completions import Body, json_response
-from kvell.server.api.bodies.logprobs import chat_logprobs
+from kvell.server.api.bodies.completions import Body
+from kvell.server.api.bodies.logprobs import chat_tokens
+from kvell.server.api.bodies.pieces import json_response
 from kvell.server.api.bodies.response_items import Event, OutputWriter
 from kvell.server.api.bodies.responses import (
     ended_body,
@@ -85,7 +86,7 @@ class _Response:
         logprobs: list[Body] = []
         if self._asked.tells_logprobs():
             model = self._answering.asked.served.text
-            logprobs = chat_logprobs(model, delta.token_ids, delta.logprobs)["content"]
+            logprobs = list(chat_tokens(model, delta.token_ids, delta.logprobs))
         return self._writer.write(self._reader.read(delta), logprobs)
 
     def end(self) -> list[Event]:

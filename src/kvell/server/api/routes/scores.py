@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fastapi import FastAPI, Request, Response
 
 from kvell.server.access.visit import Visit
-from kvell.server.api.bodies.completions import json_response
+from kvell.server.api.bodies.pieces import json_response
 from kvell.server.api.bodies.scores import rerank_body, scores_body, similarities
 from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.routes.embeddings import Embedded, EmbeddingsApi

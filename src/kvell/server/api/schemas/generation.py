@@ -151,6 +151,10 @@ class GenerationRequest(SamplingFields):
         """Likeliest tokens to tell of at each position of the answer; None to tell nothing."""
         return None
 
+    def logprobs_field(self) -> str:
+        """The field that asks for most log probabilities."""
+        return "logprobs" if self.prompt_logprobs is None else "prompt_logprobs"
+
     def scored_prompt(self) -> int | None:
         """Likeliest tokens to tell of at each position of the prompt; None to tell nothing."""
         return self.prompt_logprobs

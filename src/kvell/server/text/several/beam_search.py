@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvell.engine.protocol.logprobs import TokenLogprobs
+from kvell.engine.protocol.logprobs import TokenLogprobs, kept
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.beam_search import Beam, BeamSearch
@@ -31,7 +31,7 @@ class _Told:
 
     finished: Finished
     logprobs: TokenLogprobs
-    prompt_logprobs: tuple[TokenLogprobs, ...]
+    prompt_logprobs: Sequence[TokenLogprobs]
 
 
 async def beam_deltas(
@@ -101,11 +101,11 @@ async def _step(
 
 async def _told(front: Front, prompt: PreparedPrompt, asked: SamplingParams) -> _Told:
     logprobs: list[TokenLogprobs] = []
-    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: Sequence[TokenLogprobs] = ()
     async with aclosing(outputs_of(front, prompt, asked)) as outputs:
         async for output in outputs:
             logprobs += output.logprobs
-            prompt_logprobs += output.prompt_logprobs
+            prompt_logprobs = kept(prompt_logprobs, output.prompt_logprobs)
             if output.finished is not None:
                 raise_unless_done(output.finished)
                 if logprobs:

@@ -1,0 +1,126 @@
+"""Requests that no instance has: in turn, and beside them those that wait until others can lend."""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from kvell.engine.requests.turns import TurnQueue
+from kvell.front.instance_load import InstanceLoad
+from kvell.front.request_log import LogEntry
+from kvell.front.routes import Routes
+from kvell.vocabulary import RequestId
+
+
+class WaitingLine:
+    """The line of a front; those whom instances serve are charged here for what they make.
+
+    A request that is longer than the memory of one instance waits, if others cannot lend what it
+    needs, beside the line, in turn with others of its kind; so it holds up nobody else.
+
+    :param routes: say which instance gets a request.
+    """
+
+    def __init__(self, routes: Routes) -> None:
+        self._routes = routes
+        self._turns: TurnQueue[LogEntry] = TurnQueue()
+        self._long: TurnQueue[LogEntry] = TurnQueue()
+        self._may_lend = False
+
+    def __len__(self) -> int:
+        return len(self._turns) + len(self._long)
+
+    def __iter__(self) -> Iterator[LogEntry]:
+        yield from self._turns
+        yield from self._long
+
+    def get(self, request_id: RequestId) -> LogEntry | None:
+        """The request of an id; None if it does not wait."""
+        return self._turns.get(request_id) or self._long.get(request_id)
+
+    @property
+    def awaits_memory(self) -> bool:
+        """Whether a request waits until instances have more memory to lend."""
+        return bool(self._long)
+
+    def note_memory(self) -> None:
+        """Take in that instances may have more memory to lend."""
+        self._may_lend = True
+
+    def is_full(self, most: int) -> bool:
+        """Whether a new request finds no place; those that wait for another attempt take none."""
+        return len(self) >= most and sum(1 for entry in self if not entry.attempt) >= most
+
+    def add(self, entry: LogEntry) -> None:
+        """Let a new request wait."""
+        self._turns.add(entry)
+
+    def put_back(self, entries: Sequence[LogEntry], *, behind_returned: bool = False) -> None:
+        """Let requests wait again that instances had, before all others of their tenants."""
+        for line in (self._turns, self._long):
+            own = [one for one in entries if line.knows(one)]
+            line.put_back(own, behind_returned=behind_returned)
+
+    def going(
+        self, open_lines: list[InstanceLoad], now: float
+    ) -> Iterator[tuple[LogEntry, InstanceLoad]]:
+        """Requests that can go out now, in turn; the caller submits each before it asks for more.
+
+        :param open_lines: that have room.
+        """
+        yield from self._due_long(open_lines, now)
+        aside: list[LogEntry] = []
+        had_their_part: set[str] = set()
+        while open_lines and (entry := self._turns.first(but=had_their_part)) is not None:
+            lines = [one for one in open_lines if one.has_room_for(entry.tenant)]
+            if not lines:
+                had_their_part.add(entry.tenant)
+                continue
+            is_long = self._routes.placements.is_long(entry)
+            line = None if is_long and self._long else self._routes.line_for(entry, lines, now)
+            if line is not None:
+                self._take(self._turns, entry)
+                yield entry, line
+                _close_full(open_lines, line)
+            elif is_long:
+                self._turns.discard(entry)
+                self._long.add(entry)
+            elif entry.attempts.on_probation:  # it waits for another's suspect
+                self._turns.take(entry)
+                aside.append(entry)
+            else:
+                break
+        self._turns.put_back(aside)
+
+    def _due_long(
+        self, open_lines: list[InstanceLoad], now: float
+    ) -> Iterator[tuple[LogEntry, InstanceLoad]]:
+        while self._may_lend and open_lines and (entry := self._long.first()) is not None:
+            line = self._routes.line_for(entry, open_lines, now)
+            if line is None:
+                self._may_lend = False  # until something changes
+                return
+            self._take(self._long, entry)
+            yield entry, line
+            _close_full(open_lines, line)
+
+    @staticmethod
+    def _take(line: TurnQueue[LogEntry], entry: LogEntry) -> None:
+        line.take(entry)
+        line.charge(entry.request_id, entry.prompt_cost_tokens)
+
+    def made(self, entry: LogEntry, tokens: int) -> None:
+        """Charge the party of a request for what it was given."""
+        for line in (self._turns, self._long):
+            line.charge(entry.request_id, tokens)
+
+    def discard(self, entry: LogEntry) -> bool:
+        """Forget a request, whether it waits or an instance has it; whether it waited."""
+        waited = [line.discard(entry) for line in (self._turns, self._long)]
+        return any(waited)
+
+    def clear(self) -> Iterable[LogEntry]:
+        """Forget all that wait."""
+        return [*self._turns.clear(), *self._long.clear()]
+
+
+def _close_full(open_lines: list[InstanceLoad], line: InstanceLoad) -> None:
+    if not line.has_room:
+        open_lines.remove(line)
