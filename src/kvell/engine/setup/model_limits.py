@@ -80,6 +80,7 @@ def make_limits(
         prompt_lookup_min=options.prompt_lookup_min,
         min_chunk_tokens=chunk_tokens,
         enable_chunked_prefill=options.enable_chunked_prefill,
+        short_rope_tokens=model.description.short_rope_tokens,
     )
     seen = layout.seen_by(name) if name else layout
     fits = longest_request(seen, wanted, limits.min_chunk_tokens)
