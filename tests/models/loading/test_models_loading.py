@@ -9,7 +9,9 @@ import httpx2
 import huggingface_hub.errors as hub
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from kvell.attention.choice import choose_kernels
 from kvell.attention.portable import PortableKernels
 from kvell.errors import ChangeSomething
 from kvell.models.config.configs import read_config
@@ -47,12 +49,24 @@ def refused(path: Path) -> str:
 
 
 def test_loaded_weights_compute_what_transformers_computes(saved: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
     oracle = AutoModelForCausalLM.from_pretrained(saved, attn_implementation="eager")
     ids = prompt_ids(20)
     logits = runner_over(load_paged_model(saved, PortableKernels())).step([("a", ids)])
     assert_exact(logits, oracle_logits(oracle, ids))
+
+
+@pytest.mark.parametrize("size", [10, 12])
+@pytest.mark.parametrize("fused", [True, False])
+def test_head_sizes_that_compiled_kernels_do_not_take(
+    tmp_path: Path, size: int, *, fused: bool
+) -> None:
+    config = tiny_config("LlamaForCausalLM", head_dim=size)
+    path = write_random_model(tmp_path / "model", config, seed=5)
+    model = load_paged_model(path, choose_kernels(torch.device("cpu")), fused=fused)
+    assert (model.fused, model.kernels.name) == (None, "portable")
+    oracle = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
+    ids = prompt_ids(20)
+    assert_exact(runner_over(model).step([("a", ids)]), oracle_logits(oracle, ids))
 
 
 def test_dtype_is_that_asked_for(saved: Path) -> None:

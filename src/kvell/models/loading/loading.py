@@ -14,14 +14,17 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from kvell.attention.choice import kernels_for
 from kvell.attention.interface import AttentionKernels
 from kvell.attention.quantised import scale_bytes_of
 from kvell.device.shared_weights import SharedWeights
 from kvell.models.config.budgets import budgets_of, with_budgets
+from kvell.models.config.config_fields import optional_size, text_config
 from kvell.models.config.description import ModelDescription, describe
 from kvell.models.config.quantization import require_quantization, unkept
 from kvell.models.families.families import fused_class
 from kvell.models.families.plain_config import known_config
+from kvell.models.forward.kv_memory import NO_KV
 from kvell.models.fused.decoder import fused_decoder, takes
 from kvell.models.fused.skeleton import DecoderSkeleton, skeleton_of
 from kvell.models.loading.gguf_blocks import blocks_of
@@ -62,6 +65,7 @@ def load_paged_model(
         layers = description.layers
         layers = with_budgets(layers, budgets_of(layers, kv_budget))
         description = replace(description, layers=layers)
+    kernels = kernels_for(kernels, vector_sizes(config, description), kv_dtype or dtype)
     for file in weight_files(path):
         check_weight_file(file)
     place = device or CPU
@@ -100,6 +104,13 @@ def _skeleton(path: Path, config: Any, dtype: torch.dtype) -> DecoderSkeleton | 
 def describe_as(config: Any, dtype: torch.dtype, kv_dtype: torch.dtype) -> ModelDescription:
     """Describe a model of the given dtype, with keys and values of another."""
     return describe(config, kv_dtype.itemsize, scale_bytes_of(kv_dtype), dtype.itemsize)
+
+
+def vector_sizes(config: Any, description: ModelDescription) -> set[int]:
+    """Numbers in the keys and values of a head, those of latents (MLA) too."""
+    stored = {layer.head_size for layer in description.layers if layer.kind not in NO_KV}
+    text = text_config(config)
+    return stored | {optional_size(text, (field,)) for field in ("kv_lora_rank", "v_head_dim")}
 
 
 def check_model(path: Path) -> None:
