@@ -45,6 +45,7 @@ def load_paged_model(
     fused: bool = True,
     quantization: str = "none",
     shared: SharedWeights | None = None,
+    overrides: str | None = None,
 ) -> PagedModel:
     """Load a model's weights; its KV memory is attached later.
 
@@ -53,12 +54,13 @@ def load_paged_model(
     :param device: where weights go; the CPU if not given.
     :param kv_dtype: dtype of stored keys and values; ``dtype`` if not given.
     :param kv_budget: prompt tokens that layers keep (:func:`budgets.budgets_of`).
+    :param overrides: a JSON object of fields in place of the config's own.
     :param shared: a file in which processes of this host have the weights once; no GPU uses it.
     :raises ChangeSomething: if the architecture is not known to be exact, files are missing
         or damaged, no layer can keep such a budget, or weights cannot be quantised this way.
     """
     require_quantization(quantization)
-    config = known_config(path)
+    config = known_config(path, overrides)
     check_architecture(config)
     description = describe_as(config, dtype, kv_dtype or dtype)
     if kv_budget is not None:
@@ -113,12 +115,14 @@ def vector_sizes(config: Any, description: ModelDescription) -> set[int]:
     return stored | {optional_size(text, (field,)) for field in ("kv_lora_rank", "v_head_dim")}
 
 
-def check_model(path: Path) -> None:
+def check_model(path: Path, overrides: str | None = None) -> None:
     """Refuse, from its config alone, a model that cannot be served exactly.
+
+    :param overrides: a JSON object of fields in place of the config's own.
 
     :raises ChangeSomething: if the architecture or a layer of it is not known to be exact.
     """
-    config = known_config(path)
+    config = known_config(path, overrides)
     check_architecture(config)
     describe(config, 2)
 
