@@ -97,7 +97,7 @@ class AnswerJob:
         sampling, tokenizer = self.sampling, self.tokenizer
         sequence = frozenset[int]() if sampling.ignore_eos else tokenizer.eos_token_ids
         asked, shows = frozenset(sampling.stop_token_ids), sampling.include_stop_str_in_output
-        detokenizer = IncrementalDetokenizer(tokenizer, sampling.skip_special_tokens)
+        detokenizer = IncrementalDetokenizer(tokenizer, sampling.skip_special_tokens, self.prompt)
         ends = EndTokens(sequence, asked, are_shown=shows)
         self._writer = AnswerText(detokenizer, sampling.stop, ends)
 
@@ -261,7 +261,7 @@ class BeamJob:
         """The finished search as users see it."""
         sequences = []
         for beam in self.search.finished:
-            detokenizer = IncrementalDetokenizer(self.tokenizer)
+            detokenizer = IncrementalDetokenizer(self.tokenizer, after=self.prompt)
             text = detokenizer.push(beam.token_ids) + detokenizer.finish()
             reason = beam.finish_reason
             assert reason is not None, "an answer has ended"

@@ -10,6 +10,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+from kvell.attention.choice import kernels_for
 from kvell.attention.interface import HostLengths
 from kvell.attention.merge import merge
 from kvell.attention.portable import PortableKernels
@@ -42,6 +43,7 @@ SHAPES = {
     "sections that double": Shape(((300, 1),), heads=2, kv_heads=1, head_size=8),
     "more heads than a tile": Shape(((20, 1), (18, 18)), heads=40, kv_heads=1, head_size=8),
     "pages of 24, head size 24": Shape(RAGGED, 2, 2, 24, page_tokens=24),
+    "head size 10": Shape(RAGGED, heads=2, kv_heads=1, head_size=10),
     "window": Shape(RAGGED, 2, 1, 8, window_tokens=20),
     "window of one token": Shape(((40, 3),), 2, 1, 8, window_tokens=1),
     "all at once": Shape(RAGGED, 2, 1, 8, 8, window_tokens=33, softcap=5.0, sinks=True),
@@ -55,7 +57,7 @@ SHAPES = {
 }
 
 
-FEW = ("window", "all at once", "int8", "fp8 latents")
+FEW = ("head size 10", "window", "all at once", "int8", "fp8 latents")
 """In the fast suite."""
 
 
@@ -76,6 +78,14 @@ def test_float32_is_exact(kernels: TritonKernels, shape: Shape) -> None:
     torch.testing.assert_close(
         attend(kernels, case).double(), dense_attention(case), atol=5e-6, rtol=1e-5
     )
+
+
+def test_quantised_vectors_whose_scales_are_not_aligned_are_left_to_portable_kernels(
+    kernels: TritonKernels,
+) -> None:
+    assert kernels_for(kernels, [64, 50], torch.int8).name == "portable"
+    assert kernels_for(kernels, [64, 50], torch.bfloat16) is kernels
+    assert kernels_for(kernels, [64, 52], torch.int8) is kernels
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -76,7 +76,11 @@ class Traffic:
         assert not self.core.has_work, "requests are left over"
         for event in [e for e in self.events if isinstance(e, Finished)]:
             output = self.tokens(event.request_id)
-            assert output == expected_output(self.prompts[event.request_id], len(output))
+            prompt, short_tokens = (
+                self.prompts[event.request_id],
+                self.core.limits.short_rope_tokens,
+            )
+            assert output == expected_output(prompt, len(output), short_rope_tokens=short_tokens)
 
     def tokens(self, name: str) -> list[int]:
         return [

@@ -48,14 +48,21 @@ def drafted_token(digest: int, words: int = VOCAB) -> int:
     return (next_token(digest, words) + (digest >> 20) % 3 // 2) % words
 
 
-def expected_output(prompt: list[int], count: int, words: int = VOCAB) -> list[int]:
+FIRST_DIGEST = {False: 0, True: 1}
+"""The digest of no tokens, by whether keys are rotated by the long table."""
+
+
+def expected_output(
+    prompt: list[int], count: int, words: int = VOCAB, short_rope_tokens: int = 0
+) -> list[int]:
     """The only right answer, from the prompt alone."""
-    digest, output = 0, []
-    for token in prompt:
-        digest = extend_digest(digest, token)
-    for _ in range(count):
-        output.append(next_token(digest, words))
-        digest = extend_digest(digest, output[-1])
+    digests, output = dict(FIRST_DIGEST), list[int]()
+    for known in range(len(prompt) + count):
+        if known >= len(prompt):
+            is_long = 0 < short_rope_tokens < known
+            output.append(next_token(digests[is_long], words))
+        token = [*prompt, *output][known]
+        digests = {table: extend_digest(digest, token) for table, digest in digests.items()}
     return output
 
 
@@ -178,7 +185,7 @@ class VirtualModel:
     def _resumed(self, index: int, work: TokenWork, arrays: list[GroupArrays]) -> list[int]:
         """Resume from a prefix hit: only the prefix's pages are known."""
         if not work.start:
-            return [0]
+            return [FIRST_DIGEST[work.is_long]]
         unknown = [-1] * (work.start + 1)
         for group, array in enumerate(arrays):
             for position, digest in self._read(group, index, work, array).items():

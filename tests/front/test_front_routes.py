@@ -20,6 +20,7 @@ from kvell.engine.protocol.notices import (
 )
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.block_hashes import BlockHashes
+from kvell.engine.requests.cache_roots import long_root
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.front.instance_load import InstanceLoad
 from kvell.front.request_log import LogEntry
@@ -196,3 +197,12 @@ def test_a_heartbeat_of_an_instance_with_free_memory_looks_at_no_other(
     assert looked == []
     front.queue.heard("mixed-0", Heartbeat(1, 2, 0, 1, 8, 0, 0, 1 << 20), 0.0)
     assert len(looked) == 50
+
+
+def test_a_text_under_the_long_rotation_table_has_blocks_of_its_own() -> None:
+    directory = PrefixDirectory()
+    directory.joined("a", "mixed", (IndexedGroup("full", SIZE, short_rope_tokens=2 * SIZE),))
+    tokens = np.arange(3 * SIZE, dtype=np.int32)
+    short, long = (directory.chain(tokens[:count], "", "") for count in (2 * SIZE, 2 * SIZE + 1))
+    assert short.hashes[SIZE] == BlockHashes(SIZE, "", "").all_of(tokens[: 2 * SIZE])
+    assert long.hashes[SIZE] == BlockHashes(SIZE, "", long_root("")).all_of(tokens[: 2 * SIZE])

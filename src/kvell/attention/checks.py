@@ -12,6 +12,10 @@ from kvell.attention.interface import GroupBatch, LayerPages
 FLOATS = (torch.float32, torch.bfloat16)
 """What queries may be, and keys and values on their way into a quantised pool."""
 
+UNIT = 8
+"""Keys and values of a head are whole multiples of so many numbers: compiled kernels, and the
+compiled pass, read that many at once."""
+
 
 def check_layer(layer: LayerPages, dtypes: Container[torch.dtype]) -> None:
     """The pool is flat bytes on the host, its dtype known, its sizes possible."""
@@ -20,12 +24,12 @@ def check_layer(layer: LayerPages, dtypes: Container[torch.dtype]) -> None:
         raise ValueError("pool: must be a flat uint8 tensor in host memory")
     if layer.dtype not in dtypes:
         raise ValueError(f"dtype: {layer.dtype} is not supported")
-    if layer.head_size <= 0 or layer.head_size % 8:
-        raise ValueError(f"head_size: {layer.head_size} is not a multiple of 8")
+    if layer.head_size <= 0 or layer.head_size % UNIT:
+        raise ValueError(f"head_size: {layer.head_size} is not a multiple of {UNIT}")
     if min(layer.page_stride_bytes, layer.page_tokens, layer.kv_heads) <= 0:
         raise ValueError("layer: page_stride_bytes, page_tokens and kv_heads must be positive")
-    if not 0 <= layer.value_size <= layer.head_size or layer.value_size % 8:
-        raise ValueError(f"value_size: {layer.value_size} is no multiple of 8 up to head_size")
+    if not 0 <= layer.value_size <= layer.head_size or layer.value_size % UNIT:
+        raise ValueError(f"value_size: {layer.value_size} is no multiple of {UNIT} up to head_size")
 
 
 def check_query(layer: LayerPages, query: torch.Tensor) -> None:

@@ -1,11 +1,14 @@
 """Which kernels run on which device."""
 
 import importlib.util
+from collections.abc import Iterable
 
 import torch
 
+from kvell.attention.checks import UNIT
 from kvell.attention.interface import AttentionKernels
 from kvell.attention.portable import PortableKernels
+from kvell.attention.quantised import SCALE_BYTES, is_quantised
 from kvell.errors import ChangeSomething
 
 _NAMES = "auto, native, triton, portable"
@@ -32,6 +35,21 @@ def choose_kernels(
     if device.type != _HOMES[name]:
         raise ChangeSomething("attention", name, f"does not run on {device}", "use portable")
     return _triton() if name == "triton" else _native(num_threads)
+
+
+def kernels_for(
+    kernels: AttentionKernels, sizes: Iterable[int], kv_dtype: torch.dtype
+) -> AttentionKernels:
+    """The kernels themselves if they take vectors of these sizes; else portable ones, which do.
+
+    On a GPU the scale beside a quantised vector must be aligned.
+
+    :param sizes: numbers in a head's keys and values.
+    :param kv_dtype: of stored keys and values.
+    """
+    aligned = SCALE_BYTES if is_quantised(kv_dtype) else 1
+    unit = {"native": UNIT, "triton": aligned}.get(kernels.name, 1)
+    return PortableKernels() if any(size % unit for size in sizes) else kernels
 
 
 def _best(device: torch.device, num_threads: int) -> AttentionKernels:

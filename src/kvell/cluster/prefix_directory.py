@@ -12,6 +12,7 @@ from kvell.cluster.trees.chains import PromptChain
 from kvell.cluster.trees.memo import HashMemo
 from kvell.cluster.trees.tree import PromptTree, TreeGroup
 from kvell.engine.protocol.notices import IndexedGroup, IndexNotice
+from kvell.engine.requests.cache_roots import long_root
 
 BY_LOCALITY = ("longest-prefix", "prompt-tree")
 """Routing policies that read what instances cache."""
@@ -54,6 +55,10 @@ class PrefixDirectory:
 
         :param tokens: int32.
         """
+        short_tokens = max(
+            (g.short_rope_tokens for g in self._groups if g.model == model), default=0
+        )
+        root = long_root(root) if 0 < short_tokens < len(tokens) else root
         return PromptChain.of(tokens, self._groups, model, root, self._memo)
 
     def hits(self, chain: PromptChain, now_seconds: float) -> Mapping[str, int]:

@@ -67,6 +67,7 @@ def load_model(
     quantization: str = "none",
     weights_fd: int | None = None,
     threads: int | None = None,
+    overrides: str | None = None,
 ) -> PagedModel:
     """Load weights onto a device.
 
@@ -76,6 +77,7 @@ def load_model(
     :param quantization: one of ``quantization.QUANTIZATIONS``, for models with a fused pass.
     :param weights_fd: descriptor of a memfd in which processes of this host have the weights once;
         not used on a GPU.
+    :param overrides: a JSON object of fields in place of its config's own.
     :param threads: of its compiled pass; None: torch's number, giving way to other programs.
     :raises ChangeSomething: for a missing device, a dtype that is not served, or anything wrong
         with the model's files.
@@ -95,6 +97,7 @@ def load_model(
         fused=not enforce_eager,
         quantization=quantization,
         shared=None if weights_fd is None else SharedWeights(weights_fd),
+        overrides=overrides,
     )
     give_back_freed()
     progress("loading weights", 1.0)

@@ -146,7 +146,7 @@ class Engine:
             {share.model: share.max_model_len for share in self.contract.beside},
             self.contract.parts(),
             sum(group.token_bytes for group in self.contract.groups),
-            indexed_groups(self.core.memory.layout.groups),
+            indexed_groups(self.core.memory.layout.groups, self.core.rules),
             "" if self._link is None else self._link.listens,
             self._staying,
             0 if self._link is None else self._link.section_bytes,

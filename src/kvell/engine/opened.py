@@ -73,7 +73,9 @@ def open_served(
     :raises ChangeSomething: naming the setting that cannot work.
     """
     floor_bytes = process_bytes()
-    named = open_named(settings.model, settings.beside, cache_dir, progress)
+    overrides = settings.hf_overrides
+    assert overrides is None or isinstance(overrides, str), "settings write it as text"
+    named = open_named(settings.model, settings.beside, cache_dir, progress, overrides)
     load = partial(
         load_model,
         dtype=settings.dtype,
@@ -92,7 +94,12 @@ def open_served(
         check_draft(draft_path, first.path, first.tokenizer, settings.speculative_model)
     budgets = [settings.kv_budget, *(None for _ in named[1:])]
     loaded = [
-        load(one.path, kv_budget=budget, quantization=settings.quantization)
+        load(
+            one.path,
+            kv_budget=budget,
+            quantization=settings.quantization,
+            overrides=one.overrides,
+        )
         for one, budget in zip(named, budgets, strict=True)
     ]
     draft = load(draft_path) if draft_path is not None else None

@@ -38,6 +38,7 @@ from kvell.engine.protocol.statistics import Stats
 from kvell.engine.protocol.tensors import SentTensor
 from kvell.engine.sampling.model_defaults import NEUTRAL
 from kvell.models.config.embeddings import EmbeddingFacts
+from kvell.models.text.answer_text import Preceding
 from kvell.models.text.content_format import with_content
 from kvell.models.text.token_offsets import TokenOffsets
 from kvell.server.text.text_model import NO_FIELDS
@@ -334,11 +335,15 @@ class ByteText:
         """Return the byte."""
         return bytes([token_id])
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> "ByteDetokenizer":
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, after: Preceding = ()
+    ) -> "ByteDetokenizer":
         """Return a new detokenizer for one request."""
         return ByteDetokenizer()
 
-    def token_offsets(self, *, skip_special_tokens: bool = True) -> TokenOffsets:
+    def token_offsets(
+        self, *, skip_special_tokens: bool = True, after: Preceding = ()
+    ) -> TokenOffsets:
         """Return the offsets of a new answer's tokens."""
         return TokenOffsets(self.token_bytes)
 

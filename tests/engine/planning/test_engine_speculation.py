@@ -7,9 +7,11 @@ import pytest
 import torch
 
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.models.loading.random_weights import random_module
 from tests.engine.speculating import (
     GREEDY,
     SEEDED,
+    WORDS,
     Served,
     blurred,
     prompts,
@@ -17,6 +19,7 @@ from tests.engine.speculating import (
     words_module,
 )
 from tests.models.cases import covering, long_unless, some_fast
+from tests.models.harness import tiny_config
 
 ATTENDING = ("LlamaForCausalLM", "Gemma3ForCausalLM", "Llama4ForCausalLM", "DeepseekV3ForCausalLM")
 STATES = (
@@ -213,3 +216,16 @@ def test_what_draft_tokens_take_is_counted_before_it_is_taken() -> None:
         "draft-full",
         "draft-sliding(9)",
     }
+
+
+def test_texts_beyond_the_draft_models_context_go_on_without_draft_tokens() -> None:
+    context = 40
+    small = tiny_config(LLAMA, vocab_size=WORDS, max_position_embeddings=context)
+    run = served(words_module(LLAMA), 4, random_module(small, seed=3, scale=8.0))
+    alone = served(words_module(LLAMA))
+    for one in (run, alone):
+        one.ask(prompts(4), GREEDY)
+    assert run.outputs == alone.outputs
+    work = [work for plan in run.plans for work in plan.work]
+    assert 0 < max(w.start + w.count for w in work if w.proposed) <= context
+    assert max(w.start + w.count for w in work) > context

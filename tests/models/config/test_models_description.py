@@ -221,6 +221,33 @@ def test_a_length_is_known_or_nothing_bounds_it(model_type: str) -> None:
     assert description.max_model_len == lengths.get(model_type, BOUNDLESS_TOKENS)
 
 
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.5}
+
+
+@pytest.mark.parametrize(
+    ("rope", "tokens"),
+    [
+        (YARN | {"original_max_position_embeddings": 100}, 400),
+        (YARN, 4 * 256),
+        (YARN | {"original_max_position_embeddings": 10}, 256),
+        (LINEAR, 640),
+        (LINEAR | {"rope_type": "dynamic"}, 256),
+        ({"rope_type": "default", "rope_theta": 1e4}, 256),
+    ],
+)
+def test_scaled_rotations_make_the_context_longer(rope: dict[str, Any], tokens: int) -> None:
+    config = tiny_config("LlamaForCausalLM", rope_parameters=rope)
+    assert describe(config, 2).max_model_len == tokens
+
+
+def test_scaling_of_some_layers_is_counted_in_already() -> None:
+    plain = {"rope_type": "default", "rope_theta": 1e4}
+    rope = {"full_attention": LINEAR, "sliding_attention": plain}
+    config = tiny_config("Gemma3ForCausalLM", rope_parameters=rope)
+    assert describe(config, 2).max_model_len == 256
+
+
 def test_bidirectional_attention_is_refused() -> None:
     config = tiny_config("Gemma3ForCausalLM", use_bidirectional_attention=True)
     with pytest.raises(ChangeSomething, match="bidirectional"):

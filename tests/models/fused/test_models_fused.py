@@ -118,7 +118,7 @@ def rms(x: torch.Tensor) -> float:
 ODD_SHAPES: list[dict[str, Any]] = [
     {"attention_bias": True, "mlp_bias": True},
     {"intermediate_size": 52, "vocab_size": 515},
-    {"hidden_size": 40, "head_dim": 20, "intermediate_size": 70},
+    {"hidden_size": 40, "head_dim": 24, "intermediate_size": 70},
     {"num_key_value_heads": 1, "head_dim": 64},
     {"tie_word_embeddings": True},
     {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10_000.0}},

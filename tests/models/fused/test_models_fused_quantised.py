@@ -132,7 +132,7 @@ def test_what_is_no_number_stays_none(quantization: str, instruction_set: str, b
 ODD_SHAPES: list[dict[str, Any]] = [
     {"attention_bias": True, "mlp_bias": True},
     {"intermediate_size": 52, "vocab_size": 515},
-    {"hidden_size": 40, "head_dim": 20, "intermediate_size": 70},
+    {"hidden_size": 40, "head_dim": 24, "intermediate_size": 70},
     {"hidden_size": 192, "head_dim": 64, "intermediate_size": 352},
     {"tie_word_embeddings": True},
 ]

@@ -9,10 +9,14 @@ import httpx2
 import huggingface_hub.errors as hub
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
+from kvell.attention.choice import choose_kernels
 from kvell.attention.portable import PortableKernels
+from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
 from kvell.models.config.configs import read_config
+from kvell.models.config.json_files import overridden
 from kvell.models.loading.loading import load_paged_model
 from kvell.models.loading.random_model import random_paged_model
 from kvell.models.loading.random_weights import write_random_model
@@ -47,12 +51,62 @@ def refused(path: Path) -> str:
 
 
 def test_loaded_weights_compute_what_transformers_computes(saved: Path) -> None:
-    from transformers import AutoModelForCausalLM
-
     oracle = AutoModelForCausalLM.from_pretrained(saved, attn_implementation="eager")
     ids = prompt_ids(20)
     logits = runner_over(load_paged_model(saved, PortableKernels())).step([("a", ids)])
     assert_exact(logits, oracle_logits(oracle, ids))
+
+
+@pytest.mark.parametrize("size", [10, 12])
+@pytest.mark.parametrize("fused", [True, False])
+def test_head_sizes_that_compiled_kernels_do_not_take(
+    tmp_path: Path, size: int, *, fused: bool
+) -> None:
+    config = tiny_config("LlamaForCausalLM", head_dim=size)
+    path = write_random_model(tmp_path / "model", config, seed=5)
+    model = load_paged_model(path, choose_kernels(torch.device("cpu")), fused=fused)
+    assert (model.fused, model.kernels.name) == (None, "portable")
+    oracle = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
+    ids = prompt_ids(20)
+    assert_exact(runner_over(model).step([("a", ids)]), oracle_logits(oracle, ids))
+
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+
+
+def test_fields_may_be_given_in_place_of_the_configs_own(saved: Path) -> None:
+    """As model cards tell users to add YaRN; the file's theta stays."""
+    overrides = json.dumps({"rope_scaling": YARN, "max_position_embeddings": 64})
+    model = load_paged_model(saved, PortableKernels(), overrides=overrides)
+    assert model.description.max_model_len == 256
+    theta = read_config(saved).rope_parameters["rope_theta"]
+    own = read_config(saved, json.dumps({"rope_parameters": YARN | {"rope_theta": theta}}))
+    oracle = AutoModelForCausalLM.from_pretrained(saved, config=own, attn_implementation="eager")
+    ids = prompt_ids(90)
+    assert_exact(runner_over(model).step([("a", ids)]), oracle_logits(oracle, ids))
+
+
+def test_nested_configs_are_merged_and_other_fields_replaced() -> None:
+    raw = {"text_config": {"a": 1, "b": {"c": 1}}, "d": {"e": 1}, "f": 1}
+    given: dict[str, object] = {"text_config": {"b": {"x": 2}}, "d": {"x": 2}}
+    assert overridden(raw, given) == {
+        "text_config": {"a": 1, "b": {"x": 2}},
+        "d": {"x": 2},
+        "f": 1,
+    }
+
+
+@pytest.mark.parametrize("text", ["{", "[1]", "", "3"])
+def test_overrides_that_are_no_object(saved: Path, text: str) -> None:
+    with pytest.raises(ChangeSomething, match=r"--hf-overrides.*is not a JSON object") as caught:
+        load_paged_model(saved, PortableKernels(), overrides=text)
+    assert caught.value.field == "--hf-overrides"
+
+
+def test_overrides_reach_instances_as_text() -> None:
+    settings = EngineSettings(model="m", hf_overrides={"max_position_embeddings": 64})
+    words = settings.flags()
+    assert words[words.index("--hf-overrides") + 1] == '{"max_position_embeddings": 64}'
 
 
 def test_dtype_is_that_asked_for(saved: Path) -> None:

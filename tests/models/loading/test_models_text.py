@@ -124,6 +124,35 @@ def test_random_ids_of_a_byte_fallback_tokenizer(ids: list[int], skip_special: b
     )
 
 
+def byte_fallback_ids(*spellings: str) -> list[int]:
+    return [BYTE_FALLBACK.backend.convert_tokens_to_ids(spelling) for spelling in spellings]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer", "text"),
+    [
+        (["Hi"], ["▁the", "▁cat"], " the cat"),
+        (["<s>"], ["▁the", "▁cat"], "the cat"),
+        (["<s>", "Hi", "<s>"], ["▁the"], " the"),
+        (["▁"], ["▁the"], " the"),
+        (["Hi", "<0xC3>"], ["<0xA9>", "s"], REPLACEMENT + "s"),
+    ],
+)
+def test_the_first_space_of_an_answer_is_kept_behind_a_text(
+    prompt: list[str], answer: list[str], text: str
+) -> None:
+    before, ids = byte_fallback_ids(*prompt), byte_fallback_ids(*answer)
+    for after in (before, np.asarray(before, np.int32)):
+        detokenizer = IncrementalDetokenizer(BYTE_FALLBACK, after=after)
+        assert detokenizer.push(ids) + detokenizer.finish() == text
+
+
+def test_a_token_has_its_space() -> None:
+    tokens = byte_fallback_ids("▁the", "s", "▁▁", "<0xC3>")
+    spelled = [token_bytes(BYTE_FALLBACK, token) for token in tokens]
+    assert spelled == [b" the", b"s", b"  ", b"\xc3"]
+
+
 def test_byte_tokens_are_given_out_as_one_character() -> None:
     ids = [BYTE_FALLBACK.backend.convert_tokens_to_ids("Hi"), 0xC3, 0xA9]
     the = BYTE_FALLBACK.backend.convert_tokens_to_ids("▁the")

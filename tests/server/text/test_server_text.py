@@ -58,18 +58,20 @@ def ended(
     return Output((), finished)
 
 
+PROMPT = PreparedPrompt(np.zeros(3, np.int32), "r")
+
+
 def deltas(script: Script, sampling: SamplingParams | None = None) -> list[TextDelta]:
     async def gather() -> list[TextDelta]:
-        prompt = PreparedPrompt(np.zeros(3, np.int32), "r")
         front = cast(Front, script)
-        stream = text_deltas(front, ByteText(), prompt, sampling or SamplingParams())
+        stream = text_deltas(front, ByteText(), PROMPT, sampling or SamplingParams())
         return [delta async for delta in stream]
 
     return asyncio.run(gather())
 
 
 def written(data: bytes, cuts: list[int], sampling: SamplingParams) -> tuple[str, AnswerText]:
-    writer = answer_text(ByteText(), sampling)
+    writer = answer_text(ByteText(), sampling, PROMPT)
     bounds = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     text = "".join(writer.push(tuple(data[start:end])) for start, end in pairwise(bounds))
     return text + writer.finish(), writer
@@ -118,7 +120,7 @@ def test_end_of_sequence_is_text_when_it_is_ignored() -> None:
 
 def test_an_unfinished_character_is_shown_as_broken_at_the_end_only() -> None:
     assert written("é".encode()[:1], [], SamplingParams())[0] == "\ufffd"
-    assert answer_text(ByteText(), SamplingParams()).push(tuple("é".encode()[:1])) == ""
+    assert answer_text(ByteText(), SamplingParams(), PROMPT).push(tuple("é".encode()[:1])) == ""
 
 
 def test_deltas_end_with_reason_and_usage() -> None:

@@ -42,6 +42,7 @@ ELEMENT_BYTES = {"auto": 2, "bfloat16": 2, "float32": 4}
 @setting_option("kv_memory_bytes")
 @setting_option("dtype")
 @setting_option("kv_cache_dtype")
+@setting_option("hf_overrides")
 @setting_option("manager")
 @json_option
 @debug_option
@@ -52,6 +53,7 @@ def plan(
     kv_memory_bytes: int | None,
     dtype: str,
     kv_cache_dtype: str,
+    hf_overrides: str | None,
     manager: Manager,
     as_json: bool,
 ) -> None:
@@ -61,7 +63,8 @@ def plan(
 
     pool_bytes = kv_memory_bytes or default_kv_memory_bytes(session.available_bytes())
     named = named_sources(models[0], models[1:])
-    configs = [load_config(one.source, session) for one in named]
+    given = [hf_overrides, *(None for _ in named[1:])]
+    configs = [load_config(one.source, session, o) for one, o in zip(named, given, strict=True)]
     stored = KV_DTYPES[kv_dtype_named(kv_cache_dtype, dtype)]
     sizes = (stored.element_bytes, stored.scale_bytes, ELEMENT_BYTES[dtype])
     described = [describe(config, *sizes) for config in configs]
@@ -128,8 +131,10 @@ def refusal_of(config: Any) -> str:
     return ""
 
 
-def load_config(model: str, session: Session) -> Any:
+def load_config(model: str, session: Session, overrides: str | None = None) -> Any:
     """Return the transformers config of the model that ``--model`` names, without its weights.
+
+    :param overrides: a JSON object of fields in place of its own.
 
     :raises ChangeSomething: if there is none.
     """
@@ -142,7 +147,7 @@ def load_config(model: str, session: Session) -> Any:
         # Imported here: it takes seconds, and a path that does not exist needs none of them.
         from kvell.models.config.configs import read_config
 
-        return read_config(path)
+        return read_config(path, overrides)
 
 
 def fetch_config(model: str) -> Path:

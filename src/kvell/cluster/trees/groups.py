@@ -17,6 +17,7 @@ class TreeGroup:
     :param block_tokens: of a block; of a state group, the distance at which states are told.
     :param window_tokens: as in :class:`kvell.memory.LayerSpec`.
     :param model: which of several models it belongs to.
+    :param short_rope_tokens: of the model (:class:`.IndexedGroup`).
     :param required: whether a hit needs the group; notices tell nothing of the others.
     """
 
@@ -25,12 +26,20 @@ class TreeGroup:
     window_tokens: int = 0
     model: str = ""
     required: bool = True
+    short_rope_tokens: int = 0
 
     @classmethod
     def of(cls, indexed: IndexedGroup) -> "TreeGroup":
         """Return a group as an instance names it when it starts."""
         kind, size = GroupKind(indexed.kind), indexed.block_tokens
-        return cls(kind, size, indexed.window_tokens, indexed.model, required=size > 0)
+        return cls(
+            kind,
+            size,
+            indexed.window_tokens,
+            indexed.model,
+            required=size > 0,
+            short_rope_tokens=indexed.short_rope_tokens,
+        )
 
     def first_block(self, length: int) -> int:
         """Return the first block that a request needs which resumes after ``length`` tokens.

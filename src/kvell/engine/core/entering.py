@@ -12,7 +12,7 @@ from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.pooling import POOLED
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.admissible import output_problem, request_problem, sampling_problem
-from kvell.engine.requests.cache_roots import cache_root
+from kvell.engine.requests.cache_roots import cache_root, long_root
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.model_rules import ModelRules
 from kvell.engine.requests.pooling import pooling_problem
@@ -81,18 +81,21 @@ class Entrance:
         sampling = POOLED if command.pooling else _with_seed(command)
         number, self._num_made = self._num_made, self._num_made + 1
         max_tokens = max(1, min(sampling.max_tokens or room, room))
+        root = cache_root(
+            command.cache_salt,
+            f"{number} {command.request_id}",
+            is_scored=sampling.prompt_logprobs is not None,
+            is_cached=self._is_cached,
+        )
+        short_tokens = rules.limits.short_rope_tokens
         return Request(
             command.request_id,
             command.attempt,
             prompt,
             sampling,
             max_tokens,
-            cache_root(
-                command.cache_salt,
-                f"{number} {command.request_id}",
-                is_scored=sampling.prompt_logprobs is not None,
-                is_cached=self._is_cached,
-            ),
+            long_root(root) if 0 < short_tokens < len(prompt) + len(output) else root,
+            short_rope_tokens=short_tokens,
             images=np.asarray(command.images, np.int32) if command.images else None,
             image_rows=command.images,
             output=output.tolist(),
@@ -113,7 +116,10 @@ class Entrance:
         except ChangeSomething as problem:
             return problem
         limits = _limits(command, rules)
-        if command.placement and (reason := local_reason(rules.name, rules.layout.groups)):
+        reason = local_reason(rules.name, rules.layout.groups)
+        if len(prompt) + len(output) <= limits.short_rope_tokens:
+            reason = reason or f"its keys change beyond {limits.short_rope_tokens} tokens"
+        if command.placement and reason:
             remedy = f"send at most {rules.limits.max_model_len} tokens, the answer included"
             return ChangeSomething(
                 "prompt", f"{len(prompt)} tokens", f"stays here: {reason}", remedy

@@ -1,12 +1,13 @@
 """Turns what a memory core's index names and drops into notices about blocks of tokens."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvell.engine.core.block_changes import Block, BlockChanges
 from kvell.engine.protocol.notices import BlocksHeld, IndexedGroup, IndexNotice
 from kvell.engine.requests.block_hashes import BlockHashes, root_digest
+from kvell.engine.requests.model_rules import ModelRules
 from kvell.memory import DROPPED, NAMED, GroupKind, GroupSpec, HoldingCore, Tokens
 
 STATE_BLOCK_TOKENS = 16
@@ -149,14 +150,20 @@ class IndexWatch:
             self._most_holders = 64 + 2 * len(self._holders)
 
 
-def indexed_groups(groups: Sequence[GroupSpec]) -> tuple[IndexedGroup, ...]:
-    """What notices tell of each group of a layout."""
+def indexed_groups(
+    groups: Sequence[GroupSpec], rules: Callable[[str], ModelRules] | None = None
+) -> tuple[IndexedGroup, ...]:
+    """What notices tell of each group of a layout.
+
+    :param rules: of a model; by default none has two rotation tables.
+    """
     return tuple(
         IndexedGroup(
             spec.kind.value,
             _block_tokens(groups, spec) if _is_told(spec) else 0,
             spec.window_tokens,
             spec.model,
+            rules(spec.model).limits.short_rope_tokens if rules else 0,
         )
         for spec in groups
     )

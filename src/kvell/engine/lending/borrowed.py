@@ -147,7 +147,7 @@ class Borrowed:
         :param dst: the creditor, which may refuse each of them.
         :returns: why none goes; "" if they may.
         """
-        problem = local_reason(request.model, self._core.layout.groups)
+        problem = local_reason(request.model, self._core.layout.groups) or request.local_reason
         if problem or num_blocks < 1:
             return problem or "no section is to go"
         if request.state is not RequestState.RUNNING:

@@ -133,6 +133,7 @@ class Admission:
         self.lacks_memory = True  # unless it is admitted
         if self._seats.running and request is self._turned_away and not self._core.may_fit():
             return False
+        request.choose_table()
         tokens = request.tokens(0, request.num_tokens)
         if request.runs_alone:
             self._chunks.protected.yield_all()

@@ -74,7 +74,7 @@ class Chunks:
         """The decodes that the budget has tokens for, in order of admission."""
         decodes = []
         for request in self._seats.wanting():
-            if request.is_decoding and not request.is_held_up:
+            if request.is_decoding and not (request.is_held_up or request.outgrows_table):
                 budget -= request.remaining
                 if budget < 0:
                     break
@@ -113,7 +113,11 @@ class Chunks:
         budget = draft.budget if request.is_decoding else self.prompt_budget(draft)
         if request.is_scored:
             budget = min(budget, self._scored_budget(request, draft))
-        if request.is_held_up or not has_budget(request, budget, self._limits):
+        if (
+            request.outgrows_table
+            or request.is_held_up
+            or not has_budget(request, budget, self._limits)
+        ):
             return False
         wanted = min(request.computed + min(request.remaining, budget), request.end_for_now)
         least = least_end(request, wanted, self._limits)

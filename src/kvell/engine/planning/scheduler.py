@@ -165,6 +165,7 @@ class Scheduler:
         draft = PlanDraft(self.limits.max_num_batched_tokens)
         if self.swapping is not None:
             draft.offload(self.swapping.copy_out(self._wanted_large()))
+        self._seats.start_again_long()
         self._admission.enter_arrived(draft)
         self._plan_running(draft)
         if not draft.preempted and not self._chunks.must_settle:
@@ -206,7 +207,8 @@ class Scheduler:
         ):
             return False
         return bool(self._seats.waiting) or any(
-            request.wants_work and not request.is_held_up for request in self._seats.running
+            request.wants_work and not (request.is_held_up or request.outgrows_table)
+            for request in self._seats.running
         )
 
     def lacks_memory(self, plan: StepPlan) -> bool:

@@ -145,9 +145,19 @@ class Seats:
         self.parking.park(request, size_bytes)
         draft.parked.append(request.request_id)
 
+    def start_again_long(self) -> None:
+        """Let requests that outgrew the short rotation table compute all tokens under the long one.
+
+        A request in a step in flight waits for its result.
+        """
+        for request in [r for r in (*self.running, *self.arrived) if r.outgrows_table]:
+            if request.settled == request.computed and not request.drawing:
+                self.start_again(request)
+                request.choose_table()
+
     def start_again(self, request: Request) -> None:
-        """Let a running request compute all of its tokens anew, when its turn comes."""
-        self.running.remove(request)
+        """Let a request that has pages compute all of its tokens anew, when its turn comes."""
+        (self.arrived if request in self.arrived else self.running).remove(request)
         self._close(request, returns=True)
         request.state, request.is_spoiled = RequestState.WAITING, False
         request.computed = request.settled = request.repeats = 0

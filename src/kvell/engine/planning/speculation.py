@@ -11,6 +11,8 @@ draft tokens are computed once more in the next step, beside the newest token.
 
 Sampling that is not plain (penalties, grammars, log probabilities) gets no draft tokens either.
 
+No draft token lies beyond the short rotation table of its request, or the draft model's context.
+
 A request that runs alone gets no draft tokens: it was promised memory for itself only.
 Groups whose positions are not the text's take no pages for draft tokens when memory is short.
 """
@@ -65,6 +67,10 @@ class Speculation:
             self._limits.num_speculative_tokens,
             request.max_tokens - len(request.output) - 1,
         )
+        if request.may_outgrow_table:
+            count = min(count, request.short_rope_tokens - request.num_tokens)
+        if self._limits.draft_tokens_end:
+            count = min(count, self._limits.draft_tokens_end - request.num_tokens)
         if count <= 0 or request.runs_alone or not request.sampling.is_plain:
             return np.empty(0, np.int32), np.empty((0, 4), np.int32)
         tokens = self._tokens(request, count)

@@ -20,12 +20,15 @@ class IndexedGroup(Struct, frozen=True):
     :param block_tokens: of a block; 0 if notices do not tell of the group.
     :param window_tokens: tokens of the window, or of the chunk; 0 without.
     :param model: which of several the group belongs to.
+    :param short_rope_tokens: longer texts of the model have keys of another table, so blocks of
+        their own; 0: it has one table.
     """
 
     kind: str
     block_tokens: int
     window_tokens: int = 0
     model: str = ""
+    short_rope_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,9 @@ RESERVED = "\0"
 DROPPING_ROOT = RESERVED + "dropping"
 """The root of requests that keep only a part of their prompt: nothing is ever cached under it."""
 
+_LONG = RESERVED + "long "
+"""Begins the roots of texts under the long rotation table."""
+
 
 def cache_root(salt: str, unique: str, *, is_scored: bool, is_cached: bool = True) -> str:
     """Return the root of a request.
@@ -21,6 +24,19 @@ def cache_root(salt: str, unique: str, *, is_scored: bool, is_cached: bool = Tru
     if not is_cached:
         return f"{RESERVED}own {unique}"
     return RESERVED + salt if salt.startswith(RESERVED) else salt
+
+
+def long_root(root: str) -> str:
+    """Return the root of a text that has outgrown the short rotation table.
+
+    Its keys differ from those of the same tokens under the short table, whose root this is.
+    """
+    return _LONG + root
+
+
+def is_long_root(root: str) -> bool:
+    """Whether keys under a root are rotated by the long table."""
+    return root.startswith(_LONG)
 
 
 def kept_root(unique: str) -> str:

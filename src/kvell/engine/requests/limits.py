@@ -40,6 +40,10 @@ class Limits:
     :param observing_tokens: last tokens of a prompt, computed in one step because they choose
         the tokens that its layers keep (0: none do).
     :param depth: pending results that a plan does without (0: plan, run, commit in turn).
+    :param short_rope_tokens: the longest text under the short of two rotation tables (LongRoPE);
+        0: there is one table.
+    :param draft_tokens_end: the draft model's context, beyond which no draft token lies; 0: it is
+        no shorter than the model's.
     :param enable_chunked_prefill: prompts are cut into chunks, and decodes share their steps; else
         see :mod:`kvell.engine.planning.whole_prompts`.
     """
@@ -53,6 +57,8 @@ class Limits:
     min_chunk_tokens: int = 64
     max_prefix_wait_steps: int = 64
     depth: int = 0
+    short_rope_tokens: int = 0
+    draft_tokens_end: int = 0
     common_pool: bool = False
     common_pool_chunk_tokens: int = 512
     common_pool_share: float | None = None

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from kvell.engine.protocol.messages import StepBlame
 from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.cache_roots import is_long_root, long_root
 from kvell.engine.requests.plan import PENDING
 from kvell.engine.requests.turns import NO_PARTY, Turn
 from kvell.vocabulary import FinishReason, RequestId
@@ -61,6 +62,8 @@ class Request:
         elsewhere; it goes on behind them.
     :ivar entered_tokens: that it had to compute when it was last let in, before it could make the
         next one; ``entered_output`` it had made by then.
+    :ivar short_rope_tokens: the longest text under its model's short rotation table; 0: its model
+        has one table.
     :ivar repeats: accepted draft tokens to compute again, since states do not advance over drafts.
     """
 
@@ -98,6 +101,7 @@ class Request:
     kept_tokens: int = 0
     entered_tokens: int = 0
     entered_output: int = 0
+    short_rope_tokens: int = 0
     problem: str = ""
     is_spoiled: bool = False
     step_failed: StepBlame = ""
@@ -113,6 +117,32 @@ class Request:
     def num_tokens(self) -> int:
         """Prompt and output tokens, pending ones included."""
         return len(self.prompt) + len(self.output) + self.drawing
+
+    @property
+    def is_long(self) -> bool:
+        """Whether its keys are rotated by its model's long table."""
+        return is_long_root(self.cache_root)
+
+    @property
+    def outgrows_table(self) -> bool:
+        """Whether its next token needs all of its keys computed again, under the long table."""
+        return 0 < self.short_rope_tokens < self.num_tokens and not self.is_long
+
+    def choose_table(self) -> None:
+        """Let its keys be computed under the table for its length; it has none yet."""
+        if self.outgrows_table:
+            self.cache_root = long_root(self.cache_root)
+
+    @property
+    def may_outgrow_table(self) -> bool:
+        """Whether its keys may have to be computed again as it grows."""
+        return self.short_rope_tokens > 0 and not self.is_long
+
+    @property
+    def local_reason(self) -> str:
+        """Why all of its pages stay here for now; "" if sections may lie elsewhere."""
+        beyond = f"its keys change beyond {self.short_rope_tokens} tokens"
+        return beyond if self.may_outgrow_table else ""
 
     @property
     def num_output(self) -> int:

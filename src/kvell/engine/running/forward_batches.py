@@ -75,11 +75,19 @@ class ForwardBatches:
         groups = tuple(self._group(index, work, rows, checkpoints) for index in self._groups)
         seen = images.batch(work, self._device) if images else None
         ends = self._prompt_ends(work)
+        asked = (wants_largest, begun, wants_hidden, self._long_rope(work))
         if self._on_host:
-            return HostForwardBatch(tokens, groups, seen, ends, wants_largest, begun, wants_hidden)
+            return HostForwardBatch(tokens, groups, seen, ends, *asked)
         ids, positions, wanted = (part.to(self._device) for part in tokens.tensors)
-        asked = (wants_largest, begun, wants_hidden)
         return ForwardBatch(ids, positions, groups, wanted, seen, ends, *asked)
+
+    def _long_rope(self, work: Sequence[TokenWork]) -> torch.Tensor | None:
+        """Tokens of long texts, bool [T]; None if there are none."""
+        is_long = [w.is_long for w in work]
+        if not any(is_long):
+            return None
+        tokens = np.repeat(np.array(is_long), [w.count for w in work])
+        return torch.from_numpy(tokens).to(self._device)
 
     def _prompt_ends(self, work: Sequence[TokenWork]) -> tuple[int, ...]:
         """Indices of work that ends a prompt, if layers then drop tokens; else none."""

@@ -1,6 +1,7 @@
 """Settings of an engine and its models: everything that says what an instance serves."""
 
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 
 from kvell.engine.setup.options import EngineOptions, Flag, setting
@@ -45,6 +46,16 @@ class EngineSettings(EngineOptions):
     """Storage of weights: ``none`` (as ``dtype``), ``int8`` or ``int4``, for models with a fused
     pass. Blocks of four bits in a model's files are served as they are; a draft model keeps its own
     dtype."""
+    hf_overrides: str | Mapping[str, object] | None = setting(
+        None,
+        "--hf-overrides",
+        "Fields in place of those of the model's config.json, as a JSON object.",
+        metavar="JSON",
+    )
+    """Fields in place of those of the model's ``config.json``, as a mapping or a JSON object:
+    ``{"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}``. Those of nested configs
+    (``text_config``) are merged; other fields are replaced as a whole. Draft models and further
+    models keep theirs."""
     kv_budget: str | None = setting(
         None,
         "--kv-budget",
@@ -85,6 +96,8 @@ class EngineSettings(EngineOptions):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "beside", tuple(self.beside))
+        if isinstance(self.hf_overrides, Mapping):
+            object.__setattr__(self, "hf_overrides", json.dumps(dict(self.hf_overrides)))
 
     def flags(self) -> list[str]:
         """Return the command-line flags that give these settings again."""

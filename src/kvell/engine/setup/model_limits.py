@@ -61,7 +61,7 @@ def make_limits(
     :param flag: what to change if the pool is too small; ``--kv-memory`` if not given.
     :raises ChangeSomething: if a given ``max_model_len`` is not possible.
     """
-    own = _own_length(model, draft, options)
+    own = _own_length(model, options)
     wanted = options.max_model_len or own
     chunk_tokens, most = Limits().min_chunk_tokens, options.max_num_batched_tokens
     if not options.enable_chunked_prefill:
@@ -80,6 +80,8 @@ def make_limits(
         prompt_lookup_min=options.prompt_lookup_min,
         min_chunk_tokens=chunk_tokens,
         enable_chunked_prefill=options.enable_chunked_prefill,
+        short_rope_tokens=model.description.short_rope_tokens,
+        draft_tokens_end=_draft_tokens_end(own, draft),
     )
     seen = layout.seen_by(name) if name else layout
     fits = longest_request(seen, wanted, limits.min_chunk_tokens)
@@ -91,19 +93,23 @@ def make_limits(
     return Limits(**{**vars(limits), "max_model_len": fits})
 
 
-def _own_length(model: PagedModel, draft: PagedModel | None, options: EngineOptions) -> int:
-    """The most tokens of a request that a model, and its draft model, can serve.
+def _draft_tokens_end(own: int, draft: PagedModel | None) -> int:
+    """The draft model's context; 0 if there is none, or it is no shorter than the model's."""
+    length = own if draft is None else draft.description.max_model_len
+    return length if length < own else 0
+
+
+def _own_length(model: PagedModel, options: EngineOptions) -> int:
+    """The most tokens of a request that a model can serve.
 
     :raises ChangeSomething: if more are asked for.
     """
-    own = min(one.description.max_model_len for one in (model, draft) if one is not None)
+    own = model.description.max_model_len
     if options.max_model_len is not None and options.max_model_len > own:
         raise ChangeSomething(
             "--max-model-len",
             options.max_model_len,
-            f"is above the own limit of the model, or of its draft model: {own} tokens"
-            if draft
-            else f"is above the model's own limit of {own} tokens",
+            f"is above the model's own limit of {own} tokens",
             f"use at most {own}",
         )
     return own

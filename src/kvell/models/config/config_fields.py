@@ -1,10 +1,12 @@
 """Reads sizes from transformers configs, under the names that each family uses."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kvell.errors import ChangeSomething
 
+Rope = Mapping[str, Any]
+"""Parameters of a rotation."""
 POSITIONS = (
     "max_position_embeddings",
     "max_target_positions",
@@ -18,6 +20,8 @@ BOUNDLESS_TOKENS = 1 << 20
 """Used where nothing bounds the context: states and relative positions have no last token."""
 RELATIVE = ("relative_attention_num_buckets", "position_bias_num_buckets", "slow_but_exact")
 """Fields of models with relative positions: T5's and CPM-Ant's buckets, BLOOM's slopes."""
+STRETCHING = ("linear", "yarn")
+"""Rotations that make a context longer by a factor, in each token's own position."""
 KV_HEADS = ("num_key_value_heads", "num_kv_heads", "num_attention_heads")
 
 
@@ -82,12 +86,59 @@ def kv_heads(text: Any, name: str) -> int:
 def max_model_len(text: Any, types: Sequence[str], name: str) -> int:
     """Context length that the model was made for; ``BOUNDLESS_TOKENS`` if nothing bounds it.
 
+    A factor of linear or YaRN scaling counts.  One of dynamic scaling does not: beyond the original
+    length its rotation changes with every token, and so would all cached keys.
+
     :raises ChangeSomething: if attention has positions and the config does not say how many.
     """
     size = optional_size(text, POSITIONS)
     if size < 0 or (not size and _is_boundless(text, types)):  # XLNet's -1 means no limit
         return BOUNDLESS_TOKENS
-    return size or first_size(text, POSITIONS, name)
+    size = size or first_size(text, POSITIONS, name)
+    return max([size, *(_stretched(rope, size) for rope in _plain_ropes(text))])
+
+
+def short_rope_tokens(text: object, name: str) -> int:
+    """Length of the longest text that the short of two rotation tables is for; 0 without a second.
+
+    :raises ChangeSomething: if layers change their tables at different lengths.
+    """
+    lengths = {
+        int(rope["original_max_position_embeddings"])
+        for rope in _ropes(text)
+        if rope.get("rope_type") == "longrope"
+    }
+    if len(lengths) > 1:
+        problem = f"its layers change their rotation at different lengths: {sorted(lengths)}"
+        raise ChangeSomething("model", name, problem, "use a model with one such length")
+    return max(lengths, default=0)
+
+
+def _ropes(text: object) -> list[Rope]:
+    """The parameters of all rotations: one set, or one for each type of layer."""
+    ropes = getattr(text, "rope_parameters", None) or {}
+    nested = [rope for rope in ropes.values() if isinstance(rope, Mapping)]
+    return nested or [ropes]
+
+
+def _plain_ropes(text: object) -> list[Rope]:
+    """The parameters of the rotation of all layers; none if layers of each type have their own.
+
+    There the config counts the factor in already: Gemma 3 scales only some layers.
+    """
+    ropes = getattr(text, "rope_parameters", None) or {}
+    return [rope for rope in _ropes(text) if rope is ropes]
+
+
+def _stretched(rope: Rope, size: int) -> int:
+    """Length to which a rotation stretches a context of ``size`` tokens; 0 if it does not.
+
+    Model cards tell users to add these two kinds and leave ``max_position_embeddings`` as it is.
+    """
+    if rope.get("rope_type") not in STRETCHING:
+        return 0
+    original = rope.get("original_max_position_embeddings") or size
+    return int(original * float(rope.get("factor") or 1.0))
 
 
 def _is_boundless(text: Any, types: Sequence[str]) -> bool:

@@ -10,15 +10,23 @@ from transformers import CONFIG_MAPPING
 
 from kvell.errors import ChangeSomething
 from kvell.models.config import parallel_heads_config as _own  # registers its type  # noqa: F401
-from kvell.models.config.json_files import CONFIG_FILE, one_line, read_json
+from kvell.models.config.json_files import (
+    CONFIG_FILE,
+    one_line,
+    overridden,
+    parsed_overrides,
+    read_json,
+)
 
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError)
 """What transformers raises for fields that it does not understand.  Some defaults also need
 libraries or hub files, which may be missing (ImportError, OSError)."""
 
 
-def read_config(path: Path) -> Any:
+def read_config(path: Path, overrides: str | None = None) -> Any:
     """Read the transformers config of a model directory, or a config file itself.
+
+    :param overrides: a JSON object of fields in place of its own.
 
     :raises ChangeSomething: if it is missing, is not a JSON object, or is not understood.
     """
@@ -27,7 +35,8 @@ def read_config(path: Path) -> Any:
         raise ChangeSomething(
             "model", path, f"holds no {CONFIG_FILE}", "give a transformers model directory"
         )
-    return config_from_dict(read_json(file), str(path))
+    raw = overridden(read_json(file), parsed_overrides(overrides))
+    return config_from_dict(raw, str(path))
 
 
 def config_from_dict(raw: Mapping[str, Any], name: str = "config") -> Any:

@@ -16,6 +16,7 @@ from kvell.models.config.config_fields import (
     kv_heads,
     max_model_len,
     optional_size,
+    short_rope_tokens,
     text_config,
 )
 from kvell.models.config.layer_kinds import LAYER_KINDS, kv_sources, layer_types
@@ -44,6 +45,8 @@ class ModelDescription:
     :param query_heads: attention heads per layer (a multiple of every layer's kv_heads); 0
         without attention.
     :param max_model_len: tokens of prompt and output together that the model was made for.
+    :param short_rope_tokens: the longest text whose keys the short of two rotation tables gives
+        (LongRoPE); 0: there is one table.
     :param images_in_text: whether image tokens are tokens of the text (LLaVA).  If not, an
         image has one placeholder in the text and its tokens are on the image axis only (Llama
         3.2 Vision), or it has no placeholder (an encoder's); meaningless without images.
@@ -56,6 +59,7 @@ class ModelDescription:
     vocab_size: int
     max_model_len: int
     images_in_text: bool = True
+    short_rope_tokens: int = 0
 
 
 def describe(
@@ -100,6 +104,7 @@ def describe(
         hidden_size=first_size(text, ("hidden_size",), name),
         vocab_size=first_size(text, ("vocab_size",), name),
         max_model_len=max_model_len(text, types, name),
+        short_rope_tokens=short_rope_tokens(text, name),
         images_in_text=images_in_text(config, text),
     )
 

@@ -1,12 +1,14 @@
 """Reads the JSON files of a model directory; reports errors in one clear line."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kvell.errors import ChangeSomething
 
 CONFIG_FILE = "config.json"
+OVERRIDES_FLAG = "--hf-overrides"
 FETCH_AGAIN = "fetch the file again"
 
 
@@ -60,3 +62,39 @@ def one_line(error: Exception) -> str:
     """An error's message on one line, at most 200 characters."""
     text = f"{error} is missing" if isinstance(error, KeyError) else str(error)
     return " ".join(text.split())[:200]
+
+
+def parsed_overrides(text: str | None) -> dict[str, object]:
+    """Return the fields that a JSON object gives in place of a config's own; none for None.
+
+    :raises ChangeSomething: if the text is no JSON object.
+    """
+    try:
+        fields = json.loads(text) if text is not None else {}
+    except ValueError:
+        fields = None
+    if isinstance(fields, dict):
+        return fields
+    remedy = """write it like '{"max_position_embeddings": 8192}'"""
+    raise ChangeSomething(OVERRIDES_FLAG, text, "is not a JSON object", remedy)
+
+
+def overridden(raw: Mapping[str, object], overrides: Mapping[str, object]) -> dict[str, object]:
+    """Return a config with fields replaced; those of nested configs are merged, as in vLLM.
+
+    Newer files have ``rope_parameters`` in place of ``rope_theta`` and ``rope_scaling``, which
+    model cards name: a scaling that is given keeps the file's theta.
+    """
+    changed = dict(raw)
+    ropes = raw.get("rope_parameters")
+    if "rope_scaling" in overrides and isinstance(ropes, Mapping):
+        kept = {"rope_theta", "partial_rotary_factor"}
+        changed |= {name: value for name, value in ropes.items() if name in kept}
+        del changed["rope_parameters"]
+    for name, value in overrides.items():
+        nested = changed.get(name)
+        if name.endswith("_config") and isinstance(value, dict) and isinstance(nested, dict):
+            changed[name] = overridden(nested, value)
+        else:
+            changed[name] = value
+    return changed

@@ -9,7 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from kvell.models.config.json_files import CONFIG_FILE, read_optional_json
+from kvell.models.config.json_files import (
+    CONFIG_FILE,
+    overridden,
+    parsed_overrides,
+    read_optional_json,
+)
 from kvell.models.families.families import FUSED, FusedFamily
 
 SIZES = (
@@ -31,9 +36,12 @@ UNUSUAL = frozenset(
 """Fields that need transformers: custom code, other weights, and rotations of older files."""
 
 
-def plain_config(path: Path) -> Any | None:
-    """Read the config of a model directory; None if only transformers can interpret it."""
-    raw = read_optional_json(path / CONFIG_FILE)
+def plain_config(path: Path, overrides: str | None = None) -> Any | None:
+    """Read the config of a model directory; None if only transformers can interpret it.
+
+    :param overrides: a JSON object of fields in place of its own.
+    """
+    raw = overridden(read_optional_json(path / CONFIG_FILE), parsed_overrides(overrides))
     family = _family(raw)
     if family is None or raw.keys() & UNUSUAL:
         return None
@@ -44,18 +52,20 @@ def plain_config(path: Path) -> Any | None:
     return SimpleNamespace(**raw)
 
 
-def known_config(path: Path) -> Any:
+def known_config(path: Path, overrides: str | None = None) -> Any:
     """Read the config of a model directory, by transformers only where needed.
+
+    :param overrides: a JSON object of fields in place of its own.
 
     :raises ChangeSomething: if it is missing, is not a JSON object, or is not understood.
     """
-    config = plain_config(path)
+    config = plain_config(path, overrides)
     if config is not None:
         return config
     # Imported here: transformers' configs take a second to import.
     from kvell.models.config.configs import read_config
 
-    return read_config(path)
+    return read_config(path, overrides)
 
 
 def _family(raw: Mapping[str, Any]) -> FusedFamily | None:

@@ -28,6 +28,7 @@ class ForwardBatch:
     :param wants_largest: whether the index of each row's largest logit is wanted.
     :param begun: called once the pass needs no more Python; at its start if it always does.
     :param wants_hidden: whether what the head reads of each row is wanted too.
+    :param long_rope: bool [T], tokens of texts under the long rotation table; None: there is none.
     """
 
     token_ids: torch.Tensor
@@ -39,6 +40,7 @@ class ForwardBatch:
     wants_largest: bool = False
     begun: Callable[[], None] | None = None
     wants_hidden: bool = False
+    long_rope: torch.Tensor | None = None
 
     def put_tokens(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
         """Fill in ids that were not known when the batch was made."""
@@ -59,6 +61,7 @@ class HostForwardBatch(OnHost, ForwardBatch):
         wants_largest: bool = False,
         begun: Callable[[], None] | None = None,
         wants_hidden: bool = False,
+        long_rope: torch.Tensor | None = None,
     ) -> None:
         super().__init__(rows)
         object.__setattr__(self, "groups", groups)
@@ -68,6 +71,8 @@ class HostForwardBatch(OnHost, ForwardBatch):
         object.__setattr__(self, "begun", begun)
         if wants_hidden:  # rare; else the class says so
             object.__setattr__(self, "wants_hidden", True)
+        if long_rope is not None:
+            object.__setattr__(self, "long_rope", long_rope)
 
     def put_tokens(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
         """Fill in ids that were not known when the batch was made."""

@@ -59,7 +59,7 @@ def layer_pages(
     """
     if pool.numel() < layout.pool_bytes:
         raise ValueError(f"the pool has {pool.numel()} bytes, the layout {layout.pool_bytes}")
-    attending = [layer for layer in description.layers if layer.kind not in _NO_KV]
+    attending = [layer for layer in description.layers if layer.kind not in NO_KV]
     stored = {
         layer.index: _pages_of(layout, layer, pool, dtype, latent_sizes.get(layer.index, 0))
         for layer in attending
@@ -68,7 +68,7 @@ def layer_pages(
     return {layer.index: stored[storing_layer(layer)] for layer in attending}
 
 
-_NO_KV = frozenset({GroupKind.STATE, GroupKind.VISION})
+NO_KV = frozenset({GroupKind.STATE, GroupKind.VISION})
 """Layers that store neither keys nor values."""
 
 

@@ -22,7 +22,7 @@ from kvell.models.forward.head_input import HeadInput
 from kvell.models.forward.image_side import ImageSide, text_attention
 from kvell.models.forward.latents import place_latents
 from kvell.models.forward.segments import LayerCallbacks
-from kvell.models.forward.true_positions import TruePositions, asks_a_cache
+from kvell.models.forward.true_positions import RopeTables, TruePositions, asks_a_cache
 from kvell.models.images.image_batch import IMAGE_KINDS, SeenImages
 from kvell.models.images.image_store import ImageStore
 from kvell.models.states.mixer_slots import during, place_mixers
@@ -51,6 +51,7 @@ class ModulePass:
         self._module, self._description, self._kernels = module, description, kernels
         self._mixers = place_mixers(module, description, MIXER_KINDS)
         self._asks_a_cache = asks_a_cache(module)
+        self._rope_tables = RopeTables(module)
         self._image_side = ImageSide(module, description, kernels) if has_images else None
         self._memory: ModelMemory | None = None
         self._head_input = HeadInput(module)
@@ -75,7 +76,11 @@ class ModulePass:
         assert self._memory is not None, "attach memory first"
         step = _PagedStep(self._memory, self._description, self._kernels, batch, callbacks)
         states = StatePass(self._memory.states, batch.groups)
-        with during(self._mixers, states), self._head_input.kept(batch.wants_hidden):
+        with (
+            during(self._mixers, states),
+            self._head_input.kept(batch.wants_hidden),
+            self._rope_tables.of_step(batch.long_rope),
+        ):
             logits = self._run(batch, step)
         step.require_complete()
         states.require_complete()

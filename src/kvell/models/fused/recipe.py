@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from kvell.attention.checks import UNIT
 from kvell.models.config.description import ModelDescription
 from kvell.models.families.families import FUSED, FusedFamily
 from kvell.models.fused.mixer_recipe import MixerRecipe, MixerShape, mixer_recipe
@@ -107,6 +108,8 @@ def recipe_of(module: Any, description: ModelDescription) -> DecoderRecipe | Non
     if len(shapes) != 1 or len(body.layers) != len(specs):
         return None
     (kv_heads, head_size), ropes = shapes.pop(), _Ropes(body.rotary_emb)
+    if head_size % UNIT:
+        return None
     made = [
         _layer(layer, spec, family, ropes) for layer, spec in zip(body.layers, specs, strict=True)
     ]

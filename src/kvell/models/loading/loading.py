@@ -14,14 +14,17 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from kvell.attention.choice import kernels_for
 from kvell.attention.interface import AttentionKernels
 from kvell.attention.quantised import scale_bytes_of
 from kvell.device.shared_weights import SharedWeights
 from kvell.models.config.budgets import budgets_of, with_budgets
+from kvell.models.config.config_fields import optional_size, text_config
 from kvell.models.config.description import ModelDescription, describe
 from kvell.models.config.quantization import require_quantization, unkept
 from kvell.models.families.families import fused_class
 from kvell.models.families.plain_config import known_config
+from kvell.models.forward.kv_memory import NO_KV
 from kvell.models.fused.decoder import fused_decoder, takes
 from kvell.models.fused.skeleton import DecoderSkeleton, skeleton_of
 from kvell.models.loading.gguf_blocks import blocks_of
@@ -42,6 +45,7 @@ def load_paged_model(
     fused: bool = True,
     quantization: str = "none",
     shared: SharedWeights | None = None,
+    overrides: str | None = None,
 ) -> PagedModel:
     """Load a model's weights; its KV memory is attached later.
 
@@ -50,18 +54,20 @@ def load_paged_model(
     :param device: where weights go; the CPU if not given.
     :param kv_dtype: dtype of stored keys and values; ``dtype`` if not given.
     :param kv_budget: prompt tokens that layers keep (:func:`budgets.budgets_of`).
+    :param overrides: a JSON object of fields in place of the config's own.
     :param shared: a file in which processes of this host have the weights once; no GPU uses it.
     :raises ChangeSomething: if the architecture is not known to be exact, files are missing
         or damaged, no layer can keep such a budget, or weights cannot be quantised this way.
     """
     require_quantization(quantization)
-    config = known_config(path)
+    config = known_config(path, overrides)
     check_architecture(config)
     description = describe_as(config, dtype, kv_dtype or dtype)
     if kv_budget is not None:
         layers = description.layers
         layers = with_budgets(layers, budgets_of(layers, kv_budget))
         description = replace(description, layers=layers)
+    kernels = kernels_for(kernels, vector_sizes(config, description), kv_dtype or dtype)
     for file in weight_files(path):
         check_weight_file(file)
     place = device or CPU
@@ -102,12 +108,21 @@ def describe_as(config: Any, dtype: torch.dtype, kv_dtype: torch.dtype) -> Model
     return describe(config, kv_dtype.itemsize, scale_bytes_of(kv_dtype), dtype.itemsize)
 
 
-def check_model(path: Path) -> None:
+def vector_sizes(config: Any, description: ModelDescription) -> set[int]:
+    """Numbers in the keys and values of a head, those of latents (MLA) too."""
+    stored = {layer.head_size for layer in description.layers if layer.kind not in NO_KV}
+    text = text_config(config)
+    return stored | {optional_size(text, (field,)) for field in ("kv_lora_rank", "v_head_dim")}
+
+
+def check_model(path: Path, overrides: str | None = None) -> None:
     """Refuse, from its config alone, a model that cannot be served exactly.
+
+    :param overrides: a JSON object of fields in place of the config's own.
 
     :raises ChangeSomething: if the architecture or a layer of it is not known to be exact.
     """
-    config = known_config(path)
+    config = known_config(path, overrides)
     check_architecture(config)
     describe(config, 2)
 

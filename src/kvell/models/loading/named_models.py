@@ -21,6 +21,7 @@ class NamedModel:
 
     name: str
     path: Path
+    overrides: str | None = None
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -40,7 +41,7 @@ class NamedModel:
     @cached_property
     def embeddings(self) -> EmbeddingFacts:
         """What its files say of its embeddings, read on first use."""
-        return embedding_facts(self.path, known_config(self.path))
+        return embedding_facts(self.path, known_config(self.path, self.overrides))
 
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
@@ -50,15 +51,22 @@ class NamedModel:
 
 
 def open_named(
-    first: str, beside: Sequence[str], cache_dir: Path, progress: Progress
+    first: str,
+    beside: Sequence[str],
+    cache_dir: Path,
+    progress: Progress,
+    overrides: str | None = None,
 ) -> list[NamedModel]:
     """Find all models and check from their configs that they can be served.
 
+    :param overrides: a JSON object of fields in place of those of the first model's config.
+
     :raises ChangeSomething: if one is not found, cannot be served, or shares its name.
     """
-    opened = []
+    opened: list[NamedModel] = []
     for one in named_sources(first, beside):
         path = resolve_model(one.source, cache_dir, progress)
-        check_model(path)
-        opened.append(NamedModel(one.name, path))
+        own = None if opened else overrides
+        check_model(path, own)
+        opened.append(NamedModel(one.name, path, own))
     return opened

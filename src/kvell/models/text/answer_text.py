@@ -4,7 +4,13 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from kvell.models.text.stop_strings import StopStrings
+
+Preceding = Sequence[int] | npt.NDArray[np.int32]
+"""Tokens before an answer."""
 
 
 class Detokenizer(Protocol):

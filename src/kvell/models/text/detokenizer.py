@@ -17,8 +17,11 @@ from typing import Protocol
 
 from tokenizers import decoders
 
+from kvell.models.text.answer_text import Preceding
 from kvell.models.text.tokenizer import Tokenizer
 
+CONTEXT_TOKENS = 8
+"""Tokens before an answer that its decoding begins with; any that have text would do."""
 MOST_SPELLINGS = 1 << 18
 """Byte-level tokens whose bytes are cached: enough for a whole vocabulary."""
 
@@ -26,14 +29,19 @@ MOST_SPELLINGS = 1 << 18
 class IncrementalDetokenizer:
     """Text of one request's output, as it grows.
 
-    The results of all pushes and of :meth:`finish`, joined, equal ``tokenizer.decode`` of all ids.
+    The results of all pushes and of :meth:`finish`, joined, are what these ids add to
+    ``tokenizer.decode`` of the prompt.
+
+    :param after: the prompt: an answer's first space is stripped only where no text precedes it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special_tokens: bool = True, after: Preceding = ()
+    ) -> None:
         self._tokenizer = tokenizer
         self._skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
         byte_level = isinstance(tokenizer.decoder, decoders.ByteLevel)
-        self._way: _Way = _ByteLevel() if byte_level else _Window(tokenizer)
+        self._way: _Way = _ByteLevel() if byte_level else _Window(tokenizer, after)
 
     def push(self, token_ids: Iterable[int]) -> str:
         """Return text that these ids made final; may be empty, never ends inside a character."""
@@ -81,10 +89,10 @@ class _Window:
     stripped at the very start only); it always holds a token that produced text.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, after: Preceding = ()) -> None:
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._given = 0
+        self._ids = _context(tokenizer, after)
+        self._given = len(self._ids)
 
     def push(self, token: int, spelling: str) -> str:
         self._ids.append(token)
@@ -106,6 +114,22 @@ class _Window:
 
     def _text(self, count: int) -> str:
         return self._tokenizer.decode(self._ids[:count], skip_special_tokens=False)
+
+
+def _context(tokenizer: Tokenizer, tokens: Preceding) -> list[int]:
+    """The last tokens that are text by themselves, in order.
+
+    A byte may be a part of a character that an answer completes: it would change its text.
+    """
+    context: list[int] = []
+    for token in map(int, reversed(tokens)):
+        spelling = tokenizer.spelling(token)
+        if token in tokenizer.special_ids or spelling is None or is_byte_token(spelling):
+            continue
+        context.append(token)
+        if len(context) == CONTEXT_TOKENS:
+            break
+    return context[::-1]
 
 
 @cache
@@ -142,7 +166,9 @@ def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
         return bytes([int(spelling[3:5], 16)])
     if isinstance(tokenizer.decoder, decoders.ByteLevel):
         return spelled_bytes(spelling)
-    return tokenizer.decode([token_id], skip_special_tokens=False).encode()
+    # After itself: a leading space is stripped at the start of a text only.
+    one, two = (tokenizer.decode([token_id] * n, skip_special_tokens=False) for n in (1, 2))
+    return two[len(one) :].encode()
 
 
 def is_byte_token(spelling: str) -> bool:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from tokenizers import decoders
 
+from kvell.models.text.answer_text import Preceding
 from kvell.models.text.detokenizer import IncrementalDetokenizer, is_byte_token, token_bytes
 from kvell.models.text.tokenizer import Tokenizer
 
@@ -52,9 +53,15 @@ class _WindowOffsets(TokenOffsets):
         return start
 
 
-def token_offsets(tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> TokenOffsets:
-    """Return the offsets of a new answer's tokens."""
+def token_offsets(
+    tokenizer: Tokenizer, *, skip_special_tokens: bool = True, after: Preceding = ()
+) -> TokenOffsets:
+    """Return the offsets of a new answer's tokens.
+
+    :param after: the answer's prompt.
+    """
     if not isinstance(tokenizer.decoder, decoders.ByteLevel):
-        return _WindowOffsets(tokenizer, IncrementalDetokenizer(tokenizer, skip_special_tokens))
+        detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens, after)
+        return _WindowOffsets(tokenizer, detokenizer)
     skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
     return TokenOffsets(lambda one: b"" if one in skipped else token_bytes(tokenizer, one))

@@ -15,6 +15,7 @@ from kvell.models.config.description import text_config
 from kvell.models.config.embeddings import EmbeddingFacts, embedding_facts
 from kvell.models.families.plain_config import known_config
 from kvell.models.images.processor import PictureProcessor
+from kvell.models.text.answer_text import Preceding
 from kvell.models.text.chat_template import THE_MODELS_OWN, ChosenTemplate
 from kvell.models.text.detokenizer import IncrementalDetokenizer, token_bytes
 from kvell.models.text.token_offsets import TokenOffsets, token_offsets
@@ -137,12 +138,22 @@ class ServedText:
         return token_bytes(self._tokenizer, token_id)
 
     def _token_text(self, token_id: int) -> str:
-        return self.decode([token_id])
+        return self.token_bytes(token_id).decode(errors="replace")
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> IncrementalDetokenizer:
-        """Return a new detokenizer for one request."""
-        return IncrementalDetokenizer(self._tokenizer, skip_special_tokens)
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, after: Preceding = ()
+    ) -> IncrementalDetokenizer:
+        """Return a new detokenizer for one request.
 
-    def token_offsets(self, *, skip_special_tokens: bool = True) -> TokenOffsets:
-        """Return the offsets of a new answer's tokens."""
-        return token_offsets(self._tokenizer, skip_special_tokens=skip_special_tokens)
+        :param after: its prompt.
+        """
+        return IncrementalDetokenizer(self._tokenizer, skip_special_tokens, after)
+
+    def token_offsets(
+        self, *, skip_special_tokens: bool = True, after: Preceding = ()
+    ) -> TokenOffsets:
+        """Return the offsets of a new answer's tokens.
+
+        :param after: its prompt.
+        """
+        return token_offsets(self._tokenizer, skip_special_tokens=skip_special_tokens, after=after)

@@ -12,7 +12,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.tensors import SentTensor
 from kvell.front.request_log import RequestTrace
 from kvell.models.config.embeddings import EmbeddingFacts
-from kvell.models.text.answer_text import Detokenizer
+from kvell.models.text.answer_text import Detokenizer, Preceding
 
 if TYPE_CHECKING:  # it brings tokenizers, which a front reads beside its instance
     from kvell.models.text.token_offsets import TokenOffsets
@@ -128,12 +128,16 @@ class TextModel(Protocol):
         """The bytes of one token."""
         ...
 
-    def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        """A fresh one for one request."""
+    def detokenizer(
+        self, *, skip_special_tokens: bool = True, after: Preceding = ()
+    ) -> Detokenizer:
+        """A fresh one for one request, whose prompt is ``after``."""
         ...
 
-    def token_offsets(self, *, skip_special_tokens: bool = True) -> "TokenOffsets":
-        """Fresh ones for one answer."""
+    def token_offsets(
+        self, *, skip_special_tokens: bool = True, after: Preceding = ()
+    ) -> "TokenOffsets":
+        """Fresh ones for one answer, whose prompt is ``after``."""
         ...
 
     @property

@@ -81,20 +81,16 @@ class TextDelta:
     stop_reason: str | int | None = None
 
 
-def answer_text(
-    model: TextModel, sampling: SamplingParams, *, shows_special_tokens: bool = False
-) -> AnswerText:
-    """One request's tokens to text.
-
-    :param shows_special_tokens: whether they are a part of it, whatever the request says.
-    """
-    skips = sampling.skip_special_tokens and not shows_special_tokens
+def answer_text(model: TextModel, sampling: SamplingParams, prompt: PreparedPrompt) -> AnswerText:
+    """One request's tokens to text, which shows special tokens where the prompt says so."""
+    skips = sampling.skip_special_tokens and not prompt.shows_special_tokens
     ends = EndTokens(
         frozenset() if sampling.ignore_eos else model.eos_token_ids,
         frozenset(sampling.stop_token_ids),
         are_shown=sampling.include_stop_str_in_output,
     )
-    return AnswerText(model.detokenizer(skip_special_tokens=skips), sampling.stop, ends)
+    detokenizer = model.detokenizer(skip_special_tokens=skips, after=prompt.token_ids)
+    return AnswerText(detokenizer, sampling.stop, ends)
 
 
 def outputs_of(
@@ -128,7 +124,7 @@ async def text_deltas(
     :raises RequestFailed: when the instance died under it.
     :raises DeadlineExceeded: when its time was up.
     """
-    writer = answer_text(model, sampling, shows_special_tokens=prompt.shows_special_tokens)
+    writer = answer_text(model, sampling, prompt)
     outputs = outputs_of(front, prompt, sampling)
     untold, clock = TextDelta(""), _Deadline(front, prompt)
     async with aclosing(outputs), clock:

@@ -143,7 +143,9 @@ class _Choices:
     ) -> Iterator[int]:
         if index not in self._offsets:
             skips = self._body.skip_special_tokens is not False
-            follow = self._asked.served.text.token_offsets(skip_special_tokens=skips)
+            prompt = self._asked.prompts[index // self._body.choices()]
+            text = self._asked.served.text
+            follow = text.token_offsets(skip_special_tokens=skips, after=prompt)
             self._offsets[index] = follow
             self._echo_chars[index] = echo_chars
         before, follow = self._echo_chars[index], self._offsets[index]

@@ -116,7 +116,7 @@ async def _told(front: Front, prompt: PreparedPrompt, asked: SamplingParams) -> 
 def _answer(
     model: TextModel, prompt: PreparedPrompt, sampling: SamplingParams, beam: Beam, first: _Told
 ) -> TextDelta:
-    writer = answer_text(model, sampling, shows_special_tokens=prompt.shows_special_tokens)
+    writer = answer_text(model, sampling, prompt)
     text = writer.push(beam.token_ids) + writer.finish()
     tokens = len(beam.token_ids)
     return TextDelta(
