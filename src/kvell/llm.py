@@ -1,24 +1,23 @@
 """``kvell.LLM``: a model in this process, with vLLM's call signatures.
 
-It speaks the instance protocol with its engine over a queue, as a front does
-over a socket.
+It speaks the instance protocol with its engine over queues, as a front does over a socket.  The
+engine has a thread of its own (:mod:`kvell.serving.readers`): calls from several threads, streams
+that are read in turn, and Ctrl-C in the middle of a call are no danger to it.
 """
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from kvell.clock import Clock, MonotonicClock
 from kvell.engine.core.journal import Journal
 from kvell.engine.engine import Engine
 from kvell.engine.opened import open_served
-from kvell.engine.protocol.logprobs import PromptLogprobs
-from kvell.engine.protocol.messages import Cancel, Event, Finished, Tokens
 from kvell.engine.protocol.pooling import EmbeddingOutput
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.admissible import request_problem, sampling_problem
@@ -27,20 +26,19 @@ from kvell.engine.requests.pooling import pooling_problem, served_pooling
 from kvell.engine.sampling.model_defaults import GenerationConfig, limited, sampling_defaults
 from kvell.engine.setup.contract import MemoryContract
 from kvell.engine.setup.engine_settings import EngineSettings
-from kvell.errors import ChangeSomething, TryLater
+from kvell.errors import ChangeSomething
 from kvell.llm_jobs import (
     AnswerJob,
     BeamJob,
     BeamSearchOutput,
     EmbeddingJob,
-    Job,
     RequestOutput,
     images_of,
     measured,
     one_each,
-    raise_if_failed,
     with_bad_words,
 )
+from kvell.llm_runs import JobRunner
 from kvell.models.images.image_content import ImagePrompt
 from kvell.models.images.image_store import take_images
 from kvell.models.loading.named_models import NamedModel
@@ -48,8 +46,7 @@ from kvell.models.sources.progress import Progress, quiet
 from kvell.models.text.chat_template import chosen_template
 from kvell.models.text.content_format import ContentFormat, Message
 from kvell.models.text.tokenizer import NO_FIELDS, Tokenizer
-from kvell.serving.lone import LocalInstance
-from kvell.vocabulary import RequestId
+from kvell.serving.readers import EventReader, SharedInstance
 
 __all__ = ["LLM", "Prompt", "RequestOutput"]
 
@@ -102,10 +99,11 @@ class LLM:
         self._generation_config = generation_config
         self._first, self._opened = opened.main, {one.name: one for one in opened.named}
         self.engine: Engine = opened.engine(chosen, journal, incarnation)
-        self._credits = self.engine.ready().credits
-        self._instance = LocalInstance(self.engine)
+        # OpenMP counts threads for each thread: steps use as many as the caller's tensors.
+        threads = partial(torch.set_num_threads, torch.get_num_threads())
+        self._shared = SharedInstance(self.engine, threads)
         self._clock = clock or MonotonicClock()
-        self._next_id = 0
+        self._runner = JobRunner(self.engine.failed_steps)
         self._stats: dict[str, Any] = {}
 
     @property
@@ -147,7 +145,8 @@ class LLM:
             for one, name in zip(each, models, strict=True)
         ]
         ids = [self._token_ids(prompt) for prompt in many]
-        with self._told(ids, many) as told:
+        with self._shared.reader() as reader:
+            told = [self._told(reader, *one) for one in zip(ids, many, strict=True)]
             for prompt, one, name in zip(told, params, models, strict=True):
                 self._check(prompt, one, name)
             jobs = [
@@ -158,7 +157,7 @@ class LLM:
             started_seconds = self._clock.now_seconds()
             self.engine.core.max_running = 0
             for batch in [[job] for job in jobs] if sequential else [jobs]:
-                self._run(batch)
+                self._runner.run(reader, batch)
         seconds = self._clock.now_seconds() - started_seconds
         self._stats = measured(jobs, seconds, self.engine.core.max_running)
         return [job.output() for job in jobs]
@@ -223,7 +222,8 @@ class LLM:
         """
         many = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
         jobs = [self._embedding_job(prompt, pooling) for prompt in many]
-        self._run(jobs)
+        with self._shared.reader() as reader:
+            self._runner.run(reader, jobs)
         return [job.output() for job in jobs]
 
     def beam_search(
@@ -239,8 +239,9 @@ class LLM:
         """
         many = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
         jobs = [self._beam_job(prompt, params) for prompt in many]
-        while step := [request for job in jobs for request in job.requests()]:
-            self._run(step)
+        with self._shared.reader() as reader:
+            while step := [request for job in jobs for request in job.requests()]:
+                self._runner.run(reader, step)
         return [job.output() for job in jobs]
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str]:
@@ -254,25 +255,11 @@ class LLM:
         tokens, name = self._token_ids(prompt), self._model_of(prompt)
         [only] = (sampling or self._sampling_defaults(name)).choices()[:1]
         only = with_bad_words(only, self._tokenizer(name))
-        with self._told([tokens], [prompt]) as told:
-            self._check(told[0], only, name)
-            yield from self._stream(
-                AnswerJob(0, tokens, only, self._tokenizer(name), 0, told[0], name)
-            )
-
-    def _stream(self, job: AnswerJob) -> Iterator[str]:
-        request_id = self._submit(job)
-        shown = 0
-        try:
-            while job.finished is None:
-                for event in self._instance.poll():
-                    self._deliver(event, {request_id: job})
-                if len(job.text) > shown:
-                    yield job.text[shown:]
-                    shown = len(job.text)
-            raise_if_failed(job.finished)
-        finally:
-            self._instance.send(Cancel(request_id))
+        with self._shared.reader() as reader:
+            told = self._told(reader, tokens, prompt)
+            self._check(told, only, name)
+            job = AnswerJob(0, tokens, only, self._tokenizer(name), 0, told, name)
+            yield from self._runner.stream(reader, job)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return what the first model is sampled by if nothing is said.
@@ -286,23 +273,6 @@ class LLM:
         return dict(self._stats)
 
     # ----------------------------------------------------------------- internal
-
-    def _run(self, jobs: Sequence[Job]) -> None:
-        waiting = deque(jobs)
-        running: dict[RequestId, Job] = {}
-        try:
-            while waiting or running:
-                while waiting and len(running) < self._credits:
-                    job = waiting.popleft()
-                    running[self._submit(job)] = job
-                for event in self._instance.poll():
-                    self._deliver(event, running)
-                    if isinstance(event, Finished):
-                        running.pop(event.request_id, None)
-        except BaseException:
-            for request_id in running:
-                self._instance.send(Cancel(request_id))
-            raise
 
     def _embedding_job(self, prompt: Prompt, pooling: str) -> EmbeddingJob:
         """Return the request for a prompt's vector, checked."""
@@ -321,25 +291,6 @@ class LLM:
         self._check(ImagePrompt(ids, ()), SamplingParams(max_tokens=params.max_tokens), name)
         search = BeamSearch.of(params, self.engine.core.rules(name).eos_token_ids)
         return BeamJob(ids, search, self._tokenizer(name), name)
-
-    def _submit(self, job: Job) -> RequestId:
-        request_id = RequestId(f"r{self._next_id}")
-        self._next_id += 1
-        self._instance.send(job.submission(request_id))
-        return request_id
-
-    def _deliver(self, event: Event, jobs: Mapping[RequestId, Job]) -> None:
-        if isinstance(event, Tokens) and event.request_id in jobs:
-            if jobs[event.request_id].take(event.token_ids, event.logprobs):
-                self._instance.send(Cancel(event.request_id))
-        elif isinstance(event, PromptLogprobs) and event.request_id in jobs:
-            jobs[event.request_id].score(event.logprobs)
-        elif isinstance(event, Finished) and event.request_id in jobs:
-            if event.reason == "refused":
-                raise TryLater(event.message)
-            if event.step_failed and (cause := self.engine.failed_steps.last):
-                raise cause
-            jobs[event.request_id].end(event)
 
     def _model_of(self, prompt: Prompt) -> str:
         """Return the name of the model that a prompt is for; "" is the first."""
@@ -366,20 +317,21 @@ class LLM:
             return tokenizer.encode(prompt)
         return np.asarray(prompt, np.int32)
 
-    @contextmanager
     def _told(
-        self, ids: Sequence[npt.NDArray[np.int32]], prompts: Sequence[Prompt]
-    ) -> Iterator[list[ImagePrompt]]:
-        """Give prompts in the engine's form; images are released after the ``with`` body."""
-        told: list[ImagePrompt] = []
-        try:
-            for tokens, prompt in zip(ids, prompts, strict=True):
-                told.append(take_images(self.engine.images, tokens, images_of(prompt)))
-            yield told
-        finally:
-            for known in told:
-                if self.engine.images is not None:
-                    self.engine.images.release(known)
+        self, reader: EventReader, token_ids: npt.NDArray[np.int32], prompt: Prompt
+    ) -> ImagePrompt:
+        """Return a prompt in the engine's form; its images are released with the reader."""
+        images = images_of(prompt)
+        if not images:
+            return ImagePrompt(token_ids, ())
+
+        def take() -> ImagePrompt:
+            told = take_images(self.engine.images, token_ids, images)
+            if self.engine.images is not None:
+                reader.at_close(partial(self.engine.images.release, told))
+            return told
+
+        return self._shared.call(take)
 
     def _check(self, prompt: ImagePrompt, sampling: SamplingParams, model: str) -> None:
         """Check what the engine would refuse.
@@ -396,4 +348,8 @@ class LLM:
             or request_problem(ids, images, asked, rules.limits, rules.layout)
         ):
             raise problem
-        self.engine.grammars.check(sampling.structured_outputs, model)
+        if (form := sampling.structured_outputs) is not None:
+            grammars = self.engine.grammars
+            if begun := self._shared.call(partial(grammars.begin_check, form, model)):
+                begun.result()  # on this thread, so that other callers' steps continue
+            self._shared.call(partial(grammars.check, form, model))
