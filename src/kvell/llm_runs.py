@@ -1,7 +1,11 @@
 """Runs the requests of ``kvell.LLM`` over readers of its engine."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import count
+from typing import Any
+
+from tqdm.auto import tqdm
 
 from kvell.engine.failed_steps import FailedSteps
 from kvell.engine.protocol.logprobs import PromptLogprobs
@@ -10,6 +14,20 @@ from kvell.errors import TryLater
 from kvell.llm_jobs import AnswerJob, Job, raise_if_failed
 from kvell.serving.readers import EventReader
 from kvell.vocabulary import RequestId
+
+UseTqdm = bool | Callable[..., Any]
+"""Whether to show a progress bar; or a function that is called as ``tqdm`` is."""
+
+
+@contextmanager
+def progress_bar(use_tqdm: UseTqdm, total: int) -> Iterator[Callable[[], object]]:
+    """Yield a function to call when one of ``total`` requests has ended."""
+    if not use_tqdm:
+        yield lambda: None
+        return
+    make = use_tqdm if callable(use_tqdm) else tqdm
+    with make(total=total, desc="Processed prompts") as bar:
+        yield bar.update
 
 
 class JobRunner:
@@ -22,9 +40,12 @@ class JobRunner:
         self._failed = failed
         self._numbers = count()  # atomic, whichever thread counts
 
-    def run(self, reader: EventReader, jobs: Sequence[Job]) -> None:
+    def run(
+        self, reader: EventReader, jobs: Sequence[Job], ended: Callable[[], object] = lambda: None
+    ) -> None:
         """Run requests until all have ended.
 
+        :param ended: called when one has.
         :raises TryLater: if the engine refused one.
         :raises Exception: what a step raised that was to compute one.
         """
@@ -34,6 +55,7 @@ class JobRunner:
                 self._deliver(event, running, reader)
                 if isinstance(event, Finished):
                     running.pop(event.request_id, None)
+                    ended()
 
     def stream(self, reader: EventReader, job: AnswerJob) -> Iterator[str]:
         """Yield a request's text as it is generated.

@@ -364,7 +364,7 @@ class EngineCore:
         """Give up all protected prefixes, which become plain cache, and those in the CPU buffer."""
         self._scheduler.drop_reserves()
 
-    def reset_prefix_cache(self) -> list[Event]:
+    def forget_prefixes(self) -> list[Event]:
         """Evict all that is cached, in the CPU buffer too; pages that requests use stay."""
         reset_prefix_cache(self.memory, self._scheduler, self.step)
         return self._noticed()

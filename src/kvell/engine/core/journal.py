@@ -112,7 +112,7 @@ def _given(command: CoreCommand, core: EngineCore) -> list[Event]:
     if isinstance(command, Cancel):
         return core.cancel(command)
     if isinstance(command, ResetPrefixCache):
-        return core.reset_prefix_cache()
+        return core.forget_prefixes()
     return core.migrate(command) if isinstance(command, Migrate) else core.move_kvcache(command)
 
 
