@@ -25,6 +25,7 @@ from kvell.cluster.instances import (
     parse_instances,
 )
 from kvell.cluster.routing.policies import DEFAULT_ROUTING
+from kvell.engine.protocol.given import given_prompt
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.pooling import EmbeddingOutput
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -265,6 +266,10 @@ class AsyncEngine:
         prepared = PreparedPrompt(ids, known_id, cache_salt, name, key)
         return embedding_output(ids, await embedded(self._front, prepared))
 
+    def reset_prefix_cache(self) -> None:
+        """Let every instance evict its cached prefixes; pages that requests use stay."""
+        self._front.forget_prefixes()
+
     def abort(self, request_id: str) -> None:
         """End a request; its last output says ``stop``.  Unknown ids are ignored."""
         self._front.stop(request_id)
@@ -297,17 +302,11 @@ class AsyncEngine:
 
     async def _encoded(self, prompt: Prompt) -> tuple[str, NDArray[np.int32]]:
         """The name of a prompt's model, "" for the first, and its token ids."""
-        if isinstance(prompt, str):
-            return "", await self._encoders[self._known("")].encoded("prompt", prompt)
-        if not isinstance(prompt, Mapping):
-            return "", np.asarray(prompt, np.int32)
-        name = self._known(str(prompt.get("model") or ""))
-        if "prompt_token_ids" in prompt:
-            return name, np.asarray(prompt["prompt_token_ids"], np.int32)
-        if "prompt" not in prompt:
-            remedy = "give prompt or prompt_token_ids"
-            raise ChangeSomething("prompt", sorted(prompt), "has no text and no tokens", remedy)
-        return name, await self._encoders[name].encoded("prompt", str(prompt["prompt"]))
+        given = given_prompt(prompt)
+        name = self._known(given.model)
+        if given.token_ids is not None:
+            return name, given.token_ids
+        return name, await self._encoders[name].encoded("prompt", given.text or "")
 
     def _known(self, model: str) -> str:
         """The name of a model as instances know it: "" for the first.

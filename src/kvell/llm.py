@@ -1,24 +1,25 @@
 """``kvell.LLM``: a model in this process, with vLLM's call signatures.
 
-It speaks the instance protocol with its engine over a queue, as a front does
-over a socket.
+It speaks the instance protocol with its engine over queues, as a front does over a socket.  The
+engine has a thread of its own (:mod:`kvell.serving.readers`): calls from several threads, streams
+that are read in turn, and Ctrl-C in the middle of a call are no danger to it.
 """
 
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from kvell.clock import Clock, MonotonicClock
 from kvell.engine.core.journal import Journal
 from kvell.engine.engine import Engine
 from kvell.engine.opened import open_served
-from kvell.engine.protocol.logprobs import PromptLogprobs
-from kvell.engine.protocol.messages import Cancel, Event, Finished, Tokens
+from kvell.engine.protocol.given import GivenPrompt, given_prompt
+from kvell.engine.protocol.messages import ResetPrefixCache
 from kvell.engine.protocol.pooling import EmbeddingOutput
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.admissible import request_problem, sampling_problem
@@ -27,20 +28,22 @@ from kvell.engine.requests.pooling import pooling_problem, served_pooling
 from kvell.engine.sampling.model_defaults import GenerationConfig, limited, sampling_defaults
 from kvell.engine.setup.contract import MemoryContract
 from kvell.engine.setup.engine_settings import EngineSettings
-from kvell.errors import ChangeSomething, TryLater
+from kvell.errors import ChangeSomething
 from kvell.llm_jobs import (
     AnswerJob,
     BeamJob,
     BeamSearchOutput,
     EmbeddingJob,
-    Job,
-    RequestOutput,
-    images_of,
+    Sampling,
+    chosen_sampling,
     measured,
     one_each,
-    raise_if_failed,
+    output_of,
+    several,
     with_bad_words,
 )
+from kvell.llm_outputs import RequestOutput
+from kvell.llm_runs import JobRunner, UseTqdm, progress_bar
 from kvell.models.images.image_content import ImagePrompt
 from kvell.models.images.image_store import take_images
 from kvell.models.loading.named_models import NamedModel
@@ -48,8 +51,7 @@ from kvell.models.sources.progress import Progress, quiet
 from kvell.models.text.chat_template import chosen_template
 from kvell.models.text.content_format import ContentFormat, Message
 from kvell.models.text.tokenizer import NO_FIELDS, Tokenizer
-from kvell.serving.lone import LocalInstance
-from kvell.vocabulary import RequestId
+from kvell.serving.readers import EventReader, SharedInstance
 
 __all__ = ["LLM", "Prompt", "RequestOutput"]
 
@@ -102,10 +104,11 @@ class LLM:
         self._generation_config = generation_config
         self._first, self._opened = opened.main, {one.name: one for one in opened.named}
         self.engine: Engine = opened.engine(chosen, journal, incarnation)
-        self._credits = self.engine.ready().credits
-        self._instance = LocalInstance(self.engine)
+        # OpenMP counts threads for each thread: steps use as many as the caller's tensors.
+        threads = partial(torch.set_num_threads, torch.get_num_threads())
+        self._shared = SharedInstance(self.engine, threads)
         self._clock = clock or MonotonicClock()
-        self._next_id = 0
+        self._runner = JobRunner(self.engine.failed_steps)
         self._stats: dict[str, Any] = {}
 
     @property
@@ -121,54 +124,69 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        sampling: Sampling = None,
         sequential: bool = False,
+        *,
+        sampling_params: Sampling = None,
+        use_tqdm: UseTqdm = False,
     ) -> list[RequestOutput]:
         """Complete every prompt; return outputs in the order of the prompts.
 
-        The ``n`` answers to a prompt take its place, one after the other.  A request that fails by
-        itself, since the model's logits are no numbers, has an ``error`` and disturbs no other.
+        A request whose logits are no numbers has an ``error`` and disturbs no other.  Calls from
+        several threads run side by side.
 
         :param prompts: one prompt or several; a list of integers is one prompt of token ids
             only inside another list.
         :param sampling: for all prompts, or one for each; those of
             :meth:`get_default_sampling_params` if None.
-        :param sequential: run one request after the other instead of all at once.
+        :param sequential: run one request after the other instead of all together.
+        :param sampling_params: vLLM's name of ``sampling``.
+        :param use_tqdm: show a bar of the requests that have ended; or a function like ``tqdm``.
         :raises ChangeSomething: if a prompt can never be served; then nothing is run.
-        :raises Exception: what a step raised, whichever request it was that it could not compute;
-            the others end too.
+        :raises Exception: what a step raised that was to compute one of the requests; the others
+            end too.
         """
-        many = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
-        models = [self._model_of(prompt) for prompt in many]
+        given = [given_prompt(prompt, "images") for prompt in several(prompts)]
+        models = [self._known(one.model) for one in given]
         usual = [self._sampling_defaults(name) for name in models]
-        each = one_each(sampling or usual, len(many))
+        each = one_each(chosen_sampling(sampling, sampling_params), usual)
         params = [
             with_bad_words(one, self._tokenizer(name))
             for one, name in zip(each, models, strict=True)
         ]
-        ids = [self._token_ids(prompt) for prompt in many]
-        with self._told(ids, many) as told:
+        ids = [self._token_ids(prompt) for prompt in given]
+        with self._shared.reader() as reader:
+            told = [self._told(reader, *one) for one in zip(ids, given, strict=True)]
             for prompt, one, name in zip(told, params, models, strict=True):
                 self._check(prompt, one, name)
             jobs = [
-                AnswerJob(i, tokens, one, self._tokenizer(models[i]), choice, told[i], models[i])
-                for i, (tokens, asked) in enumerate(zip(ids, params, strict=True))
-                for choice, one in enumerate(asked.choices())
+                [
+                    AnswerJob(
+                        *(i, ids[i], one, self._tokenizer(models[i]), choice, told[i], models[i]),
+                        prompt_text=given[i].text,
+                    )
+                    for choice, one in enumerate(asked.choices())
+                ]
+                for i, asked in enumerate(params)
             ]
+            all_jobs = [job for several in jobs for job in several]
             started_seconds = self._clock.now_seconds()
             self.engine.core.max_running = 0
-            for batch in [[job] for job in jobs] if sequential else [jobs]:
-                self._run(batch)
+            with progress_bar(use_tqdm, len(all_jobs)) as ended:
+                for batch in [[job] for job in all_jobs] if sequential else [all_jobs]:
+                    self._runner.run(reader, batch, ended)
         seconds = self._clock.now_seconds() - started_seconds
-        self._stats = measured(jobs, seconds, self.engine.core.max_running)
-        return [job.output() for job in jobs]
+        self._stats = measured(all_jobs, seconds, self.engine.core.max_running)
+        return [output_of(several) for several in jobs]
 
     def chat(
         self,
         messages: Sequence[Message] | Sequence[Sequence[Message]],
-        sampling: SamplingParams | None = None,
+        sampling: Sampling = None,
         model: str = "",
         *,
+        sampling_params: Sampling = None,
+        use_tqdm: UseTqdm = False,
         tools: Sequence[Message] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: ContentFormat = "auto",
@@ -198,8 +216,8 @@ class LLM:
         tokenizer = self._tokenizer(model)
         chosen = chosen_template(chat_template, chat_template_content_format)
         template = tokenizer.templated(chosen)
-        ids = [
-            tokenizer.encode_chat(
+        texts = [
+            tokenizer.rendered_chat(
                 *(one, tools, chat_template_kwargs),
                 opens_answer=add_generation_prompt,
                 continues_last=continue_final_message,
@@ -207,7 +225,16 @@ class LLM:
             )
             for one in many
         ]
-        return self.generate([{"prompt_token_ids": i, "model": model} for i in ids], sampling)
+        prompts: list[Prompt] = [
+            {
+                "prompt": text,
+                "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False),
+                "model": model,
+            }
+            for text in texts
+        ]
+        params = chosen_sampling(sampling, sampling_params)
+        return self.generate(prompts, params, use_tqdm=use_tqdm)
 
     def embed(
         self, prompts: Prompt | Sequence[Prompt], pooling: str = "last"
@@ -221,9 +248,9 @@ class LLM:
         :raises ChangeSomething: if a prompt or a model has no embeddings; then nothing is run.
         :raises RequestFailed: once all have ended, if a vector is not numbers.
         """
-        many = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
-        jobs = [self._embedding_job(prompt, pooling) for prompt in many]
-        self._run(jobs)
+        jobs = [self._embedding_job(prompt, pooling) for prompt in several(prompts)]
+        with self._shared.reader() as reader:
+            self._runner.run(reader, jobs)
         return [job.output() for job in jobs]
 
     def beam_search(
@@ -237,10 +264,10 @@ class LLM:
         :raises ChangeSomething: if a prompt can never be served; then nothing is run.
         :raises RequestFailed: if the model's logits are no numbers.
         """
-        many = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
-        jobs = [self._beam_job(prompt, params) for prompt in many]
-        while step := [request for job in jobs for request in job.requests()]:
-            self._run(step)
+        jobs = [self._beam_job(prompt, params) for prompt in several(prompts)]
+        with self._shared.reader() as reader:
+            while step := [request for job in jobs for request in job.requests()]:
+                self._runner.run(reader, step)
         return [job.output() for job in jobs]
 
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str]:
@@ -251,28 +278,36 @@ class LLM:
         :raises ChangeSomething: if the prompt can never be served.
         :raises RequestFailed: if the model's logits are no numbers.
         """
-        tokens, name = self._token_ids(prompt), self._model_of(prompt)
-        [only] = (sampling or self._sampling_defaults(name)).choices()[:1]
-        only = with_bad_words(only, self._tokenizer(name))
-        with self._told([tokens], [prompt]) as told:
-            self._check(told[0], only, name)
-            yield from self._stream(
-                AnswerJob(0, tokens, only, self._tokenizer(name), 0, told[0], name)
-            )
+        given = given_prompt(prompt, "images")
+        tokens, name = self._token_ids(given), self._known(given.model)
+        [params] = one_each(sampling, [self._sampling_defaults(name)])
+        only = with_bad_words(params.choices()[0], self._tokenizer(name))
+        with self._shared.reader() as reader:
+            told = self._told(reader, tokens, given)
+            self._check(told, only, name)
+            job = AnswerJob(0, tokens, only, self._tokenizer(name), 0, told, name)
+            yield from self._runner.stream(reader, job)
 
-    def _stream(self, job: AnswerJob) -> Iterator[str]:
-        request_id = self._submit(job)
-        shown = 0
-        try:
-            while job.finished is None:
-                for event in self._instance.poll():
-                    self._deliver(event, {request_id: job})
-                if len(job.text) > shown:
-                    yield job.text[shown:]
-                    shown = len(job.text)
-            raise_if_failed(job.finished)
-        finally:
-            self._instance.send(Cancel(request_id))
+    def get_tokenizer(self) -> Any:
+        """Return the first model's tokenizer as transformers has it.
+
+        :raises ChangeSomething: if the model has none.
+        """
+        if not self.tokenizer.knows_text:
+            remedy = "give prompts as token ids, or add a tokenizer to the model's directory"
+            raise ChangeSomething("model", self._first.path, "holds no tokenizer", remedy)
+        return self.tokenizer.backend
+
+    def reset_prefix_cache(self) -> bool:
+        """Evict all cached prefixes; return whether no request kept any.
+
+        Pages that requests in progress use stay, and others may hit them.
+        """
+        return self._shared.call(self._reset_prefix_cache)
+
+    def _reset_prefix_cache(self) -> bool:
+        self.engine.handle(ResetPrefixCache())
+        return not self.engine.has_requests()
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Return what the first model is sampled by if nothing is said.
@@ -287,64 +322,29 @@ class LLM:
 
     # ----------------------------------------------------------------- internal
 
-    def _run(self, jobs: Sequence[Job]) -> None:
-        waiting = deque(jobs)
-        running: dict[RequestId, Job] = {}
-        try:
-            while waiting or running:
-                while waiting and len(running) < self._credits:
-                    job = waiting.popleft()
-                    running[self._submit(job)] = job
-                for event in self._instance.poll():
-                    self._deliver(event, running)
-                    if isinstance(event, Finished):
-                        running.pop(event.request_id, None)
-        except BaseException:
-            for request_id in running:
-                self._instance.send(Cancel(request_id))
-            raise
-
-    def _embedding_job(self, prompt: Prompt, pooling: str) -> EmbeddingJob:
+    def _embedding_job(self, prompt: object, pooling: str) -> EmbeddingJob:
         """Return the request for a prompt's vector, checked."""
-        asked, name, ids = served_pooling(pooling), self._model_of(prompt), self._token_ids(prompt)
+        given = given_prompt(prompt, "images")
+        asked, name, ids = served_pooling(pooling), self._known(given.model), self._token_ids(given)
         self._one(name).embeddings.require_served(name or self.engine.contract.model)
-        limits, has_images = self.engine.core.rules(name).limits, bool(images_of(prompt))
+        limits, has_images = self.engine.core.rules(name).limits, bool(given.images)
         if problem := pooling_problem(ids, limits, has_images=has_images):
             raise problem
         return EmbeddingJob(ids, name, asked)
 
-    def _beam_job(self, prompt: Prompt, params: BeamSearchParams) -> BeamJob:
+    def _beam_job(self, prompt: object, params: BeamSearchParams) -> BeamJob:
         """Return a prompt's beam search, checked."""
-        name, ids = self._model_of(prompt), self._token_ids(prompt)
-        if images_of(prompt):
+        given = given_prompt(prompt, "images")
+        name, ids = self._known(given.model), self._token_ids(given)
+        if given.images:
             raise ChangeSomething("images", "…", "do not go with a beam search", "leave them out")
         self._check(ImagePrompt(ids, ()), SamplingParams(max_tokens=params.max_tokens), name)
         search = BeamSearch.of(params, self.engine.core.rules(name).eos_token_ids)
         return BeamJob(ids, search, self._tokenizer(name), name)
 
-    def _submit(self, job: Job) -> RequestId:
-        request_id = RequestId(f"r{self._next_id}")
-        self._next_id += 1
-        self._instance.send(job.submission(request_id))
-        return request_id
-
-    def _deliver(self, event: Event, jobs: Mapping[RequestId, Job]) -> None:
-        if isinstance(event, Tokens) and event.request_id in jobs:
-            if jobs[event.request_id].take(event.token_ids, event.logprobs):
-                self._instance.send(Cancel(event.request_id))
-        elif isinstance(event, PromptLogprobs) and event.request_id in jobs:
-            jobs[event.request_id].score(event.logprobs)
-        elif isinstance(event, Finished) and event.request_id in jobs:
-            if event.reason == "refused":
-                raise TryLater(event.message)
-            if event.step_failed and (cause := self.engine.failed_steps.last):
-                raise cause
-            jobs[event.request_id].end(event)
-
-    def _model_of(self, prompt: Prompt) -> str:
-        """Return the name of the model that a prompt is for; "" is the first."""
-        name = str(prompt.get("model") or "") if isinstance(prompt, Mapping) else ""
-        return "" if name == self.engine.contract.model else name
+    def _known(self, model: str) -> str:
+        """Return the name of a prompt's model; "" is the first."""
+        return "" if model == self.engine.contract.model else model
 
     def _tokenizer(self, model: str) -> Tokenizer:
         """Return a model's tokenizer; "" names the first model."""
@@ -357,29 +357,26 @@ class LLM:
         """Return a model's recommended sampling, for answers as short as vLLM's if it has none."""
         return limited(sampling_defaults(self._one(model).path, self._generation_config))
 
-    def _token_ids(self, prompt: Prompt) -> npt.NDArray[np.int32]:
-        tokenizer = self._tokenizer(self._model_of(prompt))
-        if isinstance(prompt, Mapping):
-            ids = prompt.get("prompt_token_ids")
-            prompt = prompt["prompt"] if ids is None else ids
-        if isinstance(prompt, str):
-            return tokenizer.encode(prompt)
-        return np.asarray(prompt, np.int32)
+    def _token_ids(self, prompt: GivenPrompt) -> npt.NDArray[np.int32]:
+        if prompt.token_ids is not None:
+            return prompt.token_ids
+        return self._tokenizer(self._known(prompt.model)).encode(prompt.text or "")
 
-    @contextmanager
     def _told(
-        self, ids: Sequence[npt.NDArray[np.int32]], prompts: Sequence[Prompt]
-    ) -> Iterator[list[ImagePrompt]]:
-        """Give prompts in the engine's form; images are released after the ``with`` body."""
-        told: list[ImagePrompt] = []
-        try:
-            for tokens, prompt in zip(ids, prompts, strict=True):
-                told.append(take_images(self.engine.images, tokens, images_of(prompt)))
-            yield told
-        finally:
-            for known in told:
-                if self.engine.images is not None:
-                    self.engine.images.release(known)
+        self, reader: EventReader, token_ids: npt.NDArray[np.int32], prompt: GivenPrompt
+    ) -> ImagePrompt:
+        """Return a prompt in the engine's form; its images are released with the reader."""
+        images = prompt.images
+        if not images:
+            return ImagePrompt(token_ids, ())
+
+        def take() -> ImagePrompt:
+            told = take_images(self.engine.images, token_ids, images)
+            if self.engine.images is not None:
+                reader.at_close(partial(self.engine.images.release, told))
+            return told
+
+        return self._shared.call(take)
 
     def _check(self, prompt: ImagePrompt, sampling: SamplingParams, model: str) -> None:
         """Check what the engine would refuse.
@@ -396,4 +393,8 @@ class LLM:
             or request_problem(ids, images, asked, rules.limits, rules.layout)
         ):
             raise problem
-        self.engine.grammars.check(sampling.structured_outputs, model)
+        if (form := sampling.structured_outputs) is not None:
+            grammars = self.engine.grammars
+            if begun := self._shared.call(partial(grammars.begin_check, form, model)):
+                begun.result()  # on this thread, so that other callers' steps continue
+            self._shared.call(partial(grammars.check, form, model))

@@ -1,7 +1,7 @@
 """Requests in progress as ``kvell.LLM`` follows them, and those that ask for a vector."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -9,51 +9,20 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from kvell.engine.protocol.given import shown
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.pooling import POOLED, EmbeddingOutput, Pooling, vector_of
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
 from kvell.engine.requests.beam_search import BeamSearch
 from kvell.errors import ChangeSomething, RequestFailed
-from kvell.models.images.image_content import ImagePrompt, Tensors
+from kvell.llm_outputs import CompletionOutput, RequestOutput, logprobs_by_token
+from kvell.models.images.image_content import ImagePrompt
 from kvell.models.text.answer_text import AnswerText, EndTokens
 from kvell.models.text.bad_words import bad_word_tokens
 from kvell.models.text.detokenizer import IncrementalDetokenizer
 from kvell.models.text.tokenizer import Tokenizer
 from kvell.vocabulary import FinishReason, RequestId
-
-
-@dataclass(frozen=True)
-class RequestOutput:
-    """One finished request.
-
-    :param index: index of its prompt.
-    :param prompt_token_ids: token ids of the prompt, with the special tokens that were added.
-    :param token_ids: token ids of the answer, a stop token included.
-    :param text: the answer, without special tokens and what ended it, unless the sampling says so.
-    :param cached_tokens: tokens of the prompt that were found in the prefix cache.
-    :param preemptions: how often the request gave up its pages and went on later.
-    :param finish_reason: ``stop`` at an end of sequence or a stop string; ``length`` at the limit.
-    :param choice: index among the prompt's ``n`` answers.
-    :param logprobs: how likely each output token was; None if nobody asked.
-    :param prompt_logprobs: the same for each prompt token from the second on.
-    :param error: why the request failed, if ``finish_reason`` is ``error``.
-    :param stop_reason: the stop string or stop token that ended the answer; None at the model's
-        own end of a sequence, and at the limit.
-    """
-
-    index: int
-    prompt_token_ids: list[int]
-    token_ids: list[int]
-    text: str
-    cached_tokens: int
-    preemptions: int
-    finish_reason: FinishReason
-    choice: int = 0
-    logprobs: list[TokenLogprobs] | None = None
-    prompt_logprobs: list[TokenLogprobs] | None = None
-    error: str = ""
-    stop_reason: str | int | None = None
 
 
 class Job(Protocol):
@@ -87,6 +56,7 @@ class AnswerJob:
     choice: int
     told: ImagePrompt
     model: str = ""
+    prompt_text: str | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -146,6 +116,21 @@ class AnswerJob:
             None if self.sampling.logprobs is None else self.logprobs,
             None if self.sampling.prompt_logprobs is None else self.prompt_logprobs,
             "" if self.stopped else done.message,
+            self.stop_reason,
+            self.prompt_text,
+            [self.completion(done)],
+        )
+
+    def completion(self, done: Finished) -> CompletionOutput:
+        """Return the answer of a request that has ended."""
+        likely = None if self.sampling.logprobs is None else self.logprobs
+        return CompletionOutput(
+            self.choice,
+            self.text,
+            list(self.token_ids),
+            None if likely is None else sum(one.logprob for one in likely),
+            None if likely is None else logprobs_by_token(self.token_ids, likely, self.tokenizer),
+            "stop" if self.stopped else done.reason,
             self.stop_reason,
         )
 
@@ -308,20 +293,64 @@ def raise_if_failed(done: Finished) -> None:
         raise RequestFailed(done.message)
 
 
-def one_each(
-    sampling: SamplingParams | Sequence[SamplingParams], count: int
-) -> Sequence[SamplingParams]:
-    """Parameters for each of so many prompts, from those for all of them or for each.
+Sampling = SamplingParams | Sequence[SamplingParams] | None
+"""Parameters for all prompts or one for each; None for the defaults of their models."""
 
-    :raises ChangeSomething: if there are not as many as prompts.
+
+def chosen_sampling(sampling: Sampling, sampling_params: Sampling) -> Sampling:
+    """Return the parameters of a call, which have two names.
+
+    :raises ChangeSomething: if both are given.
     """
+    if sampling is not None and sampling_params is not None:
+        problem = "is given as well as sampling"
+        raise ChangeSomething("sampling_params", "…", problem, "give one of the two")
+    return sampling if sampling_params is None else sampling_params
+
+
+def one_each(sampling: Sampling, defaults: Sequence[SamplingParams]) -> Sequence[SamplingParams]:
+    """Return the parameters of each prompt.
+
+    :param defaults: of each prompt's model.
+    :raises ChangeSomething: if there are not as many as prompts, or they are something else.
+    """
+    if sampling is None:
+        return defaults
     if isinstance(sampling, SamplingParams):
-        return [sampling] * count
-    if len(sampling) != count:
-        raise ChangeSomething(
-            "sampling", f"{len(sampling)} items", f"does not match {count} prompts", "give one each"
-        )
+        return [sampling] * len(defaults)
+    if not isinstance(sampling, list | tuple):
+        raise _no_params(sampling)
+    if len(sampling) != len(defaults):
+        value, problem = f"{len(sampling)} items", f"does not match {len(defaults)} prompts"
+        raise ChangeSomething("sampling_params", value, problem, "give one each")
+    for one in sampling:
+        if not isinstance(one, SamplingParams):
+            raise _no_params(one)
     return sampling
+
+
+def _no_params(value: object) -> ChangeSomething:
+    problem, remedy = "is no SamplingParams", "give SamplingParams(…), or one for each prompt"
+    return ChangeSomething("sampling_params", shown(value), problem, remedy)
+
+
+def output_of(jobs: Sequence[AnswerJob]) -> RequestOutput:
+    """Return the answers to one prompt, in order."""
+    first, *others = [job.output() for job in jobs]
+    return replace(first, outputs=[*first.outputs, *(one.outputs[0] for one in others)])
+
+
+def several(prompts: object) -> list[object]:
+    """Return the prompts of a call, which may be one prompt.
+
+    :raises ChangeSomething: if it is neither.
+    """
+    if isinstance(prompts, str | Mapping):
+        return [prompts]
+    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+        problem, remedy = "are no prompts", "give a text, or a list of texts"
+        raise ChangeSomething("prompts", shown(prompts), problem, remedy)
+    return list(prompts)
 
 
 def measured(jobs: Sequence[AnswerJob], seconds: float, max_running: int) -> dict[str, float]:
@@ -337,8 +366,3 @@ def measured(jobs: Sequence[AnswerJob], seconds: float, max_running: int) -> dic
         "cached_tokens": sum(job.finished.cached_tokens for job in jobs if job.finished),
         "preemptions": sum(job.finished.preemptions for job in jobs if job.finished),
     }
-
-
-def images_of(prompt: object) -> Tensors | None:
-    """The tensors of a prompt's images, if it has any."""
-    return prompt.get("images") if isinstance(prompt, Mapping) else None

@@ -115,9 +115,9 @@ def test_grammars_are_obeyed(llm: LLM, alone: list[RequestOutput]) -> None:
         validate(json.loads(output.text), SCHEMA)
     choice = StructuredOutputs(choice=("Paris", "Rome"))
     drawn = SamplingParams(seed=1, max_tokens=8, n=8, temperature=5, structured_outputs=choice)
-    outputs = llm.generate("The capital of Italy is ", drawn)
-    assert {output.text for output in outputs} == {"Paris", "Rome"}
-    assert {output.finish_reason for output in outputs} == {"stop"}
+    [output] = llm.generate("The capital of Italy is ", drawn)
+    assert {one.text for one in output.outputs} == {"Paris", "Rome"}
+    assert {one.finish_reason for one in output.outputs} == {"stop"}
 
 
 def test_a_grammar_begins_behind_the_reasoning(llm: LLM, alone: list[RequestOutput]) -> None:

@@ -91,8 +91,8 @@ def test_a_prompt_that_does_not_fit_its_images_is_refused(llm: LLM, architecture
 def test_several_answers_to_one_image(llm: LLM, architecture: str) -> None:
     prompt = asked(pictured(architecture, text(9), 0, text(4)))
     sampling = SamplingParams(temperature=1.0, max_tokens=6, ignore_eos=True, n=3, seed=5)
-    answers = llm.generate(prompt, sampling)
-    assert len({tuple(answer.token_ids) for answer in answers}) == 3
+    [output] = llm.generate(prompt, sampling)
+    assert len({tuple(answer.token_ids) for answer in output.outputs}) == 3
 
 
 def ids_of(ids: Sequence[int]) -> np.ndarray[Any, Any]:

@@ -54,8 +54,12 @@ PAGES = (
                 "What it takes and returns",
                 (
                     "kvell.llm.Prompt",
-                    "kvell.llm_jobs.RequestOutput",
-                    "kvell.engine.protocol.pooling.EmbeddingOutput",
+                    "kvell.llm_jobs.Sampling",
+                    "kvell.llm_runs.UseTqdm",
+                    "kvell.RequestOutput",
+                    "kvell.CompletionOutput",
+                    "kvell.llm_outputs.Logprob",
+                    "kvell.EmbeddingOutput",
                     "kvell.BeamSearchParams",
                     "kvell.engine.requests.beam_search.EarlyStopping",
                     *_of("kvell.llm_jobs", "BeamSearchOutput BeamSequence"),
@@ -94,7 +98,8 @@ PAGES = (
             Section(
                 "What it takes and returns",
                 (
-                    *_of("kvell.async_engine", "Prompt StreamedOutput"),
+                    "kvell.async_engine.Prompt",
+                    "kvell.StreamedOutput",
                     "kvell.fleet.started.front_limits.FrontLimits",
                     "kvell.fleet.instance.restart.RestartPolicy",
                     "kvell.engine.setup.engine_settings.EngineSettings",
@@ -127,8 +132,8 @@ PAGES = (
             Section(
                 "What its fields hold",
                 (
-                    "kvell.engine.protocol.structured_outputs.StructuredOutputs",
-                    "kvell.engine.protocol.structured_outputs.Reasoning",
+                    "kvell.StructuredOutputs",
+                    "kvell.Reasoning",
                     "kvell.engine.protocol.structured_outputs.Calls",
                     "kvell.engine.protocol.structured_outputs.CallForm",
                     "kvell.engine.protocol.structured_outputs.ReasoningBudget",
@@ -197,7 +202,10 @@ PAGES = (
         "Whoever gets a :class:`~kvell.errors.ChangeSomething` must change what it names; whoever\n"
         "gets a :class:`~kvell.errors.TryLater` can try the same again.",
         (
-            Section("The two families", _of("kvell.errors", "KvellError ChangeSomething TryLater")),
+            Section(
+                "The two families",
+                _of("kvell.errors", "KvellError ChangeSomething TryLater"),
+            ),
             Section(
                 "Errors of served requests",
                 (

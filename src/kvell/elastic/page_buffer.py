@@ -73,6 +73,14 @@ class PageBuffer:
         for group, page in self._held.pop(holder, ()):
             self._give_back(group, page)
 
+    def clear(self) -> None:
+        """Give every page back, whoever holds it; no step reads any of them."""
+        self._held.clear()
+        self._draining.clear()
+        self._group = [NO_GROUP] * self.num_large
+        self._empty_large = list(range(self.num_large - 1, -1, -1))
+        self._free = [{} for _ in self.groups]
+
     def settle(self) -> None:
         """That step is over: what was released before is empty."""
         for group, page in self._draining:

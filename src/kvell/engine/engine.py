@@ -20,9 +20,10 @@ from kvell.elastic.arena import ActivationArena, ActivationNeed, RememberedNeed
 from kvell.elastic.logical_buffer import WINDOW_ITERATIONS
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.index_watch import indexed_groups
-from kvell.engine.core.journal import Journal, JournaledCore, RequestCommand
+from kvell.engine.core.journal import CoreCommand, Journal, JournaledCore
 from kvell.engine.core.lateness import Lateness
 from kvell.engine.core.page_map import PageMap
+from kvell.engine.core.unseen import ended, refused, without_images
 from kvell.engine.failed_steps import FailedSteps
 from kvell.engine.failing.failures import StepFailed, StepFailure
 from kvell.engine.protocol.leading import Introduce, Lead
@@ -34,7 +35,6 @@ from kvell.engine.protocol.messages import (
     Command,
     Drain,
     Event,
-    Finished,
     Heartbeat,
     KeepAlive,
     Ready,
@@ -58,7 +58,6 @@ from kvell.errors import ChangeSomething, TryLater
 from kvell.mempool.entries import Draining, Ticked
 from kvell.mempool.node import TICK_MILLISECONDS
 from kvell.models.images.image_store import ImageStore
-from kvell.vocabulary import FinishReason
 from kvell.wire.bell import Bell
 
 WARMING_SECONDS = 0.5
@@ -106,7 +105,8 @@ class Engine:
         self.runner = runner
         self._activations = RememberedNeed(activations)
         self._incarnation = incarnation
-        self._times = StageTimes(clock or MonotonicClock())
+        self._clock = clock or MonotonicClock()
+        self._times = StageTimes(self._clock)
         self._warmer, self._objectives = warmer, objectives
         self._page_map, self._link, self._staying = page_map, link, staying
         self._bell = Bell() if link is None else link.bell
@@ -120,7 +120,7 @@ class Engine:
         self._behind: Warmer | None = None
         self._ahead = StepsAhead() if core.limits.depth else None
         self._running: deque[tuple[StepPlan, Future[StepResult]]] = deque()
-        self.failed_steps = FailedSteps(clock or MonotonicClock())
+        self.failed_steps = FailedSteps(self._clock)
 
     def warm(self) -> Warmer | None:
         """Commit the whole pool in a thread and in huge pages, for long-lived engines (servers).
@@ -179,31 +179,31 @@ class Engine:
             return []
         if isinstance(command, Drain):  # the gate in front of the engine refuses requests
             return self._drains()
-        told: RequestCommand = command
+        told: CoreCommand = command
         if isinstance(command, Submit) and command.tensors:
             try:
                 told = self._sent_images.take(command)
             except ChangeSomething as problem:
-                return [_refused(command, problem)]
+                return [refused(command, problem)]
         events = self._handled(told)
         self._sent_images.told(events)
         return events
 
-    def _handled(self, command: RequestCommand) -> list[Event]:
+    def _handled(self, command: CoreCommand) -> list[Event]:
         if isinstance(command, Submit) and not self._knows_images(command):
-            return [_without_images(command)]
+            return [without_images(command)]
         if isinstance(command, Submit):
             self._times.submitted(command.request_id)
             try:
                 if self.grammars.awaits(command):
                     return []
             except (ChangeSomething, TryLater) as problem:
-                return self._times.told([_refused(command, problem)])
+                return self._times.told([refused(command, problem)])
         if isinstance(command, Cancel) and (waiting := self.grammars.cancel(command)):
-            return self._times.told([_ended(waiting, "cancelled")])
+            return self._times.told([ended(waiting, "cancelled")])
         return self._entered(command)
 
-    def _entered(self, command: RequestCommand) -> list[Event]:
+    def _entered(self, command: CoreCommand) -> list[Event]:
         """Hand a command to the core; whatever it needs is there."""
         events = [] if isinstance(command, Cancel) else self._ticked()  # deadlines count from now
         events += self._told.tell(command)
@@ -238,7 +238,7 @@ class Engine:
         events: list[Event] = []
         self._bell.clear()
         for command, problem in self.grammars.ended():
-            events += [_refused(command, problem)] if problem else self._entered(command)
+            events += [refused(command, problem)] if problem else self._entered(command)
         for entry in self._link.entries() if self._link is not None else ():
             events += self._told.heard(entry)
             self._do_actions()
@@ -364,6 +364,23 @@ class Engine:
             self._notes_due -= 1
             self._told.note(late)
 
+    def abandon(self) -> None:
+        """Forget all requests and the cache, after an exception that came from anywhere in a step.
+
+        Steps that still run are awaited.  Nothing is reported of the requests.
+
+        :raises RuntimeError: if this engine cannot serve any further request.
+        """
+        if self._link is not None:
+            raise RuntimeError("other instances read its pool")
+        if self._ahead is not None:
+            self._ahead.settle()
+        self._running.clear()
+        self.arena.release(self.arena.granted_bytes)
+        self.grammars.forget()
+        self._times = StageTimes(self._clock)
+        self._told.abandon()
+
     def _take_warm(self) -> None:
         """Tell the core how many chunks were committed since the last step."""
         if self._warmer is None:
@@ -379,20 +396,3 @@ class Engine:
         if not plan.work:
             return 0
         return self._activations.need_bytes(plan.num_tokens, plan.num_logits)
-
-
-def _without_images(command: Submit) -> Finished:
-    problem = ChangeSomething("images", "…", "are unknown", "give them with the prompt")
-    return _refused(command, problem)
-
-
-def _refused(command: Submit, problem: ChangeSomething | TryLater) -> Finished:
-    refused = replace(_ended(command, "refused"), message=str(problem), bound=problem.bound)
-    if isinstance(problem, TryLater):
-        return replace(refused, try_later=True)
-    return replace(refused, field=problem.field)
-
-
-def _ended(command: Submit, reason: FinishReason) -> Finished:
-    """The end of a request that the core has never seen."""
-    return Finished(command.request_id, command.attempt, reason, len(command.prompt) // 4)

@@ -16,12 +16,7 @@ from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
 from kvell.cluster.steering.placements import Reach
 from kvell.cluster.steering.roles import RoleChanger
-from kvell.engine.protocol.messages import (
-    Event,
-    Finished,
-    Ready,
-    Submit,
-)
+from kvell.engine.protocol.messages import Event, Finished, Ready, Submit
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import LargePage, Pages
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
@@ -283,6 +278,10 @@ class Front:
         if not serving:
             raise InstanceDied(f"no instance serves just now ({self.state})")
         return await stats_of(serving, deadline_seconds, with_audit=with_audit)
+
+    def forget_prefixes(self) -> int:
+        """Let every instance that serves evict its cached prefixes; return their number."""
+        return sum(one.forget_prefixes() for one in self._members if one.is_serving)
 
     async def pages(self, deadline_seconds: float) -> dict[str, Pages]:
         """Every large page of the instances that serve and answer in time, by id."""

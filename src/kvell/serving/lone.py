@@ -69,15 +69,25 @@ class LocalInstance:
         """Whether :meth:`poll` may still bring events without another command."""
         return bool(self._events) or self._gate.has_work() or self._gate.has_requests()
 
-    def poll(self) -> list[Event]:
+    @property
+    def credits(self) -> int:
+        """Most requests that the instance accepts at a time."""
+        return self._gate.ready.credits
+
+    def poll(self, *interrupts: int) -> list[Event]:
         """Run one step if there is work, else wait until requests can go on, if there are any.
 
+        :param interrupts: descriptors that end the wait, too, once they are readable.
         :returns: all events since the last call.
         """
         if self._gate.has_work():
             self._events += self._gate.advance()
         elif not self._events and self._gate.wakes is not None and self._gate.has_requests():
-            select.select([self._gate.wakes], [], [])
+            select.select([self._gate.wakes, *interrupts], [], [])
         self._events += self._gate.woken()
+        return self.answers()
+
+    def answers(self) -> list[Event]:
+        """Return all events since the last call, without a step."""
         events, self._events = self._events, []
         return events

@@ -21,6 +21,7 @@ from kvell.engine.protocol.messages import (
     Finished,
     Heartbeat,
     Ready,
+    ResetPrefixCache,
     Submit,
     Tokens,
 )
@@ -81,6 +82,7 @@ commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(Submit, texts.map(RequestId), st.binary(max_size=64), samplings, texts, naturals),
     st.builds(Cancel, texts.map(RequestId)),
     st.builds(AskStats),
+    st.builds(ResetPrefixCache),
     st.builds(AskPages),
     st.builds(AskLargePage, naturals),
     st.builds(WatchIndex),

@@ -22,7 +22,9 @@ KEYS = (
     ApiKey("small", digest_of(b"small"), requests_per_minute=2, tokens_per_minute=100),
 )
 ANSWERS = ("/v1/completions", "/v1/models", "/tokenize", "/detokenize", "/nothing", "/openapi.json")
-OPERATORS = ("/cluster", "/cluster/scale", "/debug/memory", "/debug/audit")
+OPERATORS = (
+    *("/cluster", "/cluster/scale", "/debug/memory", "/debug/audit", "/reset_prefix_cache"),
+)
 OPEN = ("/", "/health", "/version", "/metrics")
 
 

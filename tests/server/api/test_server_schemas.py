@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.protocol.structured_outputs import StructuredOutputs
+from kvell.engine.protocol.structured_outputs import StructuredOutputs, json_text
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.chat import ChatMessage, ChatRequest
-from kvell.server.api.schemas.formats import json_text
 from kvell.server.api.schemas.generation import MAX_PROMPTS, CompletionRequest
 from kvell.server.text.context_length import AnswerRoom
 from kvell.server.text.text_bounds import ContextTooLong

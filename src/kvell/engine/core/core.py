@@ -11,6 +11,7 @@ journal relies on that, and the simulator runs this code.
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from kvell.engine.core.emptying import abandon, reset_prefix_cache
 from kvell.engine.core.entering import Entrance
 from kvell.engine.core.figures import Figures
 from kvell.engine.core.index_watch import IndexWatch
@@ -107,10 +108,9 @@ class EngineCore:
     # ------------------------------------------------------------------- inputs
 
     def submit(self, command: Submit) -> list[Event]:
-        """Queue a request; refuse it at once if it can never be served.
+        """Queue a request; refuse it immediately if it can never be served.
 
-        One with output goes on like a preempted request.  It ends at once if that output is all:
-        the instance before emitted the last token, and could not say any more that it had.
+        A request with output continues like a preempted one, or ends if that output is complete.
         """
         events = self._superseded(command)
         request = self._entrance.make(command, self._requests)
@@ -129,29 +129,24 @@ class EngineCore:
 
     def migrate(self, command: Migrate) -> list[Event]:
         """Let a request go on elsewhere if it can: copied while it goes on here, then moved."""
-        request = self._requests.get(command.request_id)
-        if request is None or request.attempt != command.attempt:
+        if not self.has_request(command.request_id, command.attempt):
             return []
         if self.handovers is None:
             return [MigrationRefused(command.request_id, command.attempt)]
-        self.handovers.begin_migration(request, command.goes_to)
+        self.handovers.begin_migration(self._requests[command.request_id], command.goes_to)
         self._is_idle = False
         return self.handovers.take_staying()
 
     def move_kvcache(self, command: MoveKvCache) -> list[Event]:
         """Let sections of a request's pages go to a creditor (Infinite-LLM §6.2)."""
-        request = self._requests.get(command.request_id)
-        if request is None or request.attempt != command.attempt or self.handovers is None:
-            return []
-        self._is_idle = False
-        self.handovers.move_kvcache(request, command.num_blocks, command.dst)
+        if self.handovers is not None and self.has_request(command.request_id, command.attempt):
+            self._is_idle = False
+            request = self._requests[command.request_id]
+            self.handovers.move_kvcache(request, command.num_blocks, command.dst)
         return []
 
     def heard(self, entry: PeerEntry) -> list[Event]:
-        """Take in what other instances, copies and time bring; then :meth:`take_actions`.
-
-        :raises RuntimeError: without an agent.
-        """
+        """Take in what other instances, copies and time bring; then :meth:`take_actions`."""
         if self.handovers is None:
             raise RuntimeError("this engine has no part in a pool of several instances")
         self._is_idle = False
@@ -220,10 +215,9 @@ class EngineCore:
         return request is not None and request.attempt == attempt
 
     def watch_index(self, make: Callable[[], IndexWatch]) -> list[Event]:
-        """Tell from now on what the prefix index names and drops; all of it, if that is done
-        already.
+        """Report what the prefix index names and drops from now on.
 
-        :param make: a watch over the same core, which is used if there is none.
+        :param make: makes a watch over this core; a watch that exists reports the whole index.
         """
         if self._index_watch is not None:
             return [*self._noticed(), self._index_watch.whole()]
@@ -253,11 +247,9 @@ class EngineCore:
         return len(self._in_flight) <= self.limits.depth and self._scheduler.may_plan_ahead
 
     def plan(self) -> StepPlan:
-        """Plan the next step; at most ``limits.depth`` results may be pending.
+        """Plan the next step; :meth:`take_actions` before it runs.
 
-        :meth:`take_actions` before it runs.
-
-        :raises RuntimeError: if more are.
+        :raises RuntimeError: if more than ``limits.depth`` results are pending.
         """
         if len(self._in_flight) > self.limits.depth:
             raise RuntimeError(f"the result of step {self._in_flight.oldest.plan.step} is owed")
@@ -305,9 +297,7 @@ class EngineCore:
         return events + self._noticed() if self._index_watch is not None else events
 
     def fail(self, failure: StepFailure) -> list[Event]:
-        """Take in that the oldest step in flight failed: its requests end, nothing is published.
-
-        Its copies of pages are made all the same, so all else that it planned holds.
+        """End the requests of the oldest step in flight, which failed after its copies of pages.
 
         :raises ValueError: if it is not the oldest plan in flight.
         """
@@ -374,6 +364,16 @@ class EngineCore:
         """Give up all protected prefixes, which become plain cache, and those in the CPU buffer."""
         self._scheduler.drop_reserves()
 
+    def forget_prefixes(self) -> list[Event]:
+        """Evict all that is cached, in the CPU buffer too; pages that requests use stay."""
+        reset_prefix_cache(self.memory, self._scheduler, self.step)
+        return self._noticed()
+
+    def abandon(self) -> None:
+        """Forget all requests and the cache; see :func:`.emptying.abandon`."""
+        self._requests.clear()
+        abandon(self.memory, self._scheduler, self._in_flight.clear(), self.step)
+
     @property
     def step_memory(self) -> StepMemory:
         """How much a step may compute."""
@@ -406,7 +406,7 @@ class EngineCore:
         return () if self._misses is None else self._misses.latest
 
     def pulse(self) -> Heartbeat:
-        """What there is now; it costs as much as counting the pool, so it is not for every step."""
+        """Return the gauges; not for every step, since it counts the pool."""
         return self._figures.heartbeat(self.step)
 
     def audit(self) -> tuple[str, ...]:

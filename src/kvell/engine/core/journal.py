@@ -1,9 +1,9 @@
 """The journal: every input of the engine, in order; replayed, it gives the same plans.
 
 An input is a command, a request for a plan, a result or that a step failed, news that more of the
-pool has memory, or which requests were late.  Nothing else reaches the deciding part of the engine,
-so the journal is complete, except for memory that a device refuses to map: in a replay it refuses
-none.
+pool has memory, which requests were late, or that all was abandoned.  Nothing else reaches the
+deciding part of the engine, so the journal is complete, except for memory that a device refuses to
+map: in a replay it refuses none.
 """
 
 from collections.abc import Callable, Iterable
@@ -12,7 +12,14 @@ from dataclasses import dataclass, field
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.lateness import Lateness
 from kvell.engine.failing.failures import StepFailure
-from kvell.engine.protocol.messages import Cancel, Event, Migrate, MoveKvCache, Submit
+from kvell.engine.protocol.messages import (
+    Cancel,
+    Event,
+    Migrate,
+    MoveKvCache,
+    ResetPrefixCache,
+    Submit,
+)
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.mempool.entries import PeerEntry
 
@@ -29,9 +36,14 @@ class Warmed:
     chunks: int
 
 
+@dataclass(frozen=True)
+class Abandoned:
+    """The loop gave up all requests and the cache, after an exception at an unknown place."""
+
+
 Outcome = StepResult | StepFailure
-RequestCommand = Submit | Cancel | Migrate | MoveKvCache
-Entry = RequestCommand | PlanAsked | Outcome | Warmed | Lateness | PeerEntry
+CoreCommand = Submit | Cancel | Migrate | MoveKvCache | ResetPrefixCache
+Entry = CoreCommand | PlanAsked | Abandoned | Outcome | Warmed | Lateness | PeerEntry
 
 
 @dataclass
@@ -51,7 +63,7 @@ class JournaledCore:
         self.core = core
         self.journal = journal
 
-    def tell(self, entry: RequestCommand) -> list[Event]:
+    def tell(self, entry: CoreCommand) -> list[Event]:
         """Hand a command to the core."""
         self._note(entry)
         return _given(entry, self.core)
@@ -76,6 +88,11 @@ class JournaledCore:
         self._note(PlanAsked())
         return self.core.plan()
 
+    def abandon(self) -> None:
+        """Let the core forget all requests and the cache."""
+        self._note(Abandoned())
+        self.core.abandon()
+
     def commit(self, result: Outcome) -> list[Event]:
         """Hand a result to the core, or that the step failed."""
         self._note(result)
@@ -88,12 +105,14 @@ class JournaledCore:
             self.journal.entries.append(entry)
 
 
-def _given(command: RequestCommand, core: EngineCore) -> list[Event]:
-    """What the core answers to a command about one request."""
+def _given(command: CoreCommand, core: EngineCore) -> list[Event]:
+    """Return the core's answers to a command."""
     if isinstance(command, Submit):
         return core.submit(command)
     if isinstance(command, Cancel):
         return core.cancel(command)
+    if isinstance(command, ResetPrefixCache):
+        return core.forget_prefixes()
     return core.migrate(command) if isinstance(command, Migrate) else core.move_kvcache(command)
 
 
@@ -103,7 +122,7 @@ def replay(
     """Feed a journal to a fresh core; returns its plans. ``each`` is called after every entry."""
     plans: list[StepPlan] = []
     for entry in entries:
-        if isinstance(entry, RequestCommand):
+        if isinstance(entry, CoreCommand):
             _given(entry, core)
         elif isinstance(entry, StepResult):
             core.commit(entry)
@@ -111,6 +130,8 @@ def replay(
             core.fail(entry)
         elif isinstance(entry, Warmed):
             core.warm(entry.chunks)
+        elif isinstance(entry, Abandoned):
+            core.abandon()
         elif isinstance(entry, Lateness):
             core.note(entry)
         elif isinstance(entry, PeerEntry):

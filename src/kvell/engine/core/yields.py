@@ -62,6 +62,12 @@ class StepsInFlight:
         self.require(step)
         return self._steps.popleft()
 
+    def clear(self) -> list[StepPlan]:
+        """Forget all steps, and return their plans."""
+        plans = [step.plan for step in self._steps]
+        self._steps.clear()
+        return plans
+
     def has(self, request: Request) -> bool:
         """Whether a request is in the work of any step."""
         return any(request is one for step in self._steps for one in step.requests)

@@ -115,6 +115,14 @@ class Parking:
             self.sizes.release(key)
             self.parked.remove(request)
 
+    def clear(self) -> None:
+        """Forget all parked requests, whatever state an exception has left them in."""
+        for key in self._keys.values():
+            self.sizes.release(key)
+        self._keys.clear()
+        self._since.clear()
+        self.parked.clear()
+
     def _missing_bytes(self, request: Request) -> int:
         """Bytes that its prompt needs beyond the empty large pages."""
         layout = self._core.layout

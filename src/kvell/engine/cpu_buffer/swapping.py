@@ -237,6 +237,12 @@ class Swapping:
         if saved is not None:
             self.buffer.release(saved.holder)
 
+    def clear(self) -> None:
+        """Drop all requests and all cached prefixes, whatever state an exception has left."""
+        self._saved.clear()
+        self.drop_prefixes()
+        self.buffer.clear()
+
     def _count(self, way: str, rows: NewPages) -> None:
         if not len(rows):
             return

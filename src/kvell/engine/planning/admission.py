@@ -51,6 +51,11 @@ class Admission:
         self._turned_away: Request | None = None
         self._made_way_in_vain: Request | None = None
 
+    def clear(self) -> None:
+        """Forget which requests were turned away."""
+        self.lacks_memory = False
+        self._turned_away = self._made_way_in_vain = None
+
     def admit(self, draft: PlanDraft) -> None:
         """Admit waiting requests in turn, past those that wait for a prefix."""
         self.lacks_memory = False

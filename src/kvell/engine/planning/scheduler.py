@@ -24,7 +24,7 @@ scattered over large pages.  It starts again from nothing and runs alone, for wh
 page counts (:mod:`kvell.prefix.groups.capacity`) promise enough pages.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
@@ -148,6 +148,15 @@ class Scheduler:
         self._chunks.protected.yield_all()
         if self.swapping is not None:
             self.swapping.drop_prefixes()
+
+    def clear(self, closed: Sequence[int]) -> None:
+        """Forget all requests, whatever state an exception has left them in.
+
+        :param closed: handles that the caller has closed.
+        """
+        self._seats.clear(closed)
+        self._admission.clear()
+        self.steps_put_off = 0
 
     def plan(self, step: StepNumber, in_flight: int = 0) -> StepPlan:
         """Decide step ``step``; pages are taken, nothing is computed yet.

@@ -1,6 +1,7 @@
 """Who runs: requests that wait, enter, leave, are preempted or parked, and end; pure."""
 
 from collections import deque
+from collections.abc import Sequence
 
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
@@ -168,6 +169,19 @@ class Seats:
         """Handles that were closed since the last call, in order."""
         released, self._released = tuple(self._released), []
         return released
+
+    def clear(self, closed: Sequence[int]) -> None:
+        """Forget all requests, whatever state an exception has left them in.
+
+        :param closed: handles that the caller has closed.
+        """
+        self.waiting, self.running = TurnQueue(), []
+        self.arrived.clear()
+        if self.parking is not None:
+            self.parking.clear()
+        if self.swapping is not None:
+            self.swapping.clear()
+        self._released += closed
 
     def _close(self, request: Request, *, returns: bool = False) -> None:
         self._core.close(request.handle, renew=not request.is_spoiled, returns=returns)

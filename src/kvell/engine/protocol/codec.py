@@ -43,6 +43,7 @@ _COMMANDS = _by_name(
         Introduce,
         Lead,
         protocol.AskStats,
+        protocol.ResetPrefixCache,
         AskPages,
         AskLargePage,
         WatchIndex,

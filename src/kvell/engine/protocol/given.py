@@ -1,12 +1,17 @@
 """What users give for a field, as the field's type: a text is no list of its letters."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from kvell.errors import ChangeSomething
 
 SHOWN_CHARS = 80
+MAX_TOKEN_ID = 2**31 - 1
 
 
 def whole(field: str, value: Any) -> int:
@@ -36,6 +41,16 @@ def flag(field: str, value: Any) -> bool:
     """
     if not isinstance(value, bool):
         raise _wrong(field, value, "is neither true nor false", "give True or False")
+    return value
+
+
+def text(field: str, value: object) -> str:
+    """A text.
+
+    :raises ChangeSomething: if it is none.
+    """
+    if not isinstance(value, str):
+        raise _wrong(field, value, "is no text", 'give one like "a|b"')
     return value
 
 
@@ -80,8 +95,82 @@ def biases(field: str, value: Any) -> dict[int, float]:
     return found
 
 
+@dataclass(frozen=True)
+class GivenPrompt:
+    """One prompt as a caller gave it.
+
+    :param text: None if it has token ids alone.
+    :param token_ids: int32 [tokens]; None if they are still to be made of the text.
+    :param model: name of one of several models; "" for the first.
+    :param images: tensors of the model's processor, if there are any.
+    """
+
+    text: str | None
+    token_ids: npt.NDArray[np.int32] | None = None
+    model: str = ""
+    images: Mapping[str, Any] | None = None
+
+
+def given_prompt(prompt: object, *extra: str) -> GivenPrompt:
+    """Read a prompt of a caller: a text, token ids, or a mapping that has either.
+
+    :param extra: further names that a mapping may have.
+    :raises ChangeSomething: if it is anything else.
+    """
+    if isinstance(prompt, str):
+        return GivenPrompt(prompt)
+    if not isinstance(prompt, Mapping):
+        return GivenPrompt(None, prompt_token_ids("prompt", prompt))
+    for name, value in prompt.items():
+        if value is not None and name not in ("prompt", "prompt_token_ids", "model", *extra):
+            raise _wrong(str(name), value, "is not read of a prompt", "leave it out")
+    model, images = prompt.get("model") or "", prompt.get("images")
+    if not isinstance(model, str):
+        raise _wrong("model", model, "is no text", "give the name of a model that is served")
+    if images is not None and not isinstance(images, Mapping):
+        remedy = "give the tensors that the model's processor makes, by name"
+        raise _wrong("images", type(images).__name__, "are no mapping", remedy)
+    text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if text is None and ids is None:
+        remedy = "give prompt or prompt_token_ids"
+        raise _wrong("prompt", sorted(map(str, prompt)), "has no text and no tokens", remedy)
+    if ids is not None:
+        known = text if isinstance(text, str) else None
+        return GivenPrompt(known, prompt_token_ids("prompt_token_ids", ids), model, images)
+    if isinstance(text, str):
+        return GivenPrompt(text, None, model, images)
+    return GivenPrompt(None, prompt_token_ids("prompt", text), model, images)
+
+
+def prompt_token_ids(field: str, value: object) -> npt.NDArray[np.int32]:
+    """Read a prompt's token ids, int32 [tokens]: a list, a tuple, an array or a tensor.
+
+    :raises ChangeSomething: if it is anything else, or a number that is no token id.
+    """
+    remedy = "give a text, or a list of token ids like [2, 7] as one of several prompts"
+    if isinstance(value, list | tuple):
+        if set(map(type, value)) - {int}:
+            value = [whole(field, one) for one in value]
+        if value and not 0 <= min(value) <= max(value) <= MAX_TOKEN_ID:
+            wrong = next(one for one in value if not 0 <= one <= MAX_TOKEN_ID)
+            raise _wrong(field, wrong, "is no token id", "use ids of the model's vocabulary")
+        return np.array(value, np.int32)
+    if isinstance(value, bytes) or not hasattr(value, "__array__"):
+        raise _wrong(field, value, "is no prompt", remedy)
+    ids = np.asarray(value)
+    if ids.ndim != 1 or (ids.dtype.kind not in "iu" and len(ids)):
+        raise _wrong(field, f"{ids.dtype} {list(ids.shape)}", "are no token ids", remedy)
+    if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) <= MAX_TOKEN_ID:
+        wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
+        raise _wrong(field, wrong, "is no token id", "use ids of the model's vocabulary")
+    return ids.astype(np.int32)
+
+
+def shown(value: object) -> str:
+    """Return a value for an error, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
+
+
 def _wrong(field: str, value: object, problem: str, remedy: str) -> ChangeSomething:
-    shown = repr(value)
-    if len(shown) > SHOWN_CHARS:
-        shown = f"{shown[:SHOWN_CHARS]}…"
-    return ChangeSomething(field, shown, problem, remedy)
+    return ChangeSomething(field, shown(value), problem, remedy)

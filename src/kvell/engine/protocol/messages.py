@@ -15,6 +15,7 @@ inside one.  Commands go to the instance, events come back::
       │ ── Introduce(addresses) ────────────► │  where the others listen, on several hosts
       │ ── AskStats ────────────────────────► │
       │ ◄── Stats ─────────────────────────── │
+      │ ── ResetPrefixCache ────────────────► │  it evicts what no request uses
       │ ── AskPages, AskLargePage(number) ──► │
       │ ◄── Pages, LargePage ──────────────── │  for people who watch the pool
       │ ── WatchIndex ──────────────────────► │
@@ -46,7 +47,7 @@ from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import Bound, ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
 
-SCHEMA_VERSION = 20
+SCHEMA_VERSION = 21
 StepBlame = Literal["", "suspect", "blameless"]
 
 HEARTBEAT_SECONDS = 0.5
@@ -194,6 +195,11 @@ class AskStats:
 @dataclass(frozen=True)
 class KeepAlive:
     """The front lives; what one has that is silent for ``FRONT_LEASE_SECONDS`` is cancelled."""
+
+
+@dataclass(frozen=True)
+class ResetPrefixCache:
+    """Evict all cached prefixes, in the CPU buffer too; pages that requests use stay."""
 
 
 @dataclass(frozen=True)
@@ -363,6 +369,7 @@ Command = (
     | Introduce
     | Lead
     | AskStats
+    | ResetPrefixCache
     | AskPages
     | AskLargePage
     | WatchIndex

@@ -1,11 +1,16 @@
 """What the text of an answer must look like, and how much it may reason before."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
+from kvell.engine.protocol.given import flag, shown, text, texts
 from kvell.errors import ChangeSomething
 
 MAX_GRAMMAR_CHARS = 131_072
 MAX_CHOICES = 1024
+MAX_SCHEMA_DEPTH = 64
 MAX_ENDS = 8
 MAX_TAG_CHARS = 64
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
@@ -95,6 +100,43 @@ class Calls:
         return sum(len(one.begin) + len(one.schema) + len(one.end) for one in self.forms)
 
 
+def json_text(schema: object, field: str) -> str:
+    """Return a JSON schema as JSON text.
+
+    :param schema: text, a mapping, or a boolean.
+    :raises ChangeSomething: if it is something else, nested too deeply, or holds what JSON has not.
+    """
+    if isinstance(schema, str):
+        return schema
+    if not isinstance(schema, Mapping | bool):
+        problem, remedy = "is no JSON schema", 'give one like {"type": "object"}'
+        raise ChangeSomething(field, shown(schema), problem, remedy)
+    if depth_of(schema) > MAX_SCHEMA_DEPTH:
+        remedy = f"use at most {MAX_SCHEMA_DEPTH} levels"
+        raise ChangeSomething(field, "…", "is nested too deeply", remedy)
+    try:
+        return msgspec.json.encode(schema).decode()
+    except (TypeError, ValueError) as error:
+        problem = f"cannot be written as JSON ({error})"
+        raise ChangeSomething(field, "…", problem, "use JSON's types") from error
+
+
+def depth_of(value: object) -> int:
+    """Return the levels of objects and lists in a JSON value; 0 for anything else.
+
+    It counts level by level, so no depth can exhaust the stack.
+    """
+    depth, level = 0, [value]
+    while level := [one for one in level if isinstance(one, Mapping | list | tuple)]:
+        depth += 1
+        if depth > MAX_SCHEMA_DEPTH:
+            return depth
+        level = [
+            part for one in level for part in (one.values() if isinstance(one, Mapping) else one)
+        ]
+    return depth
+
+
 @dataclass(frozen=True)
 class StructuredOutputs:
     """Exactly one kind of constraint, with vLLM's names.
@@ -102,7 +144,7 @@ class StructuredOutputs:
     A JSON schema is followed as OpenAI's strict mode does: an object that names properties has no
     others, unless ``additionalProperties`` says so.
 
-    :param json: a JSON schema, as JSON text.
+    :param json: a JSON schema, as JSON text or as a mapping, which becomes text.
     :param json_object: True for any JSON object.
     :param regex: a pattern for the whole text (Rust syntax, without look-around; ``\\d``,
         ``\\w`` and ``\\s`` are ASCII, as in the pattern of a schema).
@@ -124,6 +166,7 @@ class StructuredOutputs:
     named: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
+        self._read()
         if len(self._given()) != 1:
             found = ", ".join(self._given()) or "none"
             remedy = f"give one of {', '.join(_KINDS[:-1])} and {_KINDS[-1]}"
@@ -142,6 +185,30 @@ class StructuredOutputs:
         if "" in (self.json, self.regex, self.grammar):
             raise ChangeSomething(self.field_name, "''", "is empty", "leave it out for any text")
 
+    def _read(self) -> None:
+        """Bring what was given to the fields' types."""
+
+        def put(name: str, value: object) -> None:
+            object.__setattr__(self, name, value)
+
+        if self.json is not None:
+            put("json", json_text(self.json, self._field("json")))
+        for name in ("regex", "grammar"):
+            value = getattr(self, name)
+            put(name, None if value is None else text(self._field(name), value))
+        put("json_object", flag(self._field("json_object"), self.json_object or False))
+        field = self._field("choice")
+        choice: object = self.choice
+        if isinstance(choice, str):
+            raise ChangeSomething(field, shown(choice), "is one text", "give a list of texts")
+        if isinstance(choice, list) and not choice:
+            raise ChangeSomething(field, "[]", "has no texts", "leave it out for any text")
+        put("choice", texts(field, choice))
+
+    def _field(self, name: str) -> str:
+        """What the client called a field."""
+        return self.named or f"structured_outputs.{name}"
+
     @property
     def kind(self) -> str:
         """The name of the field that is given."""
@@ -150,7 +217,7 @@ class StructuredOutputs:
     @property
     def field_name(self) -> str:
         """What the client called the field that is given."""
-        return self.named or f"structured_outputs.{self.kind}"
+        return self._field(self.kind)
 
     @property
     def num_chars(self) -> int:

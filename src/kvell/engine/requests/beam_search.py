@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Literal
 
+from kvell.engine.protocol.given import number, whole
 from kvell.engine.protocol.logprobs import MAX_LOGPROBS, TokenLogprobs
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
@@ -58,6 +59,18 @@ class BeamSearchParams:
         def refuse(field: str, problem: str, remedy: str) -> None:
             raise ChangeSomething(field, getattr(self, field), problem, remedy)
 
+        checked = SamplingParams(
+            temperature=self.temperature,
+            max_tokens=whole("max_tokens", self.max_tokens),
+            ignore_eos=self.ignore_eos,
+            min_tokens=self.min_tokens,
+            stop_token_ids=self.stop_token_ids,
+            logprobs=self.logprobs,
+        )
+        for name in ("ignore_eos", "min_tokens", "stop_token_ids", "logprobs"):
+            object.__setattr__(self, name, getattr(checked, name))
+        object.__setattr__(self, "beam_width", whole("beam_width", self.beam_width))
+        object.__setattr__(self, "length_penalty", number("length_penalty", self.length_penalty))
         if not 1 <= self.beam_width <= MAX_BEAM_WIDTH:
             problem = f"must be between 1 and {MAX_BEAM_WIDTH}"
             refuse("beam_width", problem, f"use at most {MAX_BEAM_WIDTH} beams")
@@ -65,14 +78,9 @@ class BeamSearchParams:
         if not isfinite(penalty) or abs(penalty) > MAX_LENGTH_PENALTY:
             problem = f"must be between -{MAX_LENGTH_PENALTY:g} and {MAX_LENGTH_PENALTY:g}"
             refuse("length_penalty", problem, "use 1 for the mean log probability")
-        if self.early_stopping not in (True, False, "never"):
+        early: object = self.early_stopping
+        if not isinstance(early, bool) and early != "never":
             refuse("early_stopping", "is unknown", 'use true, false or "never"')
-        SamplingParams(
-            temperature=self.temperature,
-            max_tokens=self.max_tokens,
-            min_tokens=self.min_tokens,
-            logprobs=self.logprobs,
-        )
 
 
 @dataclass(frozen=True)

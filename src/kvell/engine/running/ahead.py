@@ -39,6 +39,13 @@ class StepsAhead:
             answer, result = kept
             answer.set_result(result)
 
+    def settle(self) -> None:
+        """Wait until no step runs; of those that were asked for, none has to be taken any more."""
+        self._thread.submit(self._forget).result()
+
+    def _forget(self) -> None:
+        self._asked, self._kept = self._started, None
+
     def _answer(self, run: Callable[[], StepResult], answer: Future[StepResult]) -> None:
         self._started += 1
         try:

@@ -49,6 +49,16 @@ class AwaitedGrammars:
         if asked is not None:
             self._of(model, asked).check(asked)
 
+    def begin_check(self, asked: StructuredOutputs, model: str) -> Future[Verdict] | None:
+        """Begin to compile a grammar; None if :meth:`check` has its verdict already.
+
+        :param model: "" is the first.
+        :raises ChangeSomething: if it cannot be followed.
+        :raises TryLater: if too many grammars wait to be compiled.
+        """
+        grammars = self._of(model, asked)
+        return None if grammars.known(asked) else grammars.tried(asked)
+
     def awaits(self, command: Submit) -> bool:
         """Whether a request must wait for its grammar; then :meth:`ended` has it later.
 
@@ -84,6 +94,11 @@ class AwaitedGrammars:
             if waiting is submit:  # it was neither cancelled nor asked for anew
                 del self._waiting[submit.request_id]
                 yield submit, self._problem(submit, future)
+
+    def forget(self) -> None:
+        """Let no request wait any longer; nothing is reported of them."""
+        self._waiting.clear()
+        self._tried.clear()
 
     def close(self) -> None:
         """End the processes that compile."""

@@ -5,7 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvell.engine.protocol.messages import AskStats, Command, Event, Heartbeat, Ready
+from kvell.engine.protocol.messages import (
+    AskStats,
+    Command,
+    Event,
+    Heartbeat,
+    Ready,
+    ResetPrefixCache,
+)
 from kvell.engine.protocol.pages import LargePage, Pages
 from kvell.engine.protocol.statistics import Stats
 from kvell.errors import InstanceDied, TryLater
@@ -156,6 +163,11 @@ class Member:
         if not done:
             raise TryLater(f"the instance gave no statistics within {deadline_seconds:g} s")
         return waiter.result()
+
+    def forget_prefixes(self) -> bool:
+        """Have the instance evict its cached prefixes, before any request that is sent later."""
+        self.supervisor.send(ResetPrefixCache())
+        return True
 
     def _send(self, command: Command) -> None:
         self.supervisor.send(command)

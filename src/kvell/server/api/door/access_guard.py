@@ -19,7 +19,7 @@ from kvell.server.api.http_errors import ApiError, api_error
 OPEN = frozenset({"/", "/livez", "/readyz", "/health", "/ping", "/version"})
 """Paths that need no key; every other path needs one, also paths that are not served."""
 METRICS = "/metrics"
-OPERATORS = ("/cluster", "/debug")
+OPERATORS = ("/cluster", "/debug", "/reset_prefix_cache")
 """Paths below these need an operator's key: they show or change the server itself."""
 SERVER_ERROR = 500
 NO_KEY = ApiError(

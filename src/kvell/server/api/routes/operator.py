@@ -1,4 +1,4 @@
-"""For operators: probes, ``/load``, ``/metrics``, ``/debug/memory`` and ``/debug/audit``."""
+"""For operators: probes, ``/load``, ``/metrics``, ``/debug`` and ``/reset_prefix_cache``."""
 
 import asyncio
 from collections.abc import Sequence
@@ -44,6 +44,7 @@ class OperatorApi:
         app.add_api_route("/metrics", self.prometheus, methods=["GET"], response_class=text)
         app.add_api_route("/debug/memory", self.memory, methods=["GET"])
         app.add_api_route("/debug/audit", self.audit, methods=["GET"])
+        app.add_api_route("/reset_prefix_cache", self.on_reset, methods=["POST"])
 
     async def alive(self) -> Response:
         """Answer 200 unless all instances have failed; ``status`` as of ``/health``.
@@ -110,6 +111,16 @@ class OperatorApi:
             return self._nobody()
         problems = {name: list(stats.problems or ()) for name, stats in told.items()}
         return json_response({"clean": not any(problems.values()), "problems": problems})
+
+    async def on_reset(self) -> Response:
+        """Let every instance evict its cached prefixes; a body is not read.
+
+        Pages that requests in progress use stay, and others may hit them.  Requests that come later
+        find nothing else.  The status is 503 while no instance serves.
+        """
+        if not self.front.forget_prefixes():
+            return self._nobody()
+        return json_response({})
 
     def _nobody(self) -> Response:
         return json_response({"error": f"no instance answers just now ({self.front.state})"}, 503)

@@ -1,16 +1,13 @@
 """What an answer must look like, in the words of OpenAI and of vLLM."""
 
-from typing import Any, Literal
+from typing import Literal
 
-import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
 from kvell.engine.protocol.schemas.following import check_strict
 from kvell.engine.protocol.schemas.references import Schema
-from kvell.engine.protocol.structured_outputs import StructuredOutputs
+from kvell.engine.protocol.structured_outputs import StructuredOutputs, json_text
 from kvell.errors import ChangeSomething
-
-MAX_SCHEMA_DEPTH = 64
 
 
 class JsonSchemaFormat(BaseModel):
@@ -102,28 +99,3 @@ def choice_texts(texts: list[str], field: str) -> tuple[str, ...]:
     if not texts:
         raise ChangeSomething(field, "[]", "has no texts", "leave it out for any text")
     return tuple(texts)
-
-
-def json_text(schema: Schema | str, field: str) -> str:
-    """A schema as JSON text.
-
-    :raises ChangeSomething: if it is nested too deeply.
-    """
-    if isinstance(schema, str):
-        return schema
-    if depth_of(schema) > MAX_SCHEMA_DEPTH:
-        remedy = f"use at most {MAX_SCHEMA_DEPTH} levels"
-        raise ChangeSomething(field, "…", "is nested too deeply", remedy)
-    return msgspec.json.encode(schema).decode()
-
-
-def depth_of(value: Any) -> int:
-    """Levels of objects and lists in a JSON value; 0 for anything else.
-
-    It counts level by level, so no depth can exhaust the stack.
-    """
-    depth, level = 0, [value]
-    while level := [one for one in level if isinstance(one, dict | list)]:
-        depth += 1
-        level = [part for one in level for part in (one.values() if isinstance(one, dict) else one)]
-    return depth

@@ -1,0 +1,91 @@
+"""Runs the requests of ``kvell.LLM`` over readers of its engine."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from kvell.engine.failed_steps import FailedSteps
+from kvell.engine.protocol.logprobs import PromptLogprobs
+from kvell.engine.protocol.messages import Event, Finished, Tokens
+from kvell.errors import TryLater
+from kvell.llm_jobs import AnswerJob, Job, raise_if_failed
+from kvell.serving.readers import EventReader
+from kvell.vocabulary import RequestId
+
+UseTqdm = bool | Callable[..., Any]
+"""Whether to show a progress bar; or a function that is called as ``tqdm`` is."""
+
+
+@contextmanager
+def progress_bar(use_tqdm: UseTqdm, total: int) -> Iterator[Callable[[], object]]:
+    """Yield a function to call when one of ``total`` requests has ended."""
+    if not use_tqdm:
+        yield lambda: None
+        return
+    make = use_tqdm if callable(use_tqdm) else tqdm
+    with make(total=total, desc="Processed prompts") as bar:
+        yield bar.update
+
+
+class JobRunner:
+    """Runs requests over readers of one engine; from any thread.
+
+    :param failed: the engine's failed steps, of which requests raise the last one.
+    """
+
+    def __init__(self, failed: FailedSteps) -> None:
+        self._failed = failed
+        self._numbers = count()  # atomic, whichever thread counts
+
+    def run(
+        self, reader: EventReader, jobs: Sequence[Job], ended: Callable[[], object] = lambda: None
+    ) -> None:
+        """Run requests until all have ended.
+
+        :param ended: called when one has.
+        :raises TryLater: if the engine refused one.
+        :raises Exception: what a step raised that was to compute one.
+        """
+        running = {self._submit(reader, job): job for job in jobs}
+        while running:
+            for event in reader.take():
+                self._deliver(event, running, reader)
+                if isinstance(event, Finished):
+                    running.pop(event.request_id, None)
+                    ended()
+
+    def stream(self, reader: EventReader, job: AnswerJob) -> Iterator[str]:
+        """Yield a request's text as it is generated.
+
+        :raises RequestFailed: if the model's logits are no numbers.
+        """
+        running: dict[RequestId, Job] = {self._submit(reader, job): job}
+        shown = 0
+        while job.finished is None:
+            for event in reader.take():
+                self._deliver(event, running, reader)
+            if len(job.text) > shown:
+                yield job.text[shown:]
+                shown = len(job.text)
+        raise_if_failed(job.finished)
+
+    def _submit(self, reader: EventReader, job: Job) -> RequestId:
+        request_id = RequestId(f"r{next(self._numbers)}")
+        reader.send(job.submission(request_id))
+        return request_id
+
+    def _deliver(self, event: Event, jobs: Mapping[RequestId, Job], reader: EventReader) -> None:
+        if isinstance(event, Tokens) and event.request_id in jobs:
+            if jobs[event.request_id].take(event.token_ids, event.logprobs):
+                reader.cancel(event.request_id)
+        elif isinstance(event, PromptLogprobs) and event.request_id in jobs:
+            jobs[event.request_id].score(event.logprobs)
+        elif isinstance(event, Finished) and event.request_id in jobs:
+            if event.reason == "refused":
+                raise TryLater(event.message)
+            if event.step_failed and (cause := self._failed.last):
+                raise cause
+            jobs[event.request_id].end(event)
