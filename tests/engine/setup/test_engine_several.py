@@ -155,7 +155,9 @@ def test_what_one_model_can_do_is_said_for_each() -> None:
 
 
 def model(specs: list[LayerSpec], max_model_len: int = 10_000) -> PagedModel:
-    description = SimpleNamespace(max_model_len=max_model_len, vocab_size=50, layers=specs)
+    description = SimpleNamespace(
+        max_model_len=max_model_len, vocab_size=50, layers=specs, short_rope_tokens=0
+    )
     return cast(PagedModel, SimpleNamespace(description=description))
 
 
