@@ -2,6 +2,7 @@
 
 import contextlib
 import ipaddress
+import logging
 import socket
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ from kvell.wire.frames import ProtocolError
 from kvell.wire.greeting import GREETING_SECONDS, Greeting
 from kvell.wire.session import Purpose, check_secret, open_session
 
+logger = logging.getLogger(__name__)
 TAKERS = 8
 """Threads that take in proven peers: each waits for the node, or for descriptors."""
 
@@ -161,11 +163,18 @@ class PeerConnections:
         except (OSError, ProtocolError):
             sock.close()
             return
+        except Exception:
+            logger.exception("%s, which has connected, could not be taken in", told.instance)
+            sock.close()
+            return
         finally:
             self._taken.discard(sock)
         try:
             self._enters(peer)
         except TryLater:
+            peer.close()
+        except Exception:
+            logger.exception("%s, which has connected, could not be taken in", told.instance)
             peer.close()
 
     def _peer(self, sock: socket.socket, told: Greeting, endpoint: Endpoint | None) -> Peer:

@@ -5,13 +5,18 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
+from kvell.engine.requests.equal_parts import EqualParts
 from kvell.engine.sampling.grammar_process import checking, masking, processes
+from kvell.engine.sampling.grammar_process.checking import GrammarChecks, Verdict
+from kvell.engine.sampling.grammar_process.processes import Worker
 from kvell.engine.sampling.grammars import Allowed, Grammars, Wanted
 from kvell.errors import ChangeSomething, TryLater
 from kvell.models.text.tokenizer import Tokenizer
@@ -185,8 +190,52 @@ def test_a_mask_that_takes_too_long_ends_its_request_only(
         own.check(wanted[1].asked)
 
 
-def test_no_more_than_so_many_grammars_wait(own: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "MOST_WAITING", 2)
+def of_tenant(own: Grammars, name: str) -> Future[Verdict]:
+    """Try a grammar of the tenant that its name begins with."""
+    return own.tried(StructuredOutputs(choice=(name, "other")), name[0])
+
+
+def _note(order: list[str], name: str, _done: Future[Verdict]) -> None:
+    order.append(name)
+
+
+def test_tenants_take_turns_and_have_equal_parts(own: Grammars) -> None:
+    """b's and c's grammars do not wait for all of a's."""
+    own.check(SCHEMAS[0])  # the worker is there
+    own._checks._parts = EqualParts(6, "grammar", "grammars wait to be compiled")
+    [checker] = workers_of(own)
+    os.kill(checker, signal.SIGSTOP)
+    order: list[str] = []
+    futures = []
+    for name in ("a0", "a1", "a2", "a3", "b4", "c5"):
+        futures.append(of_tenant(own, name))
+        futures[-1].add_done_callback(partial(_note, order, name))
+    with pytest.raises(TryLater, match="4 grammars wait to be compiled"):
+        of_tenant(own, "a6")
+    os.kill(checker, signal.SIGCONT)
+    assert all(one.result(PATIENCE_SECONDS) == checking.GOOD for one in futures)
+    assert max(order.index("b4"), order.index("c5")) < order.index("a2")
+    until(lambda: own._checks._parts.total == 0)
+
+
+def test_a_worker_that_others_end_says_nothing_of_the_grammar(
+    own: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = GrammarChecks._asked
+
+    def killed(checks: GrammarChecks, worker: Worker, grammar: StructuredOutputs) -> Verdict:
+        os.kill(worker.pid, signal.SIGKILL)
+        return asked(checks, worker, grammar)
+
+    monkeypatch.setattr(GrammarChecks, "_asked", killed)
+    with pytest.raises(TryLater, match="something else ended"):
+        own.check(SCHEMAS[1])
+    monkeypatch.setattr(GrammarChecks, "_asked", asked)
+    own.check(SCHEMAS[1])
+
+
+def test_no_more_than_so_many_grammars_wait(own: Grammars) -> None:
+    own._checks._parts = EqualParts(2, "grammar", "grammars wait to be compiled")
     first = own.tried(StructuredOutputs(grammar=ISSUE))
     second = own.tried(SCHEMAS[0])
     assert own.tried(SCHEMAS[0]) is second, "the same grammar waits once"

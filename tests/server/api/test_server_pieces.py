@@ -13,6 +13,7 @@ from starlette.responses import StreamingResponse
 from kvell.clock import VirtualClock
 from kvell.engine.protocol.logprobs import KeptLogprobs, TokenLogprobs, kept
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.equal_parts import EqualParts
 from kvell.errors import ChangeSomething, TryLater
 from kvell.server.access.visit import Visit
 from kvell.server.api.bodies.pieces import (
@@ -23,7 +24,6 @@ from kvell.server.api.bodies.pieces import (
     json_response,
 )
 from kvell.server.api.kept_likely import BYTES_PER_NUMBER, EXPECTED_TOKENS, KeptLikely
-from kvell.server.text.tenant_bytes import TenantBytes
 from kvell.server.text.text_stream import TextDelta
 from tests.depth import some
 
@@ -118,23 +118,23 @@ def visit(tenant: str = "a") -> Visit:
     return Visit("POST", "/", tenant, None, VirtualClock())
 
 
-def pool(numbers: int) -> TenantBytes:
-    return TenantBytes(numbers * BYTES_PER_NUMBER, "logprob_bytes", "are kept")
+def pool(numbers: int) -> EqualParts:
+    return EqualParts(numbers * BYTES_PER_NUMBER, "logprob_bytes", "bytes are kept")
 
 
 def test_what_is_reserved_is_given_back_with_the_visit() -> None:
     shared, asks = pool(6000), visit()
     likely = KeptLikely(asks, shared, "logprobs")
     likely.reserve([100], [SamplingParams(logprobs=1, prompt_logprobs=3, max_tokens=10)], 2)
-    assert shared.bytes_here == (100 * 4 + 2 * 10 * 2) * BYTES_PER_NUMBER
+    assert shared.total == (100 * 4 + 2 * 10 * 2) * BYTES_PER_NUMBER
     asks.end(200)
-    assert shared.bytes_here == 0
+    assert shared.total == 0
 
 
 def test_a_tenant_keeps_no_more_than_its_part_and_another_has_its_own() -> None:
     shared, asked = pool(3000), [SamplingParams(logprobs=4, max_tokens=500)]
     KeptLikely(visit("a"), shared, "logprobs").reserve([1], asked, 1)
-    with pytest.raises(TryLater, match="are kept") as error:
+    with pytest.raises(TryLater, match="bytes are kept") as error:
         KeptLikely(visit("a"), shared, "logprobs").reserve([1], asked, 1)
     assert error.value.bound == "logprob_bytes"
     KeptLikely(visit("b"), shared, "logprobs").reserve([1], asked, 1)
@@ -166,4 +166,4 @@ def test_longer_answers_find_room_as_they_come_or_fail() -> None:
 
     assert asyncio.run(count()) == 2 * EXPECTED_TOKENS // 100
     asks.end(429)
-    assert shared.bytes_here == 0
+    assert shared.total == 0

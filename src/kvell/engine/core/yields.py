@@ -9,7 +9,12 @@ import numpy as np
 from msgspec import structs
 
 from kvell.engine.core.figures import Figures
-from kvell.engine.failing.failures import end_without_scores, end_without_token, end_without_vector
+from kvell.engine.failing.failures import (
+    TOO_COMPLEX,
+    end_without_scores,
+    end_without_token,
+    end_without_vector,
+)
 from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import Event, Finished, Tokens
 from kvell.engine.requests.model_rules import ModelRules
@@ -237,6 +242,7 @@ def end_of(request: Request, kept_tokens: int) -> Finished:
         step_failed=request.step_failed,
         embedding=request.embedding,
         cache_write_tokens=max(0, kept_tokens - cached_tokens),
+        bound="grammar" if request.problem == TOO_COMPLEX else None,
     )
 
 

@@ -73,7 +73,7 @@ class AwaitedGrammars:
         grammars = self._of(command.model, asked)
         if grammars.known(asked):
             return False
-        future = grammars.tried(asked)
+        future = grammars.tried(asked, command.tenant)
         self._waiting[command.request_id] = command, future
         future.add_done_callback(partial(self._note, command))
         return True

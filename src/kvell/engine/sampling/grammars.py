@@ -81,13 +81,14 @@ class Grammars:
         verdict = self._checks.known(asked)
         return verdict is not None and self.agreed(asked, verdict)
 
-    def tried(self, asked: StructuredOutputs) -> Future[Verdict]:
+    def tried(self, asked: StructuredOutputs, tenant: str = "") -> Future[Verdict]:
         """Compile a grammar beside the instance; :meth:`agreed` says what the verdict means.
 
+        :param tenant: whose turn it takes.
         :raises TryLater: if too many wait to be compiled; the future raises it as well, if no
             process can be started.
         """
-        return self._checks.tried(asked)
+        return self._checks.tried(asked, tenant)
 
     def agreed(self, asked: StructuredOutputs, verdict: Verdict) -> bool:
         """True for a grammar that can be followed.

@@ -6,10 +6,10 @@ from typing import Protocol
 
 from kvell.clock import Clock
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.requests.equal_parts import EqualParts
 from kvell.front.request_log import RequestTrace
 from kvell.server.access.accounts import Account
 from kvell.server.access.tenants import engine_salt
-from kvell.server.text.tenant_bytes import TenantBytes
 from kvell.server.text.text_stream import TextDelta
 
 CLIENT_GONE_STATUS = 499
@@ -114,7 +114,7 @@ class Visit:
         self._reserved_tokens = self._in_flight = 0
         self._answer_id, self._model, self._prompt_tokens = "", "", 0
         self._output_tokens, self._cached_tokens = 0, 0
-        self._kept: list[tuple[TenantBytes, int]] = []
+        self._kept: list[tuple[EqualParts, int]] = []
         self.tenant, self.trace = tenant, trace
 
     def salt(self, client_salt: str | None) -> str:
@@ -148,7 +148,7 @@ class Visit:
         self._answer_id, self._model = answer_id, model
         self._prompt_tokens = prompt_tokens
 
-    def keep(self, pool: TenantBytes, size_bytes: int) -> None:
+    def keep(self, pool: EqualParts, size_bytes: int) -> None:
         """Count bytes that are kept for its answer, until it has ended.
 
         :raises TryLater: if there are too many already.

@@ -9,6 +9,7 @@ import numpy as np
 
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.tensors import SentTensor
+from kvell.engine.requests.equal_parts import EqualParts
 from kvell.errors import ChangeSomething
 from kvell.server.answers.template_messages import template_messages, with_objects
 from kvell.server.api.image_urls import ImageUrl
@@ -16,7 +17,6 @@ from kvell.server.api.prompt_form import CHAT_FORM, TEXT_FORM, PromptForm
 from kvell.server.logs.lines import tell
 from kvell.server.text.context_length import AnswerRoom, ContextLength
 from kvell.server.text.lanes import TextWork
-from kvell.server.text.tenant_bytes import TenantBytes
 from kvell.server.text.text_bounds import chars_within, context_too_long
 from kvell.server.text.text_encoder import TextEncoder, TokenIds
 from kvell.server.text.text_model import NO_FIELDS, TextModel
@@ -39,7 +39,7 @@ class PromptEncoder:
         self._told_of_tools = [False]  # of all tenants together
 
     @property
-    def told(self) -> TenantBytes:
+    def told(self) -> EqualParts:
         """Counts the log probabilities that answers keep, of all models."""
         return self._work.told
 

@@ -9,10 +9,10 @@ from itertools import count
 from typing import Any, Generic, TypeVar
 
 from kvell.device.process_size import give_back_freed
+from kvell.engine.requests.equal_parts import EqualParts
 from kvell.engine.requests.turns import Turn, TurnQueue
 from kvell.errors import Bound
 from kvell.server.text.held_tensors import HeldTensors
-from kvell.server.text.tenant_bytes import TenantBytes
 from kvell.server.text.text_bounds import SHORT_BYTES
 from kvell.vocabulary import MIB, RequestId
 
@@ -43,12 +43,12 @@ class Lane:
     A cancelled caller leaves the line.
 
     :param bound: that is exceeded when too much waits.
-    :param most_bytes: that may wait and be worked on (:class:`.TenantBytes`).
+    :param most_bytes: that may wait and be worked on (:class:`.EqualParts`).
     :param trims: whether freed memory goes back to the system after each piece of work.
     """
 
     def __init__(self, name: str, bound: Bound, most_bytes: int, *, trims: bool) -> None:
-        self._bytes, self._trims = TenantBytes(most_bytes, bound, "wait to be read"), trims
+        self._bytes, self._trims = EqualParts(most_bytes, bound, "bytes wait to be read"), trims
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
         self._line: TurnQueue[_Piece[Any]] = TurnQueue()
         self._numbers = count()
@@ -57,7 +57,7 @@ class Lane:
     @property
     def bytes_here(self) -> int:
         """Bytes that wait or are worked on."""
-        return self._bytes.bytes_here
+        return self._bytes.total
 
     async def run(self, size_bytes: int, work: Callable[[], Made], tenant: str = "") -> Made:
         """Do a piece of work in the thread, and return what it makes.
@@ -137,8 +137,8 @@ class _Lanes:
         self.pictures = Lane("kvell-pictures", "image_pixels", 2 * WAITING_BYTES, trims=True)
 
 
-def _told_bytes() -> TenantBytes:
-    return TenantBytes(MOST_TOLD_BYTES // 2, "logprob_bytes", "of log probabilities are kept")
+def _told_bytes() -> EqualParts:
+    return EqualParts(MOST_TOLD_BYTES // 2, "logprob_bytes", "bytes of log probabilities are kept")
 
 
 class TextWork:
@@ -153,7 +153,7 @@ class TextWork:
         self._tenant = tenant
         self._lanes: _Lanes = _Lanes() if shared is None else shared._lanes
         self.held: HeldTensors = HeldTensors() if shared is None else shared.held
-        self.told: TenantBytes = _told_bytes() if shared is None else shared.told
+        self.told: EqualParts = _told_bytes() if shared is None else shared.told
 
     def of(self, tenant: str) -> "TextWork":
         """The same lanes, where this tenant waits in its own turn."""
