@@ -101,6 +101,16 @@ def test_a_user_may_say_what_it_reads(
     assert smollm2_tokenizer.rendered_chat(messages, template=chosen) == shown
 
 
+@pytest.mark.parametrize("raises", ["1 // 0", "[1][5]", "'a'.encode('no such')", "{}['a']['b']"])
+def test_whatever_a_template_raises_is_said_of_the_messages(
+    smollm2_tokenizer: Tokenizer, raises: str
+) -> None:
+    text = "{% for m in messages %}{% if m.content == 'x' %}{{ (" + raises + ").y.z }}{% endif %}"
+    chosen = template_of(smollm2_tokenizer, text + "{% endfor %}")
+    with pytest.raises(ChangeSomething, match="messages=…: the model's chat template refuses"):
+        smollm2_tokenizer.rendered_chat([{"role": "user", "content": "x"}], template=chosen)
+
+
 def test_roles_of_ones_own_are_as_the_user(smollm2_tokenizer: Tokenizer) -> None:
     chosen = template_of(smollm2_tokenizer, PARTS)
     messages = [{"role": "critic", "content": "x"}]

@@ -252,6 +252,15 @@ def test_keys_without_limits_get_no_headers_of_limits(door: Door) -> None:
         assert not [name for name in reply.headers if name.startswith("x-ratelimit")]
 
 
+@pytest.mark.parametrize("sent", ["abc-1", "", "two words", "tab\there", "x" * 129])
+def test_an_answer_and_the_log_name_the_request(door: Door, sent: str) -> None:
+    headers = {"Authorization": "Bearer plain", "x-request-id": sent}
+    reply = door.send("/v1/x", headers, content=b"[1, 2]")
+    named = reply.headers["x-request-id"]
+    assert (named == sent) == (sent == "abc-1") and len(named) > 4
+    assert [one.request_id for one in door.notes.ends] == [named]
+
+
 def test_refused_keys_are_told_without_the_key(door: Door) -> None:
     door.ask("/v1/x", "wrong-secret")
     door.ask("/cluster", "plain")

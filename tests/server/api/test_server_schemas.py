@@ -131,6 +131,14 @@ SCHEMA_TEXT = '{"type":"object","properties":{"a":{"type":"integer"}}}'
         ({}, None),
         ({"response_format": {"type": "text"}}, None),
         ({"response_format": {"type": "json_object"}}, StructuredOutputs(json_object=True)),
+        *(
+            ({"response_format": form}, StructuredOutputs(json=SCHEMA_TEXT))
+            for form in (
+                {"type": "json_object", "schema": SCHEMA},
+                {"type": "json_schema", "schema": SCHEMA},
+                {"type": "json_schema", "json_schema": {"schema": SCHEMA, "x-origin": "sdk"}},
+            )
+        ),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
             StructuredOutputs(json=SCHEMA_TEXT),

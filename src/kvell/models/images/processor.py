@@ -69,7 +69,7 @@ class PictureProcessor:
                 raise ChangeSomething("tools", f"{len(tools)} functions", problem, remedy)
             check(text)
             made = self._processor(text=[text], images=pictures(files), return_tensors="pt")
-        except (TemplateError, TypeError, KeyError, ValueError) as error:
+        except (TemplateError, TypeError, LookupError, ValueError, ArithmeticError) as error:
             line = " ".join(str(error).split())[:200]
             problem = f"cannot be read by the model's processor ({line})"
             raise ChangeSomething("messages", "…", problem, "send fewer or other images") from error

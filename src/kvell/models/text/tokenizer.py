@@ -7,7 +7,6 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from jinja2 import TemplateError
 from numpy.typing import NDArray
 
 from kvell.errors import ChangeSomething
@@ -166,7 +165,9 @@ class Tokenizer:
                 tokenize=False,
                 **({"continue_final_message": True} if continues_last else {}),
             )
-        except (TemplateError, TypeError, KeyError, ValueError) as error:
+        except ChangeSomething:
+            raise
+        except Exception as error:  # a template may raise anything
             says_why = continues_last and "continue_final_message" in str(error)
             raise ChangeSomething(
                 "continue_final_message" if says_why else "messages",

@@ -1,5 +1,6 @@
 """One HTTP request as the door sees it: whose it is, what it reserved, what it used."""
 
+import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
@@ -38,6 +39,7 @@ class EndedVisit:
     """A request that is answered, or whose client left (status 499).
 
     :param answer_id: of the answer; "" if none was begun, and then there are no tokens either.
+    :param request_id: of ``x-request-id``, in the request or else drawn.
     :param seconds: from its head to the last byte of its answer.
     """
 
@@ -51,6 +53,7 @@ class EndedVisit:
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+    request_id: str = ""
 
 
 class VisitObserver(Protocol):
@@ -97,6 +100,7 @@ class Visit:
     :param tenant: "" on a server without keys.
     :param account: of the key; None without one.
     :param trace: follows this visit; None where nobody does.
+    :param request_id: as a proxy or the client names it; "" if they do not.
     """
 
     def __init__(
@@ -107,6 +111,7 @@ class Visit:
         account: Account | None,
         clock: Clock,
         trace: VisitTrace | None = None,
+        request_id: str = "",
     ) -> None:
         self._method, self._path = method, path
         self._account, self._clock = account, clock
@@ -116,6 +121,7 @@ class Visit:
         self._output_tokens, self._cached_tokens = 0, 0
         self._kept: list[tuple[EqualParts, int]] = []
         self.tenant, self.trace = tenant, trace
+        self.request_id = request_id or f"req-{uuid.uuid4().hex}"
 
     def salt(self, client_salt: str | None) -> str:
         """The cache salt for the engine."""
@@ -168,10 +174,11 @@ class Visit:
         self._output_tokens += tokens
 
     def headers(self) -> dict[str, str]:
-        """What the answer's head says of the key's limits."""
-        if self._account is None:
-            return {}
-        return self._account.headers(self._clock.now_seconds())
+        """What the answer's head says of the request, and of its key's limits."""
+        told = {"x-request-id": self.request_id}
+        if self._account is not None:
+            told |= self._account.headers(self._clock.now_seconds())
+        return told
 
     def end(self, status: int) -> EndedVisit:
         """Give back what was reserved and not used; called once, however the request ended."""
@@ -190,6 +197,7 @@ class Visit:
             *(self._method, self._path, self.tenant, status, now - self._came_seconds),
             *(self._answer_id, self._model),
             *(self._prompt_tokens, self._output_tokens, self._cached_tokens),
+            request_id=self.request_id,
         )
 
     def _leave(self, sequences: int) -> None:

@@ -62,4 +62,6 @@ class VisitLines:
                 "output_tokens": visit.output_tokens,
                 "cached_tokens": visit.cached_tokens,
             }
+        if visit.request_id:
+            fields["request_id"] = visit.request_id
         tell(logger, logging.INFO, "request_ended", **fields)

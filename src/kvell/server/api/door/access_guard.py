@@ -1,6 +1,6 @@
 """The door: which paths need which key, how many requests a key has, and what each visit used."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from starlette.datastructures import MutableHeaders
@@ -22,6 +22,7 @@ METRICS = "/metrics"
 OPERATORS = ("/cluster", "/debug", "/reset_prefix_cache")
 """Paths below these need an operator's key: they show or change the server itself."""
 SERVER_ERROR = 500
+LONGEST_REQUEST_ID = 128
 NO_KEY = ApiError(
     401,
     "missing or wrong API key; send Authorization: Bearer <key>, or x-api-key: <key>",
@@ -88,7 +89,8 @@ class AccessGuard:
         trace = None
         if tracer is not None:
             trace = tracer.begin(path, scope["headers"], clock.now_seconds())
-        visit = Visit(scope["method"], path, tenant, account, clock, trace)
+        request_id = _request_id(scope["headers"])
+        visit = Visit(scope["method"], path, tenant, account, clock, trace, request_id)
         await self._followed(visit, holder, scope, receive, send)
 
     async def _followed(
@@ -164,6 +166,13 @@ class _Answer:
         await self._send(message)
         if message["type"] == "http.response.body":
             self._is_whole = not message.get("more_body", False)
+
+
+def _request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """``x-request-id`` as it was sent; "" if it is none that a line of the log can show."""
+    sent = header_of(headers, b"x-request-id").decode("latin-1")
+    is_fit = len(sent) <= LONGEST_REQUEST_ID and sent.isascii() and sent.isprintable()
+    return sent if is_fit and " " not in sent else ""
 
 
 def _is_counted(scope: Scope) -> bool:

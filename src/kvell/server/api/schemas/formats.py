@@ -13,7 +13,7 @@ from kvell.errors import ChangeSomething
 class JsonSchemaFormat(BaseModel):
     """A schema with a name."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="ignore")
     name: str = Field(default="answer", max_length=64)
     """Accepted and not used."""
     description: str | None = Field(default=None, max_length=4096)
@@ -33,6 +33,8 @@ class ResponseFormat(BaseModel):
     """``text`` for any text, ``json_object`` for any JSON object, or a schema."""
     json_schema: JsonSchemaFormat | None = None
     """With the type ``json_schema``: the schema."""
+    plain_schema: Schema | None = Field(default=None, alias="schema")
+    """The schema, as llama.cpp and Together take it: beside the type, with either of the two."""
 
     def constraint(self) -> StructuredOutputs | None:
         """What the answer must look like; None for plain text.
@@ -41,6 +43,8 @@ class ResponseFormat(BaseModel):
         """
         if self.type == "text":
             return None
+        if self.plain_schema is not None and self.json_schema is None:
+            return json_constraint(self.plain_schema, "response_format.schema")
         if self.type == "json_object":
             return StructuredOutputs(json_object=True, named="response_format")
         if self.json_schema is None or self.json_schema.json_schema is None:
