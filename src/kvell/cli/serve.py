@@ -21,6 +21,7 @@ from kvell.cli.serve_options import (
     log_options,
     template_options,
 )
+from kvell.cli.terminal.environment import tell_service_manager
 from kvell.cli.terminal.faults import CHANGE
 from kvell.cli.terminal.options import engine_options, json_option, with_shared_kv_memory
 from kvell.cli.terminal.pool_options import (
@@ -163,7 +164,7 @@ def serve(
     try:
         with lines_on(sys.stderr, log_format), interruptible(), running_cluster(cluster) as address:
             options = replace(options, cluster=address)
-            serve_http(command, texts, options, announce, show_contract)
+            serve_http(command, texts, options, _ready(announce), show_contract)
     except InstanceStartError as error:
         if error.exit_code != CHANGE:
             raise
@@ -171,6 +172,16 @@ def serve(
             click.echo(f"kvell: {error}", err=True)
         # Else the instance has told the user on stderr what to change.
         raise click.exceptions.Exit(CHANGE) from error
+
+
+def _ready(announce: Callable[[str], None]) -> Callable[[str], None]:
+    """Announce the server, to systemd too."""
+
+    def announced(url: str) -> None:
+        announce(url)
+        tell_service_manager("READY=1")
+
+    return announced
 
 
 def _show_contract(lines: Sequence[str]) -> None:

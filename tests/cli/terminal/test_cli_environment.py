@@ -1,10 +1,11 @@
 """What the command line reads from its environment."""
 
+import socket
 from pathlib import Path
 
 import pytest
 
-from kvell.cli.terminal.environment import cache_dir, prepare_libraries
+from kvell.cli.terminal.environment import cache_dir, prepare_libraries, tell_service_manager
 from kvell.device.available import available_bytes, default_kv_memory_bytes
 from kvell.vocabulary import GIB, MIB
 
@@ -122,3 +123,18 @@ def write(root: Path, name: str, text: str) -> None:
     path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+
+
+@pytest.mark.parametrize("address", ["{path}", "@kvell-test-{path}"])
+def test_a_service_manager_is_told_that_it_answers(tmp_path: Path, address: str) -> None:
+    name = address.format(path=tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind("\0" + name[1:] if name[0] == "@" else name)
+        manager.settimeout(5)
+        tell_service_manager("READY=1", {"NOTIFY_SOCKET": name})
+        assert manager.recv(64) == b"READY=1"
+
+
+@pytest.mark.parametrize("address", ["", "no path", "/no/such/socket"])
+def test_where_none_listens_nothing_happens(address: str) -> None:
+    tell_service_manager("READY=1", {"NOTIFY_SOCKET": address} if address else {})

@@ -1,7 +1,9 @@
 """The only place that reads or sets environment variables."""
 
 import os
+import socket
 from collections.abc import Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 SPINS = "1000"
@@ -82,3 +84,14 @@ def ray_environment() -> dict[str, str]:
 def process_cache_dir() -> Path:
     """Return this user's cache directory; it need not exist yet."""
     return cache_dir(os.environ, Path.home())
+
+
+def tell_service_manager(state: str, environ: Mapping[str, str] = os.environ) -> None:
+    """Send systemd a state such as ``READY=1``, if it has started this process and waits for one.
+
+    sd_notify(3): a datagram to the socket in ``NOTIFY_SOCKET``; nobody there is no error.
+    """
+    address = environ.get("NOTIFY_SOCKET", "")
+    if address.startswith(("/", "@")):
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notified:
+            notified.sendto(state.encode(), "\0" + address[1:] if address[0] == "@" else address)
