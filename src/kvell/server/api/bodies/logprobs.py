@@ -7,7 +7,6 @@ ones: in completions beside those asked for, in chat in the place of the least l
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import Any
 
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.server.api.bodies.pieces import Lazy
@@ -19,7 +18,7 @@ LEAST_LOGPROB = -9999.0
 
 def chat_logprobs(
     model: TextModel, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """``choices[].logprobs`` of a chat answer, or of a piece of it."""
     content = chat_tokens(model, token_ids, logprobs)
     return {"content": Lazy(content), "refusal": None}
@@ -40,7 +39,7 @@ def completion_logprobs(
     token_ids: Sequence[int],
     logprobs: Sequence[TokenLogprobs | None],
     offsets: Iterable[int],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """``choices[].logprobs`` of a completion, or of a piece of it.
 
     :param logprobs: None for the first token of a prompt, which has no probability.
@@ -77,7 +76,7 @@ def prompt_logprobs_body(
     return Lazy(chain([None], rest))
 
 
-def _chat_token(model: TextModel, token: int, logprob: float) -> dict[str, Any]:
+def _chat_token(model: TextModel, token: int, logprob: float) -> dict[str, object]:
     data = model.token_bytes(token)
     return {
         "token": model.token_text(token) if _is_text(data) else _escaped(data),
