@@ -254,6 +254,7 @@ class TestInstance:
 class FakeTokenizer:
     eos_token_ids = frozenset({2})
     special_ids = frozenset({6})
+    decoder = None
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         return [len(text)]

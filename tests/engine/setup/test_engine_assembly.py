@@ -145,16 +145,13 @@ def test_a_gpu_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> No
         load_model(Path("anywhere"), "auto", "cuda", lambda what, done: None)
 
 
-def test_a_draft_model_bounds_the_length_too() -> None:
+def test_a_draft_model_bounds_its_draft_tokens_alone() -> None:
     options = EngineOptions(num_speculative_tokens=2)
     limits = make_limits(gemma_pool(1024 * MIB), model(), options, model(4_096))
-    assert (limits.max_model_len, limits.num_speculative_tokens) == (4_096, 2)
-    assert limits.has_drafter
-    assert not make_limits(gemma_pool(1024 * MIB), model(), options).has_drafter
-    with pytest.raises(ChangeSomething, match="or of its draft model: 4096 tokens"):
-        make_limits(
-            gemma_pool(1024 * MIB), model(), replace(options, max_model_len=5_000), model(4_096)
-        )
+    assert (limits.max_model_len, limits.num_speculative_tokens) == (32_768, 2)
+    assert limits.has_drafter and limits.draft_tokens_end == 4_096
+    alone = make_limits(gemma_pool(1024 * MIB), model(), options)
+    assert not alone.has_drafter and alone.draft_tokens_end == 0
 
 
 @pytest.mark.parametrize(

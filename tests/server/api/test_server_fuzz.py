@@ -53,7 +53,7 @@ CASES = {
     "GET /debug/pages/{instance}/{large_page}": 30,
 }
 """Of each kind of data; routes without parameters are asked once."""
-CHANGES = ("POST /cluster/scale", "POST /cluster/drain")
+CHANGES = ("POST /reset_prefix_cache", "POST /cluster/scale", "POST /cluster/drain")
 """Routes that change the server."""
 COSTLY = (
     *("POST /v1/chat/completions", "POST /v1/messages", "POST /v1/messages/count_tokens"),
