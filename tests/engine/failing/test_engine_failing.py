@@ -258,7 +258,7 @@ def test_a_grammar_that_is_stuck_says_so() -> None:
     core.submit(make_submit("a", PROMPT, 6))
     [ended] = core.commit(StepResult(core.plan().step, (NO_TOKEN,)))
     assert isinstance(ended, Finished)
-    assert (ended.reason, ended.message, ended.bound) == ("refused", TOO_COMPLEX, "grammar")
+    assert (ended.reason, ended.message, ended.bound) == ("error", TOO_COMPLEX, "grammar")
 
 
 def failed(cause: BaseException) -> StepFailed:

@@ -53,8 +53,9 @@ CASES = {
     "GET /debug/pages/{instance}/{large_page}": 30,
 }
 """Of each kind of data; routes without parameters are asked once."""
-CHANGES = ("POST /reset_prefix_cache", "POST /cluster/scale", "POST /cluster/drain")
+CHANGES = ("POST /cluster/scale", "POST /cluster/drain")
 """Routes that change the server."""
+WITHOUT_BODY = ("POST /ping", "POST /reset_prefix_cache")
 COSTLY = (
     *("POST /v1/chat/completions", "POST /v1/messages", "POST /v1/messages/count_tokens"),
     "POST /tokenize",
@@ -279,7 +280,7 @@ def fuzz_schema(server: Fuzzed, chosen: int, are_costly: bool) -> int:
     for operation in operations(server.url):
         if operation.label in CHANGES or (operation.label in COSTLY) != are_costly:
             continue
-        takes_body = operation.method == "post" and operation.label != "POST /ping"
+        takes_body = operation.method == "post" and operation.label not in WITHOUT_BODY
         modes = [GenerationMode.POSITIVE] + [GenerationMode.NEGATIVE] * takes_body
         for mode in modes:
             ask_all(server, operation, mode, scaled(CASES.get(operation.label, 0)), chosen)

@@ -47,8 +47,6 @@ def end_without_token(request: Request, mark: int) -> None:
     request.finish_reason = "error"
     if mark == NO_TOKEN:
         request.problem = NONE_ALLOWED if request.sampling.is_bounded else TOO_COMPLEX
-        if request.problem == TOO_COMPLEX:  # for the client to change
-            request.finish_reason = "refused"
         return
     request.is_spoiled = True
     request.problem = (
