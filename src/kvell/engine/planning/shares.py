@@ -20,7 +20,7 @@ def gives_way(running: Sequence[Request]) -> Request:
         return running[-1]
     held = _held_tokens(running)
     young = [one for one in own if one is not running[0]] or own
-    return max(enumerate(young), key=lambda one: (held[one[1].turn.tenant], one[0]))[1]
+    return _youngest_of_largest(young, held)
 
 
 def makes_way(head: Request, running: Sequence[Request], *, for_seat: bool) -> Request | None:
@@ -40,15 +40,18 @@ def makes_way(head: Request, running: Sequence[Request], *, for_seat: bool) -> R
         and not one.borrows
         and _was_worth_its_start(one)
     ]
-    return max(
-        enumerate(fit), key=lambda one: (held[one[1].turn.tenant], one[0]), default=(0, None)
-    )[1]
+    return _youngest_of_largest(fit, held) if fit else None
 
 
 def _was_worth_its_start(request: Request) -> bool:
     """Whether a request has made as much as took the time of computing what it began with."""
     made = request.num_output - request.entered_output
     return made > 0 and PROMPT_TOKENS_PER_MADE * made >= request.entered_tokens
+
+
+def _youngest_of_largest(requests: Sequence[Request], held: Counter[str]) -> Request:
+    """The last one among the requests of the tenant that holds most."""
+    return max(enumerate(requests), key=lambda one: (held[one[1].turn.tenant], one[0]))[1]
 
 
 def _held_tokens(running: Sequence[Request]) -> Counter[str]:
