@@ -14,8 +14,10 @@ import pytest
 
 from kvell.errors import ChangeSomething, TryLater
 from kvell.memory import audit
+from kvell.mempool.entries import Heard, PeerEntry
 from kvell.mempool.pool import MemPool
 from kvell.mempool.rendezvous import PageTransport
+from kvell.mempool.transfers.actions import Action
 from kvell.wire.endpoints import Endpoint
 from tests.mempool.pools import FULL, SECRET, fill, holds_right, layout_of, pool_at, write
 
@@ -233,6 +235,27 @@ def test_strangers_are_not_let_in(tmp_path: Path) -> None:
         assert a.peers() == []
         with pytest.raises(TryLater, match="no instance answers"):
             a.connect(tmp_path / "nobody")
+
+
+def test_a_fault_that_one_peer_finds_is_for_it_alone(
+    pair: tuple[MemPool, MemPool], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    a, b = pair
+    fill(a, TEXT)
+    handle = b._agent.handle
+
+    def fails_once(entry: PeerEntry) -> list[Action]:
+        if isinstance(entry, Heard):
+            monkeypatch.setattr(b._agent, "handle", handle)
+            raise ZeroDivisionError("a mistake of this program")
+        return handle(entry)
+
+    monkeypatch.setattr(b._agent, "handle", fails_once)
+    with pytest.raises(TryLater):
+        a.transfer_with_insert("b", TEXT)
+    assert [record.getMessage() for record in caplog.records] == ["a was hung up on by mistake"]
+    a.connect(address_of(b))
+    assert a.transfer_with_insert("b", TEXT) == len(TEXT)
 
 
 def test_an_address_in_use_is_named(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import kvell
 from kvell.engine.protocol.messages import Submit
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.vocabulary import RequestId
-from kvell.wire.decoding import MalformedError, decode
+from kvell.wire.decoding import MalformedError, decode, decode_json, decode_toml
 from kvell.wire.frames import ProtocolError
 from tests.depth import some
 
@@ -35,8 +35,17 @@ HOSTILE = {
     "two messages": b"\x01\x01",
     "JSON that is not UTF-8": b'{"' + LATIN + b'": "' + LATIN + b'"}',
     "JSON in JSON": b"[" * 4000,
-    "a number beyond all": b"9" * 4000,
+    "a number beyond all": b"9" * 5000,
 }
+WAYS = (
+    *(
+        "msgspec.json.decode",
+        "msgspec.msgpack.decode",
+        "msgspec.toml.decode",
+        "msgspec.yaml.decode",
+    ),
+    *("json.loads", "json.load", "tomllib.loads", "tomllib.load"),
+)
 DECODERS = (msgspec.msgpack.Decoder, msgspec.json.Decoder)
 
 
@@ -111,7 +120,7 @@ def asked_elsewhere(tree: ast.Module) -> Iterator[int]:
         called = ast.unparse(node.func)
         of = ast.unparse(node.func.value).partition("[")[0]
         is_decoder = node.func.attr == "decode" and (of in owned or of.endswith("Decoder"))
-        if called in ("msgspec.json.decode", "msgspec.msgpack.decode") or is_decoder:
+        if called in WAYS or is_decoder:
             yield node.lineno
 
 
@@ -129,9 +138,10 @@ def test_the_search_finds_each_way_to_decode() -> None:
         "ONE.decode(b'')\n"
         "SOME['a'].decode(b'')\n"
         "msgspec.json.decode(b'')\n"
+        "json.loads('')\n"
         "b''.decode()\n"
     )
-    assert list(asked_elsewhere(ways)) == [4, 5, 6]
+    assert list(asked_elsewhere(ways)) == [4, 5, 6, 7]
 
 
 def test_nobody_decodes_by_itself() -> None:
@@ -141,4 +151,21 @@ def test_nobody_decodes_by_itself() -> None:
         if file != THE_PLACE
         for line in asked_elsewhere(ast.parse(file.read_text()))
     ]
-    assert not found, "use kvell.wire.decoding.decode"
+    assert not found, "use kvell.wire.decoding"
+
+
+@pytest.mark.parametrize(
+    "text", [*HOSTILE.values(), "[" * 100_000, '{"a":' * 100_000, "\ud800", "{"]
+)
+def test_json_and_toml_have_one_error_too(text: str | bytes) -> None:
+    with pytest.raises(MalformedError, match="malformed a file: "):
+        decode_json(text, "a file")
+    if isinstance(text, str):
+        with pytest.raises(MalformedError, match="malformed a file: "):
+            decode_toml(text, "a file")
+
+
+def test_json_has_what_its_reader_asks_for() -> None:
+    assert decode_json(b'{"a": [1, NaN]}', hook=len, constant=lambda _: 2) == 1
+    assert decode_json('"\n"', strict=False) == "\n"
+    assert decode_toml("a = 1") == {"a": 1}

@@ -6,7 +6,6 @@ Where clients and server share cores, as they do in tests, that is in it too.
 """
 
 import asyncio
-import json
 import signal
 import subprocess
 from collections.abc import Iterator, Sequence
@@ -28,6 +27,7 @@ from kvell.load.prompts import id_prompts
 from kvell.load.run import measure
 from kvell.models.sources.progress import Progress
 from kvell.simulator.traces.rows import TraceRow
+from kvell.wire.decoding import decode_json
 
 BATCHES = (1, 4, 12)
 ROUNDS = 4
@@ -70,7 +70,7 @@ def server(command: Sequence[str]) -> Iterator[str]:
             if not line:
                 problem = "no server of this model starts"
                 raise ChangeSomething("--model", command[-1], problem, "use --no-serving")
-            yield str(json.loads(line)["url"])
+            yield str(decode_json(line)["url"])
         finally:
             process.send_signal(signal.SIGTERM)
             try:

@@ -1,6 +1,5 @@
 """Reads prompts from a file of JSON lines."""
 
-import json
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvell.errors import ChangeSomething
+from kvell.wire.decoding import MalformedError, decode_json
 
 _FIELD = "--prompts"
 
@@ -59,9 +59,9 @@ def _numbered_lines(path: str) -> Iterable[tuple[int, str]]:
 
 def _parse(line: str, where: str) -> PromptLine:
     try:
-        found = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise _wrong(where, f"is not JSON ({error.msg})") from error
+        found = decode_json(line)
+    except MalformedError as error:
+        raise _wrong(where, f"is not JSON ({error})") from error
     if not isinstance(found, dict):
         raise _wrong(where, "is not a JSON object")
     if found.get("images"):

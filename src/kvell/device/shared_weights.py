@@ -29,6 +29,7 @@ from kvell.device.weight_memory import (
     protect,
 )
 from kvell.errors import ChangeSomething
+from kvell.wire.decoding import decode_json
 
 MANIFEST_BYTES = CHUNK_BYTES
 LENGTH_BYTES = 8
@@ -122,7 +123,7 @@ class SharedWeights:
         """The complete entries, and where the next one goes."""
         found, at_bytes = [], 0
         while length := int.from_bytes(self._read(LENGTH_BYTES, at_bytes), "little"):
-            fields = json.loads(self._read(length, at_bytes + LENGTH_BYTES))
+            fields = decode_json(self._read(length, at_bytes + LENGTH_BYTES))
             pieces = tuple(PieceEntry(**piece) for piece in fields["pieces"])
             found.append(ModelEntry(fields["key"], pieces))
             at_bytes += LENGTH_BYTES + -(-length // LENGTH_BYTES) * LENGTH_BYTES

@@ -5,6 +5,7 @@ engine's between two of its steps.
 """
 
 import contextlib
+import logging
 import queue
 import selectors
 import socket
@@ -46,6 +47,8 @@ from kvell.mempool.transports.peer import Peer, PeerGone
 from kvell.mempool.transports.rights import Rights
 from kvell.wire.endpoints import Endpoint
 from kvell.wire.greeting import Greeting
+
+logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 News = Arrived | Ended | Fetched | RoomGranted
@@ -351,7 +354,11 @@ class Node:
             ready = self._selector.select(self._pause_seconds())
             self._tick()  # after a pause, deadlines of what is heard count from now
             for key, mask in ready:
-                self._served(key, mask)
+                if key.fileobj is not self._woken:
+                    self._hear(key.data, mask)
+                    continue
+                with contextlib.suppress(BlockingIOError):
+                    self._woken.recv(4096)
             with contextlib.suppress(queue.Empty):
                 while True:
                     _answer(*self._asked.get_nowait())
@@ -365,13 +372,6 @@ class Node:
             return LONGEST_PAUSE_SECONDS
         return min(LONGEST_PAUSE_SECONDS, max(0.0, (self._deadline - self.now()) / 1000))
 
-    def _served(self, key: selectors.SelectorKey, mask: int) -> None:
-        if key.fileobj is self._woken:
-            with contextlib.suppress(BlockingIOError):
-                self._woken.recv(4096)
-        else:
-            self._hear(key.data, mask)
-
     def _hear(self, peer: Peer, mask: int) -> None:
         try:
             if mask & selectors.EVENT_WRITE:
@@ -380,6 +380,9 @@ class Node:
                 for message in peer.receive():
                     self._heard(peer.told.instance, message)
         except PeerGone:
+            self._lose(peer)
+        except Exception:  # a fault of ours, which one peer has found: the others are served
+            logger.exception("%s was hung up on by mistake", peer.told.instance)
             self._lose(peer)
 
     def _heard(self, peer: str, message: PeerMessage) -> None:

@@ -79,7 +79,14 @@ index_changes = st.one_of(
     st.builds(BlocksRemoved, naturals, hashes),
 )
 commands: st.SearchStrategy[Command] = st.one_of(
-    st.builds(Submit, texts.map(RequestId), st.binary(max_size=64), samplings, texts, naturals),
+    st.builds(
+        Submit,
+        texts.map(RequestId),
+        st.binary(max_size=16).map(lambda part: 4 * part),
+        samplings,
+        texts,
+        naturals,
+    ),
     st.builds(Cancel, texts.map(RequestId)),
     st.builds(AskStats),
     st.builds(ResetPrefixCache),

@@ -1,7 +1,8 @@
 """Batches reach subscribers in order, and those they missed again."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import zmq.asyncio
 from kvell.engine.protocol.notices import BlocksRemoved, IndexNotice
 from kvell.errors import ChangeSomething
 from kvell.front.events.events_config import KvEventsConfig
-from kvell.front.events.publisher import EventsPublisher
+from kvell.front.events.publisher import END_OF_REPLAY, EventsPublisher
 
 PATIENCE_SECONDS = 20.0
 
@@ -96,6 +97,38 @@ def test_missed_batches_are_replayed_as_far_as_they_are_kept(tmp_path: Path) -> 
         assert told == {8: [(8, 8), (9, 9)], 0: [(6, 6), (7, 7), (8, 8), (9, 9)]}
 
     run(test)
+
+
+class FailsOnce(deque[Any]):
+    """Batches that cannot be read the first time."""
+
+    has_failed = False
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.has_failed:
+            self.has_failed = True
+            raise ZeroDivisionError("a mistake of this program")
+        return super().__iter__()
+
+
+def test_a_replay_that_fails_ends_no_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        context = zmq.asyncio.Context()
+        replay = f"ipc://{tmp_path}/replay"
+        async with EventsPublisher(KvEventsConfig("tcp://127.0.0.1:*", replay)) as publisher:
+            publisher._kept = FailsOnce()
+            client = context.socket(zmq.DEALER)
+            client.connect(replay)
+            for _ in range(2):
+                await client.send_multipart([b"", bytes(8)])
+            assert (await client.recv_multipart())[1] == END_OF_REPLAY
+            client.close()
+        context.destroy()
+
+    run(test)
+    assert [record.getMessage() for record in caplog.records] == ["a replay of KV events failed"]
 
 
 def test_nobody_needs_to_listen(tmp_path: Path) -> None:

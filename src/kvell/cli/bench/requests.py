@@ -1,12 +1,12 @@
 """Builds the requests of ``kvell bench serve``: ids, words or messages, and extra fields."""
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvell.cli.terminal.session import Session
 from kvell.errors import ChangeSomething
+from kvell.wire.decoding import MalformedError, decode_json
 
 PromptFormat = Literal["auto", "ids", "text"]
 Encode = Callable[[str], list[int]]
@@ -74,8 +74,8 @@ def extra_fields(flags: Flags) -> dict[str, Any]:
     :raises ChangeSomething: if ``--extra-body`` is not a JSON object.
     """
     try:
-        found = json.loads(flags.extra_body or "{}")
-    except ValueError:
+        found = decode_json(flags.extra_body or "{}")
+    except MalformedError:
         found = None
     if not isinstance(found, dict):
         remedy = """write it like '{"top_k": 1}'"""

@@ -104,7 +104,7 @@ class Submit:
     ``pooling`` asks for the prompt's vector in place of tokens: it comes with ``Finished``, and
     ``sampling`` does not matter.
 
-    :raises ChangeSomething: if it asks for several answers, or the output is no whole tokens.
+    :raises ChangeSomething: if it asks for several answers, or prompt or output have half a token.
     """
 
     request_id: RequestId
@@ -129,9 +129,10 @@ class Submit:
         if self.placement and (self.goes_to or self.pulls_from):
             problem = "is for a request that stays where it is computed"
             raise ChangeSomething("placement", "…", problem, "leave out goes_to and pulls_from")
-        if len(self.output) % 4:
-            size = f"{len(self.output)} bytes"
-            raise ChangeSomething("output", size, "are no whole tokens", "send 4 bytes per token")
+        for name, tokens in (("prompt", self.prompt), ("output", self.output)):
+            if len(tokens) % 4:
+                size = f"{len(tokens)} bytes"
+                raise ChangeSomething(name, size, "are no whole tokens", "send 4 bytes per token")
         if self.sampling.n != 1:
             raise ChangeSomething("n", self.sampling.n, "is not 1", "submit each answer on its own")
         if self.pooling and self.output:

@@ -112,10 +112,9 @@ def images_problem(
     :param images: (first token in the prompt, tokens there, image tokens).
     :param length: tokens that prompt and output will have together.
     """
-    rows = np.asarray(images, np.int32)
     try:
-        facts = facts_of(len(prompt), None, rows)
-    except ValueError as error:
+        facts = facts_of(len(prompt), None, np.asarray(images, np.int32))
+    except (ValueError, OverflowError) as error:
         return ChangeSomething("images", images, str(error), "give each its own tokens, in order")
     inside = np.zeros(len(prompt), np.bool_)
     for image in facts.images:

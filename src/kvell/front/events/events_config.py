@@ -1,10 +1,10 @@
 """The value of ``--kv-events-config``, as users of vLLM write it."""
 
-import json
 from dataclasses import dataclass, fields
 from typing import Any
 
 from kvell.errors import ChangeSomething
+from kvell.wire.decoding import MalformedError, decode_json
 
 FIELD = "kv_events_config"
 DEFAULT_ENDPOINT = "tcp://127.0.0.1:5557"
@@ -47,8 +47,8 @@ def parse_events_config(text: str) -> KvEventsConfig | None:
     :raises ChangeSomething: naming the field that is wrong.
     """
     try:
-        given = json.loads(text)
-    except ValueError as error:
+        given = decode_json(text)
+    except MalformedError as error:
         raise _wrong(
             text[:80], f"is not JSON ({error})", 'give \'{"endpoint": "tcp://*:5557"}\''
         ) from error

@@ -7,8 +7,10 @@ batch]`` for each that is kept, then a number of -1.
 
 import asyncio
 import contextlib
+import logging
 import time
 from collections import deque
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -23,6 +25,8 @@ from kvell.front.events.kv_events import AllBlocksCleared, Event, KVEventBatch, 
 
 END_OF_REPLAY = (-1).to_bytes(8, "big", signed=True)
 LINGER_MILLISECONDS = 500
+
+logger = logging.getLogger(__name__)
 
 
 class EventsPublisher:
@@ -104,14 +108,20 @@ class EventsPublisher:
         try:
             while True:
                 frames = await router.recv_multipart()
-                if len(frames) != 3 or len(frames[2]) != 8:
-                    continue  # no request of this protocol
-                client, start = frames[0], int.from_bytes(frames[2], "big")
-                for number, batch in [one for one in self._kept if one[0] >= start]:
-                    await router.send_multipart([client, b"", number.to_bytes(8, "big"), batch])
-                await router.send_multipart([client, b"", END_OF_REPLAY, b""])
+                try:
+                    await self._send_again(router, frames)
+                except Exception:  # of one request: the others are answered
+                    logger.exception("a replay of KV events failed")
         finally:
             router.close()
+
+    async def _send_again(self, router: zmq.asyncio.Socket, frames: Sequence[bytes]) -> None:
+        if len(frames) != 3 or len(frames[2]) != 8:
+            return  # no request of this protocol
+        client, start = frames[0], int.from_bytes(frames[2], "big")
+        for number, batch in [one for one in self._kept if one[0] >= start]:
+            await router.send_multipart([client, b"", number.to_bytes(8, "big"), batch])
+        await router.send_multipart([client, b"", END_OF_REPLAY, b""])
 
 
 def _open(socket: "zmq.Socket[Any]", address: str, *, is_bound: bool) -> None:

@@ -89,16 +89,19 @@ class Asking:
         if len(message.tokens) % 4 or message.ticks_left <= 0:
             return [_declined(asker, message, "there are no such tokens")]
         tokens = np.frombuffer(message.tokens, "<i4").astype(np.int32)
-        transfer, actions = self._copies.begin(
-            asker,
-            tokens,
-            now,
-            now + min(message.ticks_left, MOST_TICKS),
-            root=message.root,
-            model=message.model,
-            beyond=message.beyond,
-            private=_named(message.incarnation, message.number),
-        )
+        try:
+            transfer, actions = self._copies.begin(
+                asker,
+                tokens,
+                now,
+                now + min(message.ticks_left, MOST_TICKS),
+                root=message.root,
+                model=message.model,
+                beyond=message.beyond,
+                private=_named(message.incarnation, message.number),
+            )
+        except ValueError as error:  # of a model that is not served here
+            return [_declined(asker, message, str(error))]
         if transfer is None:
             return [_declined(asker, message, NOTHING_MORE)]
         self._answers[transfer] = asker, message

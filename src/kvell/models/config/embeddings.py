@@ -4,7 +4,6 @@ A model of either kind answers with numbers whatever is done to it, so what is n
 in its files and refused.  A model that says nothing gets the vector of the prompt's last token.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 from kvell.errors import ChangeSomething
 from kvell.models.config.config_fields import optional_size, text_config
 from kvell.models.config.json_files import CONFIG_FILE, one_line, read_optional_json
+from kvell.wire.decoding import MalformedError, decode_json
 
 MODULES_FILE = "modules.json"
 LAST_TOKEN = "lasttoken"
@@ -106,8 +106,8 @@ def _modules(file: Path) -> list[Mapping[str, Any]]:
     if not file.is_file():
         return []
     try:
-        found = json.loads(file.read_bytes())
-    except ValueError as error:
+        found = decode_json(file.read_bytes())
+    except MalformedError as error:
         problem = f"is not valid JSON ({one_line(error)})"
         raise ChangeSomething("model", file, problem, "fetch the file again") from error
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):

@@ -1,11 +1,11 @@
 """Reads the JSON files of a model directory; reports errors in one clear line."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from kvell.errors import ChangeSomething
+from kvell.wire.decoding import MalformedError, decode_json
 
 CONFIG_FILE = "config.json"
 OVERRIDES_FLAG = "--hf-overrides"
@@ -29,8 +29,8 @@ def read_json(file: Path) -> dict[str, Any]:
     if fault := not_the_file(data):
         raise ChangeSomething("model", file, fault, FETCH_AGAIN)
     try:
-        raw = json.loads(data, object_hook=_number)
-    except ValueError as error:
+        raw = decode_json(data, hook=_number)
+    except MalformedError as error:
         raise ChangeSomething(
             "model", file, f"is not valid JSON ({one_line(error)})", "fetch the file again"
         ) from error
@@ -70,8 +70,8 @@ def parsed_overrides(text: str | None) -> dict[str, object]:
     :raises ChangeSomething: if the text is no JSON object.
     """
     try:
-        fields = json.loads(text) if text is not None else {}
-    except ValueError:
+        fields = decode_json(text) if text is not None else {}
+    except MalformedError:
         fields = None
     if isinstance(fields, dict):
         return fields

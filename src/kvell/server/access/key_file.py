@@ -13,13 +13,13 @@
 """
 
 import re
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from kvell.errors import ChangeSomething
 from kvell.server.access.keys import ApiKey, digest_of
+from kvell.wire.decoding import MalformedError, decode_toml
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 SHA256 = re.compile(r"[0-9a-fA-F]{64}")
@@ -43,11 +43,11 @@ def read_keys(path: Path, max_in_flight: int = MAX_IN_FLIGHT) -> tuple[ApiKey, .
     :raises ChangeSomething: naming the entry and field that is wrong; it never shows a key.
     """
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = decode_toml(path.read_text(encoding="utf-8"))
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
         raise ChangeSomething("--api-key-file", path, problem, "give a readable file") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (MalformedError, UnicodeDecodeError) as error:
         # What could not be read may be a key, so it is not repeated; the place is.
         place = re.search(r"\(at .*\)", str(error))
         problem = f"is not valid TOML {place.group() if place else ''}".rstrip()

@@ -3,12 +3,12 @@
 Users may edit them; :mod:`kvell.cost.analytic` defines the fields.
 """
 
-import tomllib
 from dataclasses import fields
 from pathlib import Path
 
 from kvell.cost.analytic import DeviceProfile, LinkProfile, StepCost
 from kvell.errors import ChangeSomething
+from kvell.wire.decoding import MalformedError, decode_toml
 
 __all__ = [
     "DEFAULT_HARDWARE",
@@ -65,8 +65,8 @@ def _read(flag: str, name: str, directory: Path) -> tuple[str, dict[str, object]
         known = ", ".join(hardware_names(directory))
         raise ChangeSomething(flag, name, "is no profile", f"use a TOML file or {known}")
     try:
-        return path.stem, tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return path.stem, decode_toml(path.read_text())
+    except (MalformedError, UnicodeDecodeError) as error:
         raise ChangeSomething(flag, name, f"is no TOML ({error})", "repair it") from error
 
 

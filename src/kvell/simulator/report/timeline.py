@@ -13,6 +13,7 @@ from typing import Any
 
 from kvell.errors import ChangeSomething
 from kvell.simulator.traces.lines_file import open_lines
+from kvell.wire.decoding import MalformedError, decode_json
 
 MAX_MOMENTS = 2_000
 
@@ -101,8 +102,8 @@ def read_timeline(path: Path) -> list[Moment]:
     moments: list[Moment] = []
     for number, line in enumerate(lines, start=1):
         try:
-            moments.append(_moment(json.loads(line)))
-        except (ValueError, TypeError, KeyError) as error:
+            moments.append(_moment(decode_json(line)))
+        except (MalformedError, ValueError, TypeError, KeyError) as error:
             problem = f"is no step of a timeline ({type(error).__name__}: {error})"
             raise ChangeSomething("FILE", f"{path}:{number}", problem, remedy) from error
         if _names(moments[-1]) != _names(moments[0]):

@@ -21,6 +21,7 @@ from kvell.simulator.traces.rows import (
     ideal_hit_tokens,
     repeated,
 )
+from kvell.wire.decoding import MalformedError, decode_json
 
 __all__ = [
     "BlockIds",
@@ -108,8 +109,8 @@ class _Order:
 
 def _object(place: str, line: str) -> dict[str, Any]:
     try:
-        raw = json.loads(line)
-    except ValueError as error:
+        raw = decode_json(line)
+    except MalformedError as error:
         raise _wrong(place, "line", f"is not JSON ({error})") from error
     if not isinstance(raw, dict):
         raise _wrong(place, "line", "is no JSON object")

@@ -12,6 +12,7 @@ from llguidance._lib import LLMatcher, LLTokenizer  # the package itself may imp
 from kvell.engine.protocol.schemas.following import followed
 from kvell.engine.protocol.schemas.patterns import ascii_classes, ascii_lark
 from kvell.engine.protocol.structured_outputs import CallForm, Calls, StructuredOutputs
+from kvell.wire.decoding import MalformedError, decode_json
 
 JSON_OPTIONS: Any = {
     "whitespace_flexible": False,
@@ -63,9 +64,9 @@ def _schema(text: str | None) -> tuple[str, tuple[str, ...]]:
     :param text: None for that of any object.
     """
     try:
-        sent = json.loads(ANY_OBJECT if text is None else text)
-    except RecursionError:
-        raise ValueError("the schema is too complex: it is nested too deeply") from None
+        sent = decode_json(ANY_OBJECT if text is None else text, "schema")
+    except MalformedError as error:
+        raise ValueError(str(error)) from error
     found = followed(sent)
     keywords = tuple(dict.fromkeys(one.keyword for one in found.unfollowed))
     schema, plain = found.schema, json.dumps(found.schema)

@@ -5,6 +5,7 @@ from typing import Any, NoReturn
 
 from kvell.server.answers.reading.brackets import BracketSpan
 from kvell.server.answers.reading.modes import SPACE
+from kvell.wire.decoding import MalformedError, decode_json
 
 DEEPEST = 64
 """Levels of brackets that are read; deeper text is no call."""
@@ -21,7 +22,10 @@ def read_json(text: str) -> Any:
         span.scan(text)
         if not span.closed or span.deepest > DEEPEST:
             raise ValueError("brackets do not match, or are too deep")
-    return json.loads(text, strict=False, parse_constant=_refuse)
+    try:
+        return decode_json(text, constant=_refuse, strict=False)
+    except MalformedError as error:
+        raise ValueError(str(error)) from error
 
 
 def write_json(value: Any) -> str:

@@ -1,10 +1,10 @@
 """How a server shows itself: names, the path under which a proxy has it, pages of other origins."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvell.errors import ChangeSomething
+from kvell.wire.decoding import MalformedError, decode_json
 
 ANY = "*"
 
@@ -63,8 +63,8 @@ def listed(name: str, given: Sequence[str]) -> tuple[str, ...]:
             found.append(one)
             continue
         try:
-            values = json.loads(one)
-        except ValueError:
+            values = decode_json(one)
+        except MalformedError:
             values = [None]
         if not all(isinstance(value, str) for value in values):
             remedy = """give one at a time, or a list such as '["*"]'"""
