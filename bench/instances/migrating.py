@@ -74,7 +74,7 @@ async def drained(way: str, context: int, requests: int) -> dict[str, float]:
             prompt = random.integers(20, 40_000, context).tolist()
             tasks.append(asyncio.create_task(stream.read(engine, prompt, f"r{number}")))
         await until(lambda: all(len(one.times) >= SETTLED_TOKENS for one in streams))
-        entries, _ = engine._front.entries()
+        entries = engine._front.entries().in_flight
         leaving = [int(one.request_id[1:]) for one in entries if one.line == "mixed-0"]
         usual = median(
             after - before

@@ -53,7 +53,7 @@ class Outcome:
 def moving(engine: AsyncEngine) -> list[Pair]:
     """Requests with a computed prompt that go from one instance that serves to another."""
     names = {one.instance_id for one in serving(engine)}
-    submitted, _ = engine._front.entries()
+    submitted = engine._front.entries().in_flight
     return [
         (entry.line, entry.goes_to, entry)
         for entry in submitted
@@ -66,7 +66,7 @@ def moving(engine: AsyncEngine) -> list[Pair]:
 def borrowing(engine: AsyncEngine) -> list[Pair]:
     """Requests of an instance that serves with sections at another one that does."""
     names = {one.instance_id for one in serving(engine)}
-    submitted, _ = engine._front.entries()
+    submitted = engine._front.entries().in_flight
     entries = {entry.request_id: entry for entry in submitted}
     return [
         (entries[part.req_id].line, part.inst_id, entries[part.req_id])

@@ -151,7 +151,7 @@ def test_a_request_that_dies_at_each_attempt_is_refused_with_its_reason(
 
 def _with_deaths(engine: AsyncEngine, count: int) -> list[LogEntry]:
     """Requests that an instance has, after so many deaths of others that had them."""
-    submitted, _ = engine._front.entries()
+    submitted = engine._front.entries().in_flight
     return [entry for entry in submitted if entry.attempts.deaths == count]
 
 

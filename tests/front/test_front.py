@@ -297,7 +297,7 @@ def test_a_seed_is_drawn_where_none_was_given(instance_command: CommandFactory) 
             async def seed_of(sampling: SamplingParams) -> int | None:
                 async with aclosing(front.generate(PROMPT, sampling)) as outputs:
                     await anext(outputs)
-                    running, _ = front.entries()
+                    running = front.entries().in_flight
                     return running[-1].sampling.seed
 
             endless = SamplingParams(max_tokens=4000)

@@ -102,6 +102,39 @@ def test_within_reach_and_nobody_to_lend_waits_and_holds_up_nobody() -> None:
     assert command.request_id == "long", "in turn, though the later one needs less"
 
 
+@pytest.mark.parametrize("names", [("prefill-0", *NAMES), ("prefill-0", "decode-0", "decode-1")])
+def test_prompts_that_others_compute_are_no_matter_to_a_long_one(names: tuple[str, ...]) -> None:
+    """It is computed where it is decoded; those for prompts alone lend."""
+    queue = opened(*names)
+    at, command = submitted(queue, entry(90, 10))
+    assert at != "prefill-0" and command.goes_to == ""
+    assert parts(command)["prefill-0"] > 0
+
+
+def test_who_waits_beside_idle_instances_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    queue = opened(*NAMES)
+    for name in NAMES:  # what is held there nobody gives back
+        queue.heard(name, beat(8), 0.0)
+    queue.add(entry(90, name="long"))
+    for now in (0.0, 5.0, 9.0):
+        assert queue.due(now) == []
+        queue.heard("mixed-0", beat(8), now)
+    assert queue.entries().idle_wait is None and not caplog.records
+    for now in (10.0, 11.0):
+        queue.heard("mixed-0", beat(8), now)
+    why = "one with a prompt of 90 tokens is longer than one instance's memory, and no other lends"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"1 requests wait though every instance is idle: {why} what it needs"
+    ]
+    wait = queue.entries().idle_wait
+    assert wait is not None and (wait.requests, wait.seconds) == (1, 11.0)
+    for name in NAMES:
+        queue.heard(name, beat(ALONE), 12.0)
+    assert len(queue.due(12.0)) == 1
+    queue.heard("mixed-0", beat(ALONE), 13.0)
+    assert queue.entries().idle_wait is None
+
+
 def test_those_that_are_longer_wait_in_turn_by_tenant() -> None:
     queue = opened(*NAMES)
     for name in NAMES:

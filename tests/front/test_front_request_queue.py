@@ -36,6 +36,9 @@ class Recorder:
     def rejected(self, bound: Bound) -> None:
         self.told.append(("rejected", bound))
 
+    def waits_idle(self) -> None:
+        self.told.append(("waits idle",))
+
 
 def entry(name: str, arrived: float = 0.0) -> LogEntry:
     return LogEntry(RequestId(name), b"\1\0\0\0", SamplingParams(), "", arrived)

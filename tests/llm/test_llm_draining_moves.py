@@ -32,7 +32,7 @@ async def answer(front: Front, salt: str, max_tokens: int = 24) -> tuple[list[in
 
 
 def entries_at(front: Front, instance: str) -> list[LogEntry]:
-    return [one for one in front.entries()[0] if one.line == instance]
+    return [one for one in front.entries().in_flight if one.line == instance]
 
 
 @pytest.mark.long  # `tests/front/test_front_moving.py` has it without processes

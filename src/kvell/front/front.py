@@ -38,6 +38,7 @@ from kvell.front.mailbox import Output
 from kvell.front.request_log import LogEntry, RequestDetails, RequestObserver
 from kvell.front.request_names import RequestNames
 from kvell.front.request_queue import RequestQueue
+from kvell.front.waiting_line import Entries
 from kvell.vocabulary import RequestId
 from kvell.wire.frames import ProtocolError
 
@@ -302,8 +303,8 @@ class Front:
                 return self._names.large_page(await one.watch.large_page(number, deadline_seconds))
         return None
 
-    def entries(self) -> tuple[list[LogEntry], list[LogEntry]]:
-        """Requests that instances have, and those that wait; each the oldest first."""
+    def entries(self) -> Entries:
+        """Requests that did not end yet."""
         return self._request_queue.entries()
 
     def now_seconds(self) -> float:

@@ -66,6 +66,10 @@ class RequestObserver(Protocol):
         """A request was not let in, since it exceeded a bound."""
         ...
 
+    def waits_idle(self) -> None:
+        """Requests have begun to wait for long though no instance has any."""
+        ...
+
 
 class RequestTrace(Protocol):
     """Someone who follows this one request (tracing)."""

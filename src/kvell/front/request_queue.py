@@ -38,7 +38,7 @@ from kvell.front.instance_load import InstanceLoad
 from kvell.front.placements import PREFILL
 from kvell.front.request_log import LogEntry, RequestObserver
 from kvell.front.routes import Routes
-from kvell.front.waiting_line import WaitingLine
+from kvell.front.waiting_line import Entries, WaitingLine
 from kvell.vocabulary import FinishReason, RequestId
 
 
@@ -76,7 +76,7 @@ class RequestQueue:
         self._short: set[str] = set()
         self.role_changes = 0
         self._routes = Routes(self.lines, router, pulls=pulls, locality=locality, costs=costs)
-        self._waiting = WaitingLine(self._routes)
+        self._waiting = WaitingLine(self._routes, observer)
         self.placements = self._routes.placements
 
     @property
@@ -99,9 +99,9 @@ class RequestQueue:
         """New requests that would be let in now."""
         return max(0, self._most_waiting() - len(self._waiting))
 
-    def entries(self) -> tuple[list[LogEntry], list[LogEntry]]:
-        """Requests that instances have, and those that wait; each the oldest first."""
-        return list(self._in_flight), list(self._waiting)
+    def entries(self) -> Entries:
+        """Requests that did not end yet."""
+        return Entries(list(self._in_flight), list(self._waiting), self._waiting.idle_wait)
 
     def line(self, instance_id: str) -> InstanceLoad:
         """The line to an instance; a new one is closed until it is opened."""
@@ -211,6 +211,7 @@ class RequestQueue:
         elif isinstance(event, Heartbeat):
             self.line(instance_id).heard(event)
             self._waiting.note_memory()
+            self._waiting.look(self.lines.values(), now)
             is_short = self.lines[instance_id].is_short
             (self._short.add if is_short else self._short.discard)(instance_id)
             return [*self._steer(now)]

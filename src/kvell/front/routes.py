@@ -65,15 +65,11 @@ class Routes:
         """
         if entry.attempts.on_probation:
             open_lines = [line for line in open_lines if not line.has_suspect]
-        lines = list(open_lines)
-        begins = [line for line in lines if line.role != DECODE]
-        if len(begins) < len(lines) and any(
-            line.role != DECODE and line.is_open for line in self._lines.values()
-        ):
-            lines = begins  # else nobody computes prompts, and those that decode do that too
-        is_long = self.placements.is_long(entry)
-        placements = self.placements
-        lines = (placements.homes if is_long else placements.roomy)(entry, lines)
+        lines, is_long = list(open_lines), self.placements.is_long(entry)
+        if is_long:  # it is decoded where it is computed, in any role but that for prompts alone
+            lines = self.placements.homes(entry, lines)
+        else:
+            lines = self.placements.roomy(entry, self._beginning(lines))
         known = None if self._locality is None else self._known(entry, self._locality, now_seconds)
         line = self._chosen(entry, lines, self._router, known, entry.left_seconds(now_seconds))
         self.set_target(entry, "")
@@ -88,8 +84,14 @@ class Routes:
             self._expect(entry, line, known, now_seconds)
         entry.placement = ()
         if is_long:
-            placements.place(entry, line)
+            self.placements.place(entry, line)
         return line
+
+    def _beginning(self, lines: list[InstanceLoad]) -> list[InstanceLoad]:
+        """Those of some lines whose instances compute prompts, or that decode, if no other do."""
+        begins = [line for line in lines if line.role != DECODE]
+        others = (line.role != DECODE and line.is_open for line in self._lines.values())
+        return begins if len(begins) < len(lines) and any(others) else lines
 
     def target(self, entry: LogEntry, lines: Iterable[InstanceLoad]) -> str:
         """The instance that goes on with a request; "" if there is none of them."""

@@ -1,12 +1,43 @@
 """Requests that no instance has: in turn, and beside them those that wait until others can lend."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from kvell.engine.requests.turns import TurnQueue
 from kvell.front.instance_load import InstanceLoad
-from kvell.front.request_log import LogEntry
+from kvell.front.request_log import LogEntry, RequestObserver
 from kvell.front.routes import Routes
 from kvell.vocabulary import RequestId
+
+IDLE_WAIT_SECONDS = 10.0
+"""Requests that wait for longer while no instance has any are told of: nothing can end and make
+room for them."""
+
+logger = logging.getLogger(__name__)
+
+
+class IdleWait(NamedTuple):
+    """Requests that wait while no instance has any.
+
+    :param seconds: for which it has been so.
+    :param why: the one that is next cannot go out.
+    """
+
+    requests: int
+    seconds: float
+    why: str
+
+
+class Entries(NamedTuple):
+    """Requests that did not end yet.
+
+    :param in_flight: that instances have, and ``waiting``; each the oldest first.
+    """
+
+    in_flight: list[LogEntry]
+    waiting: list[LogEntry]
+    idle_wait: IdleWait | None = None
 
 
 class WaitingLine:
@@ -16,10 +47,14 @@ class WaitingLine:
     needs, beside the line, in turn with others of its kind; so it holds up nobody else.
 
     :param routes: say which instance gets a request.
+    :param observer: is told of requests that wait though all instances are idle.
+    :ivar idle_wait: of ``IDLE_WAIT_SECONDS`` and more, as of the last look; else None.
     """
 
-    def __init__(self, routes: Routes) -> None:
-        self._routes = routes
+    def __init__(self, routes: Routes, observer: RequestObserver | None = None) -> None:
+        self._routes, self._observer = routes, observer
+        self.idle_wait: IdleWait | None = None
+        self._idle_since: float | None = None
         self._turns: TurnQueue[LogEntry] = TurnQueue()
         self._long: TurnQueue[LogEntry] = TurnQueue()
         self._may_lend = False
@@ -43,6 +78,33 @@ class WaitingLine:
     def note_memory(self) -> None:
         """Take in that instances may have more memory to lend."""
         self._may_lend = True
+
+    def look(self, lines: Collection[InstanceLoad], now: float) -> None:
+        """Notice requests that wait for long though no instance has any; with every heartbeat."""
+        had, self.idle_wait = self.idle_wait, None
+        if not self or any(line.in_flight for line in lines):
+            self._idle_since = None
+            return
+        self._idle_since = now if self._idle_since is None else self._idle_since
+        seconds = now - self._idle_since
+        if seconds < IDLE_WAIT_SECONDS:
+            return
+        self.idle_wait = IdleWait(len(self), seconds, self._why(lines))
+        if had is None:
+            told = "%d requests wait though every instance is idle: %s"
+            logger.warning(told, len(self), self.idle_wait.why)
+            if self._observer is not None:
+                self._observer.waits_idle()
+
+    def _why(self, lines: Collection[InstanceLoad]) -> str:
+        """Why the next request cannot go out."""
+        entry = next(iter(self))
+        if not any(line.is_open for line in lines):
+            return "no instance takes any"
+        if self._routes.placements.is_long(entry):
+            problem = "is longer than one instance's memory, and no other lends what it needs"
+            return f"one with a prompt of {entry.prompt_tokens} tokens {problem}"
+        return f"no instance has room for one with a prompt of {entry.prompt_tokens} tokens"
 
     def is_full(self, most: int) -> bool:
         """Whether a new request finds no place; those that wait for another attempt take none."""

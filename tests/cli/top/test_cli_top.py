@@ -24,6 +24,7 @@ from kvell.cli.top.screen import (
     tokens_per_second,
 )
 from kvell.cli.top.seen import (
+    IdleSpell,
     Instance,
     InstancePages,
     InstanceStats,
@@ -127,6 +128,13 @@ def test_requests_and_how_many_are_left_out() -> None:
     text = shown(one)
     assert "(and 14 more)" in text and "250 ms" in text and "31.4 ms" in text
     assert "r18" in text and "r19" not in text
+
+
+def test_requests_that_wait_beside_idle_instances_come_first() -> None:
+    spell = IdleSpell(3, 14.4, "no instance takes any")
+    text = shown(replace(seen(), requests=Requests(0, 3, idle_wait=spell)))
+    told = "3 requests wait for 14 s though every instance is idle: no instance takes any"
+    assert text.startswith(told)
 
 
 def test_misses_are_counted_by_reason() -> None:

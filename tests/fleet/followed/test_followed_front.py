@@ -242,7 +242,7 @@ def test_names_of_requests_are_the_fronts_own_on_the_wire_and_not_for_people() -
                 assert set(one.engine.asked()) == {f"{f.instance}:mine" for f in manager.fronts}
                 outputs = front.generate(PROMPT, SamplingParams(max_tokens=3000), request_id="it")
                 await anext(outputs)
-                [[entry], _] = front.entries()
+                [entry] = front.entries().in_flight
                 assert entry.shown_id == "it"
                 page = await front.large_page("mixed-0", 0, 5.0)
                 assert page is not None and [owner.request_id for owner in page.owners] == ["it"]

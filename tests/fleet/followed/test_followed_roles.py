@@ -57,7 +57,7 @@ def test_a_changed_role_is_taken_over_and_what_is_there_leaves() -> None:
             await until(lambda: roles(front)["prefill-0"] == "decode")
             task = asyncio.create_task(finish_of(front, 200))
             await until(lambda: front.in_flight == 1)
-            [entry], _ = front.entries()
+            [entry] = front.entries().in_flight
             busy = {each.name: each for each in (prefill, one, other)}[entry.line]
             entries = [
                 each.entry(role="prefill" if each is busy else "decode")

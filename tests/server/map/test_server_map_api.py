@@ -98,7 +98,7 @@ def test_pages_are_used_while_a_request_runs_and_cached_afterwards(map_url: str)
         (row,) = body["requests"]["rows"]
         assert row["state"] == "running" and row["prompt_tokens"] == 540
         assert row["ttft_seconds"] > 0 and row["output_tokens"] >= 1
-        assert set(body["requests"]) == {"running", "waiting", "rows"}
+        assert set(body["requests"]) == {"running", "waiting", "rows", "idle_wait"}
         (holder,) = [one for one in body["instances"] if sum(column(one, "used"))]
         assert holder["id"] == row["instance"]
     body = until(map_url, is_idle)

@@ -7,11 +7,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvell.cli.top.seen import IdleSpell, read
 from kvell.engine.protocol.pages import LargePage, Miss, PageGroup, PageOwner, Pages
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.statistics import GroupStats, Stats
 from kvell.fleet.started.member import MemberStatus
 from kvell.front.request_log import LogEntry
+from kvell.front.waiting_line import Entries, IdleWait
 from kvell.server.map.figures import (
     MOST_REQUESTS,
     Seen,
@@ -113,7 +115,7 @@ def test_states_follow_a_request() -> None:
 def test_no_prompt_answer_or_salt_is_told() -> None:
     made = entry(tokens=3)
     made.prompt = b"secret prompt   "
-    body = msgspec.json.encode(map_body([Seen(STATUS, STATS, PAGES)], [made], [], 13.0))
+    body = msgspec.json.encode(map_body([Seen(STATUS, STATS, PAGES)], Entries([made], []), 13.0))
     assert b"secret" not in body and b"a salt" not in body
     assert set(decoded(request_row(made, 13.0))) == {
         "id", "instance", "state", "prompt_tokens", "output_tokens", "age_seconds",
@@ -122,7 +124,7 @@ def test_no_prompt_answer_or_salt_is_told() -> None:
 
 
 def test_an_instance_that_is_silent_is_shown_without_figures() -> None:
-    (told,) = map_body([Seen(STATUS, None, None)], [], [], 1.0)["instances"]
+    (told,) = map_body([Seen(STATUS, None, None)], Entries([], []), 1.0)["instances"]
     assert told == {
         "id": "mixed-0",
         "role": "mixed",
@@ -134,7 +136,7 @@ def test_an_instance_that_is_silent_is_shown_without_figures() -> None:
 
 
 def test_columns_are_base64_and_misses_are_told() -> None:
-    (told,) = decoded(map_body([Seen(STATUS, STATS, PAGES)], [], [], 1.0))["instances"]
+    (told,) = decoded(map_body([Seen(STATUS, STATS, PAGES)], Entries([], []), 1.0))["instances"]
     columns = told["pages"]["columns"]
     assert columns["group"] == "AAD///7/" and columns["used"] == "AwAAAAAAAAAAAAAA"
     (miss,) = told["pages"]["misses"]
@@ -143,10 +145,10 @@ def test_columns_are_base64_and_misses_are_told() -> None:
 
 
 def test_hit_rates_are_of_what_was_asked_for() -> None:
-    (told,) = map_body([Seen(STATUS, STATS, None)], [], [], 1.0)["instances"]
+    (told,) = map_body([Seen(STATUS, STATS, None)], Entries([], []), 1.0)["instances"]
     assert [group["hit_rate"] for group in told["stats"]["groups"]] == [0.25, 0.1]
     nothing = Stats(*(0,) * 6, 0.0, *(0,) * 5, groups=STATS.groups)
-    (told,) = map_body([Seen(STATUS, nothing, None)], [], [], 1.0)["instances"]
+    (told,) = map_body([Seen(STATUS, nothing, None)], Entries([], []), 1.0)["instances"]
     assert [group["hit_rate"] for group in told["stats"]["groups"]] == [None, None]
 
 
@@ -157,12 +159,19 @@ def test_a_large_page_names_its_owners() -> None:
     assert (told["large_page"], told["more_owners"], told["cached_ends"]) == (3, 5, [16, 32])
 
 
+def test_a_wait_beside_idle_instances_is_told_to_who_looks() -> None:
+    told = map_body([], Entries([], [entry(line="")], IdleWait(1, 12.5, "why")), 13.0)
+    assert read(msgspec.json.encode(told)).requests.idle_wait == IdleSpell(1, 12.5, "why")
+
+
 @given(st.integers(0, 2 * MOST_REQUESTS), st.integers(0, 2 * MOST_REQUESTS))
 def test_all_requests_are_counted_and_only_so_many_listed(in_flight: int, waiting: int) -> None:
     told = map_body(
         [],
-        [entry(f"f{i}") for i in range(in_flight)],
-        [entry(f"w{i}", line="") for i in range(waiting)],
+        Entries(
+            [entry(f"f{i}") for i in range(in_flight)],
+            [entry(f"w{i}", line="") for i in range(waiting)],
+        ),
         13.0,
     )["requests"]
     assert (told["running"], told["waiting"]) == (in_flight, waiting)

@@ -44,7 +44,7 @@ class Order(Fault):
         if self.what == "pause":
             cluster.pause(name, PAUSES[self.other % len(PAUSES)])
         elif self.what == "lend":
-            open_now = [one for entries in cluster.front.queue.entries() for one in entries]
+            open_now = [one for entries in cluster.front.queue.entries()[:2] for one in entries]
             entry = open_now[self.one % len(open_now)] if open_now else None
             others = [one for one in cluster.names if entry is not None and one != entry.line]
             if entry is not None:

@@ -85,7 +85,7 @@ class Fault:
     def happen(self, cluster: VirtualCluster) -> None:
         names, queue = cluster.names, cluster.front.queue
         name, another = names[self.one % len(names)], names[self.other % len(names)]
-        open_now = [int(one.request_id) for entries in queue.entries() for one in entries]
+        open_now = [int(one.request_id) for entries in queue.entries()[:2] for one in entries]
         index = open_now[self.one % len(open_now)] if open_now else 0
         if self.what == "crash":
             cluster.crash(name, ("killed", "crash")[self.other % 2])

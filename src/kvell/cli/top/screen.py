@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvell.cli.terminal.sizes import format_bytes
-from kvell.cli.top.seen import Instance, InstanceStats, Request, Seen
+from kvell.cli.top.seen import IdleSpell, Instance, InstanceStats, Request, Seen
 
 BAR_CELLS = 30
 USED, CACHED, LENT, FREE = "█", "▒", "╱", "·"
@@ -21,7 +21,8 @@ def screen(seen: Seen, before: Seen | None = None) -> Group:
 
     :param before: the look before this one, for rates; None for the first.
     """
-    return Group(_instances(seen, before), _requests(seen), _misses(seen))
+    waits = [] if seen.requests.idle_wait is None else [_idle_wait(seen.requests.idle_wait)]
+    return Group(*waits, _instances(seen, before), _requests(seen), _misses(seen))
 
 
 def memory_bar(stats: InstanceStats, cells: int = BAR_CELLS) -> str:
@@ -131,6 +132,11 @@ def _request(one: Request) -> tuple[str, ...]:
         "–" if ttft is None else f"{ttft * 1000:,.0f} ms",
         "–" if tpot is None else f"{tpot * 1000:,.1f} ms",
     )
+
+
+def _idle_wait(wait: IdleSpell) -> Text:
+    begin = f"{wait.requests:,} requests wait for {wait.seconds:.0f} s"
+    return Text(f"{begin} though every instance is idle: {wait.why}", style="bold red")
 
 
 def _misses(seen: Seen) -> Text:

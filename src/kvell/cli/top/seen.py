@@ -69,12 +69,21 @@ class Request(Struct, frozen=True):
     tpot_seconds: float | None = None
 
 
+class IdleSpell(Struct, frozen=True):
+    """Requests that wait though no instance has any, for so long, and why."""
+
+    requests: int
+    seconds: float
+    why: str
+
+
 class Requests(Struct, frozen=True):
     """Requests in flight and waiting; the first of them one by one."""
 
     running: int
     waiting: int
     rows: tuple[Request, ...] = ()
+    idle_wait: IdleSpell | None = None
 
 
 class Seen(Struct, frozen=True):

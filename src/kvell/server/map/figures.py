@@ -8,6 +8,7 @@ from kvell.engine.protocol.pages import LargePage, Miss, PageGroup, Pages
 from kvell.engine.protocol.statistics import GroupStats, Stats
 from kvell.fleet.started.member import MemberStatus
 from kvell.front.request_log import LogEntry
+from kvell.front.waiting_line import Entries
 
 MOST_REQUESTS = 200
 """Most requests that are listed; all of them are counted."""
@@ -28,16 +29,17 @@ class Seen:
 
 def map_body(
     instances: Sequence[Seen],
-    in_flight: Sequence[LogEntry],
-    waiting: Sequence[LogEntry],
+    entries: Entries,
     now_seconds: float,
 ) -> dict[str, Any]:
     """Everything that one refresh of the page needs."""
+    in_flight, waiting, idle_wait = entries
     rows = [request_row(entry, now_seconds) for entry in (*in_flight, *waiting)[:MOST_REQUESTS]]
+    requests = {"running": len(in_flight), "waiting": len(waiting), "rows": rows}
     return {
         "at_seconds": now_seconds,
         "instances": [_instance(one) for one in instances],
-        "requests": {"running": len(in_flight), "waiting": len(waiting), "rows": rows},
+        "requests": {**requests, "idle_wait": None if idle_wait is None else idle_wait._asdict()},
     }
 
 

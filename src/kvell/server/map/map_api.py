@@ -73,10 +73,8 @@ class MapApi:
             Seen(status, stats.get(status.instance_id), pages.get(status.instance_id))
             for status, _ in self._front.instances()
         ]
-        in_flight, waiting = self._front.entries()
-        return msgspec.json.encode(
-            map_body(instances, in_flight, waiting, self._front.now_seconds())
-        )
+        body = map_body(instances, self._front.entries(), self._front.now_seconds())
+        return msgspec.json.encode(body)
 
     async def _stats(self) -> dict[str, Stats]:
         try:

@@ -122,6 +122,7 @@ class ServerMetrics:
             "request_success", "Requests by how they ended.", "finished_reason"
         )
         self._rejected = self._family("admission_rejections", "Requests not let in.", "reason")
+        self._idle_waits = self._counter("idle_waits", "Times that requests waited beside idlers.")
         self._retries = self._counter("request_retries", "Attempts after one that failed.")
         self._answers = self._family("http_responses", "HTTP answers.", "path", "status")
         self._connections = Gauge(
@@ -160,6 +161,10 @@ class ServerMetrics:
     def rejected(self, bound: Bound) -> None:
         """A request was not let in, since it exceeded a bound."""
         self._rejected.labels(self.model_name, bound).inc()
+
+    def waits_idle(self) -> None:
+        """Requests have begun to wait for long though no instance has any."""
+        self._idle_waits.inc()
 
     def answered_over_http(self, path: str, status: int) -> None:
         """A request got this status; 499 if its client left, 401 and 403 if its key was refused."""
