@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import warnings
 from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -147,11 +148,27 @@ def test_probes_of_hosts_are_answered_without_a_key(asked: Ask) -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
         for answer in (await client.get("/ping"), await client.post("/ping")):
             assert (answer.status_code, answer.json()) == (200, {"status": "serving"})
+        refused = await client.delete("/ping")
+        assert refused.status_code == 405
+        assert {*refused.headers["allow"].split(", ")} >= {"GET", "POST"}
         assert (await client.get("/load")).status_code == 401
         load = await client.get("/load", headers=with_key("plain"))
         assert load.json() == {"server_load": 0}
 
     asked(scenario, FaceOptions(), KEYS)
+
+
+def test_a_schema_names_each_operation_once_and_warns_of_nothing(asked: Ask) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            schema = (await client.get("/openapi.json")).json()
+        operations = [one for path in schema["paths"].values() for one in path.values()]
+        assert {*schema["paths"]["/ping"]} == {"get", "post"}
+        names = [one["operationId"] for one in operations]
+        assert len({*names}) == len(names) > 20
+
+    asked(scenario, FaceOptions())
 
 
 def test_the_load_counts_answers_that_run(asked: Ask) -> None:
