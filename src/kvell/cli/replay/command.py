@@ -23,6 +23,7 @@ from kvell.cli.replay.models import (
     speculation_options,
 )
 from kvell.cli.replay.report import print_report, print_together
+from kvell.cli.replay.trace_file import load_rows, token_counter
 from kvell.cli.terminal.files import require_directory, writing
 from kvell.cli.terminal.options import (
     debug_option,
@@ -31,6 +32,7 @@ from kvell.cli.terminal.options import (
 )
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session
+from kvell.cli.terminal.sizes import POSITIVE, FiniteRange
 from kvell.clock import MonotonicClock
 from kvell.device.available import default_kv_memory_bytes
 from kvell.errors import ChangeSomething
@@ -46,9 +48,10 @@ from kvell.memory import (
 )
 from kvell.pages.sizing import Manager
 
-__all__ = ["images_in_text", "load_rows", "named_config", "replay", "replay_limits"]
+__all__ = ["images_in_text", "named_config", "replay", "replay_limits"]
 
-POSITIVE = click.FloatRange(min=0, min_open=True)
+RATE = FiniteRange(min=1e-6)
+"""Smaller rates make times that no sum can hold."""
 MIN_MODEL_LEN = 2
 """One prompt token and one output token."""
 
@@ -78,9 +81,7 @@ MIN_MODEL_LEN = 2
     is_flag=True,
     help="Accept a calibration of another machine or version.",
 )
-@click.option(
-    "--rate", type=POSITIVE, metavar="R", help="Requests per second, as Poisson arrivals."
-)
+@click.option("--rate", type=RATE, metavar="R", help="Requests per second, as Poisson arrivals.")
 @click.option("--slo-ttft", type=POSITIVE, metavar="SECONDS", help="Time limit to the first token.")
 @click.option("--slo-tpot", type=POSITIVE, metavar="SECONDS", help="Time limit per further token.")
 @click.option(
@@ -117,7 +118,7 @@ MIN_MODEL_LEN = 2
 @click.option(
     "--hints",
     "wrong_hints",
-    type=click.FloatRange(0, 1),
+    type=FiniteRange(0, 1),
     metavar="WRONG",
     help="Clients say whether they return; this part of the hints, from 0 to 1, is wrong.",
 )
@@ -183,7 +184,7 @@ def replay(
     counts = together.counts()
     for flag, path in (("--requests-out", requests_out), ("--timeline", timeline_path)):
         require_directory(flag, path)
-    rows = repeated(load_rows(trace, limit, seed), repeat)
+    rows = repeated(load_rows(trace, limit, seed, token_counter(model, session)), repeat)
     if rate is not None:
         rows, arrivals = retimed(rows, rate=rate, seed=seed), "trace"
     if wrong_hints is not None:
@@ -280,15 +281,6 @@ def _write_requests(path: Path | None, requests: Sequence[Any]) -> None:
     lines = [json.dumps(asdict(figures)) + "\n" for figures in requests]
     with writing("--requests-out", path):
         path.write_text("".join(lines))
-
-
-def load_rows(trace: str, limit: int | None, seed: int) -> Any:
-    """Return the rows of a trace file, or of the generator with that name."""
-    from kvell.simulator.traces.generators import generate_trace
-    from kvell.simulator.traces.trace import read_trace
-
-    path = Path(trace).expanduser()
-    return read_trace(path, limit) if path.is_file() else generate_trace(trace, limit, seed)
 
 
 def replay_limits(layout: Layout, own_model_len: int, *, common_pool: bool = False) -> Any:

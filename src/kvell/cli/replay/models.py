@@ -10,6 +10,7 @@ import click
 
 from kvell.cli.plan.command import load_config
 from kvell.cli.terminal.session import Session
+from kvell.cli.terminal.sizes import FiniteRange
 from kvell.errors import ChangeSomething
 from kvell.memory import LayerSpec, as_draft
 
@@ -74,7 +75,7 @@ def speculation_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--acceptance",
-            type=click.FloatRange(0, 1),
+            type=FiniteRange(0, 1),
             metavar="R",
             default=0.7,
             show_default=True,
