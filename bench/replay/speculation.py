@@ -99,7 +99,7 @@ def replayed(
     run = Replay(
         create_core(layout),
         models.layers,
-        DraftTokens(DRAFTED_TOKENS if draft_tokens else 0, pair.draft).within(limits),
+        DraftTokens(DRAFTED_TOKENS if draft_tokens else 0, pair.draft).within(limits, models),
         rows,
         "start",
         Machine(load_profile(HARDWARE), models.cost, models.draft_cost),

@@ -137,6 +137,7 @@ class AsyncEngine:
             cache_dir or Path.home() / ".cache" / "kvell",
             progress,
             generation_config=generation_config,
+            hf_overrides=chosen.overrides_json,
         )
         command = instance_command(chosen)
         self._front = Front(command, instances=counts, routing=routing, limits=limits, pool=pool)

@@ -79,7 +79,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         calls.append((command, options, runs))
 
     monkeypatch.setattr("kvell.server.run.serve", serve)
-    monkeypatch.setattr(ServedText, "load", lambda name, path: name)
+    monkeypatch.setattr(ServedText, "load", lambda name, path, *_: name)
     monkeypatch.setattr(
         "kvell.models.sources.source.resolve_model", lambda model, *_: Path("somewhere")
     )

@@ -78,12 +78,22 @@ class TestServe:
     def test_recommended_sampling_is_taken_or_left(
         self, kvell: Kvell, served: Served, monkeypatch: pytest.MonkeyPatch, chosen: str
     ) -> None:
-        monkeypatch.setattr(ServedText, "load", lambda name, path, config: f"{name} {config}")
+        monkeypatch.setattr(ServedText, "load", lambda name, path, config, *_: f"{name} {config}")
         assert (
             kvell("serve", *(("--generation-config", chosen) if chosen != "auto" else ())).code == 0
         )
         (_, texts, _) = served.calls[0]
         assert texts.load().models == [f"smollm2 {chosen}"]
+
+    def test_overrides_of_the_config_reach_the_first_text_alone(
+        self, kvell: Kvell, served: Served, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(ServedText, "load", lambda *given: (given[0], given[4:]))
+        flags = ("--model", "smollm2", "--model", "small=some/dir", "--hf-overrides", "{}")
+        assert kvell("serve", *flags).code == 0
+        command, texts, _ = served.calls[0]
+        assert texts.load().models == [("smollm2", ("{}",)), ("small", ())]
+        assert "--hf-overrides" in command
 
     def test_listens_on_localhost_unless_told_otherwise(self, kvell: Kvell, served: Served) -> None:
         assert kvell("serve").code == 0

@@ -35,7 +35,7 @@ class Served:
 def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     stand_in = Served()
     monkeypatch.setattr("kvell.server.run.serve", stand_in)
-    monkeypatch.setattr(ServedText, "load", lambda name, path: f"text of {name} in {path}")
+    monkeypatch.setattr(ServedText, "load", lambda name, path, *_: f"text of {name} in {path}")
     monkeypatch.setattr(
         "kvell.models.sources.source.resolve_model", lambda model, *_: Path(f"where {model} is")
     )

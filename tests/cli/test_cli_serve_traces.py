@@ -18,7 +18,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Options of servers that were started."""
     options: list[Any] = []
     monkeypatch.setattr("kvell.server.run.serve", lambda _c, _t, given, *_: options.append(given))
-    monkeypatch.setattr(ServedText, "load", lambda name, path: f"text of {name} in {path}")
+    monkeypatch.setattr(ServedText, "load", lambda name, path, *_: f"text of {name} in {path}")
     monkeypatch.setattr(
         "kvell.models.sources.source.resolve_model", lambda model, *_: Path(f"where {model} is")
     )

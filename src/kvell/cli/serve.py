@@ -137,9 +137,8 @@ def serve(
         from kvell.server.text.named_texts import texts_of
 
         models = (settings.model, *settings.beside)
-        texts = texts_of(
-            models, session.cache_dir, report, served_names=face.served_names, **templates
-        )
+        more = {**templates, "hf_overrides": settings.overrides_json}
+        texts = texts_of(models, session.cache_dir, report, served_names=face.served_names, **more)
     options = ServeOptions(
         host,
         port,

@@ -73,8 +73,7 @@ def open_served(
     :raises ChangeSomething: naming the setting that cannot work.
     """
     floor_bytes = process_bytes()
-    overrides = settings.hf_overrides
-    assert overrides is None or isinstance(overrides, str), "settings write it as text"
+    overrides = settings.overrides_json
     named = open_named(settings.model, settings.beside, cache_dir, progress, overrides)
     load = partial(
         load_model,
@@ -91,7 +90,8 @@ def open_served(
         draft_path = resolve_model(settings.speculative_model, cache_dir, progress)
         check_model(draft_path)
         first = named[0]
-        check_draft(draft_path, first.path, first.tokenizer, settings.speculative_model)
+        name = settings.speculative_model
+        check_draft(draft_path, first.path, first.tokenizer, name, first.overrides)
     budgets = [settings.kv_budget, *(None for _ in named[1:])]
     loaded = [
         load(

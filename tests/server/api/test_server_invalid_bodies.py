@@ -71,9 +71,9 @@ def told(model: type[BaseModel], body: Any) -> tuple[str, str | None]:
         (CompletionRequest, {"prompt": [[1, "x"]]}, "prompt[0][1]", "integer"),
         (
             ResponsesRequest,
-            {"input": [{"type": "computer_call"}]},
+            {"input": [{"type": "item_reference"}]},
             "input[0]",
-            "type=computer_call: is not served",
+            "type=item_reference: is not served",
         ),
         (
             ResponsesRequest,

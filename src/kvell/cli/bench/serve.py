@@ -20,9 +20,11 @@ from kvell.cli.terminal.files import require_directory, writing
 from kvell.cli.terminal.options import debug_option
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session
+from kvell.cli.terminal.sizes import POSITIVE, FiniteRange
 from kvell.device.open_files import allow_open_files
 
-POSITIVE = click.FloatRange(min=0, min_open=True)
+RATE = click.FloatRange(min=0, min_open=True)
+"""``inf`` sends all requests at once."""
 
 
 @click.command()
@@ -34,17 +36,17 @@ POSITIVE = click.FloatRange(min=0, min_open=True)
     help="The model to ask.  [default: the only one it serves]",
 )
 @source_options
-@click.option("--rate", type=POSITIVE, metavar="R", help="Requests per second, Poisson; or inf.")
+@click.option("--rate", type=RATE, metavar="R", help="Requests per second, Poisson; or inf.")
 @click.option("--time-scale", type=POSITIVE, default=1.0, help="Makes a trace's times longer.")
 @click.option(
     "--think-time",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     metavar="SECONDS",
     help="Mean pause after an answer.  [default: as long after the last turn as in the trace]",
 )
 @click.option(
     "--disconnect-share",
-    type=click.FloatRange(0, 1),
+    type=FiniteRange(0, 1),
     default=0.0,
     metavar="P",
     help="Part of the clients that hang up midway.",

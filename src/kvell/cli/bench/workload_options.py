@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from kvell.cli.terminal.files import require_directory, writing
+from kvell.cli.terminal.progress import notice
 from kvell.errors import ChangeSomething
 
 Command = Callable[..., Any]
@@ -60,7 +61,7 @@ class Source:
                 "Give one of --workload, --trace, or --prompt-tokens with --output-tokens."
             )
         if self.trace is not None:
-            return read_trace(self.trace, self.num_requests)
+            return read_trace(self.trace, self.num_requests, notice=notice)
         count = self.num_requests or USUAL_REQUESTS
         if self.workload is None:
             return self._drawn(count)

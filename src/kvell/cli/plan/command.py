@@ -25,6 +25,7 @@ from kvell.device.available import default_kv_memory_bytes
 from kvell.engine.requests.limits import Limits
 from kvell.errors import ChangeSomething
 from kvell.models.config.kv_dtypes import KV_DTYPES, kv_dtype_named
+from kvell.models.sources.progress import Progress
 from kvell.pages.layout import LayerSpec, Layout
 from kvell.pages.sizing import Manager, plan_layout
 
@@ -139,15 +140,22 @@ def load_config(model: str, session: Session, overrides: str | None = None) -> A
     :raises ChangeSomething: if there is none.
     """
     with progress_bar("reading the config") as report:
-        from kvell.models.sources.source import resolve_model
-
-        path = Path(model).expanduser()
-        if not path.is_file():
-            path = resolve_model(model, session.cache_dir, report, fetch_config)
+        path = config_path(model, session, report)
         # Imported here: it takes seconds, and a path that does not exist needs none of them.
         from kvell.models.config.configs import read_config
 
         return read_config(path, overrides)
+
+
+def config_path(model: str, session: Session, report: Progress) -> Path:
+    """Return the config of the model that ``--model`` names, or the directory that has it.
+
+    :raises ChangeSomething: if there is none.
+    """
+    from kvell.models.sources.source import resolve_model
+
+    path = Path(model).expanduser()
+    return path if path.is_file() else resolve_model(model, session.cache_dir, report, fetch_config)
 
 
 def fetch_config(model: str) -> Path:

@@ -1,14 +1,13 @@
 """``kvell replay``: replays a trace in virtual time, for a model and a memory size."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 
-from kvell.cli.plan.command import ELEMENT_BYTES
 from kvell.cli.replay.buffer import buffered
 from kvell.cli.replay.instances import (
     Together,
@@ -16,13 +15,9 @@ from kvell.cli.replay.instances import (
     instances_options,
     replay_together,
 )
-from kvell.cli.replay.models import (
-    DraftTokens,
-    named_config,
-    read_models,
-    speculation_options,
-)
-from kvell.cli.replay.report import print_report, print_together
+from kvell.cli.replay.models import DraftTokens, ModelFlags, model_options, named_config
+from kvell.cli.replay.report import Report, print_report, print_together
+from kvell.cli.replay.trace_file import TraceFlags, token_counter, trace_options
 from kvell.cli.terminal.files import require_directory, writing
 from kvell.cli.terminal.options import (
     debug_option,
@@ -31,6 +26,7 @@ from kvell.cli.terminal.options import (
 )
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session
+from kvell.cli.terminal.sizes import POSITIVE
 from kvell.clock import MonotonicClock
 from kvell.device.available import default_kv_memory_bytes
 from kvell.errors import ChangeSomething
@@ -46,19 +42,17 @@ from kvell.memory import (
 )
 from kvell.pages.sizing import Manager
 
-__all__ = ["images_in_text", "load_rows", "named_config", "replay", "replay_limits"]
+__all__ = ["images_in_text", "named_config", "replay", "replay_limits"]
 
-POSITIVE = click.FloatRange(min=0, min_open=True)
 MIN_MODEL_LEN = 2
 """One prompt token and one output token."""
 
 
 @click.command()
-@click.option("--trace", required=True, help="A trace file, or the name of a generator like chat.")
-@click.option("--model", required=True, help="A name in bench/configs, or what `plan` takes.")
+@trace_options
+@model_options
 @setting_option("kv_memory_bytes")
 @setting_option("cpu_buffer_bytes")
-@setting_option("dtype")
 @setting_option("manager")
 @click.option(
     "--arrivals",
@@ -78,9 +72,6 @@ MIN_MODEL_LEN = 2
     is_flag=True,
     help="Accept a calibration of another machine or version.",
 )
-@click.option(
-    "--rate", type=POSITIVE, metavar="R", help="Requests per second, as Poisson arrivals."
-)
 @click.option("--slo-ttft", type=POSITIVE, metavar="SECONDS", help="Time limit to the first token.")
 @click.option("--slo-tpot", type=POSITIVE, metavar="SECONDS", help="Time limit per further token.")
 @click.option(
@@ -98,9 +89,6 @@ MIN_MODEL_LEN = 2
     help="Requests that run at once at most.",
 )
 @setting_option("enable_chunked_prefill")
-@click.option("--limit", type=click.IntRange(min=1), help="Requests of the trace at most.")
-@click.option("--repeat", type=click.IntRange(min=1), default=1, help="Replay the trace N times.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of a generator.")
 @click.option(
     "--common-pool/--no-common-pool",
     default=False,
@@ -114,14 +102,6 @@ MIN_MODEL_LEN = 2
     show_default=True,
     help="Which prefixes go first: the least recently used, or those least likely to return.",
 )
-@click.option(
-    "--hints",
-    "wrong_hints",
-    type=click.FloatRange(0, 1),
-    metavar="WRONG",
-    help="Clients say whether they return; this part of the hints, from 0 to 1, is wrong.",
-)
-@speculation_options
 @instances_options
 @click.option("--ignore-sessions", is_flag=True, help="Do not hold turns back for their answers.")
 @click.option(
@@ -138,28 +118,21 @@ MIN_MODEL_LEN = 2
 @click.pass_obj
 def replay(
     session: Session,
-    trace: str,
-    model: str,
+    source: TraceFlags,
+    chosen: ModelFlags,
     kv_memory_bytes: int | None,
     cpu_buffer_bytes: int | None,
-    dtype: str,
     manager: Manager,
     arrivals: Literal["start", "trace"],
     hardware: str,
     any_machine: bool,
-    rate: float | None,
     slo_ttft: float | None,
     slo_tpot: float | None,
     max_num_batched_tokens: int,
     max_num_seqs: int,
     enable_chunked_prefill: bool,
-    limit: int | None,
-    repeat: int,
-    seed: int,
     common_pool: bool,
     eviction: Eviction,
-    wrong_hints: float | None,
-    draft_tokens: DraftTokens,
     together: Together,
     ignore_sessions: bool,
     requests_out: Path | None,
@@ -170,37 +143,32 @@ def replay(
     from kvell.cli.replay.hardware import step_timer
     from kvell.cli.replay.latency import latencies, outcomes
     from kvell.engine.planning.whole_prompts import without_chunks
-    from kvell.load.arrivals import retimed
     from kvell.load.report import Objectives
     from kvell.simulator.cluster.cluster import ClusterSpec
     from kvell.simulator.cluster.network import Links
     from kvell.simulator.replay.replay import Replay
     from kvell.simulator.replay.runner import Acceptance
     from kvell.simulator.report.timeline import Timeline, write_timeline
-    from kvell.simulator.traces.hints import hinted
-    from kvell.simulator.traces.rows import repeated
 
     counts = together.counts()
     for flag, path in (("--requests-out", requests_out), ("--timeline", timeline_path)):
         require_directory(flag, path)
-    rows = repeated(load_rows(trace, limit, seed), repeat)
-    if rate is not None:
-        rows, arrivals = retimed(rows, rate=rate, seed=seed), "trace"
-    if wrong_hints is not None:
-        rows = hinted(rows, wrong_hints)
-    models = read_models(model, draft_tokens.speculative_model, ELEMENT_BYTES[dtype], session)
+    rows = source.requests(token_counter(chosen.model, session))
+    arrivals = "trace" if source.rate is not None else arrivals
+    draft_tokens, models = chosen.draft_tokens, chosen.described(session)
     pool_bytes = kv_memory_bytes or default_kv_memory_bytes(session.available_bytes())
     layout = plan_layout(models.layers, pool_bytes, manager=manager)
-    machine = step_timer(hardware, model, dtype, models, any_machine=any_machine)
+    machine = step_timer(hardware, chosen.model, chosen.dtype, models, any_machine=any_machine)
     limits = replay_limits(layout, models.max_model_len, common_pool=common_pool)
     limits = replace(
-        draft_tokens.within(limits),
+        draft_tokens.within(limits, models),
         max_num_batched_tokens=max_num_batched_tokens,
         max_num_seqs=max_num_seqs,
     )
     if not enable_chunked_prefill:
         limits = without_chunks(limits, layout)
     objectives = Objectives(slo_ttft, slo_tpot)
+    title = {"model": chosen.model, "trace": source.trace, "manager": manager}
     if counts is not None:
         check_rows(rows, arrivals)
         _check_alone(draft_tokens, timeline_path, cpu_buffer_bytes)
@@ -219,15 +187,11 @@ def replay(
             )
         _write_requests(requests_out, requests)
         seen = latencies(outcomes(requests, rows), objectives, found["requests_refused"])
-        report = {"model": model, "trace": trace, "manager": manager, **seen, **found}
-        if as_json:
-            click.echo(json.dumps(report))
-        else:
-            print_together(report)
+        _give(title | seen | found, print_together, as_json=as_json)
         return
     swapping = None
     if cpu_buffer_bytes is not None:
-        weights = models.cost.weight_bytes // ELEMENT_BYTES[dtype]
+        weights = models.cost.weight_bytes // chosen.number_bytes
         found_buffer = buffered(cpu_buffer_bytes, layout, machine, weights, hardware)
         machine, swapping = found_buffer.machine, found_buffer.swapping
     timeline = Timeline() if timeline_path else None
@@ -243,7 +207,7 @@ def replay(
         swapping=swapping,
         sessions=not ignore_sessions,
         images_in_text=images_in_text(models.layers),
-        acceptance=Acceptance(draft_tokens.acceptance, seed),
+        acceptance=Acceptance(draft_tokens.acceptance, source.seed),
     )
     with progress_bar("replaying") as progress:
         run.run(lambda fraction: progress("replaying", fraction))
@@ -252,11 +216,14 @@ def replay(
         with writing("--timeline", timeline_path):
             write_timeline(timeline_path, timeline.moments)
     seen = latencies(outcomes(run.requests, rows), objectives, run.requests_refused)
-    report = {"model": model, "trace": trace, "manager": manager, **seen, **run.report()}
+    _give(title | seen | run.report(), print_report, as_json=as_json)
+
+
+def _give(report: Report, print_tables: Callable[[Report], None], *, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report))
     else:
-        print_report(report)
+        print_tables(report)
 
 
 def _check_alone(
@@ -280,15 +247,6 @@ def _write_requests(path: Path | None, requests: Sequence[Any]) -> None:
     lines = [json.dumps(asdict(figures)) + "\n" for figures in requests]
     with writing("--requests-out", path):
         path.write_text("".join(lines))
-
-
-def load_rows(trace: str, limit: int | None, seed: int) -> Any:
-    """Return the rows of a trace file, or of the generator with that name."""
-    from kvell.simulator.traces.generators import generate_trace
-    from kvell.simulator.traces.trace import read_trace
-
-    path = Path(trace).expanduser()
-    return read_trace(path, limit) if path.is_file() else generate_trace(trace, limit, seed)
 
 
 def replay_limits(layout: Layout, own_model_len: int, *, common_pool: bool = False) -> Any:

@@ -1,15 +1,16 @@
 """The models of a replay: the one that answers, and its draft model."""
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvell.cli.plan.command import load_config
+from kvell.cli.plan.command import ELEMENT_BYTES, load_config
+from kvell.cli.terminal.options import Command, setting_option
 from kvell.cli.terminal.session import Session
+from kvell.cli.terminal.sizes import FiniteRange
 from kvell.errors import ChangeSomething
 from kvell.memory import LayerSpec, as_draft
 
@@ -32,17 +33,52 @@ class DraftTokens:
     speculative_model: str | None = None
     acceptance: float = 0.0
 
-    def within(self, limits: "Limits") -> "Limits":
-        """Return ``limits`` with this number of draft tokens."""
-        return replace(limits, num_speculative_tokens=self.num_speculative_tokens, has_drafter=True)
+    def within(self, limits: "Limits", models: "ReplayModels") -> "Limits":
+        """Return ``limits`` with this number of draft tokens, up to the draft model's context."""
+        return replace(
+            limits,
+            num_speculative_tokens=self.num_speculative_tokens,
+            has_drafter=True,
+            draft_tokens_end=models.draft_tokens_end,
+        )
 
 
-def speculation_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the flags; the command gets them as ``draft_tokens``."""
+@dataclass(frozen=True)
+class ModelFlags:
+    """The flags that choose the models of a replay.
+
+    :param hf_overrides: a JSON object of fields in place of those of the model's config; a draft
+        model keeps its own.
+    """
+
+    model: str
+    dtype: str
+    hf_overrides: str | None
+    draft_tokens: DraftTokens
+
+    @property
+    def number_bytes(self) -> int:
+        """Bytes of one stored number."""
+        return ELEMENT_BYTES[self.dtype]
+
+    def described(self, session: Session) -> "ReplayModels":
+        """Read both models from their configs.
+
+        :raises ChangeSomething: if a config cannot be found or described.
+        """
+        draft = self.draft_tokens.speculative_model
+        return read_models(self.model, draft, self.number_bytes, session, self.hf_overrides)
+
+
+def model_options(command: Command) -> Command:
+    """Add the flags; the command gets them as ``chosen``."""
 
     @functools.wraps(command)
     def gathered(
         *args: Any,
+        model: str,
+        dtype: str,
+        hf_overrides: str | None,
         num_speculative_tokens: int,
         speculative_model: str | None,
         acceptance: float,
@@ -56,9 +92,14 @@ def speculation_options(command: Callable[..., Any]) -> Callable[..., Any]:
                 "use --num-speculative-tokens 4",
             )
         draft_tokens = DraftTokens(num_speculative_tokens, speculative_model, acceptance)
-        return command(*args, draft_tokens=draft_tokens, **given)
+        return command(*args, chosen=ModelFlags(model, dtype, hf_overrides, draft_tokens), **given)
 
     options = (
+        click.option(
+            "--model", required=True, help="A name in bench/configs, or what `plan` takes."
+        ),
+        setting_option("dtype"),
+        setting_option("hf_overrides"),
         click.option(
             "--num-speculative-tokens",
             type=click.IntRange(min=0),
@@ -74,16 +115,17 @@ def speculation_options(command: Callable[..., Any]) -> Callable[..., Any]:
         ),
         click.option(
             "--acceptance",
-            type=click.FloatRange(0, 1),
+            type=FiniteRange(0, 1),
             metavar="R",
             default=0.7,
             show_default=True,
             help="Chance that a draft token is accepted if those before it were.",
         ),
     )
+    with_options: Command = gathered
     for option in reversed(options):
-        gathered = option(gathered)
-    return gathered
+        with_options = option(with_options)
+    return with_options
 
 
 @dataclass(frozen=True)
@@ -93,6 +135,7 @@ class ReplayModels:
     :param layers: of both models.
     :param cost: of the model that answers.
     :param draft_cost: of the draft model, if there is one.
+    :param draft_tokens_end: its context, if that is shorter than ``max_model_len``; else 0.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -100,19 +143,26 @@ class ReplayModels:
     cost: Any
     draft_cost: Any = None
     description: Any = None
+    draft_tokens_end: int = 0
 
 
 def read_models(
-    model: str, speculative_model: str | None, element_bytes: int, session: Session
+    model: str,
+    speculative_model: str | None,
+    element_bytes: int,
+    session: Session,
+    hf_overrides: str | None = None,
 ) -> ReplayModels:
     """Read both models from their configs.
 
+    :param hf_overrides: a JSON object of fields in place of those of the first.
     :raises ChangeSomething: if a config cannot be found or described.
     """
+    from kvell.engine.requests.limits import draft_tokens_end
     from kvell.models.config.description import describe
     from kvell.simulator.hardware.model_cost import model_cost
 
-    config = load_config(named_config(model), session)
+    config = load_config(named_config(model), session, hf_overrides)
     description = describe(config, element_bytes)
     cost = model_cost(config, description, element_bytes)
     if speculative_model is None:
@@ -123,9 +173,11 @@ def read_models(
     draft = describe(draft_config, element_bytes)
     return ReplayModels(
         (*description.layers, *as_draft(draft.layers)),
-        min(description.max_model_len, draft.max_model_len),
+        description.max_model_len,
         cost,
         model_cost(draft_config, draft, element_bytes),
+        description,
+        draft_tokens_end(description.max_model_len, draft.max_model_len),
     )
 
 

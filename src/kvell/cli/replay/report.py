@@ -10,6 +10,8 @@ from rich.table import Table
 from kvell.cli.terminal.figures import SPREAD
 from kvell.cli.terminal.sizes import format_bytes
 
+Report = Mapping[str, Any]
+"""The figures of a run."""
 LATENCIES = {
     "to the first token": "ttft_seconds",
     "per output token": "tpot_seconds",
@@ -19,7 +21,7 @@ WIDE_COLUMNS = 120
 """Width of tables when stdout is not a terminal."""
 
 
-def print_report(report: Mapping[str, Any]) -> None:
+def print_report(report: Report) -> None:
     """Print the figures of a run and then of its groups to stdout."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE_COLUMNS)
     console.print(run_table(report))
@@ -27,14 +29,14 @@ def print_report(report: Mapping[str, Any]) -> None:
     console.print(group_table(report))
 
 
-def print_together(report: Mapping[str, Any]) -> None:
+def print_together(report: Report) -> None:
     """Print the figures of a run of several instances to stdout."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE_COLUMNS)
     console.print(latency_table(report))
     console.print(roles_table(report))
 
 
-def roles_table(report: Mapping[str, Any]) -> Table:
+def roles_table(report: Report) -> Table:
     """One column for each role, and what crossed between instances."""
     roles: Mapping[str, Any] = report["roles"]
     counts = ",".join(f"{role}={count}" for role, count in report["instances"].items())
@@ -63,7 +65,7 @@ def roles_table(report: Mapping[str, Any]) -> Table:
     return table
 
 
-def run_table(report: Mapping[str, Any]) -> Table:
+def run_table(report: Report) -> Table:
     """One row per figure; the last column counts only steps that left a request waiting."""
     table = Table(title=f"{report['model']}, {report['trace']}, {report['manager']}")
     table.add_column("figure")
@@ -86,7 +88,7 @@ def run_table(report: Mapping[str, Any]) -> Table:
     return table
 
 
-def latency_table(report: Mapping[str, Any]) -> Table:
+def latency_table(report: Report) -> Table:
     """Latencies that clients would see, in virtual time."""
     table = Table(title="virtual milliseconds, as clients see them")
     for name in ("", *SPREAD):
@@ -100,7 +102,7 @@ def latency_table(report: Mapping[str, Any]) -> Table:
     return table
 
 
-def group_table(report: Mapping[str, Any]) -> Table:
+def group_table(report: Report) -> Table:
     """One row for each layer group: means over all steps."""
     table = Table(title="layer groups, means over steps")
     for name in ("group", "layers", "page", "needed", "allocated", "waste", "stranded", "cached"):

@@ -22,6 +22,11 @@ def progress_bar(first: str) -> Iterator[Progress]:
         yield StageLines()
 
 
+def notice(sentence: str) -> None:
+    """Print a sentence."""
+    click.echo(f"kvell: {sentence}", err=True)
+
+
 class StageLines:
     """Prints a line for each new stage, for logs."""
 

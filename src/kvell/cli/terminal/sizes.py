@@ -1,5 +1,6 @@
-"""Sizes as people write them: ``512MiB``, ``24GB``, ``1.5GiB``."""
+"""Sizes as people write them: ``512MiB``, ``24GB``, ``1.5GiB``; and numbers that JSON can hold."""
 
+import math
 import re
 
 import click
@@ -47,7 +48,7 @@ class SizeType(click.ParamType[int]):
     name = "size"
 
     def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+        self, value: float, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
         """Return bytes, as :func:`parse_bytes` reads them."""
         if isinstance(value, int):
@@ -56,3 +57,19 @@ class SizeType(click.ParamType[int]):
 
 
 SIZE = SizeType()
+
+
+class FiniteRange(click.FloatRange):
+    """Numbers of a range, without ``inf`` and ``nan``, which pass click's bounds."""
+
+    def convert(
+        self, value: float, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not finite.", param, ctx)
+        return number
+
+
+POSITIVE = FiniteRange(min=0, min_open=True)

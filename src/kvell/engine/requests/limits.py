@@ -78,6 +78,15 @@ class Limits:
         return max_step_draft_tokens(self.max_num_seqs, self.num_speculative_tokens)
 
 
+def draft_tokens_end(own_tokens: int, draft_tokens: int | None) -> int:
+    """Return where draft tokens end: the draft model's context; 0 if it is no shorter.
+
+    :param own_tokens: the context of the model that answers.
+    :param draft_tokens: that of its draft model; None without one.
+    """
+    return draft_tokens if draft_tokens is not None and draft_tokens < own_tokens else 0
+
+
 def max_step_draft_tokens(max_num_seqs: int, num_speculative_tokens: int) -> int:
     """Most draft tokens of all requests in one step."""
     return min(max_num_seqs * num_speculative_tokens, MAX_STEP_DRAFT_TOKENS)

@@ -99,6 +99,12 @@ class EngineSettings(EngineOptions):
         if isinstance(self.hf_overrides, Mapping):
             object.__setattr__(self, "hf_overrides", json.dumps(dict(self.hf_overrides)))
 
+    @property
+    def overrides_json(self) -> str | None:
+        """``hf_overrides`` as a JSON object."""
+        assert isinstance(self.hf_overrides, str | None), "a mapping was written as text"
+        return self.hf_overrides
+
     def flags(self) -> list[str]:
         """Return the command-line flags that give these settings again."""
         words = [word for model in (self.model, *self.beside) for word in ("--model", model)]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from kvell.engine.planning.whole_prompts import check_whole_prompts
-from kvell.engine.requests.limits import Limits
+from kvell.engine.requests.limits import Limits, draft_tokens_end
 from kvell.engine.requests.model_rules import ModelRules
 from kvell.engine.setup.options import EngineOptions
 from kvell.engine.setup.several_models import ServedModel
@@ -81,7 +81,7 @@ def make_limits(
         min_chunk_tokens=chunk_tokens,
         enable_chunked_prefill=options.enable_chunked_prefill,
         short_rope_tokens=model.description.short_rope_tokens,
-        draft_tokens_end=_draft_tokens_end(own, draft),
+        draft_tokens_end=draft_tokens_end(own, draft.description.max_model_len if draft else None),
     )
     seen = layout.seen_by(name) if name else layout
     fits = longest_request(seen, wanted, limits.min_chunk_tokens)
@@ -91,12 +91,6 @@ def make_limits(
         flag = flag or PoolFlag("--kv-memory", layout.pool_bytes)
         raise _too_small(flag, enough_bytes, wanted, fits, name)
     return Limits(**{**vars(limits), "max_model_len": fits})
-
-
-def _draft_tokens_end(own: int, draft: PagedModel | None) -> int:
-    """The draft model's context; 0 if there is none, or it is no shorter than the model's."""
-    length = own if draft is None else draft.description.max_model_len
-    return length if length < own else 0
 
 
 def _own_length(model: PagedModel, options: EngineOptions) -> int:

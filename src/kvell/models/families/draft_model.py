@@ -11,7 +11,9 @@ FLAG = "--speculative-model"
 REMEDY = "use a smaller model of the same family"
 
 
-def check_draft(path: Path, model: Path, tokenizer: Tokenizer, name: str) -> None:
+def check_draft(
+    path: Path, model: Path, tokenizer: Tokenizer, name: str, overrides: str | None = None
+) -> None:
     """Compare two models' vocabularies, from their files alone; no weights are read.
 
     Where either model has no tokenizer, only the vocabularies' sizes are compared.
@@ -19,9 +21,11 @@ def check_draft(path: Path, model: Path, tokenizer: Tokenizer, name: str) -> Non
     :param path: the draft model's directory.
     :param model: the directory of the model it drafts for.
     :param tokenizer: the tokenizer of the model it drafts for.
+    :param overrides: fields in place of those of that model's config.
     :raises ChangeSomething: if the vocabularies differ in size or in a token.
     """
-    own, drafts = (describe(known_config(one), 2).vocab_size for one in (model, path))
+    configs = known_config(model, overrides), known_config(path)
+    own, drafts = (describe(config, 2).vocab_size for config in configs)
     check_vocabularies(own, drafts, name)
     if not (holds_tokenizer(path) and tokenizer.knows_text):
         return

@@ -26,7 +26,7 @@ class NamedModel:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, loaded on first use; an instance behind a front never uses it."""
-        return tokenizer_or_none(self.path)
+        return tokenizer_or_none(self.path, self.overrides)
 
     def tokenizer_json(self) -> str:
         """The tokenizer in the form of the tokenizers library.
@@ -47,7 +47,9 @@ class NamedModel:
     def eos_token_ids(self) -> frozenset[int]:
         """Ids that end a text, including the tokenizer's own."""
         own = tokenizer_end_ids(self.path)
-        return self.tokenizer.eos_token_ids if own is None else eos_token_ids(self.path) | own
+        if own is None:
+            return self.tokenizer.eos_token_ids
+        return eos_token_ids(self.path, self.overrides) | own
 
 
 def open_named(

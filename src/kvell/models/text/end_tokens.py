@@ -6,7 +6,12 @@ from typing import Any
 
 import msgspec
 
-from kvell.models.config.json_files import CONFIG_FILE, read_optional_json
+from kvell.models.config.json_files import (
+    CONFIG_FILE,
+    overridden,
+    parsed_overrides,
+    read_optional_json,
+)
 from kvell.wire.decoding import MalformedError, decode
 
 PLAIN_CLASS = "TokenizersBackend"
@@ -25,13 +30,17 @@ class _TokenizerFile(msgspec.Struct):
 _TOKENIZER_FILE = msgspec.json.Decoder(_TokenizerFile)
 
 
-def eos_token_ids(path: Path) -> frozenset[int]:
+def eos_token_ids(path: Path, overrides: str | None = None) -> frozenset[int]:
     """End-of-sequence ids of a model directory, with or without a tokenizer.
 
     They come from ``generation_config.json``, else from ``config.json``; may be empty.
+
+    :param overrides: a JSON object of fields in place of those of ``config.json``.
     """
-    for name in ("generation_config.json", CONFIG_FILE):
-        raw = read_optional_json(path / name)
+    config: Mapping[str, Any] = overridden(
+        read_optional_json(path / CONFIG_FILE), parsed_overrides(overrides)
+    )
+    for raw in (read_optional_json(path / "generation_config.json"), config):
         ids = ids_of(raw.get("eos_token_id")) or ids_of(_nested(raw).get("eos_token_id"))
         if ids:
             return ids

@@ -60,10 +60,16 @@ class Tokenizer:
         self._spellings: dict[int, str | None] = {}
 
     @classmethod
-    def load(cls, path: Path, chosen: ChosenTemplate = THE_MODELS_OWN) -> "Tokenizer":
+    def load(
+        cls,
+        path: Path,
+        chosen: ChosenTemplate = THE_MODELS_OWN,
+        overrides: str | None = None,
+    ) -> "Tokenizer":
         """Load from a transformers directory.
 
         :param chosen: what the user says of its chat template.
+        :param overrides: a JSON object of fields in place of those of its ``config.json``.
         :raises ChangeSomething: if the directory holds no tokenizer or a damaged one, or a chat
             template that does not compile.
         """
@@ -73,7 +79,7 @@ class Tokenizer:
         except Exception as error:
             # The tokenizers library raises bare Exception for a damaged file.
             raise tokenizer_fault(path, error) from error
-        eos_ids = eos_token_ids(path) | ids_of(backend.eos_token_id)
+        eos_ids = eos_token_ids(path, overrides) | ids_of(backend.eos_token_id)
         loaded = cls(backend, eos_ids, chosen, path)
         _ = loaded.template  # so that a broken one is refused at the start
         return loaded
@@ -234,8 +240,8 @@ class NoTokenizer(Tokenizer):
     Prompts must be token ids, and every output text is empty.
     """
 
-    def __init__(self, path: Path) -> None:
-        super().__init__(None, eos_token_ids(path))
+    def __init__(self, path: Path, overrides: str | None = None) -> None:
+        super().__init__(None, eos_token_ids(path, overrides))
         self._path = path
 
     def templated(self, chosen: ChosenTemplate) -> None:
@@ -298,14 +304,15 @@ def check_template_fields(fields: Mapping[str, Any]) -> None:
         raise ChangeSomething("chat_template_kwargs", min(own), problem, "leave it out")
 
 
-def tokenizer_or_none(path: Path) -> Tokenizer:
+def tokenizer_or_none(path: Path, overrides: str | None = None) -> Tokenizer:
     """Load the tokenizer of a directory; :class:`NoTokenizer` if it holds none.
 
+    :param overrides: a JSON object of fields in place of those of its ``config.json``.
     :raises ChangeSomething: if it holds a damaged one.
     """
     if not holds_tokenizer(path):
-        return NoTokenizer(path)
-    return Tokenizer.load(path)
+        return NoTokenizer(path, overrides)
+    return Tokenizer.load(path, overrides=overrides)
 
 
 def holds_tokenizer(path: Path) -> bool:

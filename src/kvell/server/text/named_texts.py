@@ -24,6 +24,7 @@ def texts_of(
     generation_config: GenerationConfig = "auto",
     chat_template: str | None = None,
     chat_template_content_format: "ContentFormat" = "auto",
+    hf_overrides: str | None = None,
 ) -> Texts:
     """Return the models' names, and a loader of their tokenizers to call while the instance starts.
 
@@ -32,6 +33,7 @@ def texts_of(
     :param generation_config: whether the models' recommended sampling is their default.
     :param chat_template: the first model's, as a file or as text; None for its own.
     :param chat_template_content_format: how that template gets content.
+    :param hf_overrides: a JSON object of fields in place of those of the first model's config.
     :raises ChangeSomething: if a model cannot be found, two have the same name, or the template
         cannot be used.
     """
@@ -53,7 +55,7 @@ def texts_of(
         floor_bytes = process_bytes()
         (name, path), *beside = zip([one.name for one in named], paths, strict=True)
         read = [
-            ServedText.load(name, path, generation_config, *chosen),
+            ServedText.load(name, path, generation_config, chosen, hf_overrides),
             *(ServedText.load(*one, generation_config) for one in beside),
         ]
         give_back_freed()
@@ -71,11 +73,11 @@ def _check_names(served: Sequence[str], others: Sequence[str]) -> None:
             raise ChangeSomething("served_model_name", name, problem, remedy)
 
 
-def _chosen(template: str | None, content_format: "ContentFormat") -> "list[ChosenTemplate]":
-    """What is said of the first model's template, if anything is."""
+def _chosen(template: str | None, content_format: "ContentFormat") -> "ChosenTemplate | None":
+    """Return what is said of the first model's template; None if nothing is."""
     if template is None and content_format == "auto":
-        return []
+        return None
     # Imported here: most starts need it only later, beside the instance's.
     from kvell.models.text.chat_template import chosen_template
 
-    return [chosen_template(template, content_format)]
+    return chosen_template(template, content_format)

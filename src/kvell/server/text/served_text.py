@@ -55,18 +55,20 @@ class ServedText:
         name: str,
         path: Path,
         generation_config: GenerationConfig = "auto",
-        chosen: ChosenTemplate = THE_MODELS_OWN,
+        chosen: ChosenTemplate | None = None,
+        overrides: str | None = None,
     ) -> "ServedText":
         """Read the config and the tokenizer in a model's directory.
 
         :param generation_config: whether its recommended sampling is the default.
-        :param chosen: what the user says of its chat template.
+        :param chosen: what the user says of its chat template; None for nothing.
+        :param overrides: a JSON object of fields in place of those of its config.
         :raises ChangeSomething: if its files are damaged.
         """
-        config = known_config(path)
+        config, chosen = known_config(path, overrides), chosen or THE_MODELS_OWN
         vocab_size = int(text_config(config).vocab_size)
         processor, embeddings = PictureProcessor.of(path, chosen), embedding_facts(path, config)
-        tokenizer, model_type = Tokenizer.load(path, chosen), str(config.model_type)
+        tokenizer, model_type = Tokenizer.load(path, chosen, overrides), str(config.model_type)
         defaults = sampling_defaults(path, generation_config)
         return cls(name, vocab_size, tokenizer, model_type, processor, embeddings, defaults)
 

@@ -1,16 +1,26 @@
-"""Reads and writes trace files: JSON lines, gzipped or not; ``rows`` defines the fields."""
+"""Reads and writes trace files, gzipped or not; ``rows`` defines the fields of our own format."""
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from kvell.errors import ChangeSomething
-from kvell.simulator.traces.lines_file import open_lines
+from kvell.simulator.traces.formats.fields import Fields, parsed_object, wrong
+from kvell.simulator.traces.formats.json_array import begins_with_array
+from kvell.simulator.traces.formats.mooncake import is_mooncake, mooncake_row
+from kvell.simulator.traces.formats.sharegpt import (
+    CONVERSATIONS,
+    CountTokens,
+    approximate_tokens,
+    array_rows,
+    conversation_rows,
+)
+from kvell.simulator.traces.formats.tables import Line, table_rows
+from kvell.simulator.traces.lines_file import filled_lines, open_lines
 from kvell.simulator.traces.rows import (
     MAX_IMAGE_ID,
     BlockIds,
@@ -21,7 +31,6 @@ from kvell.simulator.traces.rows import (
     ideal_hit_tokens,
     repeated,
 )
-from kvell.wire.decoding import MalformedError, decode_json
 
 __all__ = [
     "BlockIds",
@@ -34,16 +43,38 @@ __all__ = [
     "write_trace",
 ]
 
+Notice = Callable[[str], None]
+"""Takes a sentence for the user."""
 
-def read_trace(path: Path, limit: int | None = None) -> list[TraceRow]:
-    """Read the first ``limit`` requests of a file, which must be sorted by arrival.
 
+def _ignore(sentence: str) -> None:
+    """Take a sentence and do nothing."""
+
+
+def read_trace(
+    path: Path,
+    limit: int | None = None,
+    count_tokens: CountTokens = approximate_tokens,
+    notice: Notice = _ignore,
+) -> list[TraceRow]:
+    """Read the first ``limit`` requests of a file of our own or of a public format.
+
+    Lines of our own format must be sorted by arrival.  Requests of public formats are sorted, and
+    their times count from the first; those without prompt or output tokens are left out.
+
+    :param count_tokens: counts the tokens of texts, where the format has texts.
+    :param notice: takes a sentence for the user.
     :raises ChangeSomething: naming file, line and field of the first error.
     """
     try:
         with open_lines(path, "rt") as file:
-            rows = list(_rows(path, itertools.islice(file, limit)))
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+            is_array = begins_with_array(file)
+            file.seek(0)
+            if is_array:
+                rows = _published(array_rows(path, file, count_tokens), limit, notice)
+            else:
+                rows = _of_lines(path, filled_lines(file), limit, count_tokens, notice)
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         problem = f"cannot be read ({error})"
         raise ChangeSomething("--trace", path, problem, "give a readable file") from error
     if not rows:
@@ -74,12 +105,63 @@ def _as_dict(row: TraceRow) -> dict[str, Any]:
     return written if row.will_return is None else written | {"will_return": row.will_return}
 
 
-def _rows(path: Path, lines: Iterable[str]) -> Iterator[TraceRow]:
-    order = _Order()
-    for number, line in enumerate(lines, start=1):
+def _of_lines(
+    path: Path,
+    lines: Iterator[Line],
+    limit: int | None,
+    count_tokens: CountTokens,
+    notice: Notice,
+) -> list[TraceRow]:
+    """Read a file of lines, whose format its first line says."""
+    first = next(lines, None)
+    if first is None:
+        return []
+    lines = itertools.chain([first], lines)
+    if not first[1].lstrip().startswith("{"):
+        return _published(table_rows(path, lines), limit, notice)
+    raw = parsed_object(f"{path}:{first[0]}", first[1])
+    objects = _objects(path, lines)
+    if is_mooncake(raw):
+        return _published(map(mooncake_row, objects), limit, notice)
+    if CONVERSATIONS in raw:
+        each = (
+            row
+            for index, fields in enumerate(objects)
+            for row in conversation_rows(fields, index, count_tokens)
+        )
+        return _published(each, limit, notice)
+    return list(itertools.islice(_own_rows(objects), limit))
+
+
+def _objects(path: Path, lines: Iterable[Line]) -> Iterator[Fields]:
+    for number, line in lines:
         place = f"{path}:{number}"
-        row = _Line(place, _object(place, line)).row()
-        order.check(place, row)
+        yield Fields(place, parsed_object(place, line))
+
+
+def _published(rows: Iterable[TraceRow], limit: int | None, notice: Notice) -> list[TraceRow]:
+    """Return the first requests that have tokens, sorted, with times from the first of them."""
+    served: list[TraceRow] = []
+    num_empty = 0
+    for row in rows:
+        if row.prompt_tokens and row.output_tokens:
+            served.append(row)
+        else:
+            num_empty += 1
+        if len(served) == limit:
+            break
+    if num_empty:
+        notice(f"left out requests without prompt or output tokens: {num_empty}")
+    begin_s = min((row.arrival_s for row in served), default=0.0)
+    shifted = [replace(row, arrival_s=row.arrival_s - begin_s) for row in served]
+    return sorted(shifted, key=lambda row: row.arrival_s)
+
+
+def _own_rows(objects: Iterable[Fields]) -> Iterator[TraceRow]:
+    order = _Order()
+    for fields in objects:
+        row = _own_row(fields)
+        order.check(fields.place, row)
         yield row
 
 
@@ -96,111 +178,45 @@ class _Order:
         :raises ChangeSomething: if it contradicts those above.
         """
         if row.arrival_s < self._before_s:
-            raise _wrong(place, "arrival_s", "is before the line above")
+            raise wrong(place, "arrival_s", "is before the line above")
         if self._block_tokens and row.block_tokens not in (0, self._block_tokens):
-            raise _wrong(place, "block_tokens", f"is {self._block_tokens} above")
+            raise wrong(place, "block_tokens", f"is {self._block_tokens} above")
         if problem := continuation_problem(row, self._sessions.get(row.session)):
-            raise _wrong(place, "continues", problem)
+            raise wrong(place, "continues", problem)
         self._before_s = row.arrival_s
         self._block_tokens = self._block_tokens or row.block_tokens
         if row.session is not None:
             self._sessions[row.session] = row
 
 
-def _object(place: str, line: str) -> dict[str, Any]:
-    try:
-        raw = decode_json(line)
-    except MalformedError as error:
-        raise _wrong(place, "line", f"is not JSON ({error})") from error
-    if not isinstance(raw, dict):
-        raise _wrong(place, "line", "is no JSON object")
-    return raw
+def _own_row(fields: Fields) -> TraceRow:
+    ids = fields.block_ids("block_hashes")
+    prompt_tokens = fields.whole_number("prompt_tokens")
+    row = TraceRow(
+        fields.seconds("arrival_s"),
+        prompt_tokens,
+        fields.whole_number("output_tokens"),
+        ids,
+        fields.whole_number("block_tokens") if len(ids) else 0,
+        fields.optional_text("session"),
+        _images(fields, prompt_tokens),
+        fields.flag("continues") or False,
+        fields.flag("will_return"),
+    )
+    fields.check_blocks("block_hashes", ids, prompt_tokens, row.block_tokens)
+    return row
 
 
-@dataclass(frozen=True)
-class _Line:
-    """One line's object, or an object inside it, and its place in the file."""
-
-    place: str
-    raw: dict[str, Any]
-    within: str = ""
-
-    def row(self) -> TraceRow:
-        ids = self._shared_ids()
-        prompt_tokens = self._whole("prompt_tokens")
-        row = TraceRow(
-            self._number("arrival_s"),
-            prompt_tokens,
-            self._whole("output_tokens"),
-            ids,
-            self._whole("block_tokens") if len(ids) else 0,
-            self._session(),
-            self._images(prompt_tokens),
-            self._flag("continues") or False,
-            self._flag("will_return"),
-        )
-        if len(ids) > -(-row.prompt_tokens // max(1, row.block_tokens)):
-            raise self._wrong("block_hashes", "are more than the prompt has blocks")
-        return row
-
-    def image(self, lowest: int, prompt_tokens: int) -> ImageRow:
-        """Read an image; it must start no earlier than the one before it, and inside the prompt."""
-        start = self._whole("start", 0)
-        if start < lowest:
-            raise self._wrong("start", f"is {start}, before the image above")
+def _images(fields: Fields, prompt_tokens: int) -> tuple[ImageRow, ...]:
+    """Read images; each starts no earlier than the one before it, and inside the prompt."""
+    images: list[ImageRow] = []
+    for image in fields.objects("images"):
+        start = image.whole_number("start", 0)
+        if images and start < images[-1].start:
+            raise image.wrong("start", f"is {start}, before the image above")
         if start >= prompt_tokens:
-            raise self._wrong("start", f"is {start}, behind a prompt of {prompt_tokens} tokens")
-        return ImageRow(start, self._whole("tokens"), self._whole("id", 0, MAX_IMAGE_ID))
-
-    def _number(self, name: str) -> float:
-        value = self.raw.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value >= 0:
-            raise self._wrong(name, f"is {value!r}, not a number of at least 0")
-        return float(value)
-
-    def _whole(self, name: str, low: int = 1, high: int | None = None) -> int:
-        value = self.raw.get(name)
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise self._wrong(name, f"is {value!r}, not a whole number of at least {low}")
-        if high is not None and value > high:
-            raise self._wrong(name, f"is {value!r}, above {high}")
-        return value
-
-    def _flag(self, name: str) -> bool | None:
-        value = self.raw.get(name)
-        if not isinstance(value, bool | None):
-            raise self._wrong(name, f"is {value!r}, neither true nor false")
-        return value
-
-    def _session(self) -> str | None:
-        value = self.raw.get("session")
-        if value is not None and not isinstance(value, str):
-            raise self._wrong("session", f"is {value!r}, not text")
-        return value
-
-    def _images(self, prompt_tokens: int) -> tuple[ImageRow, ...]:
-        listed = self.raw.get("images") or []
-        if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
-            raise self._wrong("images", "is no list of objects")
-        found: list[ImageRow] = []
-        for number, raw in enumerate(listed):
-            lowest = found[-1].start if found else 0
-            line = _Line(self.place, raw, f"images[{number}].")
-            found.append(line.image(lowest, prompt_tokens))
-        return tuple(found)
-
-    def _shared_ids(self) -> BlockIds:
-        try:
-            ids = np.asarray(self.raw.get("block_hashes") or [])
-        except ValueError:
-            ids = np.asarray([""])
-        if len(ids) and (ids.ndim != 1 or ids.dtype.kind not in "iu"):
-            raise self._wrong("block_hashes", "is no list of whole numbers")
-        return ids.astype(np.int64)
-
-    def _wrong(self, name: str, problem: str) -> ChangeSomething:
-        return _wrong(self.place, self.within + name, problem)
-
-
-def _wrong(place: str, name: str, problem: str) -> ChangeSomething:
-    return ChangeSomething("--trace", place, f"{name} {problem}", "repair that line")
+            raise image.wrong("start", f"is {start}, behind a prompt of {prompt_tokens} tokens")
+        images.append(
+            ImageRow(start, image.whole_number("tokens"), image.whole_number("id", 0, MAX_IMAGE_ID))
+        )
+    return tuple(images)

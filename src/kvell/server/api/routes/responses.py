@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fastapi import FastAPI, Request, Response
 
@@ -25,14 +25,21 @@ from kvell.server.api.schemas.responses import ResponsesRequest
 from kvell.server.api.sent_names import named_as_sent
 from kvell.server.api.serving import Serving, guarded
 from kvell.server.api.streaming import EventStream, named_event, primed
+from kvell.server.logs.ignored import Ignored
 from kvell.server.text.text_stream import TextDelta, Usage
 
 
 @dataclass(frozen=True)
 class ResponsesApi:
-    """The handler."""
+    """The handler.
+
+    :param ignored_tools: names types of tools that are left out, once.
+    :param ignored_items: names types of items that are left out, once.
+    """
 
     serving: Serving
+    ignored_tools: Ignored = field(default_factory=lambda: Ignored("tool_left_out", "type"))
+    ignored_items: Ignored = field(default_factory=lambda: Ignored("item_left_out", "type"))
 
     def install(self, app: FastAPI) -> None:
         """Add the route."""
@@ -50,6 +57,8 @@ class ResponsesApi:
 
     async def _answer(self, body: ResponsesRequest, visit: Visit) -> Response:
         self.serving.note(body)
+        self.ignored_tools.note(body.left_out_tools())
+        self.ignored_items.note(body.left_out_items())
         with named_as_sent(body.name_here):
             answering = await ChatApi(self.serving).answering(body.chat(), visit, "resp")
             defaults = answering.asked.served.text.sampling_defaults

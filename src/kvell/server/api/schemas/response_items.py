@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import ConfigDict, Discriminator, Field, Tag
 
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.chat import (
@@ -19,6 +19,21 @@ from kvell.server.api.schemas.chat import (
     ToolCallMessage,
 )
 from kvell.server.api.schemas.request_body import RequestPart
+
+OTHER_TOOLS = "*_call"
+"""The kind of items of all tools that are no functions."""
+_FUNCTION_ITEMS = ("function_call", "function_call_output")
+_ENDS_OF_OTHER_TOOLS = ("_call", "_output")
+_OTHER_TOOLS = frozenset(
+    (
+        "additional_tools",
+        "mcp_approval_request",
+        "mcp_approval_response",
+        "mcp_list_tools",
+        "program",
+    )
+)
+"""Items of tools whose types end otherwise."""
 
 
 class InputImage(RequestPart):
@@ -73,19 +88,36 @@ class ReasoningItem(RequestPart):
     type: Literal["reasoning"]
 
 
-def item_type(item: Any) -> str | None:
-    """The type of an item; a message need not say it."""
-    found = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
-    return found if isinstance(found, str) else None
+class OtherToolItem(RequestPart):
+    """A call of a tool that is no function, or its output."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: str
+
+
+def item_kind(item: Any) -> str | None:
+    """Return the kind of an item: its type, or ``OTHER_TOOLS``; a message need not have a type."""
+    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", None)
+    if not isinstance(kind, str):
+        return None
+    is_other = kind.endswith(_ENDS_OF_OTHER_TOOLS) or kind in _OTHER_TOOLS
+    return OTHER_TOOLS if is_other and kind not in _FUNCTION_ITEMS else kind
 
 
 InputItem = Annotated[
     Annotated[MessageItem, Tag("message")]
     | Annotated[FunctionCallItem, Tag("function_call")]
     | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
-    | Annotated[ReasoningItem, Tag("reasoning")],
-    Discriminator(item_type),
+    | Annotated[ReasoningItem, Tag("reasoning")]
+    | Annotated[OtherToolItem, Tag(OTHER_TOOLS)],
+    Discriminator(item_kind),
 ]
+
+
+def left_out_items(items: Sequence[InputItem]) -> set[str]:
+    """Return the types of items that are left out."""
+    return {item.type for item in items if isinstance(item, OtherToolItem)}
 
 
 def chat_messages(instructions: str | None, items: str | Sequence[InputItem]) -> list[ChatMessage]:

@@ -28,7 +28,17 @@ from kvell.server.api.schemas.generation import (
 from kvell.server.api.schemas.kv_hints import KvHints
 from kvell.server.api.schemas.other_fields import RESPONSES_OTHERS, Other
 from kvell.server.api.schemas.request_body import RequestBody, RequestPart, renamed
-from kvell.server.api.schemas.response_items import InputItem, chat_messages
+from kvell.server.api.schemas.response_items import (
+    InputItem,
+    chat_messages,
+    left_out_items,
+)
+from kvell.server.api.schemas.response_tools import (
+    chat_choice,
+    chat_functions,
+    left_out_tools,
+    named_as_sent_tool,
+)
 from kvell.server.api.schemas.sampling_fields import AllowedTokens, BadWords, TokenId
 
 LOGPROBS = "message.output_text.logprobs"
@@ -100,7 +110,10 @@ class ResponsesRequest(RequestBody):
     others: ClassVar[Mapping[str, Other]] = RESPONSES_OTHERS
 
     input: str | Annotated[list[InputItem], Field(max_length=MAX_MESSAGES - 1, fail_fast=True)]
-    """A text, or the items of a conversation, oldest first."""
+    """A text, or the items of a conversation, oldest first.
+
+    Calls of tools that are no functions, and their outputs, are left out.
+    """
     instructions: str | None = None
     """A system message before the conversation."""
     stream: bool | None = False
@@ -121,7 +134,10 @@ class ResponsesRequest(RequestBody):
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = (
         None
     )
-    """Functions that may be called: ``{"type": "function", "name": …}``."""
+    """Functions that may be called: ``{"type": "function", "name": …}``.
+
+    Tools of other types are left out, and so are functions inside a ``namespace``.
+    """
     tool_choice: str | dict[str, Any] | None = None
     """``"none"``, ``"auto"``, ``"required"``, or ``{"type": "function", "name": …}``."""
     parallel_tool_calls: bool | None = None
@@ -189,8 +205,8 @@ class ResponsesRequest(RequestBody):
             max_completion_tokens=self.max_output_tokens,
             logprobs=self.tells_logprobs(),
             top_logprobs=self.top_logprobs,
-            tools=self.tools and [_chat_tool(tool) for tool in self.tools],
-            tool_choice=_chat_tool_choice(self.tool_choice),
+            tools=self.tools and chat_functions(self.tools),
+            tool_choice=chat_choice(self.tool_choice, self.tools or ()),
             reasoning_effort=self.reasoning.effort if self.reasoning else None,
             response_format=chosen.chat() if chosen else None,
         )
@@ -211,11 +227,19 @@ class ResponsesRequest(RequestBody):
             return bool(self.top_logprobs)
         return LOGPROBS in self.include
 
+    def left_out_tools(self) -> set[str]:
+        """Return the types of tools that are left out."""
+        return left_out_tools(self.tools or ())
+
+    def left_out_items(self) -> set[str]:
+        """Return the types of items of the input that are left out."""
+        return set() if isinstance(self.input, str) else left_out_items(self.input)
+
     def name_here(self, field: str) -> str:
         """What a field of the chat request is called here."""
         if self.text and self.text.format and field.startswith("structured_outputs"):
             return "text.format.schema"
-        return renamed(field, _NAMES_HERE)
+        return named_as_sent_tool(renamed(field, _NAMES_HERE), self.tools or ())
 
     def _refuse_what_is_stored(self) -> None:
         remedies = {
@@ -229,21 +253,3 @@ class ResponsesRequest(RequestBody):
             if value is not None and value is not False:
                 shown = value if isinstance(value, bool | str) else "…"
                 raise ChangeSomething(field, shown, "is not served: nothing is stored", remedy)
-
-
-def _chat_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """A function in chat's form; anything else is refused there by its type."""
-    if tool.get("type") != "function":
-        return {"type": tool.get("type")}
-    return {"type": "function", "function": tool}
-
-
-def _chat_tool_choice(choice: str | dict[str, Any] | None) -> str | dict[str, Any] | None:
-    match choice:
-        case None | "none" | "auto" | "required":
-            return choice
-        case {"type": "function", "name": str(name)}:
-            return {"type": "function", "function": {"name": name}}
-    remedy = 'use "none", "auto", "required" or {"type": "function", "name": …}'
-    shown = choice[:64] if isinstance(choice, str) else "…"
-    raise ChangeSomething("tool_choice", shown, "is not known", remedy)

@@ -1,0 +1,133 @@
+"""``--trace``: rows of a file in any format that is known, or of a generator."""
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from kvell.cli.plan.command import config_path
+from kvell.cli.replay.models import named_config
+from kvell.cli.terminal.options import Command
+from kvell.cli.terminal.progress import notice, progress_bar
+from kvell.cli.terminal.session import Session
+from kvell.cli.terminal.sizes import FiniteRange
+
+if TYPE_CHECKING:
+    from kvell.models.text.tokenizer import Tokenizer
+    from kvell.simulator.traces.rows import TraceRow
+
+AT_LEAST_ONE = click.IntRange(min=1)
+RATE = FiniteRange(min=1e-6)
+"""Smaller rates make times that no sum can hold."""
+
+
+@dataclass(frozen=True)
+class TraceFlags:
+    """The flags that choose the requests of a replay.
+
+    :param trace: a file, or the name of a generator.
+    :param rate: requests per second, in place of the trace's times.
+    :param wrong_hints: part of the clients' hints that are wrong; None gives the trace's own hints.
+    """
+
+    trace: str
+    limit: int | None
+    repeat: int
+    seed: int
+    rate: float | None
+    wrong_hints: float | None
+
+    def requests(self, count_tokens: Callable[[str], int]) -> "Sequence[TraceRow]":
+        """Return the requests.
+
+        :param count_tokens: counts the tokens of texts, where the file has texts.
+        """
+        from kvell.load.arrivals import retimed
+        from kvell.simulator.traces.hints import hinted
+        from kvell.simulator.traces.rows import repeated
+
+        rows = repeated(load_rows(self.trace, self.limit, self.seed, count_tokens), self.repeat)
+        if self.rate is not None:
+            rows = retimed(rows, rate=self.rate, seed=self.seed)
+        return rows if self.wrong_hints is None else hinted(rows, self.wrong_hints)
+
+
+def trace_options(command: Command) -> Command:
+    """Add the flags; the command gets them as ``source``."""
+
+    @functools.wraps(command)
+    def gathered(*args: Any, **given: Any) -> Any:
+        flags = {field.name: given.pop(field.name) for field in fields(TraceFlags)}
+        return command(*args, source=TraceFlags(**flags), **given)
+
+    options = (
+        click.option(
+            "--trace", required=True, help="A trace file, or the name of a generator like chat."
+        ),
+        click.option("--limit", type=AT_LEAST_ONE, help="Requests of the trace at most."),
+        click.option("--repeat", type=AT_LEAST_ONE, default=1, help="Replay the trace N times."),
+        click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of a generator."),
+        click.option(
+            "--rate", type=RATE, metavar="R", help="Requests per second, as Poisson arrivals."
+        ),
+        click.option(
+            "--hints",
+            "wrong_hints",
+            type=FiniteRange(0, 1),
+            metavar="WRONG",
+            help="Clients say whether they return; this part of the hints, from 0 to 1, is wrong.",
+        ),
+    )
+    with_options: Command = gathered
+    for option in reversed(options):
+        with_options = option(with_options)
+    return with_options
+
+
+def load_rows(
+    trace: str, limit: int | None, seed: int, count_tokens: Callable[[str], int]
+) -> "Sequence[TraceRow]":
+    """Return the rows of a trace file, or of the generator with that name.
+
+    :param count_tokens: counts the tokens of texts, where the file has texts.
+    """
+    from kvell.simulator.traces.generators import generate_trace
+    from kvell.simulator.traces.trace import read_trace
+
+    path = Path(trace).expanduser()
+    if path.is_file():
+        return read_trace(path, limit, count_tokens, notice)
+    return generate_trace(trace, limit, seed)
+
+
+def token_counter(model: str, session: Session) -> Callable[[str], int]:
+    """Return what counts tokens: the model's tokenizer, or about, if its directory has none.
+
+    Nothing is read before the first text.
+    """
+    from kvell.simulator.traces.formats.sharegpt import BYTES_PER_TOKEN, approximate_tokens
+
+    @cache
+    def tokenizer() -> "Tokenizer | None":
+        with progress_bar("reading the tokenizer") as report:
+            path = config_path(named_config(model), session, report)
+            # Imported here: it takes seconds, and most traces have no texts.
+            from kvell.models.text.tokenizer import Tokenizer, holds_tokenizer
+
+            directory = path if path.is_dir() else path.parent
+            if holds_tokenizer(directory):
+                return Tokenizer.load(directory)
+        notice(f"{model} has no tokenizer here: {BYTES_PER_TOKEN} bytes of text count as a token")
+        return None
+
+    def count(text: str) -> int:
+        loaded = tokenizer()
+        if loaded is None:
+            return approximate_tokens(text)
+        return len(loaded.encode(text, add_special_tokens=False))
+
+    return count

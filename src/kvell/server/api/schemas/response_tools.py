@@ -1,0 +1,80 @@
+"""The tools of ``/v1/responses``: functions are offered, and tools of other types left out.
+
+Agents such as Codex send them in every request, and a local server has none of them.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvell.errors import ChangeSomething
+
+FUNCTION = "function"
+_PLACE = re.compile(r"tools\[(\d+)\]")
+
+Tool = Mapping[str, Any]
+
+
+def chat_functions(tools: Sequence[Tool]) -> list[dict[str, Any]]:
+    """Return the functions in chat's form; a type that is no text is refused there."""
+    kept = [tools[place] for place in _kept(tools)]
+    return [
+        {"type": FUNCTION, "function": tool} if _type(tool) == FUNCTION else {"type": _type(tool)}
+        for tool in kept
+    ]
+
+
+def left_out_tools(tools: Sequence[Tool]) -> set[str]:
+    """Return the types of tools that are left out."""
+    return {str(_type(tool)) for tool in tools if _is_left_out(tool)}
+
+
+def named_as_sent_tool(field: str, tools: Sequence[Tool]) -> str:
+    """Return a field's name with the place that its tool has among all that were sent."""
+    found = _PLACE.match(field)
+    if found is None:
+        return field
+    kept = _kept(tools)
+    place = int(found[1])
+    return f"tools[{kept[place]}]{field[found.end() :]}" if place < len(kept) else field
+
+
+def chat_choice(
+    choice: str | dict[str, Any] | None, tools: Sequence[Tool]
+) -> str | dict[str, Any] | None:
+    """Return ``tool_choice`` in chat's form.
+
+    :raises ChangeSomething: if it is not known, or forces a tool that is left out.
+    """
+    match choice:
+        case "required" if tools and not _kept(tools):
+            remedy = 'use "auto", or send tools of type "function"'
+            raise ChangeSomething("tool_choice", choice, "forces tools that are left out", remedy)
+        case None | "none" | "auto" | "required":
+            return choice
+        case {"type": "function", "name": str(name)}:
+            return {"type": FUNCTION, "function": {"name": name}}
+        case {"type": str(kind)} if kind in left_out_tools(tools):
+            remedy = 'use "auto", or force a function'
+            raise ChangeSomething(
+                "tool_choice", kind[:64], "forces a tool that is left out", remedy
+            )
+    remedy = 'use "none", "auto", "required" or {"type": "function", "name": …}'
+    shown = choice[:64] if isinstance(choice, str) else "…"
+    raise ChangeSomething("tool_choice", shown, "is not known", remedy)
+
+
+def _kept(tools: Sequence[Tool]) -> list[int]:
+    """Return the places of the tools that are not left out."""
+    return [place for place, tool in enumerate(tools) if not _is_left_out(tool)]
+
+
+def _is_left_out(tool: Tool) -> bool:
+    kind = _type(tool)
+    return isinstance(kind, str) and kind != FUNCTION
+
+
+def _type(tool: Tool) -> object:
+    """Return the type of a tool; without one it is a function, as in chat."""
+    kind = tool.get("type")
+    return FUNCTION if kind is None else kind

@@ -1,0 +1,1 @@
+"""Public formats of traces, and how their fields are read."""

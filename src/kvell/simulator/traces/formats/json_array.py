@@ -1,0 +1,105 @@
+"""Reads a JSON array from a file element by element, so that no more than one is in memory."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from kvell.simulator.traces.formats.fields import wrong
+
+CHUNK_CHARS = 1 << 16
+MOST_ELEMENT_CHARS = 1 << 26
+WORD_CHARS = 16
+"""Longer than any word, number's sign or escape that the end of a chunk may cut."""
+BLANKS = " \t\r\n"
+
+
+def begins_with_array(file: IO[str]) -> bool:
+    """Return whether the first character that is not blank opens an array."""
+    while text := file.read(CHUNK_CHARS):
+        if text := text.lstrip():
+            return text.startswith("[")
+    return False
+
+
+def array_elements(path: Path, file: IO[str]) -> Iterator[tuple[int, object]]:
+    """Return each element, an object, with the number of its line.
+
+    :raises ChangeSomething: naming file and line of what is no JSON, or no object.
+    """
+    reader = _Reader(path, file)
+    reader.skip("[")
+    if reader.next_char() == "]":
+        return
+    while True:
+        yield reader.line, reader.element()
+        if reader.next_char() == "]":
+            return
+        reader.skip(",")
+        reader.next_char()
+
+
+class _Reader:
+    """The text of a file, of which the part that is read already is dropped.
+
+    :ivar line: number of the line of the next character.
+    """
+
+    def __init__(self, path: Path, file: IO[str]) -> None:
+        self._path, self._file = path, file
+        self._text, self._at, self._is_whole = "", 0, False
+        self._decoder = json.JSONDecoder(strict=False)
+        self.line = 1
+
+    def next_char(self) -> str:
+        """Return the next character that is not blank, and stay before it; "" at the end."""
+        while True:
+            while self._at < len(self._text) and self._text[self._at] in BLANKS:
+                self._step_to(self._at + 1)
+            if self._at < len(self._text) or self._is_whole:
+                return self._text[self._at : self._at + 1]
+            self._read_more(CHUNK_CHARS)
+
+    def skip(self, char: str) -> None:
+        """Step behind the next character."""
+        if (found := self.next_char()) != char:
+            raise self._wrong(f"has {found or 'its end'!r} where {char!r} is expected")
+        self._step_to(self._at + 1)
+
+    def element(self) -> object:
+        """Return the next element, and step behind it."""
+        if (found := self.next_char()) != "{":
+            raise self._wrong(f"has {found or 'its end'!r} where an object is expected")
+        while True:
+            try:
+                element, end = self._decoder.raw_decode(self._text, self._at)
+            except json.JSONDecodeError as error:
+                if self._is_whole or not self._is_cut_off(error):
+                    self._step_to(min(error.pos, len(self._text)))
+                    raise self._wrong(f"is not JSON ({error.msg})") from error
+            except RecursionError as error:
+                raise self._wrong("is nested too deeply") from error
+            else:
+                self._step_to(end)
+                return element
+            have = len(self._text) - self._at
+            if have > MOST_ELEMENT_CHARS:
+                raise self._wrong(f"begins an object of more than {MOST_ELEMENT_CHARS} characters")
+            self._read_more(have)  # twice as much, so that few tries are in vain
+
+    def _is_cut_off(self, error: json.JSONDecodeError) -> bool:
+        """Return whether an error may be that of an object whose end was not read yet."""
+        is_open_text = error.msg.startswith("Unterminated string")
+        return is_open_text or error.pos + WORD_CHARS >= len(self._text)
+
+    def _step_to(self, end: int) -> None:
+        self.line += self._text.count("\n", self._at, end)
+        self._at = end
+
+    def _read_more(self, chars: int) -> None:
+        more = self._file.read(max(chars, CHUNK_CHARS))
+        self._is_whole = not more
+        self._text, self._at = self._text[self._at :] + more, 0
+
+    def _wrong(self, problem: str) -> Exception:
+        return wrong(f"{self._path}:{self.line}", "line", problem)
