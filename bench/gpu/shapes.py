@@ -46,7 +46,7 @@ QUANTISED = {
     "latents": Shape(RAGGED, heads=6, kv_heads=1, head_size=72, value_size=64),
 }
 SMALL = ((1, 1), (25, 25), (40, 1), (20, 5))
-FEW = ("grouped heads", "all at once", "latents", "a request without new tokens")
+FEW = ("all at once", "latents")
 """Names of the shapes that a CPU checks where it pretends to be a GPU."""
 
 
