@@ -6,6 +6,7 @@ itself, so that its compiled parts are there too.  ``scripts/gpu_check --wheels`
 """
 
 import argparse
+import hashlib
 import os
 import re
 import shutil
@@ -41,6 +42,8 @@ MARKERS = {
     "platform_system": "Linux",
     "sys_platform": "linux",
 }
+STAMP = "kvell.sha256"
+"""File beside the wheels: the hash of what Kvell's was compiled from."""
 MOST_BYTES = 48 << 20
 """Bound on the working tree with the wheels: what is sent to a machine should stay small."""
 
@@ -142,10 +145,32 @@ def can_build(python: Path) -> bool:
     return done.stdout.split() == [PYTHON, "True"]
 
 
+def native_hash(repository: Path = REPOSITORY) -> str:
+    """Return a hash of everything that the compiled parts are built from."""
+    names = ["CMakeLists.txt", "constraints.txt", "pyproject.toml"]
+    files = [*(repository / name for name in names), *sorted((repository / "csrc").rglob("*"))]
+    digest = hashlib.sha256()
+    for path in (path for path in files if path.is_file()):
+        digest.update(f"{path.relative_to(repository)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def has_kvell(folder: Path) -> bool:
+    """Return whether the folder has a wheel of Kvell with the compiled parts of this tree.
+
+    Its Python may be older: ``scripts/gpu_check`` takes that from the tree.
+    """
+    stamp = folder / STAMP
+    is_there = any(package_of(path) == "kvell" for path in wheels_in(folder))
+    return is_there and stamp.exists() and stamp.read_text() == native_hash()
+
+
 def build_kvell(python: Path, folder: Path) -> Path:
-    """Build Kvell's own wheel; compiled objects are kept in ``build`` for the next time."""
+    """Build Kvell's own wheel, which takes minutes."""
+    (folder / STAMP).unlink(missing_ok=True)
     command = [str(python), "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir"]
     _run([*command, str(folder), str(REPOSITORY)], PIP_CONSTRAINT=str(CONSTRAINTS))
+    (folder / STAMP).write_text(native_hash())
     [wheel] = [path for path in wheels_in(folder) if package_of(path) == "kvell"]
     return wheel
 
@@ -210,15 +235,19 @@ def main() -> int:
     options = parser.parse_args()
     folder: Path = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
+    is_built = has_kvell(folder)
     for old in wheels_in(folder):
-        old.unlink()
+        if not (is_built and package_of(old) == "kvell"):
+            old.unlink()
 
     def fetched(name: str) -> list[str]:
         return wheel_requirements(fetch_wheel(name, folder))
 
     missing_packages(base_requirements(), expected_packages(), fetched)
-    python = find_python(options.python)
-    if python is None:
+    python = None if is_built else find_python(options.python)
+    if is_built:
+        print("Kvell's wheel is kept: nothing that is compiled has changed.")
+    elif python is None:
         print(f"no Python {PYTHON} with headers and pip here: no wheel of Kvell itself was built.")
         print("scripts/gpu_check then runs from src/, on the portable twins of compiled code.")
     else:

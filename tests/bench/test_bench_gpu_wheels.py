@@ -13,7 +13,9 @@ from bench.gpu.wheels import (
     compiled_line,
     expected_packages,
     find_python,
+    has_kvell,
     missing_packages,
+    native_hash,
     pinned_versions,
     size_problem,
     wheel_requirements,
@@ -75,6 +77,24 @@ def test_only_a_python_of_the_wheels_version_builds(tmp_path: Path) -> None:
     assert find_python(fitting) == fitting
     assert find_python(other) is None
     assert find_python(tmp_path / "missing") is None
+
+
+def test_kvell_is_built_again_when_compiled_parts_change(tmp_path: Path) -> None:
+    repository, folder = tmp_path / "tree", tmp_path / "wheels"
+    (repository / "csrc").mkdir(parents=True)
+    for name in ("CMakeLists.txt", "constraints.txt", "pyproject.toml", "csrc/a.cpp"):
+        (repository / name).write_text(name)
+    before = native_hash(repository)
+    assert native_hash(repository) == before
+    (repository / "csrc/a.cpp").write_text("changed")
+    assert native_hash(repository) != before
+    folder.mkdir()
+    (folder / "kvell.sha256").write_text(native_hash())
+    assert not has_kvell(folder), "there is no wheel"
+    (folder / "kvell-1-cp312-cp312-linux_x86_64.whl").touch()
+    assert has_kvell(folder)
+    (folder / "kvell.sha256").write_text(before)
+    assert not has_kvell(folder)
 
 
 def test_what_is_too_large_to_send_is_refused() -> None:
