@@ -45,6 +45,38 @@ def write(
     path.write_text(compact({"run": run(processor), **told}), encoding="utf-8")
 
 
+class RowFile:
+    """Rows as they come: JSON lines, the first of which is the ``run``.
+
+    Each row is in the file once it is added, whatever happens to the process later.
+    """
+
+    def __init__(self, path: Path, *, processor: str | None = None) -> None:
+        """:param processor: as in :func:`write`."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        path.write_text(_line({"run": run(processor)}), encoding="utf-8")
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Append a row."""
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(_line(row))
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    return json.dumps(row, separators=(",", ":"), ensure_ascii=False) + "\n"
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read a result file; the rows of a :class:`RowFile` are below ``rows``."""
+    text = path.read_text(encoding="utf-8")
+    first, _, others = text.partition("\n")
+    if not first.startswith('{"run":{') or not first.endswith("}}"):
+        whole: dict[str, Any] = json.loads(text)
+        return whole
+    return {**json.loads(first), "rows": [json.loads(line) for line in others.splitlines()]}
+
+
 def compact(told: Mapping[str, Any]) -> str:
     """JSON with one line for each field of the outermost object."""
     fields = (

@@ -1,7 +1,6 @@
 """The comparison page and its plots, from the files of ``bench/results``."""
 
 import argparse
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from bench.comparison import gpu, memory, speed
 from bench.comparison.chart import draw
 from bench.comparison.page import PLOTS, page
 from bench.comparison.section import Section
+from bench.result_file import read
 
 RESULTS = Path(__file__).parents[1] / "results"
 SECTIONS: dict[str, Callable[[Any], Section]] = {
@@ -30,7 +30,7 @@ SECTIONS: dict[str, Callable[[Any], Section]] = {
 def sections_of(results: Path) -> tuple[list[Section], list[str]]:
     """Sections whose file exists, in order, and the names of the missing files."""
     there = {name: make for name, make in SECTIONS.items() if (results / name).exists()}
-    sections = [make(json.loads((results / name).read_text())) for name, make in there.items()]
+    sections = [make(read(results / name)) for name, make in there.items()]
     return sections, [name for name in SECTIONS if name not in there]
 
 

@@ -7,8 +7,11 @@ from bench.comparison.section import Bars, Section, number, percent
 
 def gpu(found: dict[str, Any]) -> Section:
     """Kernels over pages, as a share of memory bandwidth or of other kernels' FLOP/s."""
-    figures: list[dict[str, Any]] = found["figures"]
-    [memory] = [one for one in figures if one["kind"] == "memory"]
+    figures: list[dict[str, Any]] = [row for row in found["rows"] if "kind" in row]
+    checks = [row for row in found["rows"] if "check" in row]
+    machine, memory = (
+        next(row for row in figures if row["kind"] == kind) for kind in ("machine", "memory")
+    )
     decode = [one for one in figures if one["kind"] == "decode"]
     parts = [one["bytes_per_second"] / memory["read"] for one in decode]
     rows = [
@@ -30,11 +33,11 @@ def gpu(found: dict[str, Any]) -> Section:
         for one in figures
         if one["kind"] == "prefill" and one.get("sdpa_flash")
     ]
-    good = sum(bool(check["ok"]) for check in found["checks"])
+    good = sum(bool(check["ok"]) for check in checks)
     groups = [f"{one['heads']}, {one['requests']} × {one['context']:,}" for one in decode]
     return Section(
-        f"Kernels on a GPU: {found['machine']['gpu']}",
-        f"{good} of {len(found['checks'])} checks against reference results hold. The memory read "
+        f"Kernels on a GPU: {machine['gpu']}",
+        f"{good} of {len(checks)} checks against reference results hold. The memory read "
         f"{memory['read'] / 1e12:.2f} TB/s in the same run.",
         "h200/gpu_check.json",
         "scripts/gpu_check --out bench/results/h200/gpu_check.json",

@@ -1,160 +1,117 @@
 """Check and time everything of Kvell that runs on a GPU; see README.md."""
 
 import argparse
-import json
 import os
-import platform
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
-import torch
-import triton
+from bench.gpu.installing import installed
+from bench.gpu.report import Row, failures, last_line, line, read_of, summary
+from bench.gpu.stages import Stage, Starter, forking
+from bench.result_file import RowFile
 
-from bench import result_file
-from bench.gpu import contract, engine, speed
-from bench.gpu.timing import copy_bandwidth, read_bandwidth
-from kvell.attention.triton.backend import TritonKernels
+STAGES = (
+    Stage("machine", "bench.gpu.machine:rows", 40),
+    Stage("warm", "bench.gpu.speed:warm", 60, most_parts=11),
+    Stage("exact", "bench.gpu.engine:exact", 60, most_parts=10),
+    Stage("attention", "bench.gpu.speed:timings", 100),
+    Stage("engine", "bench.gpu.engine:throughput", 45),
+    Stage("contract", "bench.gpu.contract:rows", 125, most_parts=16),
+)
+"""In this order; what is known to hold comes last, in case that time runs out."""
+PROBE = Stage("probe", "bench.gpu.check:probe", 60)
+SECONDS = 430.0
 
-DECODE_SIZES = ((8, 2048), (32, 4096))
-LLAMA_SIZES = ((1, 2048), (1, 32_768), (8, 2048), (8, 8192), (32, 2048), (32, 8192), (64, 4096))
-PREFILL_SIZES = ((1, 2048), (4, 4096), (1, 16_384))
-GOAL = 0.8
-"""Part of the memory bandwidth that decode at batch 8 and 2K tokens must reach."""
+
+def probe(pretends: bool, part: int, of: int) -> Iterator[Row]:
+    """Yield the GPU's name if a process can compute there; an empty one where a CPU pretends."""
+    import torch  # here, so that the command itself needs no torch
+
+    if pretends:
+        yield {"gpu": ""}
+    elif torch.cuda.is_available():
+        torch.ones(8, device="cuda").sum().item()
+        yield {"gpu": torch.cuda.get_device_name()}
 
 
-def worker(part: int, of: int) -> None:
-    """Run every ``of``-th check, and compile every ``of``-th kernel for the timings."""
-    rows = engine.checks(torch.device("cuda")) if part == 0 else contract.run(part - 1, of - 1)
-    kernels = TritonKernels()
-    for heads in (*speed.DECODES, *speed.PREFILLS)[part::of]:
-        speed.decode(kernels, heads, 1, 256)
-        speed.prefill(kernels, heads, 1, 64, alone=True)
+def chosen(names: str | None) -> list[Stage]:
+    """Return the stages of these names, in their order.
+
+    :raises SystemExit: if there is no such stage.
+    """
+    if names is None:
+        return list(STAGES)
+    wanted = {name.strip() for name in names.split(",")}
+    unknown = wanted - {stage.name for stage in STAGES}
+    if unknown:
+        known = ", ".join(stage.name for stage in STAGES)
+        raise SystemExit(f"no such stages: {', '.join(sorted(unknown))}; choose of {known}")
+    return [stage for stage in STAGES if stage.name in wanted]
+
+
+def starter_for(pretends: bool, workers: int, stages: Sequence[Stage]) -> tuple[Starter, str]:
+    """Return what starts the stages' processes, and the name of the GPU that they can use.
+
+    Importing once and forking saves half a minute.  Should an import ever touch the driver, then no
+    fork can use the GPU: so one tries, and if it fails every process imports for itself.
+
+    :raises SystemExit: with 2 if there is no GPU.
+    """
+    modules = [stage.run.partition(":")[0] for stage in stages]
+    said = ""
+    for context in (forking(modules), get_context("spawn")):
+        starter = Starter(context, pretends, workers)
+        rows = list(starter.run([PROBE], PROBE.seconds))
+        names = [row["gpu"] for row in rows if "gpu" in row]
+        if names:
+            print(f"processes start by {context.get_start_method()}", flush=True)
+            return starter, names[0]
+        said = " ".join(last_line(row["said"]) for row in failures(rows))
+    print(f"there is no GPU that torch can use: nothing was checked. {said}")
+    raise SystemExit(2)
+
+
+def taken(rows: Iterator[Row], out: Path | None, processor: str | None) -> list[Row]:
+    """Print and keep rows as they come, and the table of those so far beside them."""
+    kept: list[Row] = []
+    file = RowFile(out, processor=processor) if out else None
     for row in rows:
-        print(json.dumps(row), flush=True)
+        kept.append(row)
+        print(line(row, read_of(kept)), flush=True)
+        if file and out:
+            file.add(row)
+            out.with_suffix(".txt").write_text(summary(kept), encoding="utf-8")
+    return kept
 
 
-def correctness(workers: int) -> list[dict[str, Any]]:
-    """All checks, in processes side by side; a process that dies is a failed check."""
-    command = [sys.executable, "-m", "bench.gpu.check", "--worker"]
-    running = [
-        subprocess.Popen(
-            [*command, str(part), str(workers)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        for part in range(workers)
-    ]
-    rows: list[dict[str, Any]] = []
-    for part, process in enumerate(running):
-        out, errors = process.communicate()
-        rows += [json.loads(line) for line in out.decode().splitlines() if line.startswith("{")]
-        if process.returncode:
-            said = errors.decode()[-1500:]
-            rows.append({"check": f"process {part}", "ok": False, "said": said})
-    return rows
+def parser() -> argparse.ArgumentParser:
+    """Return the command line."""
+    made = argparse.ArgumentParser(prog="scripts/gpu_check", description=__doc__)
+    made.add_argument("--wheels", type=Path, help="folder that scripts/device_wheels filled")
+    made.add_argument("--out", type=Path, help="file of rows, as JSON lines; its table is .txt")
+    names = ",".join(stage.name for stage in STAGES)
+    made.add_argument("--only", metavar="STAGES", help=f"of {names}")
+    made.add_argument("--seconds", type=float, default=SECONDS, help="for all stages together")
+    made.add_argument("--pretend", action="store_true", help="tiny sizes on the CPU, no GPU")
+    made.add_argument("--workers", type=int, default=min(16, os.cpu_count() or 1))
+    return made
 
 
-def timings() -> Iterator[dict[str, Any]]:
-    """Rows of figures, the bandwidth of the same run first."""
-    yield {"kind": "memory", "copy": copy_bandwidth(), "read": read_bandwidth()}
-    kernels = TritonKernels()
-    for heads in speed.DECODES:
-        for requests, context in LLAMA_SIZES if heads is speed.LLAMA else DECODE_SIZES:
-            yield speed.decode(kernels, heads, requests, context)
-    for heads in speed.PREFILLS:
-        for requests, context in PREFILL_SIZES:
-            yield speed.prefill(kernels, heads, requests, context)
-    for new in (17, 256, 2048):
-        yield speed.short_chunk(kernels, speed.LLAMA, 1, 16_384, new)
-    yield speed.copying()
-    yield engine.throughput(torch.device("cuda"))
-
-
-def line(row: dict[str, Any], read: float) -> str:
-    """A row of figures as text."""
-    kind = row["kind"]
-    if kind == "memory":
-        return f"memory: copy {row['copy'] / 1e9:.0f} GB/s, read {row['read'] / 1e9:.0f} GB/s"
-    if kind == "decode":
-        return (
-            f"decode   {row['heads']:20} {row['requests']:3} x {row['context']:6}"
-            f" {row['microseconds']:8.1f} us {row['bytes_per_second'] / 1e9:6.0f} GB/s"
-            f" = {row['bytes_per_second'] / read:4.0%} of read"
-            f"  ({row['microseconds_with_launches']:.0f} us with launches)"
-        )
-    if kind == "engine":
-        return (
-            f"engine   llama of 8 layers, {row['requests']} x {row['prompt']}:"
-            f" prefill {row['prefill_tokens_per_second']:.0f} tokens/s,"
-            f" decode {row['decode_tokens_per_second']:.0f} tokens/s,"
-            f" {row['decode_step_seconds'] * 1e3:.1f} ms a step"
-        )
-    if kind == "copy":
-        return f"copy     pages of {row['page_bytes']}: {row['bytes_per_second'] / 1e9:.0f} GB/s"
-    peers = "  ".join(
-        f"{name} {value / 1e12:.0f}"
-        for name, value in row.items()
-        if name.startswith(("sdpa", "flash_")) and name != "flops_per_second"
-    )
-    new = row.get("new", row["context"])
-    return (
-        f"{kind:8} {row['heads']:20} {row['requests']:3} x {row['context']:6}, {new} new:"
-        f" {row['flops_per_second'] / 1e12:.0f} TFLOP/s  {peers}"
-    )
-
-
-def goal_met(rows: list[dict[str, Any]]) -> bool:
-    """Whether decode of the plain shape reaches :data:`GOAL` of the bandwidth."""
-    read = next(row["read"] for row in rows if row["kind"] == "memory")
-    reached = [
-        row["bytes_per_second"] / read
-        for row in rows
-        if row["kind"] == "decode" and row["heads"] == speed.LLAMA.name and row["requests"] >= 8
-    ]
-    return min(reached, default=0.0) >= GOAL
-
-
-def main() -> int:
-    """Command line; returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, help="JSON file for checks and figures")
-    parser.add_argument("--workers", type=int, default=min(16, os.cpu_count() or 1))
-    parser.add_argument("--only", choices=("checks", "timings"))
-    parser.add_argument("--worker", type=int, nargs=2, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("there is no GPU that torch can use: nothing was checked")
-        return 2
-    if options.worker:
-        worker(*options.worker)
-        return 0
-    begin = time.monotonic()
-    machine = {
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "triton": triton.__version__,
-        "python": platform.python_version(),
-    }
-    print("  ".join(f"{name} {value}" for name, value in machine.items()), flush=True)
-    rows = [] if options.only == "timings" else correctness(max(2, options.workers))
-    failed = [row for row in rows if not row["ok"]]
-    for row in failed:
-        print(f"FAILED {row['check']}: {row['said']}")
-    print(f"{len(rows) - len(failed)} of {len(rows)} checks hold", flush=True)
-    figures: list[dict[str, Any]] = []
-    for row in () if options.only == "checks" else timings():
-        figures.append(row)
-        print(line(row, figures[0]["read"]), flush=True)
-    if figures:
-        print(f"goal of {GOAL:.0%} on decode {'met' if goal_met(figures) else 'missed'}")
-    took = time.monotonic() - begin
-    print(f"{took:.0f} s")
-    if options.out:
-        said = {"machine": machine, "seconds": took, "checks": rows, "figures": figures}
-        result_file.write(options.out, said, processor=machine["gpu"])
-    return 1 if failed else 0
+def main(given: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
+    options = parser().parse_args(given)
+    stages, begin = chosen(options.only), time.monotonic()
+    if options.pretend:  # read where Triton is first imported: by the stages' processes
+        os.environ["TRITON_INTERPRET"] = "1"
+    with installed(options.wheels):
+        starter, gpu = starter_for(options.pretend, options.workers, stages)
+        left = options.seconds - (time.monotonic() - begin)
+        rows = taken(starter.run(stages, left), options.out, gpu or None)
+    print(f"\n{summary(rows)}{time.monotonic() - begin:.0f} s")
+    return 1 if failures(rows) else 0
 
 
 if __name__ == "__main__":

@@ -5,14 +5,16 @@ and running them next to nothing.  Every case compares with attention written ou
 in float64.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
 
 import torch
 
-from bench.gpu.shapes import QUANTISED, RAGGED, SHAPES
+from bench.gpu.place import Place
+from bench.gpu.report import Row, check
+from bench.gpu.shapes import FEW, QUANTISED, RAGGED, SHAPES, tiny
 from kvell.attention.interface import (
     AttendParams,
     AttentionKernels,
@@ -23,7 +25,6 @@ from kvell.attention.interface import (
 )
 from kvell.attention.merge import merge
 from kvell.attention.quantised import quantise
-from kvell.attention.triton.backend import TritonKernels
 from kvell.attention.triton.copying import copy_pages
 from tests.attention.cases import (
     Shape,
@@ -38,56 +39,58 @@ from tests.attention.cases import (
 
 PLAIN = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 1.5e-2, torch.float16: 2e-3}
+ENDS = (33, 100, 117, 300, 563, 700)
+"""Where the chunks of a prompt end."""
 ROUNDING = 1.6
 """Root-mean-square error of a 16-bit result, in roundings of the exact one."""
 
 
-class OnGpu:
-    """GPU kernels over CPU tensors, which the cases have."""
+class ForCases:
+    """Kernels of a device over CPU tensors, which the cases have."""
 
     name = "triton"
 
-    def __init__(self, kernels: AttentionKernels) -> None:
-        self._kernels = kernels
+    def __init__(self, place: Place) -> None:
+        self._kernels, self.device = place.kernels(), place.device
 
     def write_kv(
         self, layer: LayerPages, batch: GroupBatch, key: torch.Tensor, value: torch.Tensor | None
     ) -> None:
-        """Write keys and values on the GPU."""
-        there = replace(layer, pool=layer.pool.cuda())
-        on_gpu = None if value is None else value.cuda()
-        self._kernels.write_kv(there, _on_gpu(batch), key.cuda(), on_gpu)
+        """Write keys and values on the device."""
+        there = replace(layer, pool=layer.pool.to(self.device))
+        moved = None if value is None else value.to(self.device)
+        self._kernels.write_kv(there, self._moved(batch), key.to(self.device), moved)
         layer.pool.copy_(there.pool)
 
     def attend(
         self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
     ) -> torch.Tensor:
-        """Compute attention on the GPU."""
-        there = replace(layer, pool=layer.pool.cuda())
-        return self._kernels.attend(
-            there, _on_gpu(batch), query.cuda(), _sinks_on_gpu(params)
-        ).cpu()
+        """Compute attention on the device."""
+        there, sunk = replace(layer, pool=layer.pool.to(self.device)), self._sinks(params)
+        return self._kernels.attend(there, self._moved(batch), query.to(self.device), sunk).cpu()
 
     def attend_partial(
         self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
     ) -> Partial:
-        """Compute partial attention on the GPU."""
-        there, params = replace(layer, pool=layer.pool.cuda()), _sinks_on_gpu(params)
-        part = self._kernels.attend_partial(there, _on_gpu(batch), query.cuda(), params)
+        """Compute partial attention on the device."""
+        there, sunk = replace(layer, pool=layer.pool.to(self.device)), self._sinks(params)
+        query = query.to(self.device)
+        part = self._kernels.attend_partial(there, self._moved(batch), query, sunk)
         return Partial(part.output.cpu(), part.maximum.cpu(), part.denominator.cpu())
 
+    def _moved(self, batch: GroupBatch) -> GroupBatch:
+        lengths = {
+            name: getattr(batch, name)
+            for name in ("query_starts", "context_lens", "table_starts", "first_positions")
+        }
+        tensors = {
+            name: each.to(self.device) for name, each in vars(batch).items() if name != "host"
+        }
+        return GroupBatch(**tensors, host=HostLengths(**lengths))
 
-def _on_gpu(batch: GroupBatch) -> GroupBatch:
-    lengths = {
-        name: getattr(batch, name)
-        for name in ("query_starts", "context_lens", "table_starts", "first_positions")
-    }
-    tensors = {name: each.cuda() for name, each in vars(batch).items() if name != "host"}
-    return GroupBatch(**tensors, host=HostLengths(**lengths))
-
-
-def _sinks_on_gpu(params: AttendParams) -> AttendParams:
-    return params if params.sinks is None else replace(params, sinks=params.sinks.cuda())
+    def _sinks(self, params: AttendParams) -> AttendParams:
+        sinks = params.sinks
+        return params if sinks is None else replace(params, sinks=sinks.to(self.device))
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class Check:
     """A property that must hold; ``run`` returns a line that says how well, or raises."""
 
     name: str
-    run: Callable[[AttentionKernels], str]
+    run: Callable[[ForCases], str]
 
 
 def near(kernels: AttentionKernels, shape: Shape) -> str:
@@ -125,15 +128,15 @@ def alone(kernels: AttentionKernels, shape: Shape) -> str:
     return "equal to the last bit"
 
 
-def chunked(kernels: AttentionKernels, shape: Shape) -> str:
+def chunked(kernels: AttentionKernels, shape: Shape, ends: Sequence[int] = ENDS) -> str:
     """Check that chunked prefill equals whole prefill, and decodes differ only by rounding."""
-    case = make_case(replace(shape, requests=((700, 700),)))
+    length = ends[-1]
+    case = make_case(replace(shape, requests=((length, length),)))
     whole = attend(kernels, case)
-    ends = [33, 100, 117, 300, 563, 700]
     for begin, end in zip([0, *ends], ends, strict=False):
         part = attend(kernels, only(case, 0, end, end - begin))
         assert torch.equal(part, whole[begin:end]), f"chunk up to {end} differs"
-    decoded = [attend(kernels, only(case, 0, at + 1, 1))[0] for at in range(0, 700, 50)]
+    decoded = [attend(kernels, only(case, 0, at + 1, 1))[0] for at in range(0, length, 50)]
     error = (torch.stack(decoded).double() - whole[::50].double()).abs().max()
     equal = sum(map(torch.equal, decoded, whole[::50]))
     assert error <= TOLERANCES[shape.dtype], f"decodes are off by {float(error)}"
@@ -176,12 +179,13 @@ def same_bytes(kernels: AttentionKernels, shape: Shape) -> str:
     return "equal bytes"
 
 
-def copies(kernels: AttentionKernels, page_bytes: int) -> str:
+def copies(kernels: ForCases, page_bytes: int) -> str:
     """Check pages gathered, scattered and moved by the copy kernel."""
-    pool = torch.randint(0, 256, (64 * page_bytes,), dtype=torch.uint8, device="cuda")
-    pages = torch.randperm(64, device="cuda")[:20]
-    buffer = torch.zeros(20 * page_bytes, dtype=torch.uint8, device="cuda")
-    steps = torch.arange(20, device="cuda") * page_bytes
+    device = kernels.device
+    pool = torch.randint(0, 256, (64 * page_bytes,), dtype=torch.uint8, device=device)
+    pages = torch.randperm(64, device=device)[:20]
+    buffer = torch.zeros(20 * page_bytes, dtype=torch.uint8, device=device)
+    steps = torch.arange(20, device=device) * page_bytes
     copy_pages(buffer, steps, pool, pages * page_bytes, page_bytes, page_bytes)
     assert torch.equal(buffer.view(20, -1), pool.view(64, -1)[pages]), "gathered wrongly"
     other = torch.zeros_like(pool)
@@ -219,21 +223,28 @@ def checks() -> Iterator[Check]:
         yield Check(f"pages of {page_bytes} bytes", partial(copies, page_bytes=page_bytes))
 
 
+def few_checks() -> Iterator[Check]:
+    """Yield one check of each kind, over small shapes: what the interpreter does in seconds."""
+    for name in FEW:
+        yield _check(name, near, tiny(SHAPES[name]))
+    yield _check("int8", near, replace(tiny(SHAPES["latents"]), pool_dtype=torch.int8))
+    shape = tiny(Shape(RAGGED, 2, 1, 16))
+    yield _check("alone and together", alone, shape)
+    yield _check("prefill chunks", partial(chunked, ends=(9, 33, 51)), shape)
+    yield _check("partials", parts, replace(shape, requests=((90, 1), (20, 5)), sinks=True))
+    yield _check("stored bytes", same_bytes, Shape(((40, 40),), 2, 2, 16, pool_dtype=torch.int8))
+    yield Check("pages of 6 bytes", partial(copies, page_bytes=6))
+
+
 def _check(name: str, run: Callable[[AttentionKernels, Shape], str], shape: Shape) -> Check:
-    def ready(kernels: AttentionKernels) -> str:
+    def ready(kernels: ForCases) -> str:
         return run(kernels, shape)
 
     return Check(name, ready)
 
 
-def run(part: int, of: int) -> list[dict[str, object]]:
-    """Every ``of``-th check, from the ``part``-th on."""
-    kernels = OnGpu(TritonKernels())
-    rows: list[dict[str, object]] = []
-    for check in list(checks())[part::of]:
-        try:
-            rows.append({"check": check.name, "ok": True, "said": check.run(kernels)})
-        except Exception as error:  # a check that fails must not hide the others
-            said = f"{type(error).__name__}: {str(error)[:600]}"
-            rows.append({"check": check.name, "ok": False, "said": said})
-    return rows
+def rows(pretends: bool, part: int, of: int) -> Iterator[Row]:
+    """Yield a row for every ``of``-th check, from the ``part``-th on."""
+    kernels = ForCases(Place.of(pretends))
+    for each in list(few_checks() if pretends else checks())[part::of]:
+        yield check(each.name, partial(each.run, kernels))

@@ -7,13 +7,17 @@ after every step.
 
 import copy
 import time
-from typing import Any
+from collections.abc import Iterator
+from functools import partial
 
 import torch
 from transformers import LlamaConfig
 
-from kvell.attention.choice import choose_kernels
+from bench.gpu.place import Place
+from bench.gpu.report import Row, check
+from bench.gpu.sizes import sizes_of
 from kvell.engine.assembly import EngineOptions, build_engine
+from kvell.engine.protocol.messages import Finished
 from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.loading.loading import describe_as
 from kvell.models.loading.random_model import random_paged_model
@@ -52,14 +56,14 @@ class OnDevice(Served):
     def __init__(
         self,
         architecture: str,
-        device: torch.device,
+        place: Place,
         kv_bytes: int = 8 * MIB,
         kv_dtype: torch.dtype = torch.float32,
     ) -> None:
         self.architecture = architecture
-        module = copy.deepcopy(tiny_module(architecture)).to(device)
+        module = copy.deepcopy(tiny_module(architecture)).to(place.device)
         description = describe_as(module.config, torch.float32, kv_dtype)
-        model = PagedModel(module, description, choose_kernels(device), kv_dtype)
+        model = PagedModel(module, description, place.engine_kernels(), kv_dtype)
         self.recorder = _OnHost(model)
         options = EngineOptions(
             kv_memory_bytes=kv_bytes, max_model_len=256, max_num_batched_tokens=64
@@ -68,9 +72,9 @@ class OnDevice(Served):
         self.answers = {}
 
 
-def answers(architecture: str, device: torch.device) -> str:
+def answers(architecture: str, place: Place) -> str:
     """Check a batch, a prefix that hits, and a longer prompt."""
-    served = OnDevice(architecture, device)
+    served = OnDevice(architecture, place)
     for name, length in (("a", 70), ("b", 9), ("c", 130)):
         served.submit(name, prompt_ids(length, seed=length), outputs=12)
     served.run()
@@ -84,9 +88,9 @@ def answers(architecture: str, device: torch.device) -> str:
     return f"exact; hits of {hits} tokens"
 
 
-def preempted(architecture: str, device: torch.device) -> str:
+def preempted(architecture: str, place: Place) -> str:
     """Check more requests than the pool holds: some wait, some are computed twice."""
-    served = OnDevice(architecture, device, TIGHT_BYTES[architecture])
+    served = OnDevice(architecture, place, TIGHT_BYTES[architecture])
     for index in range(4):
         served.submit(str(index), prompt_ids(40, seed=index), outputs=60)
     served.run()
@@ -96,52 +100,51 @@ def preempted(architecture: str, device: torch.device) -> str:
     return f"exact; {count} preemptions"
 
 
-def checks(device: torch.device) -> list[dict[str, Any]]:
-    """A row for each check."""
+def exact(pretends: bool, part: int, of: int) -> Iterator[Row]:
+    """Yield a row for every ``of``-th check."""
+    place = Place.of(pretends)
     tasks = [(answers, name) for name in FAMILIES] + [(preempted, name) for name in TIGHT_BYTES]
-    rows = []
-    for run, architecture in tasks:
-        row: dict[str, Any] = {"check": f"engine, {architecture}, {run.__name__}"}
-        try:
-            rows.append(row | {"ok": True, "said": run(architecture, device)})
-        except Exception as error:  # a check that fails must not hide the others
-            said = f"{type(error).__name__}: {str(error)[:600]}"
-            rows.append(row | {"ok": False, "said": said})
-    return rows
+    for run, architecture in tasks[part::of]:
+        name = f"engine, {architecture}, {run.__name__}"
+        yield check(name, partial(run, architecture, place))
 
 
-def throughput(device: torch.device, requests: int = 32, prompt: int = 1024) -> dict[str, Any]:
-    """Steps of a random llama of 8 wide layers, bf16, through the whole engine."""
-    config = LlamaConfig(
-        vocab_size=32_000,
-        hidden_size=2048,
-        intermediate_size=8192,
-        num_hidden_layers=8,
-        num_attention_heads=32,
-        num_key_value_heads=8,
-        head_dim=64,
-        max_position_embeddings=4096,
-    )
+def throughput(pretends: bool, part: int, of: int) -> Iterator[Row]:
+    """Time steps of a random llama of 8 wide layers, bf16, through the whole engine."""
+    place = Place.of(pretends)
+    requests, prompt, outputs = sizes_of(pretends).engine
     model = random_paged_model(
-        config, choose_kernels(device), dtype=torch.bfloat16, device=device, scale=1.0
+        timed_config(pretends),
+        place.kernels(),
+        dtype=place.dtype,
+        device=place.device,
+        scale=1.0,
     )
     engine = build_engine(
         model,
         "speed",
-        EngineOptions(kv_memory_bytes=4 * GIB, max_model_len=4096, max_num_batched_tokens=8192),
+        EngineOptions(
+            kv_memory_bytes=64 * MIB if pretends else 4 * GIB,
+            max_model_len=4096,
+            max_num_batched_tokens=8192,
+        ),
     )
     served = Served.__new__(Served)
     served.engine, served.answers = engine, {}
-    outputs, steps = 48, []
+    steps: list[float] = []
+    events: list[object] = []
     for index in range(requests):
         served.submit(str(index), prompt_ids(prompt, index, 31_000), outputs)
     while engine.has_work():
-        torch.cuda.synchronize()
+        place.wait()
         begin = time.perf_counter()
-        engine.step()
+        events += engine.step()
         steps.append(time.perf_counter() - begin)
+    failed = [end for end in events if isinstance(end, Finished) and end.reason != "length"]
+    if failed:
+        raise RuntimeError(f"requests failed: {failed[0].message or failed[0].reason}")
     decodes = sorted(steps[-outputs // 2 :])
-    return {
+    yield {
         "kind": "engine",
         "requests": requests,
         "prompt": prompt,
@@ -149,3 +152,18 @@ def throughput(device: torch.device, requests: int = 32, prompt: int = 1024) -> 
         "decode_step_seconds": decodes[len(decodes) // 2],
         "decode_tokens_per_second": requests / decodes[len(decodes) // 2],
     }
+
+
+def timed_config(pretends: bool) -> LlamaConfig:
+    """Return the model whose steps are timed; a tiny one where a CPU pretends."""
+    width = 64 if pretends else 2048
+    return LlamaConfig(
+        vocab_size=32_000,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=2 if pretends else 8,
+        num_attention_heads=4 if pretends else 32,
+        num_key_value_heads=2 if pretends else 8,
+        head_dim=16 if pretends else 64,
+        max_position_embeddings=4096,
+    )

@@ -1,5 +1,7 @@
 """Layers and batches that the contract is checked on: the tests' own, and larger ones."""
 
+from dataclasses import replace
+
 from tests.attention.cases import Shape
 
 RAGGED = ((1, 1), (37, 37), (200, 1), (130, 7), (64, 64), (65, 2), (600, 20))
@@ -43,3 +45,14 @@ QUANTISED = {
     "window, cap and sinks": Shape(RAGGED, window_tokens=40, softcap=3.0, sinks=True),
     "latents": Shape(RAGGED, heads=6, kv_heads=1, head_size=72, value_size=64),
 }
+SMALL = ((1, 1), (25, 25), (40, 1), (20, 5))
+FEW = ("all at once", "latents")
+"""Names of the shapes that a CPU checks where it pretends to be a GPU."""
+
+
+def tiny(shape: Shape) -> Shape:
+    """Return the shape with short requests and small heads, for the interpreter."""
+    is_latent = bool(shape.value_size)
+    requests = SMALL if shape.requests == RAGGED else shape.requests
+    size = 24 if is_latent else 16
+    return replace(shape, requests=requests, head_size=size, value_size=16 if is_latent else 0)

@@ -5,11 +5,14 @@ import time
 
 import torch
 
-from bench.gpu.speed import DECODES, Heads, decode, one_layer, prefill
+from bench.gpu.place import Place
+from bench.gpu.sizes import DECODES, Heads
+from bench.gpu.speed import decode, one_layer, prefill
 from bench.gpu.timing import read_bandwidth
 from kvell.attention.triton.backend import TritonKernels
 from kvell.attention.triton.sizes import Blocks, HeadShape, long_blocks, short_blocks
 
+GPU = Place.of(pretends=False)
 Config = tuple[str, tuple[Blocks, Blocks]]
 SHORT = ((64, 4, 3), (64, 4, 2), (64, 4, 1), (64, 8, 3), (64, 8, 1), (32, 4, 3), (32, 4, 1),
          (32, 2, 2), (64, 2, 2), (32, 8, 2), (128, 8, 1))  # fmt: skip
@@ -54,7 +57,7 @@ def run_decode(config: Config, heads: Heads, bandwidth: float, tiny: bool) -> st
     """Run decodes; return their shares of the bandwidth as text."""
     found = []
     for requests, context in ((2, 512),) if tiny else SIZES:
-        row = decode(TritonKernels(config[1]), heads, requests, context)
+        row = decode(GPU, TritonKernels(config[1]), heads, requests, context)
         found.append(
             f"{requests}x{context} {row['bytes_per_second'] / bandwidth:.0%}"
             f" ({row['microseconds']:.0f}/{row['microseconds_with_launches']:.0f} us)"
@@ -65,19 +68,19 @@ def run_decode(config: Config, heads: Heads, bandwidth: float, tiny: bool) -> st
 def run_prefill(config: Config, heads: Heads, bandwidth: float, tiny: bool) -> str:
     """Run prefills; return their TFLOP/s as text."""
     requests, context = (1, 256) if tiny else (4, 4096)
-    row = prefill(TritonKernels(config[1]), heads, requests, context)
+    row = prefill(GPU, TritonKernels(config[1]), heads, requests, context)
     return "  ".join(f"{k} {v / 1e12:.0f}" for k, v in row.items() if isinstance(v, float))
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--heads", type=int, default=0, help="which of speed.DECODES")
+    parser.add_argument("--heads", type=int, default=0, help="which of sizes.DECODES")
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--warm", type=int, nargs=2, help="only compile every n-th from the i-th")
     options = parser.parse_args()
     heads = DECODES[options.heads]
-    bandwidth = 1.0 if options.warm else read_bandwidth()
+    bandwidth = 1.0 if options.warm else read_bandwidth(GPU)
     print(f"read bandwidth {bandwidth / 1e9:.0f} GB/s")
     for kind, configs, run in (
         ("decode", decode_configs(heads), run_decode),

@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 
 from bench import result_file
-from bench.result_file import FIELDS, RESULTS, VIRTUAL, path_of, processor_name, slug, write
+from bench.result_file import (
+    FIELDS,
+    RESULTS,
+    VIRTUAL,
+    RowFile,
+    path_of,
+    processor_name,
+    read,
+    slug,
+    write,
+)
 
 READERS = ("README.md", "CHANGELOG.md", "docs", "bench", "scripts", "tests")
 FILES = sorted(path.relative_to(RESULTS).as_posix() for path in RESULTS.rglob("*.json"))
@@ -38,7 +48,7 @@ def reading_files() -> Iterator[Path]:
 
 
 def run_of(name: str) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads((RESULTS / name).read_text(encoding="utf-8"))["run"]
+    told: dict[str, Any] = read(RESULTS / name)["run"]
     return told
 
 
@@ -72,6 +82,27 @@ def test_what_is_written_records_its_run(tmp_path: Path, monkeypatch: pytest.Mon
     written = json.loads(file.read_text())
     assert written.pop("run")["processor"] == VIRTUAL
     assert written == {"rate": 1.5}
+
+
+def test_rows_are_in_the_file_as_soon_as_they_are_added(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "x.json"
+    file = RowFile(path, processor="a GPU")
+    assert read(path)["rows"] == []
+    for count in (1, 2):
+        file.add({"rate": count})
+        assert len(path.read_text().splitlines()) == 1 + count
+        assert read(path)["rows"][-1] == {"rate": count}
+    assert read(path)["run"]["processor"] == "a GPU"
+    RowFile(path)
+    assert read(path)["rows"] == [], "a new run begins anew"
+
+
+def test_a_file_of_one_object_is_read_as_it_is(tmp_path: Path) -> None:
+    write(tmp_path / "x.json", {"rate": 1.5, "figures": [1]})
+    assert {name: read(tmp_path / "x.json")[name] for name in ("rate", "figures")} == {
+        "rate": 1.5,
+        "figures": [1],
+    }
 
 
 def test_without_git_the_commit_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,52 @@
+"""Where checks and timings run: on a GPU, or on a CPU that pretends to be one."""
+
+from dataclasses import dataclass
+
+import torch
+
+from kvell.attention.interface import AttentionKernels
+from kvell.attention.portable import PortableKernels
+from kvell.attention.triton.backend import TritonKernels
+from kvell.attention.triton.sizes import Blocks
+
+SMALL_BLOCKS = (Blocks(16, 16, 4, 1, section_tokens=32), Blocks(32, 16, 4, 1))
+"""Small cases have several of these."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A device.
+
+    :param pretends: the sizes are tiny, kernels run in Triton's interpreter, and figures mean
+        nothing: such a run shows only that all code runs to its end.
+    """
+
+    device: torch.device
+    pretends: bool
+
+    @staticmethod
+    def of(pretends: bool) -> "Place":
+        """Return the CPU if it is to pretend, else the GPU."""
+        return Place(torch.device("cpu" if pretends else "cuda"), pretends)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of queries and plain caches; the interpreter lacks casts to bfloat16."""
+        return torch.float32 if self.pretends else torch.bfloat16
+
+    def kernels(self) -> TritonKernels:
+        """Return attention kernels for this place."""
+        return TritonKernels(SMALL_BLOCKS if self.pretends else None)
+
+    def engine_kernels(self) -> AttentionKernels:
+        """Return kernels for whole engines, which would take minutes in the interpreter."""
+        return PortableKernels() if self.pretends else self.kernels()
+
+    def wait(self) -> None:
+        """Wait for all work of the device."""
+        if not self.pretends:
+            torch.cuda.synchronize()
+
+    def pinned(self, size_bytes: int) -> torch.Tensor:
+        """Return host memory that the device can copy from and to by itself."""
+        return torch.zeros(size_bytes, dtype=torch.uint8, pin_memory=not self.pretends)
