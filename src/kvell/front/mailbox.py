@@ -31,8 +31,8 @@ class Mailbox:
 
     def __init__(self) -> None:
         self._token_ids: list[int] = []
-        self._logprobs = KeptLogprobs()
-        self._prompt_logprobs = KeptLogprobs()
+        self._logprobs: KeptLogprobs | None = None
+        self._prompt_logprobs: KeptLogprobs | None = None
         self._finished: Finished | None = None
         self._reader: asyncio.Future[None] | None = None
 
@@ -40,11 +40,13 @@ class Mailbox:
         """Add tokens behind those that wait."""
         self._token_ids += token_ids
         if logprobs:
+            self._logprobs = self._logprobs or KeptLogprobs()
             self._logprobs.extend(logprobs)
         self._ring()
 
     def put_prompt(self, logprobs: tuple[TokenLogprobs, ...]) -> None:
         """Add how likely further tokens of the prompt are; they wait for the first token."""
+        self._prompt_logprobs = self._prompt_logprobs or KeptLogprobs()
         self._prompt_logprobs.extend(logprobs)
 
     def finish(self, finished: Finished) -> None:
@@ -59,12 +61,10 @@ class Mailbox:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
         token_ids, self._token_ids = tuple(self._token_ids), []
-        logprobs: Sequence[TokenLogprobs] = ()
-        prompt_logprobs: Sequence[TokenLogprobs] = ()
-        if self._logprobs:
-            logprobs, self._logprobs = self._logprobs, KeptLogprobs()
-        if self._prompt_logprobs:
-            prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, KeptLogprobs()
+        if self._logprobs is None and self._prompt_logprobs is None:
+            return Output(token_ids, self._finished)
+        logprobs, self._logprobs = self._logprobs or (), None
+        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs or (), None
         return Output(token_ids, self._finished, logprobs, prompt_logprobs)
 
     def _ring(self) -> None:

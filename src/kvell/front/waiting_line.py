@@ -170,8 +170,8 @@ class WaitingLine:
 
     def made(self, entry: LogEntry, tokens: int) -> None:
         """Charge the party of a request for what it was given."""
-        for line in (self._turns, self._long):
-            line.charge(entry.request_id, tokens)
+        if not self._turns.charge(entry.request_id, tokens):
+            self._long.charge(entry.request_id, tokens)
 
     def discard(self, entry: LogEntry) -> bool:
         """Forget a request, whether it waits or an instance has it; whether it waited."""

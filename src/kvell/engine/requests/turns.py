@@ -279,12 +279,14 @@ class TurnQueue(Generic[Item]):
         del one.group.ids[item.request_id]
         one.tenant.groups.takes(one.group)
 
-    def charge(self, request_id: RequestId, tokens: int) -> None:
-        """Charge tenant and group of a request that is here, if it is; with tokens of any kind."""
+    def charge(self, request_id: RequestId, tokens: int) -> bool:
+        """Charge tenant and group of a request with tokens of any kind, if it is here."""
         one = self._here.get(request_id)
-        if one is not None:
-            one.tenants.charge(one.tenant, tokens)
-            one.tenant.groups.charge(one.group, tokens)
+        if one is None:
+            return False
+        one.tenants.charge(one.tenant, tokens)
+        one.tenant.groups.charge(one.group, tokens)
+        return True
 
     def put_back(self, items: Sequence[Item], *, behind_returned: bool = False) -> None:
         """Let requests wait again that are served, before all others of their tenants, in order.
