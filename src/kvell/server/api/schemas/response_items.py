@@ -94,6 +94,7 @@ class OtherToolItem(RequestPart):
     model_config = ConfigDict(extra="ignore")
 
     type: str
+    """Such as ``web_search_call`` or ``custom_tool_call_output``."""
 
 
 def item_kind(item: Any) -> str | None:
