@@ -88,7 +88,7 @@ class Routes:
         return line
 
     def _beginning(self, lines: list[InstanceLoad]) -> list[InstanceLoad]:
-        """Those of some lines whose instances compute prompts, or that decode, if no other do."""
+        """Return the lines whose instances compute prompts; all, if none but decoders can."""
         begins = [line for line in lines if line.role != DECODE]
         others = (line.role != DECODE and line.is_open for line in self._lines.values())
         return begins if len(begins) < len(lines) and any(others) else lines
