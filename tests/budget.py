@@ -57,23 +57,30 @@ def longest_first(nodeids: Sequence[str], shares: dict[str, float]) -> list[int]
 
 @dataclass
 class Costs:
-    """Seconds of tests that ran, by function."""
+    """Seconds of tests that ran, by function; setups and ends by file.
+
+    What a file's tests share is set up in whichever of them runs first, and the first tests of a
+    run also prepare what a fresh clone lacks: no function is blamed for either.
+    """
 
     seconds: dict[str, float] = field(default_factory=dict)
+    around_seconds: dict[str, float] = field(default_factory=dict)
 
-    def add(self, nodeid: str, seconds: float) -> None:
-        """Count a part of a test: its setup, itself, or its end."""
-        name = function_of(nodeid)
-        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+    def add(self, nodeid: str, seconds: float, *, is_around: bool = False) -> None:
+        """Count a test, or what is done before and after it."""
+        to, name = self.seconds, function_of(nodeid)
+        if is_around:
+            to, name = self.around_seconds, file_of(nodeid)
+        to[name] = to.get(name, 0.0) + seconds
 
     @property
     def total_seconds(self) -> float:
         """Of all tests, in all workers."""
-        return sum(self.seconds.values())
+        return sum(self.seconds.values()) + sum(self.around_seconds.values())
 
     def slowest_files(self, count: int) -> list[tuple[str, float]]:
         """Files with most seconds, and these."""
-        files: dict[str, float] = {}
+        files = dict(self.around_seconds)
         for name, seconds in self.seconds.items():
             files[file_of(name)] = files.get(file_of(name), 0.0) + seconds
         return sorted(files.items(), key=lambda item: -item[1])[:count]

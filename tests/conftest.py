@@ -76,7 +76,7 @@ class CostReport:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Count a report."""
-        self._costs.add(report.nodeid, report.duration)
+        self._costs.add(report.nodeid, report.duration, is_around=report.when != "call")
 
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Fail a run that passed otherwise."""

@@ -56,3 +56,13 @@ def test_a_listed_test_may_not_take_whatever_it_likes() -> None:
     found = list(costs.too_slow({"tests/a.py::test_long": 0.02, "tests/c.py::test_rest": 1.0}))
     assert len(found) == 1
     assert "9.09%" in found[0]
+
+
+def test_a_setup_counts_for_its_file() -> None:
+    costs = Costs()
+    costs.add("tests/c.py::test_rest", 90.0)
+    costs.add("tests/a.py::test_first[x]", 9.0, is_around=True)
+    costs.add("tests/a.py::test_first[x]", 1.0)
+    assert costs.total_seconds == 100
+    assert costs.slowest_files(2) == [("tests/c.py", 90.0), ("tests/a.py", 10.0)]
+    assert not list(costs.too_slow({"tests/c.py::test_rest": 1.0}))
