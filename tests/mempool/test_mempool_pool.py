@@ -253,7 +253,9 @@ def test_a_fault_that_one_peer_finds_is_for_it_alone(
     monkeypatch.setattr(b._agent, "handle", fails_once)
     with pytest.raises(TryLater):
         a.transfer_with_insert("b", TEXT)
-    assert [record.getMessage() for record in caplog.records] == ["a was hung up on by mistake"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "a fault of ours ended the connection with a"
+    ]
     a.connect(address_of(b))
     assert a.transfer_with_insert("b", TEXT) == len(TEXT)
 

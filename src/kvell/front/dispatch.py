@@ -91,14 +91,15 @@ class Dispatch:
     def said(self, instance_id: str, events: Iterable[Event], now: float) -> Commands:
         """Take in what an instance says."""
         commands: Commands = []
-        frees = False
+        kinds: set[type[Event]] = set()
         for event in events:
             commands += self.queue.heard(instance_id, event, now)
-            # A credit is free again; a first token may let a new instance have more.
-            frees |= isinstance(event, Finished)
-            frees |= isinstance(event, Tokens) and bool(self.queue.waiting)
-            frees |= isinstance(event, Heartbeat) and self.queue.awaits_memory
-        return [*commands, *self.submittable(now)] if frees else commands
+            kinds.add(type(event))
+        # A credit is free again; a first token may let a new instance have more.
+        frees = Finished in kinds or (Tokens in kinds and self.queue.waiting)
+        if frees or (Heartbeat in kinds and self.queue.awaits_memory):
+            commands += self.submittable(now)
+        return commands
 
     def lost(self, instance_id: str, death: InstanceDeath, now: float) -> Commands:
         """Give the requests of an incarnation that is no more to others, or end them."""

@@ -211,7 +211,7 @@ class RequestQueue:
         elif isinstance(event, Heartbeat):
             self.line(instance_id).heard(event)
             self._waiting.note_memory()
-            self._waiting.look(self.lines.values(), now)
+            self._waiting.look(self.in_flight, self.lines.values(), now)
             is_short = self.lines[instance_id].is_short
             (self._short.add if is_short else self._short.discard)(instance_id)
             return [*self._steer(now)]
@@ -227,9 +227,10 @@ class RequestQueue:
         fresh = entry.take_tokens(event) if entry else ()
         if entry is None or not fresh:
             return
-        self._in_flight.line_of(entry).emitted(entry, len(fresh))
-        self._waiting.made(entry, len(fresh))
-        self._observe_tokens(entry, len(fresh), now)
+        count = len(fresh)
+        self._in_flight.line_of(entry).emitted(entry, count)
+        self._waiting.made(entry, count)
+        self._observe_tokens(entry, count, now)
         entry.note_tokens(now)
         if entry.early_end is not None and not entry.has_gap:
             self.finished(entry.early_end, now)

@@ -11,8 +11,7 @@ from kvell.front.routes import Routes
 from kvell.vocabulary import RequestId
 
 IDLE_WAIT_SECONDS = 10.0
-"""Requests that wait for longer while no instance has any are told of: nothing can end and make
-room for them."""
+"""Longer waits are reported if no instance has a request: nothing can end and make room."""
 
 logger = logging.getLogger(__name__)
 
@@ -79,10 +78,10 @@ class WaitingLine:
         """Take in that instances may have more memory to lend."""
         self._may_lend = True
 
-    def look(self, lines: Collection[InstanceLoad], now: float) -> None:
+    def look(self, in_flight: int, lines: Collection[InstanceLoad], now: float) -> None:
         """Notice requests that wait for long though no instance has any; with every heartbeat."""
         had, self.idle_wait = self.idle_wait, None
-        if not self or any(line.in_flight for line in lines):
+        if in_flight or not self:
             self._idle_since = None
             return
         self._idle_since = now if self._idle_since is None else self._idle_since

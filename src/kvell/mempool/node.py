@@ -382,7 +382,7 @@ class Node:
         except PeerGone:
             self._lose(peer)
         except Exception:  # a fault of ours, which one peer has found: the others are served
-            logger.exception("%s was hung up on by mistake", peer.told.instance)
+            logger.exception("a fault of ours ended the connection with %s", peer.told.instance)
             self._lose(peer)
 
     def _heard(self, peer: str, message: PeerMessage) -> None:

@@ -184,7 +184,8 @@ class Doorway:
             self._drop(stranger)
         except Exception:
             # A fault of ours, which one stranger has found: nobody else shall be kept out by it.
-            logger.exception("a stranger at %s was hung up on by mistake", self.address)
+            told = "a fault of ours ended the connection with a stranger at %s"
+            logger.exception(told, self.address)
             self._drop(stranger)
 
     def _drop_late(self) -> None:

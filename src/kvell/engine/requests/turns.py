@@ -15,7 +15,7 @@ part of the parties that are here, so nobody starves behind parties that come al
 """
 
 import heapq
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
@@ -206,13 +206,15 @@ class TurnQueue(Generic[Item]):
     """Requests that wait or are served, each until :meth:`discard`.
 
     Whoever is let in is taken, and charged for its prompt; all are charged for what they make.
-    Adding and taking cost the logarithm of the parties that wait.
+    Adding and taking cost the logarithm of the parties that wait.  Charges are put together until
+    something depends on them: output is charged token by token.
     """
 
     def __init__(self) -> None:
         self._waiting: dict[RequestId, Item] = {}
         self._here: dict[RequestId, _Membership[Item]] = {}
         self._levels: dict[int, _Round[_Tenant]] = {}
+        self._uncharged: defaultdict[RequestId, int] = defaultdict(int)
 
     def __len__(self) -> int:
         """Those that wait."""
@@ -256,6 +258,7 @@ class TurnQueue(Generic[Item]):
 
         :param but: tenants that are passed over.
         """
+        self._settle()
         for priority in sorted(self._levels):
             level = self._levels[priority]
             tenant = level.next_but(but) if but else level.next()
@@ -270,6 +273,7 @@ class TurnQueue(Generic[Item]):
 
     def take(self, item: Item) -> None:
         """Serve a request from now on; :meth:`charge` and :meth:`put_back` are for its taker."""
+        self._settle()
         del self._waiting[item.request_id]
         one = self._here[item.request_id]
         one.tenants.takes(one.tenant)
@@ -281,11 +285,9 @@ class TurnQueue(Generic[Item]):
 
     def charge(self, request_id: RequestId, tokens: int) -> bool:
         """Charge tenant and group of a request with tokens of any kind, if it is here."""
-        one = self._here.get(request_id)
-        if one is None:
+        if request_id not in self._here:
             return False
-        one.tenants.charge(one.tenant, tokens)
-        one.tenant.groups.charge(one.group, tokens)
+        self._uncharged[request_id] += tokens
         return True
 
     def put_back(self, items: Sequence[Item], *, behind_returned: bool = False) -> None:
@@ -293,6 +295,7 @@ class TurnQueue(Generic[Item]):
 
         :param behind_returned: whether those that were put back before stay in front of them.
         """
+        self._settle()
         for item in items if behind_returned else reversed(items):
             if not self.knows(item):
                 self.count_served(item)
@@ -307,6 +310,7 @@ class TurnQueue(Generic[Item]):
         """Forget a request, whether it waits or is served; whether it waited."""
         if not self.knows(item):
             return False  # another may have its id now
+        self._settle()
         one = self._here.pop(item.request_id)
         waited = self._waiting.pop(item.request_id, None) is not None
         if item.request_id in one.tenant.returned:
@@ -336,6 +340,7 @@ class TurnQueue(Generic[Item]):
         turn = item.turn
         if item.request_id in self._here:  # an earlier attempt at the same, which has not ended yet
             self.discard(self._here[item.request_id].item)
+        self._settle()
         if turn.priority not in self._levels:
             self._levels[turn.priority] = _Round(_Tenant)
         tenants = self._levels[turn.priority]
@@ -344,3 +349,11 @@ class TurnQueue(Generic[Item]):
         one = _Membership(item, turn.priority, tenants, tenant, group)
         self._here[item.request_id] = one
         return one
+
+    def _settle(self) -> None:
+        """Charge what was put together, while the parties are here that were when it was made."""
+        for request_id, tokens in self._uncharged.items():
+            one = self._here[request_id]
+            one.tenants.charge(one.tenant, tokens)
+            one.tenant.groups.charge(one.group, tokens)
+        self._uncharged.clear()

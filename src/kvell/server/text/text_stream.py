@@ -81,6 +81,9 @@ class TextDelta:
     stop_reason: str | int | None = None
 
 
+NOTHING = TextDelta("")
+
+
 def answer_text(model: TextModel, sampling: SamplingParams, prompt: PreparedPrompt) -> AnswerText:
     """One request's tokens to text, which shows special tokens where the prompt says so."""
     skips = sampling.skip_special_tokens and not prompt.shows_special_tokens
@@ -126,12 +129,12 @@ async def text_deltas(
     """
     writer = answer_text(model, sampling, prompt)
     outputs = outputs_of(front, prompt, sampling)
-    untold, clock = TextDelta(""), _Deadline(front, prompt)
+    untold, clock = NOTHING, _Deadline(front, prompt)
     async with aclosing(outputs), clock:
         async for output in outputs:
             known = writer.token_count
             text = writer.push(output.token_ids)
-            untold = _behind(untold, output, writer.token_count - known)
+            untold = _behind(untold, output, writer.token_count - known, text)
             if output.finished is not None:
                 clock.check(output.finished)
                 last = _last_delta(writer, text, output.finished, len(prompt.token_ids))
@@ -145,8 +148,8 @@ async def text_deltas(
             if writer.stopped:
                 front.stop(prompt.request_id)
             if text:
-                yield replace(untold, text=text)
-                untold = TextDelta("")
+                yield untold
+                untold = NOTHING
 
 
 class _Deadline(AbstractAsyncContextManager[None]):
@@ -177,13 +180,17 @@ class _Deadline(AbstractAsyncContextManager[None]):
         self._front.cancel(self._prompt.request_id)
 
 
-def _behind(untold: TextDelta, output: Output, taken: int) -> TextDelta:
-    """What was not told yet, and the first ``taken`` tokens of an output."""
-    if not output.logprobs and not output.prompt_logprobs:  # the common case
-        return replace(untold, token_ids=(*untold.token_ids, *output.token_ids[:taken]))
+def _behind(untold: TextDelta, output: Output, taken: int, text: str) -> TextDelta:
+    """What was not told yet, the first ``taken`` tokens of an output, and their text."""
+    token_ids = (*untold.token_ids, *output.token_ids[:taken])
+    if not output.logprobs and not output.prompt_logprobs:
+        if untold is NOTHING:  # the common case
+            return TextDelta(text, token_ids=token_ids)
+        return replace(untold, text=text, token_ids=token_ids)
     return replace(
         untold,
-        token_ids=(*untold.token_ids, *output.token_ids[:taken]),
+        text=text,
+        token_ids=token_ids,
         logprobs=kept(untold.logprobs, output.logprobs[:taken]),
         prompt_logprobs=kept(untold.prompt_logprobs, output.prompt_logprobs),
     )
