@@ -185,7 +185,7 @@ class VirtualModel:
     def _resumed(self, index: int, work: TokenWork, arrays: list[GroupArrays]) -> list[int]:
         """Resume from a prefix hit: only the prefix's pages are known."""
         if not work.start:
-            return [FIRST_DIGEST[work.is_long]]
+            return [FIRST_DIGEST[work.uses_long_rope]]
         unknown = [-1] * (work.start + 1)
         for group, array in enumerate(arrays):
             for position, digest in self._read(group, index, work, array).items():

@@ -62,8 +62,8 @@ def test_a_text_that_outgrows_the_short_table_is_computed_again() -> None:
     traffic.run()
     assert traffic.finished("a").preemptions == 1
     work = [w for plan in traffic.plans for w in plan.work]
-    assert max(w.start + w.count for w in work if not w.is_long) == SHORT
-    assert [(w.start, w.count) for w in work if w.is_long][:2] == [(0, 16), (16, 5)]
+    assert max(w.start + w.count for w in work if not w.uses_long_rope) == SHORT
+    assert [(w.start, w.count) for w in work if w.uses_long_rope][:2] == [(0, 16), (16, 5)]
 
 
 def test_prefixes_of_different_tables_are_different_prefixes() -> None:

@@ -1,19 +1,18 @@
 """Options of a bench: where its requests come from and where its figures go."""
 
-import functools
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
 from kvell.cli.terminal.files import require_directory, writing
+from kvell.cli.terminal.options import Command, Option, gathering
 from kvell.cli.terminal.progress import notice
 from kvell.errors import ChangeSomething
 
-Command = Callable[..., Any]
 USUAL_REQUESTS = 200
 STDOUT = "-"
 
@@ -86,15 +85,7 @@ USUAL_PROMPT, USUAL_OUTPUT = "256", "128"
 def source_options(command: Command) -> Command:
     """Add the flags of :class:`Source`; the command gets them as ``source``."""
 
-    @functools.wraps(command)
-    def gathered(*args: Any, **given: Any) -> Any:
-        chosen = {field.name: given.pop(field.name) for field in fields(Source)}
-        return command(*args, source=Source(**chosen), **given)
-
-    with_options: Command = gathered
-    for option in reversed(_SOURCE_OPTIONS):
-        with_options = option(with_options)
-    return with_options
+    return gathering(command, "source", Source, _SOURCE_OPTIONS)
 
 
 def results_option(command: Command) -> Command:
@@ -133,7 +124,7 @@ def give_results(
     print_tables()
 
 
-_SOURCE_OPTIONS: tuple[Callable[[Command], Command], ...] = (
+_SOURCE_OPTIONS: tuple[Option, ...] = (
     click.option("--workload", metavar="NAME", help="A workload of `kvell bench workloads`."),
     click.option(
         "--trace",

@@ -1,6 +1,5 @@
 """``kvell replay --instances``: several instances behind a front, in virtual time."""
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvell.cli.terminal.options import Command, gathering
 from kvell.cli.terminal.pool_options import pd_caching_option, routing_option
 from kvell.cli.terminal.sizes import SIZE
 from kvell.cluster.instances import check_start, chosen_pd_caching, parse_instances
@@ -106,21 +106,8 @@ class Together:
         return {} if machine.calibration.machine.device == "cpu" else None
 
 
-def instances_options(command: Callable[..., Any]) -> Callable[..., Any]:
+def instances_options(command: Command) -> Command:
     """Add the flags; the command gets them as ``together``."""
-
-    @functools.wraps(command)
-    def gathered(
-        *args: Any,
-        instances: str | None,
-        routing: str,
-        pd_caching: PdCaching | None,
-        link: str | None,
-        link_bandwidth: int | None,
-        **given: Any,
-    ) -> Any:
-        together = Together(instances, routing, pd_caching, link, link_bandwidth)
-        return command(*args, together=together, **given)
 
     options = (
         click.option(
@@ -143,10 +130,7 @@ def instances_options(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Bytes per second in one direction, like 25GB, in place of the link's.",
         ),
     )
-    with_options: Callable[..., Any] = gathered
-    for option in reversed(options):
-        with_options = option(with_options)
-    return with_options
+    return gathering(command, "together", Together, options)
 
 
 def check_rows(rows: Sequence["TraceRow"], arrivals: str) -> None:

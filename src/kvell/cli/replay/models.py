@@ -1,6 +1,5 @@
 """The models of a replay: the one that answers, and its draft model."""
 
-import functools
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvell.cli.plan.command import ELEMENT_BYTES, load_config
-from kvell.cli.terminal.options import Command, setting_option
+from kvell.cli.terminal.options import Command, gathering, setting_option
 from kvell.cli.terminal.session import Session
 from kvell.cli.terminal.sizes import FiniteRange
 from kvell.errors import ChangeSomething
@@ -73,27 +72,6 @@ class ModelFlags:
 def model_options(command: Command) -> Command:
     """Add the flags; the command gets them as ``chosen``."""
 
-    @functools.wraps(command)
-    def gathered(
-        *args: Any,
-        model: str,
-        dtype: str,
-        hf_overrides: str | None,
-        num_speculative_tokens: int,
-        speculative_model: str | None,
-        acceptance: float,
-        **given: Any,
-    ) -> Any:
-        if speculative_model is not None and not num_speculative_tokens:
-            raise ChangeSomething(
-                "--speculative-model",
-                speculative_model,
-                "needs a number of draft tokens per step",
-                "use --num-speculative-tokens 4",
-            )
-        draft_tokens = DraftTokens(num_speculative_tokens, speculative_model, acceptance)
-        return command(*args, chosen=ModelFlags(model, dtype, hf_overrides, draft_tokens), **given)
-
     options = (
         click.option(
             "--model", required=True, help="A name in bench/configs, or what `plan` takes."
@@ -122,10 +100,23 @@ def model_options(command: Command) -> Command:
             help="Chance that a draft token is accepted if those before it were.",
         ),
     )
-    with_options: Command = gathered
-    for option in reversed(options):
-        with_options = option(with_options)
-    return with_options
+    return gathering(command, "chosen", _model_flags, options)
+
+
+def _model_flags(
+    model: str,
+    dtype: str,
+    hf_overrides: str | None,
+    num_speculative_tokens: int,
+    speculative_model: str | None,
+    acceptance: float,
+) -> ModelFlags:
+    if speculative_model is not None and not num_speculative_tokens:
+        problem = "needs a number of draft tokens per step"
+        remedy = "use --num-speculative-tokens 4"
+        raise ChangeSomething("--speculative-model", speculative_model, problem, remedy)
+    draft_tokens = DraftTokens(num_speculative_tokens, speculative_model, acceptance)
+    return ModelFlags(model, dtype, hf_overrides, draft_tokens)
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,16 @@
 """``--trace``: rows of a file in any format that is known, or of a generator."""
 
-import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from kvell.cli.plan.command import config_path
 from kvell.cli.replay.models import named_config
-from kvell.cli.terminal.options import Command
+from kvell.cli.terminal.options import Command, gathering
 from kvell.cli.terminal.progress import notice, progress_bar
 from kvell.cli.terminal.session import Session
 from kvell.cli.terminal.sizes import FiniteRange
@@ -59,11 +58,6 @@ class TraceFlags:
 def trace_options(command: Command) -> Command:
     """Add the flags; the command gets them as ``source``."""
 
-    @functools.wraps(command)
-    def gathered(*args: Any, **given: Any) -> Any:
-        flags = {field.name: given.pop(field.name) for field in fields(TraceFlags)}
-        return command(*args, source=TraceFlags(**flags), **given)
-
     options = (
         click.option(
             "--trace", required=True, help="A trace file, or the name of a generator like chat."
@@ -82,10 +76,7 @@ def trace_options(command: Command) -> Command:
             help="Clients say whether they return; this part of the hints, from 0 to 1, is wrong.",
         ),
     )
-    with_options: Command = gathered
-    for option in reversed(options):
-        with_options = option(with_options)
-    return with_options
+    return gathering(command, "source", TraceFlags, options)
 
 
 def load_rows(

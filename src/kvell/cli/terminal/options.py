@@ -1,6 +1,7 @@
 """Flags that several commands share, named as in vLLM."""
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields, replace
 from typing import Any
@@ -15,6 +16,7 @@ from kvell.engine.setup.options import Flag, Kind
 from kvell.errors import ChangeSomething
 
 Command = Callable[..., Any]
+Option = Callable[[Command], Command]
 
 
 class LengthType(click.ParamType[int | None]):
@@ -48,12 +50,12 @@ def models_option(command: Command) -> Command:
     return option(command)
 
 
-def setting_option(name: str) -> Callable[[Command], Command]:
+def setting_option(name: str) -> Option:
     """The flag of a setting of :class:`EngineSettings`; the command gets it by the same name."""
     return next(_option_of(one, flag) for one, flag in flagged() if one.name == name)
 
 
-def _option_of(one: Field[object], flag: Flag) -> Callable[[Command], Command]:
+def _option_of(one: Field[object], flag: Flag) -> Option:
     default = "auto" if flag.kind == "length" else one.default
     words = f"{flag.name}/{opposite(flag)}" if flag.kind == "switch" else flag.name
     return click.option(
@@ -94,7 +96,10 @@ def json_option(command: Command) -> Command:
 
 
 def engine_options(command: Command) -> Command:
-    """Add the flags of :class:`EngineSettings`; the command gets them as ``settings``."""
+    """Add the flags of :class:`EngineSettings`; the command gets them as ``settings``.
+
+    So it gets its own flags that are named as a setting is.
+    """
 
     @functools.wraps(command)
     def gathered(*args: Any, **given: Any) -> Any:
@@ -104,17 +109,40 @@ def engine_options(command: Command) -> Command:
         chosen = {name: given.pop(name) for name in names}
         return command(*args, settings=EngineSettings(**chosen), **given)
 
-    return _with(_ENGINE_OPTIONS, gathered)
+    return with_options(gathered, _ENGINE_OPTIONS)
 
 
-def _with(options: Sequence[Callable[[Command], Command]], command: Command) -> Command:
-    """Add options to the command; help shows them in this order."""
+def gathering(
+    command: Command,
+    into: str,
+    make: Callable[..., object],
+    options: Sequence[Option],
+    names: Sequence[str] = (),
+) -> Command:
+    """Return a command with further flags, which it gets as one argument.
+
+    :param into: the argument's name.
+    :param make: makes the argument of the flags, given by name.
+    :param names: of the flags; by default, of the parameters of ``make``.
+    """
+    names = names or tuple(inspect.signature(make).parameters)
+
+    @functools.wraps(command)
+    def gathered(*args: object, **given: object) -> object:
+        flags = {name: given.pop(name) for name in names}
+        return command(*args, **{into: make(**flags)}, **given)
+
+    return with_options(gathered, options)
+
+
+def with_options(command: Command, options: Sequence[Option]) -> Command:
+    """Add options to a command; help shows them in this order."""
     for option in reversed(options):
         command = option(command)
     return command
 
 
-def _number(flag: str, default: int, text: str) -> Callable[[Command], Command]:
+def _number(flag: str, default: int, text: str) -> Option:
     at_least_one = click.IntRange(min=1)
     return click.option(
         flag, type=at_least_one, metavar="N", default=default, show_default=True, help=text
@@ -129,14 +157,14 @@ _TYPES: Mapping[Kind, click.ParamType[object]] = {
     "at-least-one": click.IntRange(min=1),
 }
 _METAVARS = {"seconds": "SECONDS", "count": "N", "at-least-one": "N"}
-_ENGINE_OPTIONS: tuple[Callable[[Command], Command], ...] = (
+_ENGINE_OPTIONS: tuple[Option, ...] = (
     models_option,
     *(_option_of(one, flag) for one, flag in flagged()),
     debug_option,
 )
 
 
-def sampling_options(temperature: float, top_p: float) -> Callable[[Command], Command]:
+def sampling_options(temperature: float, top_p: float) -> Option:
     """Return flags for sampling, with the command's own defaults."""
 
     options = (
@@ -167,7 +195,7 @@ def sampling_options(temperature: float, top_p: float) -> Callable[[Command], Co
         ),
         click.option("--seed", type=int, metavar="N", help="Draw the same tokens each time."),
     )
-    return functools.partial(_with, options)
+    return functools.partial(with_options, options=options)
 
 
 def require_one_model(settings: EngineSettings) -> None:

@@ -56,7 +56,7 @@ class PlanDraft:
                 past=request.past(start + count) if not request.sampling.is_plain else None,
                 scores=request.sampling.prompt_logprobs if is_prompt else None,
                 pools=pools,
-                is_long=request.is_long,
+                uses_long_rope=request.uses_long_rope,
             )
         )
         self.budget -= count
@@ -84,7 +84,7 @@ class PlanDraft:
                     request.embedded,
                     len(request.prompt),
                     request.model,
-                    is_long=request.is_long,
+                    uses_long_rope=request.uses_long_rope,
                 )
             )
             self.budget -= 1

@@ -54,7 +54,7 @@ class TokenWork(Struct, frozen=True, eq=False, gc=False):
         whose tokens are scored, all of the prompt.  Only for sampling that is not plain.
     :param scores: not None if all these tokens give logits, to tell how likely the prompt was,
         and so many of the likeliest tokens at each position.
-    :param is_long: whether its request's keys are rotated by the long of two tables.
+    :param uses_long_rope: whether its request's keys are rotated by the long of two tables.
     :param pools: whether the vector of its last token is wanted, in place of the token it yields.
     """
 
@@ -75,7 +75,7 @@ class TokenWork(Struct, frozen=True, eq=False, gc=False):
     past: npt.NDArray[np.int32] | None = None
     scores: int | None = None
     pools: bool = False
-    is_long: bool = False
+    uses_long_rope: bool = False
 
     @property
     def known(self) -> int:

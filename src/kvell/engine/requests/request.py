@@ -119,14 +119,14 @@ class Request:
         return len(self.prompt) + len(self.output) + self.drawing
 
     @property
-    def is_long(self) -> bool:
+    def uses_long_rope(self) -> bool:
         """Whether its keys are rotated by its model's long table."""
         return is_long_root(self.cache_root)
 
     @property
     def outgrows_table(self) -> bool:
         """Whether its next token needs all of its keys computed again, under the long table."""
-        return 0 < self.short_rope_tokens < self.num_tokens and not self.is_long
+        return 0 < self.short_rope_tokens < self.num_tokens and not self.uses_long_rope
 
     def choose_table(self) -> None:
         """Let its keys be computed under the table for its length; it has none yet."""
@@ -136,7 +136,7 @@ class Request:
     @property
     def may_outgrow_table(self) -> bool:
         """Whether its keys may have to be computed again as it grows."""
-        return self.short_rope_tokens > 0 and not self.is_long
+        return self.short_rope_tokens > 0 and not self.uses_long_rope
 
     @property
     def local_reason(self) -> str:

@@ -83,7 +83,7 @@ class ForwardBatches:
 
     def _long_rope(self, work: Sequence[TokenWork]) -> torch.Tensor | None:
         """Tokens of long texts, bool [T]; None if there are none."""
-        is_long = [w.is_long for w in work]
+        is_long = [w.uses_long_rope for w in work]
         if not any(is_long):
             return None
         tokens = np.repeat(np.array(is_long), [w.count for w in work])
