@@ -1,0 +1,162 @@
+"""Violations of the rules of English in sources and documents: ``python -m scripts.prose``.
+
+``tests/test_house`` holds each count, which may only fall.  ``--list KIND`` prints the places.
+"""
+
+import argparse
+import ast
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from scripts.house import SOURCE, Module, modules
+
+ROOT = SOURCE.parent
+DOCUMENTS = ("*.md", "docs/*.md", "bench/**/*.md", "src/**/*.md", "examples/**/*.md")
+NOT_PROSE = ("CHANGELOG.md",)
+"""Older entries of the changelog stay as they are."""
+FIRST = re.compile(r"(Of|Who|Whom|Whose|Those|That|What|Where|See)\b")
+NO_VERB = re.compile(r"(The|A|An|Whether|How|How many|All|Each|Every|Its|Their|If|No|Same)\b")
+METAPHORS = re.compile(
+    r"\b(told|tell|tells|heard|hear|hears|said|so many|so much|nobody|somebody|whoever)\b",
+    re.IGNORECASE,
+)
+LOCALS = frozenset({"one", "found", "told", "asked", "known"})
+LOGS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
+ERRORS = re.compile(r"(Error|Something|Later|Refused|Failed|Exceeded|Died|Fail)$")
+CODE = re.compile(r"```.*?```|``.*?``|`[^`]*`|:\w+:`[^`]*`|\[[^\]]*\]\([^)]*\)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Violation:
+    """One place that breaks a rule.
+
+    :param kind: ``first sentence``, ``verb``, ``docstring``, ``message``, ``document`` or ``local``.
+    :param room: top-level folder of the package, or ``documents``.
+    """
+
+    kind: str
+    room: str
+    place: str
+    text: str
+
+
+def violations(known: Mapping[str, Module] | None = None, root: Path = ROOT) -> list[Violation]:
+    """Return all violations of sources and documents."""
+    known = modules() if known is None else known
+    places: list[Violation] = []
+    for name, module in known.items():
+        room = name.split(".")[1] if "." in name else name
+        for kind, node, text in (*docstrings(module), *messages(module), *local_names(module)):
+            places.append(Violation(kind, room, f"{module.path}:{node.lineno}", text))
+    places += [Violation("document", "documents", place, text) for place, text in documents(root)]
+    return places
+
+
+def counts(places: list[Violation]) -> dict[str, Counter[str]]:
+    """Return the number of violations by kind and room."""
+    table: dict[str, Counter[str]] = {}
+    for place in places:
+        table.setdefault(place.kind, Counter())[place.room] += 1
+    return table
+
+
+def docstrings(module: Module) -> Iterator[tuple[str, ast.expr, str]]:
+    """Yield violations in docstrings, also of attributes and constants."""
+    for owner in ast.walk(module.tree):
+        body = getattr(owner, "body", None)
+        if not isinstance(body, list):
+            continue
+        for index, node in enumerate(body):
+            if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+                continue
+            text = node.value.value
+            if not isinstance(text, str):
+                continue
+            first = text.strip().split("\n\n")[0]
+            if FIRST.match(first):
+                yield "first sentence", node.value, first
+            elif index == 0 and is_function(owner) and NO_VERB.match(first):
+                yield "verb", node.value, first
+            for match in METAPHORS.finditer(CODE.sub("", text)):
+                yield "docstring", node.value, match.group()
+
+
+def is_function(node: ast.AST) -> bool:
+    """Return whether a node is a function that is not read as an attribute."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+        return False
+    decorators = {ast.unparse(decorator).split(".")[-1] for decorator in node.decorator_list}
+    return not decorators & {"property", "cached_property", "setter", "fixture"}
+
+
+def messages(module: Module) -> Iterator[tuple[str, ast.expr, str]]:
+    """Yield metaphors in texts that users read: all strings but docstrings and names."""
+    skipped = {
+        id(node.value)
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(module.tree):
+        if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+            continue
+        if id(node) in skipped or " " not in node.value.strip():
+            continue
+        for match in METAPHORS.finditer(CODE.sub("", node.value)):
+            yield "message", node, f"{match.group()}: {node.value}"
+
+
+def local_names(module: Module) -> Iterator[tuple[str, ast.expr, str]]:
+    """Yield parameters and variables whose name carries no noun, once each in a function."""
+    for function in (*module.functions(), *lambdas(module)):
+        seen: set[str] = set()
+        for node in ast.walk(function):
+            name = None
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                name = node.id
+            elif isinstance(node, ast.arg):
+                name = node.arg
+            if name in LOCALS and name not in seen:
+                seen.add(name)
+                yield "local", node, name  # type: ignore[misc]
+
+
+def lambdas(module: Module) -> Iterator[ast.FunctionDef]:
+    """Yield nothing: lambdas are inside functions; those of modules are few."""
+    yield from ()
+
+
+def documents(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield place and word of metaphors in documents."""
+    paths = {path for pattern in DOCUMENTS for path in root.glob(pattern)}
+    for path in sorted(paths):
+        if path.name in NOT_PROSE or ".venv" in path.parts:
+            continue
+        text = CODE.sub(lambda match: "\n" * match.group().count("\n"), path.read_text())
+        for number, line in enumerate(text.splitlines(), 1):
+            for match in METAPHORS.finditer(line):
+                yield f"{path}:{number}", match.group()
+
+
+def main() -> None:
+    """Print the counts by kind and room."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--list", metavar="KIND", help="print the places of a kind")
+    parser.add_argument("--room", help="of this room alone")
+    options = parser.parse_args()
+    places = violations()
+    if options.list:
+        for place in places:
+            if place.kind == options.list and options.room in (None, place.room):
+                print(f"{place.place}: {place.text}")
+        return
+    for kind, rooms in sorted(counts(places).items()):
+        print(f"{kind}: {rooms.total()}")
+        for room, count in rooms.most_common():
+            print(f"  {count:5} {room}")
+
+
+if __name__ == "__main__":
+    main()
