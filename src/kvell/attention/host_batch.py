@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import numpy.typing as npt
 import torch
+from typing_extensions import override
 
 from kvell.attention.interface import GroupBatch
 from kvell.attention.states import StateBatch
@@ -107,8 +108,8 @@ class HostStateBatch(OnHost, StateBatch):
 
     MADE = tuple(field.name for field in fields(StateBatch) if field.name != "end_page_ids")
 
+    @override
     def made(self) -> Sequence[torch.Tensor]:
-        """The fields, in order; those of cuts are empty."""
         query_starts, starts, page_ids = self.rows.tensors
         pages = page_ids.view(len(starts), -1)
         none = starts[:0]

@@ -7,6 +7,8 @@ often it runs: the same in numpy takes a third of a millisecond for a single req
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from typing_extensions import override
+
 from kvell.attention.host_batch import HostRows
 from kvell.attention.interface import part_sizes
 from kvell.engine.requests.plan import StepPlan
@@ -24,8 +26,8 @@ class CompiledTables(PageTables):
         super().__init__(groups, slots)
         self._compiled = _tables.PageTables([_rules(group) for group in groups])
 
+    @override
     def update(self, plan: StepPlan) -> None:
-        """Apply a plan's releases and new pages, and begin behind what is away in its step."""
         self._away = dict(plan.away) if plan.away else NOTHING_AWAY
         if plan.released or len(plan.new_pages):
             self._compiled.update(plan.released, plan.new_pages)
@@ -38,8 +40,8 @@ class CompiledTables(PageTables):
         tokens, wanted = sum(rows.counts), sum(num_logits)
         return HostRows(*found, [tokens, tokens, wanted])
 
+    @override
     def running_states(self, group_index: int, rows: WorkRows) -> HostRows:
-        """``query_starts``, ``starts`` and ``page_ids`` of a state group's running states."""
         slices, requests = self.groups[group_index].slices, len(rows.handles)
         found = self._compiled.states(
             group_index, rows.handles, rows.starts, rows.counts, self.slots.moved, slices

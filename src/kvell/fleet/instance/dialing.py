@@ -3,6 +3,8 @@
 import asyncio
 import socket
 
+from typing_extensions import override
+
 from kvell.engine.protocol.messages import KEEP_ALIVE_SECONDS, KeepAlive
 from kvell.fleet.instance.instance_line import InstanceLine
 from kvell.wire.endpoints import connected_to
@@ -16,13 +18,13 @@ class DialedLine(InstanceLine):
 
     _timer: asyncio.TimerHandle | None = None
 
+    @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See :class:`asyncio.Protocol`."""
         super().connection_made(transport)
         self._keep_alive()
 
+    @override
     def connection_lost(self, exc: Exception | None) -> None:
-        """See :class:`asyncio.Protocol`."""
         if self._timer is not None:
             self._timer.cancel()
         super().connection_lost(exc)

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Callable
 
+from typing_extensions import override
+
 from kvell.engine.protocol.codec import decode_event, encode_frame
 from kvell.engine.protocol.messages import Command, Event
 from kvell.wire.frames import ProtocolError
@@ -50,13 +52,13 @@ class InstanceLine(MessageLine[Event]):
         """
         self.send_frame(encode_frame(command))
 
+    @override
     def data_received(self, data: bytes) -> None:
-        """See :class:`asyncio.Protocol`."""
         if self._breach is None:
             super().data_received(data)
 
+    @override
     def connection_lost(self, exc: Exception | None) -> None:
-        """See :class:`asyncio.Protocol`."""
         super().connection_lost(exc)
         self._heard.set()
 

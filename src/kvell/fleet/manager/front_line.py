@@ -5,6 +5,8 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+from typing_extensions import override
+
 from kvell.fleet.manager.messages import ToFront, ToManager, decode_to_manager, encode_message
 from kvell.wire.line import MessageLine
 
@@ -47,18 +49,18 @@ class FrontLine(MessageLine[ToManager]):
         """Queue a message, unless too much waits: then the connection ends."""
         self.send_frame(encode_message(message))
 
+    @override
     def abort(self, problem: str = "") -> None:
-        """End the connection at once; a problem is logged."""
         if problem:
             logger.warning("front %s was hung up on: %s", self.front, problem)
         super().abort(problem)
 
+    @override
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See :class:`asyncio.Protocol`."""
         super().connection_made(transport)
         self._came(self)
 
+    @override
     def connection_lost(self, exc: Exception | None) -> None:
-        """See :class:`asyncio.Protocol`."""
         super().connection_lost(exc)
         self._told_end(self)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+from typing_extensions import override
 
 from kvell.attention.host_batch import HostRows, OnHost
 from kvell.attention.interface import GroupBatch, LayerPages
@@ -74,8 +75,8 @@ class HostForwardBatch(OnHost, ForwardBatch):
         if long_rope is not None:
             object.__setattr__(self, "long_rope", long_rope)
 
+    @override
     def put_tokens(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Fill in ids that were not known when the batch was made."""
         self.rows.flat[list(rows)] = token_ids
 
 

@@ -4,6 +4,7 @@ import codecs
 from collections.abc import Callable
 
 from tokenizers import decoders
+from typing_extensions import override
 
 from kvell.models.text.answer_text import Preceding
 from kvell.models.text.detokenizer import IncrementalDetokenizer, is_byte_token, token_bytes
@@ -43,8 +44,8 @@ class _WindowOffsets(TokenOffsets):
         self._tokenizer, self._detokenizer = tokenizer, detokenizer
         self._given = 0
 
+    @override
     def push(self, token: int) -> int:
-        """The offset of the next token."""
         self._given += len(self._detokenizer.push([token]))
         if is_byte_token(self._tokenizer.spelling(token) or ""):
             return super().push(token)

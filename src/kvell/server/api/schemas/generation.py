@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, StrictBool
+from typing_extensions import override
 
 from kvell.engine.protocol.sampling_params import MAX_BIASES, SamplingParams
 from kvell.engine.protocol.schemas.references import Schema
@@ -331,12 +332,8 @@ class CompletionRequest(GenerationRequest):
         """Whether the answer is the prompt and nothing else, to see how likely it is."""
         return bool(self.echo) and self.max_tokens == 0
 
+    @override
     def sampling(self, room: AnswerRoom, defaults: SamplingParams = NEUTRAL) -> SamplingParams:
-        """Validated sampling parameters for a prompt that leaves so much room.
-
-        :param defaults: what the model's files recommend.
-        :raises ChangeSomething: naming a field that is not served or out of range.
-        """
         if self.suffix:
             raise ChangeSomething("suffix", "…", "is not supported", "leave it out")
         if not self.use_beam_search and self.best_of not in (None, 1, self.choices()):
@@ -349,8 +346,8 @@ class CompletionRequest(GenerationRequest):
         beams = self.best_of if self.use_beam_search else None
         return self.choices() if beams is None else beams
 
+    @override
     def sequences_field(self) -> str:
-        """``best_of`` if that says how many beams there are."""
         return "best_of" if self.use_beam_search and self.best_of is not None else "n"
 
     def prompts(self) -> list[str | list[int]]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from pydantic import Field
+from typing_extensions import override
 
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.embeddings import MAX_INPUTS, EmbeddingsRequest
@@ -64,11 +65,8 @@ class ScoreRequest(ScoredRequest):
     documents: str | Texts | None = None
     """Another name of ``text_2``."""
 
+    @override
     def texts_by_field(self) -> dict[str, list[str]]:
-        """The texts to compare.
-
-        :raises ChangeSomething: if there are none, too many, or not as many of both.
-        """
         first, second = self._given("text_1", "queries"), self._given("text_2", "documents")
         asked = {name: _texts(getattr(self, name)) for name in (first, second)}
         _check(asked)
@@ -109,11 +107,8 @@ class RerankRequest(ScoredRequest):
     return_documents: bool | None = None
     """Whether results have their documents; true if null."""
 
+    @override
     def texts_by_field(self) -> dict[str, list[str]]:
-        """The texts to compare.
-
-        :raises ChangeSomething: if there are none, or too many.
-        """
         texts = [one if isinstance(one, str) else one.text for one in self.documents]
         asked = {"query": [self.query], "documents": texts}
         _check(asked)
