@@ -33,7 +33,7 @@ CODE = re.compile(r"```.*?```|``.*?``|`[^`]*`|:\w+:`[^`]*`|\[[^\]]*\]\([^)]*\)",
 class Violation:
     """One place that breaks a rule.
 
-    :param kind: ``first sentence``, ``verb``, ``docstring``, ``message``, ``document`` or ``local``.
+    :param kind: ``first sentence``, ``verb``, ``docstring``, ``message``, ``document``, ``local``.
     :param room: top-level folder of the package, or ``documents``.
     """
 
@@ -43,16 +43,28 @@ class Violation:
     text: str
 
 
-def violations(known: Mapping[str, Module] | None = None, root: Path = ROOT) -> list[Violation]:
-    """Return all violations of sources and documents."""
-    known = modules() if known is None else known
+def violations(
+    sources: Mapping[str, Module] | None = None, root: Path = ROOT, room: str | None = None
+) -> list[Violation]:
+    """Return all violations of sources and documents.
+
+    :param room: return those of this room only.
+    """
     places: list[Violation] = []
-    for name, module in known.items():
-        room = name.split(".")[1] if "." in name else name
+    for name, module in (modules() if sources is None else sources).items():
+        if room not in (None, room_of(name)):
+            continue
         for kind, node, text in (*docstrings(module), *messages(module), *local_names(module)):
-            places.append(Violation(kind, room, f"{module.path}:{node.lineno}", text))
-    places += [Violation("document", "documents", place, text) for place, text in documents(root)]
+            places.append(Violation(kind, room_of(name), f"{module.path}:{node.lineno}", text))
+    if room in (None, "documents"):
+        words = documents(root)
+        places += [Violation("document", "documents", place, word) for place, word in words]
     return places
+
+
+def room_of(name: str) -> str:
+    """Return the room of a module."""
+    return name.split(".")[1] if "." in name else name
 
 
 def counts(places: list[Violation]) -> dict[str, Counter[str]]:
@@ -108,9 +120,18 @@ def messages(module: Module) -> Iterator[tuple[str, ast.expr, str]]:
             yield "message", node, f"{match.group()}: {node.value}"
 
 
-def local_names(module: Module) -> Iterator[tuple[str, ast.expr, str]]:
+def local_names(module: Module) -> Iterator[tuple[str, ast.expr | ast.arg, str]]:
     """Yield parameters and variables whose name carries no noun, once each in a function."""
-    for function in (*module.functions(), *lambdas(module)):
+    functions = list(module.functions())
+    inner = {
+        id(node)
+        for function in functions
+        for node in ast.walk(function)
+        if node is not function and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    for function in functions:
+        if id(function) in inner:
+            continue
         seen: set[str] = set()
         for node in ast.walk(function):
             name = None
@@ -120,12 +141,7 @@ def local_names(module: Module) -> Iterator[tuple[str, ast.expr, str]]:
                 name = node.arg
             if name in LOCALS and name not in seen:
                 seen.add(name)
-                yield "local", node, name  # type: ignore[misc]
-
-
-def lambdas(module: Module) -> Iterator[ast.FunctionDef]:
-    """Yield nothing: lambdas are inside functions; those of modules are few."""
-    yield from ()
+                yield "local", node, name
 
 
 def documents(root: Path) -> Iterator[tuple[str, str]]:
@@ -146,10 +162,10 @@ def main() -> None:
     parser.add_argument("--list", metavar="KIND", help="print the places of a kind")
     parser.add_argument("--room", help="of this room alone")
     options = parser.parse_args()
-    places = violations()
+    places = violations(room=options.room)
     if options.list:
         for place in places:
-            if place.kind == options.list and options.room in (None, place.room):
+            if place.kind == options.list:
                 print(f"{place.place}: {place.text}")
         return
     for kind, rooms in sorted(counts(places).items()):
