@@ -24,16 +24,21 @@ METAPHORS = re.compile(
     re.IGNORECASE,
 )
 LOCALS = frozenset({"one", "found", "told", "asked", "known"})
-LOGS = frozenset({"debug", "info", "warning", "error", "exception", "critical"})
-ERRORS = re.compile(r"(Error|Something|Later|Refused|Failed|Exceeded|Died|Fail)$")
+IRREGULAR = r"told|heard|said|seen|lent|held|sent|drawn|given|kept|gone|come|found|made|shown|left"
+PARTICIPLE = re.compile(rf"({IRREGULAR}|(?!(speed|need|feed|embed|seed)$)[a-z]+ed)", re.IGNORECASE)
+WORD_LIST = "kvell.load.words"
 CODE = re.compile(r"```.*?```|``.*?``|`[^`]*`|:\w+:`[^`]*`|\[[^\]]*\]\([^)]*\)", re.DOTALL)
+
+Found = tuple[str, ast.expr | ast.arg | ast.stmt, str]
+"""Kind, place and text."""
 
 
 @dataclass(frozen=True)
 class Violation:
     """One place that breaks a rule.
 
-    :param kind: ``first sentence``, ``verb``, ``docstring``, ``message``, ``document``, ``local``.
+    :param kind: ``first sentence``, ``verb``, ``docstring``, ``message``, ``document``, ``local``,
+        ``name``.
     :param room: top-level folder of the package, or ``documents``.
     """
 
@@ -54,7 +59,12 @@ def violations(
     for name, module in (modules() if sources is None else sources).items():
         if room not in (None, room_of(name)):
             continue
-        for kind, node, text in (*docstrings(module), *messages(module), *local_names(module)):
+        for kind, node, text in (
+            *docstrings(module),
+            *messages(module),
+            *local_names(module),
+            *participles(module),
+        ):
             places.append(Violation(kind, room_of(name), f"{module.path}:{node.lineno}", text))
     if room in (None, "documents"):
         words = documents(root)
@@ -75,7 +85,7 @@ def counts(places: list[Violation]) -> dict[str, Counter[str]]:
     return table
 
 
-def docstrings(module: Module) -> Iterator[tuple[str, ast.expr, str]]:
+def docstrings(module: Module) -> Iterator[Found]:
     """Yield violations in docstrings, also of attributes and constants."""
     for owner in ast.walk(module.tree):
         body = getattr(owner, "body", None)
@@ -104,13 +114,15 @@ def is_function(node: ast.AST) -> bool:
     return not decorators & {"property", "cached_property", "setter", "fixture"}
 
 
-def messages(module: Module) -> Iterator[tuple[str, ast.expr, str]]:
+def messages(module: Module) -> Iterator[Found]:
     """Yield metaphors in texts that users read: all strings but docstrings and names."""
     skipped = {
         id(node.value)
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
+    if module.name == WORD_LIST:
+        return
     for node in ast.walk(module.tree):
         if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
             continue
@@ -120,7 +132,7 @@ def messages(module: Module) -> Iterator[tuple[str, ast.expr, str]]:
             yield "message", node, f"{match.group()}: {node.value}"
 
 
-def local_names(module: Module) -> Iterator[tuple[str, ast.expr | ast.arg, str]]:
+def local_names(module: Module) -> Iterator[Found]:
     """Yield parameters and variables whose name carries no noun, once each in a function."""
     functions = list(module.functions())
     inner = {
@@ -132,16 +144,21 @@ def local_names(module: Module) -> Iterator[tuple[str, ast.expr | ast.arg, str]]
     for function in functions:
         if id(function) in inner:
             continue
-        seen: set[str] = set()
+        names: dict[str, ast.expr | ast.arg] = {}
         for node in ast.walk(function):
-            name = None
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                name = node.id
+                names.setdefault(node.id, node)
             elif isinstance(node, ast.arg):
-                name = node.arg
-            if name in LOCALS and name not in seen:
-                seen.add(name)
-                yield "local", node, name
+                names.setdefault(node.arg, node)
+        yield from (("local", node, name) for name, node in names.items() if name in LOCALS)
+
+
+def participles(module: Module) -> Iterator[Found]:
+    """Yield classes and public functions whose name is a bare participle; attributes may be."""
+    named = [*module.classes(), *filter(is_function, module.functions())]
+    for node in named:
+        if PARTICIPLE.fullmatch(node.name):
+            yield "name", node, node.name
 
 
 def documents(root: Path) -> Iterator[tuple[str, str]]:
