@@ -1,3 +1,3 @@
 """The release of this installation."""
 
-RELEASE = "0.1.0.dev0"
+RELEASE = "0.4.0"
