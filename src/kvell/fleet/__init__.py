@@ -1,1 +1,1 @@
-"""Instances and who keeps them: a front, or the manager of a cluster."""
+"""The instances of a server, owned by a front or by the manager of a cluster."""

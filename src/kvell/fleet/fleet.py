@@ -1,4 +1,4 @@
-"""The fleet as a front sees it: its own instances, or those of a cluster's manager."""
+"""The protocol of a fleet: a front's own instances, or those of a cluster's manager."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol
@@ -11,10 +11,10 @@ from kvell.vocabulary import RequestId
 
 
 class Fleet(Protocol):
-    """The instances of a front by id."""
+    """The instances of a front, by id."""
 
     outlives_front: bool
-    """Whether the instances go on when the front ends."""
+    """Whether the instances keep running after the front has ended."""
 
     def __iter__(self) -> Iterator[Member]: ...
 
@@ -27,33 +27,33 @@ class Fleet(Protocol):
     async def start(self, counts: Mapping[str, int]) -> None:
         """Wait until the first instances are ready.
 
-        :raises InstanceStartError: when one does not become ready.
+        :raises InstanceStartError: when an instance does not become ready.
         """
         ...
 
     async def scale(self, counts: Mapping[str, int]) -> None:
-        """Add or drain instances until each role named has so many; they start or end later.
+        """Add or drain instances until each role in ``counts`` has its number; do not wait.
 
         :raises ChangeSomething: when there is no memory for more, or the manager refuses.
-        :raises TryLater: when the cluster's manager is away.
+        :raises TryLater: when the cluster's manager does not answer.
         """
         ...
 
     async def drain(self, instance_id: str) -> None:
         """Take an instance out of service.
 
-        :raises ChangeSomething: when there is none of this id, or it is the last that serves.
-        :raises TryLater: when the cluster's manager is away.
+        :raises ChangeSomething: when no instance has this id, or it is the last that serves.
+        :raises TryLater: when the cluster's manager does not answer.
         """
         ...
 
     async def close(self) -> None:
-        """End the instances, or leave them to others."""
+        """End the instances, or disconnect from those of a manager."""
         ...
 
 
 class RoleLoad(Protocol):
-    """What a front has an instance do."""
+    """The load that a front puts on an instance."""
 
     @property
     def instance_id(self) -> str:
@@ -62,29 +62,29 @@ class RoleLoad(Protocol):
 
     @property
     def role(self) -> str:
-        """What the instance does now."""
+        """The current role of the instance."""
         ...
 
     @property
     def is_short(self) -> bool:
-        """Whether it is short of memory, by what it said last."""
+        """Whether the instance is short of memory, by its last heartbeat."""
         ...
 
     @property
     def coming(self) -> Collection[RequestId]:
-        """Requests that others have and that will go on there."""
+        """Requests that are moving to the instance."""
         ...
 
     def memory(self) -> MemoryView:
-        """What it said of its memory, with what is on its way from it and to it."""
+        """Return the instance's memory by its last heartbeat, and the moves from and to it."""
         ...
 
     def movable(self) -> Sequence[MovableView]:
-        """Requests that could leave it; the oldest first."""
+        """Return the requests that could leave the instance, the oldest first."""
         ...
 
     def part(self) -> RoleView | None:
-        """How much it has to do of that; None if it does everything."""
+        """Return the remaining work of the instance's role; None for a mixed instance."""
         ...
 
 
@@ -93,15 +93,14 @@ class Joins(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the front, unlike those of all others of the cluster."""
+        """Name of the front, unique in the cluster."""
         ...
 
     def members(
         self, limits: FrontLimits, callbacks: MemberCallbacks, lines: Mapping[str, RoleLoad]
     ) -> Fleet:
-        """The cluster's instances, for a front that is made now.
+        """Return the cluster's instances, for a new front.
 
-        :param callbacks: called when something happens to any of them.
-        :param lines: of the front, which the manager is told the load of; looked at only.
+        :param lines: of the front, read-only; the manager receives their load.
         """
         ...

@@ -1,1 +1,1 @@
-"""A front's side of a cluster with a manager: whom it hears, and which instances it reaches."""
+"""A front's side of a cluster: its connections to the manager and to the instances."""

@@ -1,4 +1,4 @@
-"""The instances of a cluster as one of its fronts has them: those that the roster names."""
+"""The instances of a cluster, as one of its fronts follows them in the manager's roster."""
 
 import asyncio
 import itertools
@@ -34,7 +34,7 @@ from kvell.wire.greeting import Greeting
 
 NAME_BYTES = 4
 LEAVE_SECONDS = 30.0
-"""The manager hangs up on a front that leaves within this time, and that of draining."""
+"""Time for the manager to disconnect a front that leaves, in addition to the drain time."""
 
 
 def _drawn_name() -> str:
@@ -42,28 +42,27 @@ def _drawn_name() -> str:
 
 
 class KeyUses(Protocol):
-    """What keys use, here and at other fronts."""
+    """The usage of API keys, here and at other fronts."""
 
     def told(self) -> dict[str, KeyUse]:
-        """What each key used here."""
+        """Return the usage of each key at this front."""
         ...
 
     def heard(self, fronts: Mapping[str, Mapping[str, KeyUse]]) -> None:
-        """What each key used at every other front, by front."""
+        """Store the usage of each key at every other front, by front."""
         ...
 
 
 @dataclass(frozen=True)
 class FollowedCluster:
-    """A cluster that a front joins (:class:`.Joins`), and how it knows that front.
+    """A cluster that a front joins (:class:`.Joins`), and the front's identity in it.
 
-    :param find: tells where the cluster's manager is; asked whenever it is connected to.
-    :param name: drawn, so that no other front has the same.
-    :param incarnation: of its first connection; each further one, to whomever, has a higher one, so
-        that one that comes late replaces none.
-    :param beat_seconds: between two signs of life to the manager.
-    :param ends_cluster: whether the cluster ends with this front if no other is there then.
-    :param key_uses: shares what keys use with the other fronts; None: each front counts alone.
+    :param find: finds the cluster's manager; called before each connection.
+    :param name: of the front; drawn at random, so that it is unique.
+    :param incarnation: of the first connection.  Each later connection, to the manager or to an
+        instance, has a higher one, so that a connection that arrives late replaces none.
+    :param ends_cluster: whether the cluster ends with this front if no other front is left.
+    :param key_uses: shares key usage with the other fronts; None: each front counts alone.
     """
 
     find: Find
@@ -76,7 +75,7 @@ class FollowedCluster:
     def members(
         self, limits: FrontLimits, callbacks: MemberCallbacks, lines: Mapping[str, RoleLoad]
     ) -> "FollowedMembers":
-        """See :class:`.Joins`."""
+        """Return the cluster's instances, for a new front."""
         return FollowedMembers(self, limits, callbacks, lines)
 
 
@@ -86,18 +85,17 @@ class FollowedMember(Member):
     supervisor: InstanceLink
 
     def instance_cut(self) -> None:
-        """Pass it on."""
+        """Pass on that the connection was cut."""
         self._callbacks.on_cut(self.instance_id)
 
 
 class FollowedMembers:
-    """A :class:`.Fleet`: follows the roster from :meth:`start` to :meth:`close`.
+    """A :class:`.Fleet` that follows the roster, from :meth:`start` to :meth:`close`.
 
-    While the manager is away, the roster that it sent last holds.
+    While the manager is not connected, its last roster stays valid.
 
-    :param joins: which cluster, and who the front is.
-    :param callbacks: called when something happens to any instance.
-    :param lines: of the front, by instance; looked at only.
+    :param joins: the cluster, and the front's identity in it.
+    :param lines: of the front, by instance; read-only.
     """
 
     outlives_front = True
@@ -137,10 +135,10 @@ class FollowedMembers:
         return self._by_id[instance_id]
 
     async def start(self, _counts: Mapping[str, int]) -> None:
-        """Join, and wait until all instances that serve are reached; the manager knows how many.
+        """Join, and wait until every serving instance is reached; the manager has its own counts.
 
-        :raises ChangeSomething: when the cluster cannot be joined as things are.
-        :raises InstanceStartError: when it does not start, or is not reached.
+        :raises ChangeSomething: when the cluster cannot be joined without a change by the user.
+        :raises InstanceStartError: when the cluster does not start, or is not reached.
         """
         self._manager.start()
         try:
@@ -150,28 +148,28 @@ class FollowedMembers:
             raise
 
     async def scale(self, counts: Mapping[str, int]) -> None:
-        """See :class:`.Fleet`."""
+        """Let the manager scale the cluster."""
         await self._manager.scale(counts)
 
     async def drain(self, instance_id: str) -> None:
-        """See :class:`.Fleet`."""
+        """Let the manager drain an instance."""
         await self._manager.drain(instance_id)
 
     async def close(self) -> None:
-        """Hang up on the instances, which cancel what is left there, and leave the cluster."""
+        """Disconnect from the instances, which cancel this front's requests, and leave."""
         self._is_closing = True
         for member in self:
             member.supervisor.end(CLOSING)
         await self._manager.leave(
             self._limits.drain_seconds + LEAVE_SECONDS, ends_cluster=self._joins.ends_cluster
         )
-        await asyncio.gather(*(one.supervisor.ended() for one in self))
+        await asyncio.gather(*(member.supervisor.ended() for member in self))
 
     def roster_came(self, roster: Roster) -> None:
-        """See :class:`.ManagerListener`.
+        """Apply a roster.
 
-        A manager that is still starting may not have found every instance yet: what it does not
-        name stays.
+        A manager that is still starting may not have found every instance yet, so instances that
+        its roster does not name stay.
         """
         if self._is_closing:
             return
@@ -182,7 +180,7 @@ class FollowedMembers:
         is_newer = roster.role_changes >= self._role_changes
         if is_newer:
             self._role_changes = roster.role_changes
-        named = {one.instance_id: one for one in roster.instances if one.state != "gone"}
+        named = {entry.instance_id: entry for entry in roster.instances if entry.state != "gone"}
         for instance_id, entry in named.items():
             is_new = instance_id not in self._by_id
             if is_new:
@@ -192,30 +190,30 @@ class FollowedMembers:
             if not is_new:
                 self._update(self._by_id[instance_id], entry)
         if not roster.is_starting:
-            for instance_id in [one for one in self._by_id if one not in named]:
+            for instance_id in [name for name in self._by_id if name not in named]:
                 self._remove(instance_id)
         self._news.set()
 
     def move_ordered(self, request_id: str, target: str, num_blocks: int) -> None:
-        """See :class:`.ManagerListener`."""
+        """Pass on the manager's order to move a request."""
         if not self._is_closing:
             self._callbacks.on_move(request_id, target, num_blocks)
 
     def manager_refused(self, refusal: ChangeSomething) -> None:
-        """See :class:`.ManagerListener`."""
+        """Let :meth:`start` fail with the manager's refusal."""
         self._refusal = refusal
         self._news.set()
 
     def beat(self) -> FrontBeat:
-        """See :class:`.ManagerListener`."""
-        lines = [self._lines[one] for one in self._by_id]
+        """Return the next beat to the manager."""
+        lines = [self._lines[name] for name in self._by_id]
         parts = [part for line in lines if (part := line.part()) is not None]
-        loads = {one.instance_id: one.work for one in parts}
-        roles = {one.instance_id: one.role for one in lines}
+        loads = {part.instance_id: part.work for part in parts}
+        roles = {line.instance_id: line.role for line in lines}
         uses = self._joins.key_uses
         used = {} if uses is None else uses.told()
-        pressed = {one.instance_id: _pressed(one) for one in lines if one.is_short}
-        coming = {one.instance_id: len(one.coming) for one in lines if one.coming}
+        pressed = {line.instance_id: _pressed(line) for line in lines if line.is_short}
+        coming = {line.instance_id: len(line.coming) for line in lines if line.coming}
         return FrontBeat(
             *(loads, roles, self._role_changes, used, self._manager.epoch), pressed, coming
         )
@@ -227,16 +225,16 @@ class FollowedMembers:
             async with start_lines(self._awaited), asyncio.timeout(limit) as deadline:
                 while not self._has_joined():
                     if self._roster is not None and self._roster.is_starting:
-                        deadline.reschedule(loop.time() + limit)  # the manager has its own
+                        deadline.reschedule(loop.time() + limit)  # the manager has its own limit
                     self._news.clear()
                     await self._news.wait()
         except TimeoutError as error:
             raise InstanceStartError(f"{self._missing()} within {limit:g} s") from error
 
     def _has_joined(self) -> bool:
-        """Whether an instance is reached, and all that serve are.
+        """Return whether at least one instance serves, and this front has reached all that do.
 
-        :raises ChangeSomething, InstanceStartError: when that cannot come.
+        :raises ChangeSomething, InstanceStartError: when the cluster cannot be joined.
         """
         roster = self._roster
         if roster is None:
@@ -245,31 +243,33 @@ class FollowedMembers:
             return False
         if roster.failed:
             raise InstanceStartError(roster.failed, roster.exit_code)
-        states = {one.instance_id: one.state for one in roster.instances}
+        states = {entry.instance_id: entry.state for entry in roster.instances}
         if states and set(states.values()) <= GIVEN_UP:
             raise InstanceStartError("no instance of the cluster can be started")
         serving = [self._by_id[name] for name, state in states.items() if state == "serving"]
-        return not roster.is_starting and bool(serving) and all(one.is_serving for one in serving)
+        return (
+            not roster.is_starting
+            and bool(serving)
+            and all(member.is_serving for member in serving)
+        )
 
     def _awaited(self) -> str:
-        """Return what this front waits for, for a line of the log."""
         roster = self._roster
         if roster is None:
             why = f" ({self._manager.problem})" if self._manager.problem else ""
             return f"the cluster's manager{why}"
-        starting = [one.instance_id for one in roster.instances if one.state == "starting"]
-        unreached = [one.instance_id for one in self if not one.is_serving]
+        starting = [entry.instance_id for entry in roster.instances if entry.state == "starting"]
+        unreached = [member.instance_id for member in self if not member.is_serving]
         names = f"{', '.join(starting or unreached) or 'an instance'} to be ready"
         return f"{names}, which need {roster.waits_for}" if roster.waits_for else names
 
     def _missing(self) -> str:
-        """What the front waits for."""
         if self._roster is None:
             why = f" ({self._manager.problem})" if self._manager.problem else ""
             return f"the cluster's manager was not reached{why}"
-        missing = [one for one in self if not one.is_serving]
-        names = ", ".join(one.instance_id for one in missing) or "any instance"
-        why = ", ".join({one.supervisor.problem for one in missing} - {""})
+        missing = [member for member in self if not member.is_serving]
+        names = ", ".join(member.instance_id for member in missing) or "any instance"
+        why = ", ".join({member.supervisor.problem for member in missing} - {""})
         return f"this front did not reach {names}{f' ({why})' if why else ''}"
 
     def _add(self, entry: RosterEntry) -> None:
@@ -295,7 +295,7 @@ class FollowedMembers:
     def _remove(self, instance_id: str) -> None:
         self._by_id[instance_id].supervisor.end(DRAINED)
         del self._by_id[instance_id]
-        self._left = {one for one in self._left if one[0] != instance_id}
+        self._left = {key for key in self._left if key[0] != instance_id}
         self._callbacks.on_gone(instance_id)
 
     def _ready(self, instance_id: str, ready: Ready) -> None:
@@ -305,14 +305,14 @@ class FollowedMembers:
     async def _dial(self, entry: RosterEntry) -> DialedLine:
         met = self._manager.met
         assert met is not None, "it named the instance"
-        told = Greeting(self._joins.name, next(self._incarnations), met.fingerprint, 0)
+        greeting = Greeting(self._joins.name, next(self._incarnations), met.fingerprint, 0)
         return await dial_instance(
-            entry.address, told, met.secret, entry.instance_id, entry.incarnation
+            entry.address, greeting, met.secret, entry.instance_id, entry.incarnation
         )
 
 
 def _pressed(line: RoleLoad) -> Pressed:
-    """What the manager is told of an instance that is short of memory."""
+    """Return a beat's entry for an instance that is short of memory."""
     youngest = line.movable()[-MOST_MOVABLE:]
-    movable = tuple(Movable(one.request_id, one.size_bytes) for one in youngest)
+    movable = tuple(Movable(request.request_id, request.size_bytes) for request in youngest)
     return Pressed(line.memory().leaving, movable)

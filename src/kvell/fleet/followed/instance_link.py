@@ -1,12 +1,12 @@
-"""Keeps a front connected to one instance that the manager of its cluster has started.
+"""The connection of a front to one instance, which the manager of its cluster has started.
 
 ::
 
-    roster names an incarnation ──► dials, with pauses ──Ready──► up ──ends──► how did it end
-                                      ▲                            (the roster says it within 3 s)
+    roster names an incarnation ──► dials, with pauses ──Ready──► up ──ends──► why did it end
+                                      ▲                            (the roster has it within 3 s)
                                       └───────────────────────────────────────────────┘
 
-A roster that names another incarnation, or tells how this one ended, ends the connection at once.
+A roster that names another incarnation, or reports this one's end, closes the connection.
 """
 
 import asyncio
@@ -26,28 +26,28 @@ from kvell.fleet.manager.messages import RosterEntry
 from kvell.wire.frames import ProtocolError
 
 NEWS_SECONDS = 3.0
-"""Whoever lost an instance waits so long for the manager's word of how it ended."""
+"""Time for which a front that lost an instance waits for the manager to report the cause."""
 
 logger = logging.getLogger(__name__)
 
 Dial = Callable[[RosterEntry], Coroutine[Any, Any, DialedLine]]
-"""Connects to the incarnation of an entry; raises OSError or KvellError when that cannot be."""
+"""Connects to the incarnation of an entry; raises OSError or KvellError if it cannot."""
 
 
 class CutListener(InstanceListener, Protocol):
-    """Whoever is told what happens to an instance of a roster; called from the event loop."""
+    """The listener of an :class:`InstanceLink`, called from the event loop."""
 
     def instance_cut(self) -> None:
-        """The connection ended; ``instance_lost`` follows once it is known why."""
+        """Handle the end of the connection; ``instance_lost`` follows with the cause."""
 
 
 class InstanceLink:
-    """From :meth:`start` to :meth:`end`; a :class:`.Handle`.
+    """A connection to an instance from :meth:`start` to :meth:`end`; a :class:`.Handle`.
 
     :param entry: of the roster.
-    :param startup_seconds: an instance that answers must say within this time that it is ready.
-    :param silence_seconds: a connection on which nothing comes for so long is ended.
-    :ivar problem: why the instance was not reached; "" if it was.
+    :param startup_seconds: time within which an instance that answers must send ``Ready``.
+    :param silence_seconds: a connection that is silent for this long is closed.
+    :ivar problem: why the last attempt to connect failed; "" if it did not.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class InstanceLink:
 
     @property
     def state(self) -> InstanceState:
-        """As the manager says, but only an instance that is reached counts as ``serving``."""
+        """The manager's state of the instance, but ``serving`` only while it is connected."""
         if self._line is not None:
             return "draining" if self._entry.state == "draining" else "serving"
         if self._entry.state != "serving":
@@ -86,20 +86,20 @@ class InstanceLink:
 
     @property
     def host(self) -> str:
-        """The machine that it runs on."""
+        """The machine that the instance runs on."""
         return self._entry.host
 
     @property
     def restarts(self) -> int:
-        """How often it was started again."""
+        """Number of restarts of the instance."""
         return self._entry.restarts
 
     def start(self) -> None:
-        """Connect, and connect again, as long as the roster names an incarnation that serves."""
+        """Connect, and reconnect, as long as the roster names an incarnation that serves."""
         self._task = asyncio.create_task(self._keep())
 
     def update(self, entry: RosterEntry) -> None:
-        """Take in what a newer roster says."""
+        """Apply the entry of a newer roster."""
         self._entry = entry
         self._news.set()
         if self._line is not None and not self._goes_on():
@@ -110,7 +110,7 @@ class InstanceLink:
     def send(self, command: Command) -> None:
         """Queue a command for the instance.
 
-        :raises InstanceDied: when it is not reached just now.
+        :raises InstanceDied: when the instance is not connected.
         :raises ProtocolError: when the command is too long for a frame.
         """
         if self._line is None:
@@ -118,24 +118,24 @@ class InstanceLink:
         self._line.send(command)
 
     def end(self, death: InstanceDeath) -> None:
-        """End the connection for good; the listener is told the death if there was one."""
+        """Close the connection for good; report ``death`` if the loss is not reported yet."""
         if self._task is not None:
             self._task.cancel()
         self._lose(death)
 
     async def ended(self) -> None:
-        """Wait until nothing is left, after :meth:`end`."""
+        """Wait until the connection's task has ended, after :meth:`end`."""
         if self._task is not None:
             await asyncio.wait([self._task])
 
     def _goes_on(self) -> bool:
-        """Whether the incarnation that was connected to is still the newest, and not dead."""
+        """Return whether this connection's incarnation is still the newest, and not dead."""
         entry = self._entry
         is_dead = entry.ended is not None and entry.ended.incarnation == self._incarnation
         return entry.incarnation == self._incarnation and not is_dead
 
     def _is_named(self) -> bool:
-        """Whether that incarnation may be connected to."""
+        """Return whether that incarnation may be connected to."""
         return self._goes_on() and self._entry.state == "serving" and bool(self._entry.address)
 
     async def _keep(self) -> None:
@@ -146,26 +146,26 @@ class InstanceLink:
             if not self._is_named():
                 await self._next_news()
                 continue
-            found = await self._reached()
-            if found is None:
+            connection = await self._reached()
+            if connection is None:
                 continue
-            line, ready = found
+            line, ready = connection
             if self._is_named():
                 await self._follow(line, ready)
             else:
                 line.abort()
 
     async def _reached(self) -> tuple[DialedLine, Ready] | None:
-        """Connect, however often it takes; None if the roster names the incarnation no more."""
+        """Connect, however long it takes; return None once the incarnation may not be used."""
         self._reaching = asyncio.create_task(self._reach())
         try:
             await asyncio.wait([self._reaching])
         except asyncio.CancelledError:
             self._reaching.cancel()
-            hang_up_after(self._reaching, lambda found: found[0].abort())
+            hang_up_after(self._reaching, lambda connection: connection[0].abort())
             raise
-        found, self._reaching = self._reaching, None
-        return None if found.cancelled() else found.result()
+        attempt, self._reaching = self._reaching, None
+        return None if attempt.cancelled() else attempt.result()
 
     async def _reach(self) -> tuple[DialedLine, Ready]:
         while True:
@@ -183,10 +183,10 @@ class InstanceLink:
                 return line, ready
 
     async def _ready(self, line: DialedLine) -> Ready:
-        """What the instance says of itself.
+        """Return the first event of the instance.
 
-        :raises InstanceStartError: when it hangs up, is late or speaks another version.
-        :raises ProtocolError: when it says something that is not the protocol.
+        :raises InstanceStartError: when it hangs up, is late or has another protocol version.
+        :raises ProtocolError: when its message breaks the protocol.
         """
         try:
             ready = await hear_ready(line, self._startup_seconds)
@@ -198,7 +198,7 @@ class InstanceLink:
         return ready
 
     async def _follow(self, line: DialedLine, ready: Ready) -> None:
-        """Pass events on until the connection ends, and say how the instance ended."""
+        """Pass events on until the connection ends, and report how the instance ended."""
         self._line, self._has_served, self._is_to_be_lost = line, True, True
         self._watchdog = Watchdog(self._silence_seconds)
         logger.info("instance %s is reached at %s", self._entry.instance_id, self._entry.address)
@@ -224,7 +224,6 @@ class InstanceLink:
         self._lose(death)
 
     async def _watch(self, line: DialedLine) -> None:
-        """End the connection once nothing has come for too long."""
         while not self._watchdog.look():
             await asyncio.sleep(self._watchdog.interval_seconds)
         line.abort()
@@ -236,7 +235,7 @@ class InstanceLink:
         self._listener.instance_said(event)
 
     async def _explained(self, death: InstanceDeath) -> InstanceDeath:
-        """How the incarnation ended, as the manager says in time; else what we know ourselves."""
+        """Return the incarnation's end as the manager reports it in time, or else ``death``."""
         loop = asyncio.get_running_loop()
         until_seconds = loop.time() + NEWS_SECONDS
         while True:
@@ -258,7 +257,7 @@ class InstanceLink:
         await self._news.wait()
 
     def _lose(self, death: InstanceDeath) -> None:
-        """Tell the listener once for each time that it was told :class:`Ready`."""
+        """Report the loss, once for each reported :class:`Ready`."""
         self._line = None
         if self._is_to_be_lost:
             self._is_to_be_lost = False

@@ -7,12 +7,12 @@ from kvell.wire.line import MessageLine
 
 
 class ManagerLine(MessageLine[ToFront]):
-    """:param hear: gets every message."""
+    """A connection to the manager; ``hear`` receives every message."""
 
     def __init__(self, hear: Callable[[ToFront], None]) -> None:
         super().__init__(decode_to_front)
         self.hear = hear
 
     def send(self, message: ToManager) -> None:
-        """Queue a message; nothing comes of it once the connection has ended."""
+        """Queue a message; it is dropped if the connection has ended."""
         self.send_frame(encode_message(message))

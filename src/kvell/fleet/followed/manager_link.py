@@ -1,8 +1,8 @@
-"""Keeps a front connected to its cluster's manager, which may end and come again elsewhere.
+"""The connection of a front to its cluster's manager, which may restart on another machine.
 
 ::
 
-    asks where it is ──► dials ──► hears rosters, says beats ──cut, silent──► pauses ──► asks …
+    finds it ──► dials ──► receives rosters, sends beats ──cut, silent──► pauses ──► finds it …
 """
 
 import asyncio
@@ -33,22 +33,22 @@ from kvell.fleet.manager.messages import (
 from kvell.wire.greeting import Greeting
 
 SILENT_BEATS = 10
-"""A manager that sent no roster for so many beats of ours, 5 s, is dialed again."""
+"""A manager that sends no roster during this number of our beats, 5 s, is dialed again."""
 CALL_SECONDS = 10.0
-"""A call is answered within this time."""
+"""Time within which the manager answers a call."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ManagerAddress:
-    """Where a manager listens now.
+    """The address of a manager.
 
     :param address: like ``tcp://10.0.0.1:5000``.
     :param secret: of the cluster.
-    :param fingerprint: of the settings that this front expects; a manager with others is another
-        cluster's.
-    :param cluster: its name, for what people are told.
+    :param fingerprint: of the settings that this front expects; a manager with another one belongs
+        to another cluster.
+    :param cluster: name of the cluster, for error messages.
     """
 
     address: str
@@ -58,38 +58,37 @@ class ManagerAddress:
 
 
 Find = Callable[[], Awaitable[ManagerAddress]]
-"""Tells where the manager is; asked before each dial.  It raises ChangeSomething if there will be
-none unless the user changes something, and TryLater or OSError if that is just not known now."""
+"""Finds the manager; called before each dial.  It raises ChangeSomething if the user must change
+something before there is a manager, and TryLater or OSError if the manager is not known now."""
 
 
 class ManagerListener(Protocol):
-    """Whoever is told what the manager says; called from the event loop."""
+    """The listener of a :class:`ManagerLink`, called from the event loop."""
 
     def roster_came(self, roster: Roster) -> None:
-        """All instances as the manager sees them."""
+        """Apply the manager's state of all instances."""
         ...
 
     def move_ordered(self, request_id: str, target: str, num_blocks: int) -> None:
-        """A request should go on at another instance."""
+        """Move a request, or ``num_blocks`` of its sections, to another instance."""
         ...
 
     def manager_refused(self, refusal: ChangeSomething) -> None:
-        """It was not joined, and will not be unless somebody changes something."""
+        """Handle a refusal, which holds until the user changes something."""
         ...
 
     def beat(self) -> FrontBeat:
-        """What the manager is told now."""
+        """Return the next beat to the manager."""
         ...
 
 
 class ManagerLink:
-    """From :meth:`start` to :meth:`leave`.
+    """A connection to the manager, from :meth:`start` to :meth:`leave`.
 
     :param name: of the front.
     :param incarnations: of its connections, each higher than all before.
-    :param beat_seconds: between two beats.
-    :ivar met: the manager that was met last; None before the first.
-    :ivar problem: why it is not connected; "" if that is not known.
+    :ivar met: the last manager that was connected; None before the first.
+    :ivar problem: why no manager is connected; "" if one is, or the reason is unknown.
     """
 
     def __init__(
@@ -116,34 +115,34 @@ class ManagerLink:
 
     @property
     def is_connected(self) -> bool:
-        """Whether the manager would hear what is said now, as far as is known."""
+        """Whether the manager is connected, as far as is known."""
         return self._line is not None
 
     @property
     def epoch(self) -> int:
-        """The highest of a manager that it has followed."""
+        """The highest epoch of a manager that this front has followed."""
         return self._epochs.epoch
 
     def start(self) -> None:
-        """Connect, and connect again whenever the connection ends."""
+        """Connect, and reconnect whenever the connection ends."""
         self._task = asyncio.create_task(self._keep())
 
     async def scale(self, counts: Mapping[str, int]) -> None:
-        """Let the manager add or drain instances until each role named has so many.
+        """Let the manager add or drain instances until each role in ``counts`` has its number.
 
-        :raises ChangeSomething: when it refuses.
-        :raises TryLater: when it is away or does not answer; then it may have done it.
+        :raises ChangeSomething: when the manager refuses.
+        :raises TryLater: when it is not connected, or does not answer and may have obeyed.
         """
         number = next(self._numbers)
         await self._call(ScaleInstances(number, dict(counts)))
 
     async def drain(self, instance_id: str) -> None:
-        """Let the manager take an instance out of service; errors as of :meth:`scale`."""
+        """Let the manager take an instance out of service; errors as in :meth:`scale`."""
         number = next(self._numbers)
         await self._call(DrainInstance(number, instance_id))
 
     async def leave(self, deadline_seconds: float, *, ends_cluster: bool = False) -> None:
-        """Say that this front ends, and wait until the manager has taken that in."""
+        """Announce that this front ends, and wait until the manager has disconnected it."""
         self._is_leaving = True
         if self._line is not None:
             self._line.send(Leave(ends_cluster))
@@ -161,14 +160,14 @@ class ManagerLink:
         self._line.send(message)
         try:
             async with asyncio.timeout(CALL_SECONDS):
-                told: Answer = await answer
+                reply: Answer = await answer
         except TimeoutError as error:
             problem = f"the cluster's manager did not answer within {CALL_SECONDS:g} s"
             raise TryLater(problem) from error
         finally:
             del self._calls[message.call]
-        if told.field:
-            raise ChangeSomething(told.field, told.value, told.problem, told.remedy)
+        if reply.field:
+            raise ChangeSomething(reply.field, reply.value, reply.problem, reply.remedy)
 
     async def _keep(self) -> None:
         while not self._is_leaving:
@@ -187,26 +186,25 @@ class ManagerLink:
     async def _reached(self) -> ManagerLine:
         """Find the manager and connect to it.
 
-        :raises ChangeSomething: when it is another cluster's.
-        :raises OSError, KvellError: when it is not there just now.
+        :raises ChangeSomething: when the manager belongs to another cluster.
+        :raises OSError, KvellError: when the manager cannot be reached now.
         """
-        found = await self._find()
-        told = Greeting(self._name, next(self._incarnations), found.fingerprint, 0)
-        dialing = dial(found.address, told, found.secret, "cluster")
-        sock, heard = await reached(dialing, _hang_up)
-        if heard.fingerprint != found.fingerprint:
+        manager = await self._find()
+        greeting = Greeting(self._name, next(self._incarnations), manager.fingerprint, 0)
+        dialing = dial(manager.address, greeting, manager.secret, "cluster")
+        sock, peer = await reached(dialing, _hang_up)
+        if peer.fingerprint != manager.fingerprint:
             sock.close()
-            name = found.cluster or found.address
+            name = manager.cluster or manager.address
             problem = "is another cluster's: its instances were started with other options"
             remedy = "use the same options, or another name"
             raise ChangeSomething("--cluster-name", name, problem, remedy)
         loop = asyncio.get_running_loop()
         _, line = await loop.create_connection(lambda: ManagerLine(self._heard), sock=sock)
-        self.met, self.problem = found, ""
+        self.met, self.problem = manager, ""
         return line
 
     async def _follow(self, line: ManagerLine) -> None:
-        """Hear the manager until the connection ends."""
         self._line, self._silent_beats = line, 0
         beats = asyncio.create_task(self._beats(line))
         try:
@@ -221,9 +219,9 @@ class ManagerLink:
                     answer.set_exception(TryLater(away))
 
     async def _beats(self, line: ManagerLine) -> None:
-        """Say beats until we leave, and end a connection on which no roster comes any more.
+        """Send beats until this front leaves, and close a connection without rosters.
 
-        Beats are counted, not seconds: a front that was stopped does not take that for silence.
+        Beats are counted, not seconds, so that a front that was stopped detects no false silence.
         """
         while not self._is_leaving:
             if self._silent_beats > SILENT_BEATS:
@@ -248,7 +246,7 @@ class ManagerLink:
             self._calls[message.call].set_result(message)
 
     def _refuse(self) -> None:
-        """Hang up on a manager that another has replaced, and tell it that before."""
+        """Send a newer epoch to a manager that another has replaced, and hang up."""
         if self._line is not None:
             self._line.send(self._listener.beat())
             self._line.problem = "an older manager answers there"
@@ -261,5 +259,5 @@ class ManagerLink:
         self.problem = problem
 
 
-def _hang_up(reached_one: tuple[socket.socket, Greeting]) -> None:
-    reached_one[0].close()
+def _hang_up(connection: tuple[socket.socket, Greeting]) -> None:
+    connection[0].close()

@@ -1,4 +1,4 @@
-"""Lines that say, every few seconds, what a start waits for."""
+"""Log lines about what a start waits for, every few seconds."""
 
 import asyncio
 import logging
@@ -13,9 +13,9 @@ logger = logging.getLogger(__name__)
 async def start_lines(
     what: Callable[[], str], pause_seconds: float = LINE_SECONDS
 ) -> AsyncIterator[None]:
-    """Log what a start waits for while the block runs: people see that it moves.
+    """Log what a start waits for while the block runs, so that people see progress.
 
-    :param what: is asked before each line.
+    :param what: called before each line.
     """
 
     async def repeat() -> None:

@@ -1,1 +1,1 @@
-"""An instance as a child process: started, watched, restarted."""
+"""One instance process: its start, its supervision and its restart."""

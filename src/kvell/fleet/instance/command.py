@@ -18,7 +18,7 @@ PLACED = (
     *("--memory-parts", "{memory_parts}", "--instance-id", "{instance_id}", "--role", "{role}"),
     *("--pool-name", "{pool_name}", "--pool-host", "{host}", "--pd-caching", "{pd_caching}"),
 )
-"""The same where an instance runs on another machine, which fills in some of them."""
+"""The same for an instance on another machine, which fills in some of them."""
 
 
 def instance_command(settings: EngineSettings, *, debug: bool = False) -> list[str]:

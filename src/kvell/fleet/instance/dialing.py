@@ -1,4 +1,4 @@
-"""Connections to instances that listen for their fronts and their manager."""
+"""Connections to processes that listen for the fronts and the manager of their cluster."""
 
 import asyncio
 import socket
@@ -14,7 +14,7 @@ from kvell.wire.session import Opening, Purpose
 
 
 class DialedLine(InstanceLine):
-    """A line that also tells the instance that its front lives, until it ends."""
+    """A line that also sends keep-alives to the instance, until the line ends."""
 
     _timer: asyncio.TimerHandle | None = None
 
@@ -36,50 +36,49 @@ class DialedLine(InstanceLine):
 
 
 async def dial(
-    address: str, told: Greeting, secret: bytes, purpose: Purpose
+    address: str, greeting: Greeting, secret: bytes, purpose: Purpose
 ) -> tuple[socket.socket, Greeting]:
-    """Connect, and prove to each other that both know the secret.
+    """Connect to a process of the cluster; both sides prove that they have the secret.
 
-    It takes no thread, so that processes that do not answer hold up nothing else.
+    No thread is used, so processes that do not answer block nothing else.
 
     :param address: like ``tcp://10.0.0.1:5000``.
-    :param told: who this is.
-    :returns: a connection that does not block, and who answered.
-    :raises OSError: when nobody answers there in time.
-    :raises ProtocolError: when the answering process does not belong to this cluster.
-    :raises ChangeSomething: when it runs another release, or the address is none.
+    :returns: a non-blocking connection, and the identity of the peer.
+    :raises OSError: when no process answers there in time.
+    :raises ProtocolError: when the peer does not belong to this cluster.
+    :raises ChangeSomething: when the peer runs another release, or the address is invalid.
     """
     loop = asyncio.get_running_loop()
     async with asyncio.timeout(GREETING_SECONDS):
         sock = await connected_to(address)
         try:
-            opening = Opening(told, secret, purpose)
-            said = opening.hello
+            opening = Opening(greeting, secret, purpose)
+            message = opening.hello
             while True:
-                await loop.sock_sendall(sock, said)
+                await loop.sock_sendall(sock, message)
                 if opening.met is not None:
                     return sock, opening.met
-                heard = await loop.sock_recv(sock, opening.wanted_bytes)
-                if not heard:
+                received = await loop.sock_recv(sock, opening.wanted_bytes)
+                if not received:
                     raise ProtocolError("the peer hung up")
-                said = opening.hear(heard)
+                message = opening.hear(received)
         except BaseException:
             sock.close()
             raise
 
 
 async def dial_instance(
-    address: str, told: Greeting, secret: bytes, instance: str, incarnation: int
+    address: str, greeting: Greeting, secret: bytes, instance: str, incarnation: int
 ) -> DialedLine:
-    """The line to an incarnation of an instance, at the address that it listens at.
+    """Return a line to an incarnation of an instance, which listens at the address.
 
-    :raises OSError: when nobody answers there in time.
-    :raises ProtocolError: when another answers.
+    :raises OSError: when no process answers there in time.
+    :raises ProtocolError: when another instance or incarnation answers.
     """
-    sock, heard = await dial(address, told, secret, "commands")
-    if (heard.instance, heard.incarnation) != (instance, incarnation):
+    sock, peer = await dial(address, greeting, secret, "commands")
+    if (peer.instance, peer.incarnation) != (instance, incarnation):
         sock.close()
-        raise ProtocolError(f"another instance answers at {address}: {heard.instance}")
+        raise ProtocolError(f"another instance answers at {address}: {peer.instance}")
     loop = asyncio.get_running_loop()
     _, line = await loop.create_connection(DialedLine, sock=sock)
     return line

@@ -12,7 +12,7 @@ from kvell.wire.line import MessageLine
 
 
 class InstanceLine(MessageLine[Event]):
-    """Events are kept until somebody follows."""
+    """A line that keeps events until :meth:`follow` is called."""
 
     def __init__(self) -> None:
         super().__init__(decode_event)
@@ -22,9 +22,9 @@ class InstanceLine(MessageLine[Event]):
         self.hear = self._keep
 
     async def first(self) -> Event | None:
-        """The first event; None if the line ends before.
+        """Return the first event; None if the line ends before it.
 
-        :raises ProtocolError: when something else than the protocol came first.
+        :raises ProtocolError: when the first message breaks the protocol.
         """
         await self._heard.wait()
         if self._kept:
@@ -34,9 +34,9 @@ class InstanceLine(MessageLine[Event]):
         return None
 
     async def follow(self, hear: Callable[[Event], None]) -> None:
-        """Hand over every event, those that were kept first, until the line ends.
+        """Pass every event to ``hear``, kept ones first, until the line ends.
 
-        :raises ProtocolError: when something comes that is not the protocol.
+        :raises ProtocolError: when a message breaks the protocol.
         """
         kept, self._kept, self.hear = self._kept, [], hear
         for event in kept:
@@ -48,7 +48,7 @@ class InstanceLine(MessageLine[Event]):
     def send(self, command: Command) -> None:
         """Queue a command; credits bound what can be queued.
 
-        :raises ProtocolError: when it is too long for a frame.
+        :raises ProtocolError: when the command is too long for a frame.
         """
         self.send_frame(encode_frame(command))
 
@@ -63,7 +63,7 @@ class InstanceLine(MessageLine[Event]):
         self._heard.set()
 
     def broken(self, problem: ProtocolError) -> None:
-        """Hear nothing more; the follower is told why, and ends the process too."""
+        """Stop receiving, and let :meth:`first` or :meth:`follow` raise the problem."""
         self._breach = problem
         self._heard.set()
         self._ended.set()

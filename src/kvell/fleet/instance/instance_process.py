@@ -1,4 +1,4 @@
-"""An instance: a process, here or elsewhere, at the other end of a socket."""
+"""An instance process, on this machine or another, at the other end of a socket."""
 
 import asyncio
 import contextlib
@@ -15,18 +15,17 @@ from kvell.fleet.instance.redialing import Dial, Redial
 STDERR_FD = 2
 LAST_WORDS_SECONDS = 2.0
 REFUSAL_SECONDS = 15.0
-"""What a start that is refused may take to let go of all that it has read; a busy machine is slow.
+"""Time for a start that is refused to free what it has read, which is long on a busy machine.
 
-Its exit status says whether the user must change something.
+The exit status of such a start says whether the user must change something.
 """
 
 
 class InstanceStartError(KvellError):
-    """An instance process did not become ready.
+    """The error of an instance process that did not become ready.
 
-    :param message: what happened, in one line.
-    :param exit_code: the process's exit status where it ended by itself, else None;
-        2 means that it has told the user on stderr what to change.
+    :param exit_code: exit status of a process that ended by itself, else None; 2 means that stderr
+        has what the user must change.
     """
 
     def __init__(self, message: str, exit_code: int | None = None) -> None:
@@ -36,9 +35,9 @@ class InstanceStartError(KvellError):
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """What one start of an instance is given beside its socket.
+    """The values of one start of an instance, apart from its socket.
 
-    :param incarnation: tells this start from all others; drawn at random.
+    :param incarnation: identifies this start.
     :param values: of further ``{name}`` arguments of the command line.
     :param inherited_fds: descriptors that the child keeps open.
     """
@@ -49,16 +48,16 @@ class LaunchPlan:
 
 
 def filled_in(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """The command line with arguments like ``{name}`` replaced, as far as they have values."""
+    """Return the command line with each argument ``{name}`` replaced that has a value."""
     in_braces = {f"{{{name}}}": value for name, value in values.items()}
     return [in_braces.get(argument, argument) for argument in command]
 
 
 async def hear_ready(line: InstanceLine, deadline_seconds: float) -> Ready | None:
-    """The first event, which must be :class:`Ready` in our schema version; None if the line ends.
+    """Return the first event, a :class:`Ready` in our schema version; None if the line ends.
 
-    :raises InstanceStartError: when it is late or of another version.
-    :raises ProtocolError: when it is not the protocol.
+    :raises InstanceStartError: when the event is late or of another version.
+    :raises ProtocolError: when the message breaks the protocol.
     """
     try:
         async with asyncio.timeout(deadline_seconds):
@@ -74,7 +73,7 @@ async def hear_ready(line: InstanceLine, deadline_seconds: float) -> Ready | Non
 
 
 def said_last(problem: str, words: str) -> str:
-    """A problem, and the last line of what an instance wrote at its end."""
+    """Return a problem, with the last line that an instance wrote."""
     last = next(iter(words.strip().splitlines()[::-1]), "")
     return f"{problem}: {last}" if last else problem
 
@@ -84,15 +83,15 @@ class Running(Protocol):
 
     @property
     def pid(self) -> int:
-        """Its process id, on its machine."""
+        """The process id, on the process's machine."""
         ...
 
     async def wait(self) -> int:
-        """Its exit status, once it has ended; below 0 it is the signal that ended it."""
+        """Return the exit status once the process has ended; a negative status is a signal."""
         ...
 
     def kill(self) -> None:
-        """End it at once.
+        """Kill the process.
 
         :raises ProcessLookupError: when it has ended.
         """
@@ -100,12 +99,12 @@ class Running(Protocol):
 
 
 class InstanceProcess:
-    """One incarnation: it has been started, and is over when :meth:`follow` ends.
+    """One incarnation of an instance, from its start until :meth:`follow` ends.
 
-    :param host: where it runs; "" is this machine.
-    :param address: where it listens for other fronts; "" if it has this one alone.
-    :param last_words: what it wrote at its end, where nobody reads its terminal.
-    :param dial: connects again to this incarnation; None: it ends with its connection.
+    :param host: the machine that it runs on; "" is this machine.
+    :param address: where it listens for other fronts; "" if it does not.
+    :param last_words: returns the last lines that it wrote, if no terminal shows them.
+    :param dial: reconnects to this incarnation; None: it ends with its connection.
     """
 
     def __init__(
@@ -130,8 +129,8 @@ class InstanceProcess:
 
         ``{socket_fd}``, ``{incarnation}`` and the plan's names are filled in.
 
-        The child gets a session of its own: an interrupt typed at the front's terminal
-        must drain it, not kill it.  It ends by itself when the front's end closes.
+        The child gets a session of its own, because an interrupt at the front's terminal must drain
+        it, not kill it.  It ends by itself when the front's end closes.
 
         :raises InstanceStartError: when the program cannot be started.
         """
@@ -157,13 +156,13 @@ class InstanceProcess:
         try:
             _, line = await loop.create_unix_connection(InstanceLine, sock=ours)
         except OSError as error:
-            ours.close()  # upon which the process ends
+            ours.close()  # which ends the process
             raise InstanceStartError(f"cannot connect to {command[0]}: {error}") from error
         return cls(process, line)
 
     @property
     def pid(self) -> int:
-        """Its process id, on its machine."""
+        """The process id, on the process's machine."""
         return self._process.pid
 
     def send(self, command: Command) -> None:
@@ -171,38 +170,38 @@ class InstanceProcess:
         self._line.send(command)
 
     async def follow(self, tell: Callable[[Event], None]) -> None:
-        """Tell everything the instance says, until it closes its end.
+        """Pass every event to ``tell``, until the instance closes its end.
 
-        :raises ProtocolError: when it says something that is not the protocol.
+        :raises ProtocolError: when a message breaks the protocol.
         """
         await self._line.follow(tell)
 
     async def reconnect(
         self, looks: int, look_seconds: float, startup_seconds: float
     ) -> Ready | None:
-        """Connect again behind the end of a connection that the process may have outlived.
+        """Reconnect after a connection ended that the process may have survived.
 
-        :returns: what it says of itself; None if it has ended, or is not reached.
+        :returns: the new first event; None if the process has ended, or is not reached.
         """
         if self._dial is None:
             return None
         self._line.hang_up()
-        found = await Redial(
+        connection = await Redial(
             self._dial,
             lambda line: hear_ready(line, startup_seconds),
             self._process.wait,
             looks,
             look_seconds,
         ).run()
-        if found is None:
+        if connection is None:
             return None
-        self._line, ready = found
+        self._line, ready = connection
         return ready
 
     async def wait_ready(self, deadline_seconds: float) -> Ready:
-        """The first event, which must be :class:`Ready` in our schema version.
+        """Return the first event, a :class:`Ready` in our schema version.
 
-        :raises InstanceStartError: when it ends, is late or speaks another version.
+        :raises InstanceStartError: when the instance ends, is late or has another version.
         """
         ready = await hear_ready(self._line, deadline_seconds)
         if ready is None:
@@ -212,11 +211,11 @@ class InstanceProcess:
         return ready
 
     def hang_up(self) -> None:
-        """End the connection, and leave the process alone."""
+        """Close the connection, and leave the process running."""
         self._line.hang_up()
 
     async def end(self, grace_seconds: float = LAST_WORDS_SECONDS) -> int:
-        """Close our end, wait for the process, kill it when it lingers; its exit status."""
+        """Close the connection, wait for the process or kill it, and return its exit status."""
         self._line.hang_up()
         try:
             async with asyncio.timeout(grace_seconds):
@@ -225,7 +224,7 @@ class InstanceProcess:
             return await self.kill()
 
     async def kill(self) -> int:
-        """End the process at once; its exit status."""
+        """Kill the process, and return its exit status."""
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         self._line.hang_up()

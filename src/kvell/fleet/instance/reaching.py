@@ -1,4 +1,4 @@
-"""How others are reached over the network: with pauses, and leaving nothing open."""
+"""Connection attempts: pauses between them, and the cleanup of abandoned ones."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -11,29 +11,29 @@ Reached = TypeVar("Reached")
 
 
 class Pauses:
-    """Between attempts: none before the first, then longer and longer ones up to a bound."""
+    """Pauses between attempts: none before the first, then growing ones up to a bound."""
 
     def __init__(self) -> None:
         self._next_seconds = 0.0
 
     def next_seconds(self) -> float:
-        """How long to wait before the next attempt."""
+        """Return the pause before the next attempt."""
         pause = self._next_seconds
         self._next_seconds = min(LONGEST_PAUSE_SECONDS, max(FIRST_PAUSE_SECONDS, 2 * pause))
         return pause
 
     def reset(self) -> None:
-        """An attempt was worth it."""
+        """Start without a pause again, after an attempt that was useful."""
         self._next_seconds = 0.0
 
 
 async def reached(
     dialing: Coroutine[Any, Any, Reached], hang_up: Callable[[Reached], None]
 ) -> Reached:
-    """What is dialed.  A dial cannot be stopped: if nobody waits for it any more, what it reaches
-    is hung up.
+    """Await a connection attempt.  If the caller is cancelled, the connection is closed once it is
+    established.
 
-    :raises OSError, ProtocolError: as of the dial.
+    :raises OSError, ProtocolError: as of the attempt.
     """
     task = asyncio.create_task(dialing)
     try:
@@ -44,7 +44,7 @@ async def reached(
 
 
 def hang_up_after(task: "asyncio.Future[Reached]", hang_up: Callable[[Reached], None]) -> None:
-    """Hang up on what a task reaches, if it still does."""
+    """Close the connection that an attempt establishes, once it does."""
 
     def drop(done: "asyncio.Future[Reached]") -> None:
         if not done.cancelled() and done.exception() is None:

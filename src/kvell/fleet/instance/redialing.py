@@ -1,10 +1,10 @@
-"""A connection that was cut is dialled again, before anybody takes the instance for dead.
+"""A new connection to an instance after a cut, before the instance counts as dead.
 
 ::
 
-    cut ──dials, so many looks──► reached ──waits──► Ready
-     │                              └────────────────────────┐
-     └── the process ends, or it is not reached ──► nothing ◄┘
+    cut ──dials, for n looks──► reached ──waits──► Ready
+     │                            └────────────────────────┐
+     └── the process ends, or is not reached ──► nothing ◄─┘
 """
 
 import asyncio
@@ -18,19 +18,19 @@ from kvell.fleet.instance.reaching import hang_up_after
 Dial = Callable[[], Awaitable[InstanceLine]]
 """Connects to the same incarnation; raises OSError or KvellError when it does not answer."""
 HearReady = Callable[[InstanceLine], Awaitable[Ready | None]]
-"""The first event of a connection, as of :func:`.hear_ready`."""
+"""Returns the first event of a connection, as :func:`.hear_ready` does."""
 
 
 _Awaited = asyncio.Future[InstanceLine] | asyncio.Future[Ready | None] | asyncio.Future[int]
 
 
 class Redial:
-    """One attempt to have a process back.
+    """One attempt to reconnect to a process.
 
-    Looks are counted, not seconds: whoever was itself stopped meanwhile goes on where it was.
+    Looks are counted, not seconds, so that a caller that was itself stopped loses none.
 
     :param exited: waits for the end of the process, wherever it runs.
-    :param look_seconds: for which a dial is waited for before the next look.
+    :param look_seconds: time for which a dial is awaited before the next look.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Redial:
         self._exit: asyncio.Future[int] | None = None
 
     async def run(self) -> tuple[InstanceLine, Ready] | None:
-        """The new connection; None if the process has ended, or is not reached."""
+        """Return the new connection; None if the process has ended, or is not reached."""
         try:
             while (line := await self._reached()) is not None:
                 ready = await self._ready(line)
@@ -70,7 +70,7 @@ class Redial:
                 self._looks -= 1
                 dialing = dialing or asyncio.ensure_future(self._dial())
                 await self._wait(dialing)
-                # Only now: a machine that does not answer says nothing of what runs there.
+                # Not earlier: an unreachable machine does not show that the process has ended.
                 self._exit = self._exit or asyncio.ensure_future(self._exited())
                 if not dialing.done():
                     continue
@@ -85,7 +85,7 @@ class Redial:
                 hang_up_after(dialing, InstanceLine.abort)
 
     async def _ready(self, line: InstanceLine) -> Ready | None:
-        """What it says first: behind its step, which may take long.  None if it hangs up."""
+        """Return the first event, which may follow a long step; None if the instance hangs up."""
         hearing = asyncio.ensure_future(self._hear_ready(line))
         waited: list[_Awaited] = [hearing]
         if self._exit is not None:
@@ -100,7 +100,7 @@ class Redial:
             hearing.cancel()
 
     async def _wait(self, *dialing: "asyncio.Future[InstanceLine]") -> None:
-        """Wait for a look's time, unless the process ends or the dial is done before."""
+        """Wait for one look, or until the process ends or the dial is done."""
         waited: list[_Awaited] = [*dialing]
         if self._exit is not None:
             waited.append(self._exit)

@@ -1,4 +1,4 @@
-"""How often and how soon a dead instance is started again."""
+"""The pauses before a dead instance is restarted."""
 
 from dataclasses import dataclass
 
@@ -10,8 +10,8 @@ class RestartPolicy:
     """Bounded exponential back-off, without an end.
 
     :param first_seconds: the pause before the first restart.
-    :param longest_seconds: no pause is longer.
-    :param attempts: restarts in a row without a step of work before nobody waits for it any more.
+    :param longest_seconds: the longest pause.
+    :param attempts: restarts in a row without a step, after which requests wait no longer.
     """
 
     first_seconds: float = 0.1
@@ -19,6 +19,6 @@ class RestartPolicy:
     attempts: int = 6
 
     def pause_seconds(self, fruitless_restarts: int) -> float:
-        """How long to wait before the next restart."""
+        """Return the pause before the next restart."""
         doublings = min(fruitless_restarts, MOST_DOUBLINGS)
         return min(self.longest_seconds, self.first_seconds * 2.0**doublings)

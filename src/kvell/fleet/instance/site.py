@@ -1,4 +1,4 @@
-"""Where instances run: on this machine, or on those of a cluster."""
+"""The site of instances: this machine, or the machines of a cluster."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -7,27 +7,27 @@ from kvell.fleet.instance.instance_process import InstanceProcess, LaunchPlan
 
 
 class Site(Protocol):
-    """Starts instances; the front does not know where they run."""
+    """A place that starts instances; the front does not know where they run."""
 
     def enter(self, instance_id: str) -> None:
-        """An instance will be started, and maybe again and again."""
+        """Announce an instance that will be started, perhaps many times."""
         ...
 
     def leave(self, instance_id: str) -> None:
-        """An instance is gone for good."""
+        """Give back the room of an instance that is gone for good."""
         ...
 
     async def found(self) -> dict[str, int]:
-        """Instances that were started here before, by somebody who is no more.
+        """Return the instances that an earlier manager has started here.
 
-        :returns: the incarnation of each that runs, 0 where none does.
+        :returns: the incarnation of each instance that runs; 0 for one that does not run.
         """
         ...
 
     async def rejoin(self, instance_id: str) -> InstanceProcess | None:
-        """Connect to the incarnation that was found.
+        """Connect to the incarnation that :meth:`found` has returned.
 
-        :returns: None if none was, or it does not answer, or it was connected to before.
+        :returns: None if there was none, it does not answer, or it was connected to before.
         """
         ...
 
@@ -45,10 +45,10 @@ class Site(Protocol):
         """Check that there is room for further instances like those that serve.
 
         :param contracts: the process id and ``contract_bytes`` of each that serves.
-        :raises ChangeSomething: if it is known that there is none.
+        :raises ChangeSomething: if there is certainly none.
         """
         ...
 
     async def close(self) -> None:
-        """Give back what the instances shared, once they have ended."""
+        """Free what the instances shared, once they have ended."""
         ...

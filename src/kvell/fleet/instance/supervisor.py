@@ -1,4 +1,4 @@
-"""Keeps one instance alive: starts it, watches it, and starts it again after a death.
+"""The supervisor of one instance: starts it, watches it, and restarts it after a death.
 
 ::
 
@@ -33,40 +33,40 @@ logger = logging.getLogger(__name__)
 InstanceState = Literal[
     "starting", "serving", "restarting", "failing", "draining", "failed", "gone"
 ]
-"""Where an instance is: only one that is ``serving`` takes requests.  ``failing``: it was
-started again in vain as often as anybody waits for, and still is; ``failed``: the user must change
-something first; ``gone``: it was drained and has ended."""
+"""The state of an instance; only one that is ``serving`` takes requests.  ``failing``: it was
+restarted in vain too often for requests to wait, and restarts continue; ``failed``: the user must
+change something first; ``gone``: it was drained and has ended."""
 GIVEN_UP: frozenset[InstanceState] = frozenset(("failing", "failed"))
-"""States in which nobody waits for an instance."""
+"""States of an instance that no request waits for."""
 USER_MUST_CHANGE = 2
-"""Exit status of an instance that has told the user on stderr what to change."""
+"""Exit status of an instance that has written to stderr what the user must change."""
 
 
 class InstanceListener(Protocol):
-    """Whoever is told what happens to an instance; called from the event loop."""
+    """The listener of a supervisor, called from the event loop."""
 
     def instance_ready(self, ready: Ready) -> None:
-        """An incarnation can serve; told again where it is connected to again."""
+        """Handle an incarnation that can serve; called again after each reconnection."""
         ...
 
     def instance_said(self, event: Event) -> None:
-        """An event after Ready."""
+        """Handle an event after Ready."""
         ...
 
     def instance_lost(self, death: InstanceDeath) -> None:
-        """The incarnation is gone and will say nothing more."""
+        """Handle the end of the incarnation, which sends nothing more."""
         ...
 
     def instance_given_up(self) -> None:
-        """No further incarnation comes soon; told again with each that ends."""
+        """Stop waiting for the instance; called again after each restart in vain."""
         ...
 
 
 class Supervisor:
-    """Starts the instance, follows it, starts it again when it dies.
+    """The owner of one instance: starts it, follows it, and restarts it when it dies.
 
-    :param launch: starts a process, wherever it runs; called once for each incarnation.
-    :param silence_seconds: an instance that says nothing for so long is killed.
+    :param launch: starts a process on any machine; called once for each incarnation.
+    :param silence_seconds: an instance that is silent for this long is killed.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class Supervisor:
 
     @property
     def host(self) -> str:
-        """The machine of that instance; "" is this one, or none."""
+        """The machine of the instance that is up; "" is this machine, or none."""
         return self._process.host if self._process and self._is_up else ""
 
     @property
     def address(self) -> str:
-        """Where that instance listens for other fronts; "" if it does not."""
+        """The address where that instance listens for other fronts; "" if it does not."""
         return self._process.address if self._process and self._is_up else ""
 
     async def start(self) -> None:
@@ -122,13 +122,13 @@ class Supervisor:
         self._task = asyncio.create_task(self._kept(self._start_and_supervise()))
 
     async def settled(self) -> None:
-        """Wait until the first incarnation serves, or could not be started at once."""
+        """Wait until the first incarnation serves, or its first start has failed."""
         await self._settled.wait()
 
     def send(self, command: Command) -> None:
         """Queue a command for the instance.
 
-        :raises InstanceDied: when none is up just now.
+        :raises InstanceDied: when no incarnation is up.
         :raises ProtocolError: when the command is too long for a frame.
         """
         if self._process is None or not self._is_up:
@@ -136,7 +136,7 @@ class Supervisor:
         self._process.send(command)
 
     async def abandon(self) -> None:
-        """Hang up and do nothing more; the instance goes on, and is another's."""
+        """Hang up and stop supervising; the instance runs on and has another owner."""
         self._is_abandoned = True
         if self._task is not None:
             self._task.cancel()
@@ -145,10 +145,10 @@ class Supervisor:
             self._process.hang_up()
 
     async def retire(self, drain_seconds: float, death: InstanceDeath, epoch: int = 0) -> None:
-        """Let the instance finish what it has within the deadline, then end it for good.
+        """Let the instance finish its requests within the deadline, then end it for good.
 
         :param epoch: of the manager that orders it; 0: there is none.
-        :param death: is told to the listener at the end; it has what the instance did not finish.
+        :param death: reported to the listener at the end, for requests that are not finished.
         """
         drains = self.state == "serving"
         self.state = "draining" if drains else "gone"
@@ -175,7 +175,7 @@ class Supervisor:
         return self.state in ("draining", "gone")
 
     async def _kept(self, supervising: Awaitable[None]) -> None:
-        """Supervise; if that itself fails, end the instance and say so, or nobody would notice."""
+        """Supervise; if that itself fails, end the instance and report the loss."""
         try:
             await supervising
         except Exception:
@@ -188,14 +188,14 @@ class Supervisor:
     async def _launch(self) -> InstanceProcess:
         """Start a process and wait until it is ready.
 
-        :raises InstanceStartError: when it cannot be started, for whatever reason, or ends.
+        :raises InstanceStartError: when it cannot be started, for any reason, or ends.
         :raises ProtocolError: when it does not speak the protocol.
         """
         try:
             process = await self._launch_one()
         except KvellError:
             raise
-        except Exception as error:  # no descriptor, no thread, what a cluster raises
+        except Exception as error:  # no descriptor, no thread, or an error of a cluster
             raise InstanceStartError(f"it cannot be started ({error!r})") from error
         try:
             ready = await process.wait_ready(self._startup_seconds)
@@ -232,9 +232,9 @@ class Supervisor:
             following = await self._relaunch()
 
     async def _follow(self, process: InstanceProcess) -> InstanceDeath:
-        """Pass events on until the instance ends, over one connection after the other.
+        """Pass events on until the instance ends, also over further connections.
 
-        The process is gone when this returns, so the next owner of its requests is alone.
+        The process has ended when this returns, so the next owner of its requests is alone.
         """
         while True:
             death = await self._follow_line(process)
@@ -246,11 +246,11 @@ class Supervisor:
                 return ended(await process.end())
             logger.info("instance %s lived on: it is connected again", self.name)
             if self._drain is not None:
-                process.send(self._drain)  # perhaps it was lost on the way
+                process.send(self._drain)  # the first one may have been lost
             self._listener.instance_ready(ready)
 
     async def _follow_line(self, process: InstanceProcess) -> InstanceDeath | None:
-        """Pass events on until the connection ends; None: it was cut, by whom is not known."""
+        """Pass events on until the connection ends; return None if it was cut, cause unknown."""
         self._watchdog = Watchdog(self._silence_seconds)
         silent = asyncio.Event()
         watch = asyncio.create_task(self._watch(process, silent))
@@ -268,7 +268,7 @@ class Supervisor:
         return InstanceDeath(f"the instance gave {silence} and was killed", "hung")
 
     async def _watch(self, process: InstanceProcess, silent: asyncio.Event) -> None:
-        """Kill the process once it was silent for too long; a stopped one can be killed too."""
+        """Kill the process once it was silent for too long, even if it is stopped."""
         while not self._watchdog.look():
             await asyncio.sleep(self._watchdog.interval_seconds)
         silent.set()
@@ -276,13 +276,13 @@ class Supervisor:
 
     def _heard(self, event: Event) -> None:
         self._watchdog.beat()
-        # Tokens for others' fronts are not heard here, but beats behind a step are.
+        # Tokens for other fronts do not arrive here, but heartbeats after a step do.
         if isinstance(event, Tokens) or (isinstance(event, Heartbeat) and event.step):
             self._fruitless_restarts = 0
         self._listener.instance_said(event)
 
     async def _relaunch(self) -> InstanceProcess | None:
-        """Start it again until it is ready; None if the user must change something first."""
+        """Restart the instance until it is ready; return None if the user must change something."""
         self._settled.set()
         while True:
             self._note_restart()
@@ -299,7 +299,7 @@ class Supervisor:
                     return None
 
     def _note_restart(self) -> None:
-        """Let nobody wait any longer for an instance that was started in vain too often."""
+        """Set the state; give an instance up that was restarted in vain too often."""
         if self._fruitless_restarts < self._policy.attempts:
             self.state = "restarting"
             return
@@ -310,7 +310,7 @@ class Supervisor:
         self._listener.instance_given_up()
 
     def _needs_user(self, error: KvellError) -> bool:
-        """Give an instance up that has told the user what to change."""
+        """Return whether the user must change something; give the instance up then."""
         needs = isinstance(error, InstanceStartError) and error.exit_code == USER_MUST_CHANGE
         if needs:
             self._give_up()

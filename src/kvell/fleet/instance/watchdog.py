@@ -1,14 +1,14 @@
-"""Whether an instance still gives signs of life: a pure decision."""
+"""The decision whether an instance still gives signs of life; pure."""
 
 TICKS = 8
-"""An instance is looked at so often within its deadline."""
+"""Number of looks at an instance within its deadline."""
 
 
 class Watchdog:
-    """Counts looks at an instance since its last sign of life.
+    """A counter of looks at an instance since its last sign of life.
 
-    It counts looks, not seconds: a front that was itself stopped for a while looks once when it
-    goes on, and does not take its own absence for its instances' silence.
+    It counts looks, not seconds: a front that was itself stopped looks once when it continues, and
+    does not mistake its own absence for its instances' silence.
     """
 
     def __init__(self, deadline_seconds: float) -> None:
@@ -20,6 +20,6 @@ class Watchdog:
         self._silent_looks = 0
 
     def look(self) -> bool:
-        """Count a look, due every ``interval_seconds``; true once the deadline has passed."""
+        """Count a look, due every ``interval_seconds``; return whether the deadline has passed."""
         self._silent_looks += 1
         return self._silent_looks > TICKS

@@ -1,1 +1,1 @@
-"""The manager of a cluster: which instances there are, for several fronts; its state is soft."""
+"""The manager of a cluster, which owns the instances of several fronts; its state is soft."""

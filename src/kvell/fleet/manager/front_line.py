@@ -13,19 +13,18 @@ from kvell.wire.line import MessageLine
 logger = logging.getLogger(__name__)
 
 MOST_MESSAGE_BYTES = 1 << 20
-"""Most bytes of a message of a front."""
+"""Largest size of a message of a front."""
 MOST_WAITING_BYTES = 1 << 20
-"""A front for which more bytes wait does not read, and is hung up on."""
+"""A front with more queued bytes does not read, and is disconnected."""
 
 
 class FrontLine(MessageLine[ToManager]):
-    """A connected front.
+    """A connection of the manager to a front.
 
-    :param front: its name.
-    :param incarnation: of its connection; a later one of the same name has a higher one.
-    :param came: gets this line once it is connected.
-    :param hear: gets this line and each message, in order.
-    :param ended: gets this line when either side has ended the connection.
+    :param incarnation: of the connection; a later one of the same front has a higher one.
+    :param came: receives this line once it is connected.
+    :param receive: receives this line and each message, in order.
+    :param ended: receives this line when either side has ended the connection.
     """
 
     def __init__(
@@ -33,7 +32,7 @@ class FrontLine(MessageLine[ToManager]):
         front: str,
         incarnation: int,
         came: Callable[["FrontLine"], None],
-        hear: Callable[["FrontLine", ToManager], None],
+        receive: Callable[["FrontLine", ToManager], None],
         ended: Callable[["FrontLine"], None],
     ) -> None:
         super().__init__(
@@ -42,11 +41,11 @@ class FrontLine(MessageLine[ToManager]):
             most_unsent_bytes=MOST_WAITING_BYTES,
         )
         self.incarnation = incarnation
-        self.front, self.hear = front, partial(hear, self)
+        self.front, self.hear = front, partial(receive, self)
         self._came, self._told_end = came, ended
 
     def send(self, message: ToFront) -> None:
-        """Queue a message, unless too much waits: then the connection ends."""
+        """Queue a message; the connection ends if too much is queued."""
         self.send_frame(encode_message(message))
 
     @override

@@ -1,4 +1,4 @@
-"""All lines of a manager to its fronts."""
+"""The connections of a manager to its fronts."""
 
 import asyncio
 import logging
@@ -10,11 +10,11 @@ from kvell.fleet.manager.messages import ToFront
 logger = logging.getLogger(__name__)
 
 LAST_WORDS_SECONDS = 2.0
-"""At the end, a front gets what it was told within this time, or not at all."""
+"""Time for fronts to receive the messages that are queued when the manager closes."""
 
 
 class FrontLines:
-    """One line for each front; those of fronts that left wait until they are hung up on."""
+    """One line for each front, and the lines of fronts that left, until they are disconnected."""
 
     def __init__(self) -> None:
         self._by_front: dict[str, FrontLine] = {}
@@ -24,13 +24,13 @@ class FrontLines:
         return len(self._by_front)
 
     def __contains__(self, line: FrontLine) -> bool:
-        """Whether a line is what its front speaks over: it did not leave or come again since."""
+        """Return whether a line is its front's current one: it did not leave or reconnect."""
         return self._by_front.get(line.front) is line
 
     def add(self, line: FrontLine) -> bool:
-        """Take a front in, in place of an earlier connection of it.
+        """Add the connection of a front, in place of an earlier one.
 
-        :returns: False if it is an earlier one that comes late; then it is hung up on.
+        :returns: False for an earlier connection that arrives late, which is then closed.
         """
         before = self._by_front.get(line.front)
         if before is not None and line.incarnation < before.incarnation:
@@ -42,7 +42,7 @@ class FrontLines:
         return True
 
     def leave(self, line: FrontLine) -> None:
-        """A front left: nothing more is heard from it, or told to it."""
+        """Note that a front left: it gets no more messages, and its messages are ignored."""
         del self._by_front[line.front]
         self._leaving.add(line)
 
@@ -54,7 +54,7 @@ class FrontLines:
             del self._by_front[line.front]
 
     def tell_front(self, front: str, message: ToFront) -> None:
-        """Queue a message for one front, if it is there."""
+        """Queue a message for one front, if it is connected."""
         if front in self._by_front:
             self._by_front[front].send(message)
 
@@ -64,19 +64,19 @@ class FrontLines:
             line.send(message)
 
     def drop_all_but(self, living: Collection[str]) -> None:
-        """Hang up on fronts that are silent for too long."""
+        """Disconnect fronts whose lease has expired."""
         for front, line in list(self._by_front.items()):
             if front not in living:
                 logger.warning("front %s was silent for its lease", front)
                 line.abort()
 
     def release_leaving(self) -> None:
-        """Hang up on fronts that left."""
+        """Disconnect fronts that left."""
         for line in self._leaving:
             line.hang_up()
 
     async def close(self) -> None:
-        """Hang up on all, once they have read what they were told, unless that takes long."""
+        """Disconnect all fronts, after they have read their messages or a short time."""
         lines = [*self._by_front.values(), *self._leaving]
         for line in lines:
             line.hang_up()

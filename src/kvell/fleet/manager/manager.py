@@ -1,13 +1,13 @@
-"""The manager of a cluster: keeps its instances alive, and tells its fronts which there are.
+"""The manager of a cluster: keeps its instances alive, and sends its fronts the roster.
 
 ::
 
-    came ──► starting ──► serves fronts ──last front asks, or none for long──► drains ──► ended
+    made ──► starting ──► serves fronts ──last front asks, or none for long──► drains ──► ended
                │             └──a newer manager leads──► stands down: all stays as it is
-               └──an instance does not start──► tells fronts why ──► ended
+               └──an instance does not start──► reports that to fronts ──► ended
 
-All that it knows is soft: instances run without it, and fronts tell a manager that has just
-started what it must know.
+Its state is soft: instances run without it, and a new manager receives what it needs from the
+fronts' beats.
 """
 
 import asyncio
@@ -56,29 +56,25 @@ from kvell.wire.greeting import Greeting, new_incarnation
 logger = logging.getLogger(__name__)
 
 MOST_GAP_SECONDS = 1.0
-"""A longer time between two looks of the manager counts for so long: it was stopped meanwhile."""
+"""Most time that counts between two looks of the manager: for longer it was stopped itself."""
 LOOK_SECONDS = 5.0
-"""What runs is asked for within this time before a cluster is ended."""
+"""Time for the site to return what runs, before a cluster is ended."""
 
 
-class Superseded(Exception):  # noqa: N818 - no error of the cluster, which goes on
-    """A newer manager leads; nothing was touched.  No :class:`KvellError`: whoever runs the
-    manager must not give anything back either."""
+class Superseded(Exception):  # noqa: N818 - no error of the cluster, which continues
+    """The error of a manager that a newer one has replaced; nothing was touched.  It is no
+    :class:`KvellError`: the caller must not free anything either."""
 
 
 class Manager:
     """``async with Manager(…) as manager: await manager.run()``.
 
     :param command: an instance's command line; see :class:`.Front`.
-    :param counts: how many instances of each role to start.
-    :param site: where they run.
     :param secret: of the cluster.
-    :param pool: how they share their memory.
-    :param host: address of this machine, which fronts reach, and ``port`` there; 0: a free one.
+    :param host: address of this machine for fronts, and ``port`` there; 0: a free one.
     :param fingerprint: of the settings that fronts of this cluster must have.
     :param adaptive_roles: whether prefill and decode instances change their roles by load.
-    :param lonely_seconds: without any front the cluster lasts so long.
-    :param clock: for the leases of fronts.
+    :param lonely_seconds: time that the cluster lasts without any front.
     :raises ChangeSomething: when the address cannot be bound, or the secret is too short.
     """
 
@@ -115,7 +111,7 @@ class Manager:
         self._members = Members(command, limits, site, callbacks, pool, self._leadership)
         greeting = Greeting(MANAGER, self.incarnation, fingerprint, 0)
         self._door = FrontsDoor(host, port, greeting, secret, self._front_enters)
-        # A manager that was stopped has waited for nobody meanwhile.
+        # Leases must not expire during a time for which the manager was stopped.
         self._clock = AttendedClock(clock or MonotonicClock(), MOST_GAP_SECONDS)
         self._fronts = FrontTable(FRONT_LEASE_SECONDS, lonely_seconds, self._now())
         self._lines = FrontLines()
@@ -136,12 +132,12 @@ class Manager:
 
     @property
     def address(self) -> str:
-        """Where it listens for fronts, like ``tcp://10.0.0.1:5000``."""
+        """Its address for fronts, like ``tcp://10.0.0.1:5000``."""
         return self._door.address
 
     @property
     def is_starting(self) -> bool:
-        """Whether the first instances are not all ready yet, and may still be."""
+        """Whether the first instances are still being started."""
         return not self._has_started and self._failure is None
 
     async def __aenter__(self) -> Self:
@@ -153,9 +149,9 @@ class Manager:
         await self.close()
 
     async def run(self) -> None:
-        """Serve fronts until the cluster is over; then nothing of it is left.
+        """Serve fronts until the cluster ends; nothing of it is left then.
 
-        :raises KvellError: when the first instances cannot be started; fronts have been told.
+        :raises KvellError: when the first instances cannot be started; fronts have the reason.
         :raises Superseded: when another manager has taken the instances over.
         """
         while not self._is_over:
@@ -172,19 +168,19 @@ class Manager:
             raise self._failure
 
     async def close(self) -> None:
-        """End the cluster: let instances finish what they have, then hang up on fronts."""
+        """End the cluster: let instances finish their requests, then disconnect the fronts."""
         if self._closing is None:
             self._closing = asyncio.create_task(self._close())
         await asyncio.shield(self._closing)
 
     def set_waits_for(self, what: str) -> None:
-        """Let fronts know what instances that start wait for; "" if they are just started."""
+        """Set what starting instances wait for, for the roster; "" if they wait for nothing."""
         if what != self._waits_for:
             self._waits_for = what
             self._announce_soon()
 
     def roster(self) -> Roster:
-        """What fronts are told."""
+        """Return the current roster."""
         failure = self._failure
         return Roster(
             self.incarnation,
@@ -203,7 +199,7 @@ class Manager:
         if self._closing is not None or self._leadership.is_outranked:
             return True
         if self._failure is not None and self._lines:
-            return True  # and all of them were told
+            return True  # and all fronts have received it
         return self._fronts.is_over(self._now())
 
     async def _start(self) -> None:
@@ -220,27 +216,31 @@ class Manager:
         self._woken.set()
 
     def _tick(self) -> None:
-        """Drop silent fronts, look at the roles, and tell those that are left."""
+        """Drop silent fronts, decide on roles and moves, and send the roster to the others."""
         if self._starting is not None and self._starting.done():
-            self._starting.result()  # an error of ours is not kept for later
+            self._starting.result()  # raises an unexpected error now
         living = self._fronts.living(self._now())
         self._lines.drop_all_but(living)
         self._used = {front: self._used[front] for front in living if front in self._used}
         if not self._is_over:
-            self._lines.release_leaving()  # others have come since
+            self._lines.release_leaving()  # other fronts have joined since
         self._steer(living)
         self._settle()
         self._announce()
 
     def _steer(self, living: Sequence[str]) -> None:
-        """Decide on roles and moves, from the load of all fronts together; once a second."""
+        """Decide on roles and moves once a second, from the load of all fronts together."""
         now = self._now()
         if not self._steering.is_due(now):
             return
-        said = {one.instance_id: one.beat for one in self._members if one.beat is not None}
-        ready = {one.instance_id: one.ready for one in self._members if one.ready is not None}
+        beats = {
+            member.instance_id: member.beat for member in self._members if member.beat is not None
+        }
+        ready = {
+            member.instance_id: member.ready for member in self._members if member.ready is not None
+        }
         loads, epoch = self._fronts.loads(now), self._leadership.epoch
-        orders = self._steered.decide(self._entries(), ready, said, loads, living, now, epoch)
+        orders = self._steered.decide(self._entries(), ready, beats, loads, living, now, epoch)
         for instance_id, role in orders.roles:
             logger.info("instance %s changes to %s", instance_id, role)
             self._fronts.change_role(instance_id, role)
@@ -249,12 +249,12 @@ class Manager:
             self._lines.tell_front(front, order)
 
     def _entries(self) -> tuple[RosterEntry, ...]:
-        staying = {one.instance_id for one in self._members.staying}
-        leaving = {one.instance_id for one in self._members} - staying
+        staying = {member.instance_id for member in self._members.staying}
+        leaving = {member.instance_id for member in self._members} - staying
         return entries(self._members, leaving, self._fronts.roles, self._endings)
 
     def _announce_soon(self) -> None:
-        """Tell all fronts, once for all that changes in this turn of the loop."""
+        """Send the roster to all fronts, once for all changes in this turn of the loop."""
         if not self._will_announce:
             self._will_announce = True
             asyncio.get_running_loop().call_soon(self._announce)
@@ -264,7 +264,6 @@ class Manager:
         self._lines.tell_all(self.roster())
 
     async def _front_enters(self, front: Greeting, sock: socket.socket) -> None:
-        """A front has proved to belong to this cluster."""
         line = FrontLine(
             *(front.instance, front.incarnation, self._front_came),
             self._front_said,
@@ -283,12 +282,12 @@ class Manager:
         line.send(self.roster())
 
     def _front_said(self, line: FrontLine, message: ToManager) -> None:
-        """A message of a front; an error is for its line alone.
+        """Handle a message of a front; an error affects its line alone.
 
-        :raises ProtocolError: when it says what cannot be.
+        :raises ProtocolError: when the message is invalid.
         """
         if line not in self._lines:
-            return  # it left, or came again
+            return  # it left, or reconnected
         self._fronts.came(line.front, self._now())
         if isinstance(message, FrontBeat):
             self._front_beats(line.front, message)
@@ -314,7 +313,7 @@ class Manager:
             self._announce_soon()
 
     def _front_leaves(self, line: FrontLine, leave: Leave) -> None:
-        """Whoever takes the cluster along waits for its end; others do not."""
+        """Remove a front; one that takes the cluster along stays connected until its end."""
         logger.info("front %s left", line.front)
         self._lines.leave(line)
         self._fronts.left(line.front, self._now(), ends_cluster=leave.ends_cluster)
@@ -329,7 +328,7 @@ class Manager:
         self._announce_soon()
 
     def _instance_said(self, instance_id: str, event: Event) -> None:
-        """Heartbeats go to fronts by themselves; that one came is enough here."""
+        """Handle ``Led``.  Other events go to the fronts directly."""
         if isinstance(event, Led):
             self._heard_epoch(event.epoch)
             if event.epoch == self._leadership.epoch:
@@ -340,18 +339,18 @@ class Manager:
             self._members[instance_id].supervisor.send(Lead(self._leadership.epoch))
 
     def _settle(self) -> None:
-        """Rise above nobody any more, once all that serve obey."""
-        serving = {one.instance_id for one in self._members if one.is_serving}
+        """Settle the epoch, which then rises no more, once all serving instances obey it."""
+        serving = {member.instance_id for member in self._members if member.is_serving}
         if self._has_started and serving <= self._obeying:
             self._leadership.settle()
 
     def _heard_epoch(self, epoch: int) -> None:
-        """Take in an epoch that somebody has seen: lead on, rise above it, or stand down."""
+        """Handle an epoch that another process has seen: lead on, rise above it, or stand down."""
         standing = self._leadership.heard(epoch)
         if standing == "rose":
             self._obeying.clear()
-            for one in self._members:
-                self._lead(one.instance_id)
+            for member in self._members:
+                self._lead(member.instance_id)
             self._announce_soon()
         elif standing == "outranked" and self._abandoning is None:
             logger.warning("a newer manager leads (epoch %d); this one stands down", epoch)
@@ -359,11 +358,11 @@ class Manager:
             self._woken.set()
 
     async def _look_for_newer(self) -> None:
-        """Before anything ends: ask the site whether what runs is another's by now."""
+        """Ask the site, before anything ends, whether a newer manager has the instances."""
         with contextlib.suppress(TimeoutError, KvellError):
             async with asyncio.timeout(LOOK_SECONDS):
-                found = await self._site.found()
-                if self._leadership.found(found.values()) == "outranked":
+                incarnations = await self._site.found()
+                if self._leadership.found(incarnations.values()) == "outranked":
                     self._heard_epoch(self._leadership.outranked_by)
 
     def _instance_lost(self, instance_id: str, death: InstanceDeath) -> None:
@@ -395,4 +394,4 @@ class Manager:
 
 
 def _decided_here(*_words: str | int) -> None:
-    """Roles and moves are the manager's own word, so they are no news to it."""
+    """Ignore roles and moves, which are the manager's own decisions."""

@@ -1,19 +1,19 @@
-"""What fronts and the manager of their cluster say to each other.
+"""The messages between fronts and the manager of their cluster.
 
-msgpack in frames, over a connection on which both have proved that they know the cluster's secret::
+msgpack in frames, over a connection on which both sides have proved that they have the secret::
 
     front                                    manager
       │ ── proves the secret ────────────────► │  purpose "cluster"; the greeting names the front
-      │ ◄── Roster ─────────────────────────── │  at once, at each change, and now and then
-      │ ── FrontBeat(loads, roles, used) ────► │  now and then: it lives
+      │ ◄── Roster ─────────────────────────── │  immediately, at each change, and periodically
+      │ ── FrontBeat(loads, roles, used) ────► │  periodically, as a sign of life
       │ ── ScaleInstances, DrainInstance ────► │
-      │ ◄── MoveRequest(epoch) ─────────────── │  it goes on at another instance
-      │ ◄── Answer(call) ───────────────────── │  exactly once for each
-      │ ── Leave ────────────────────────────► │  it ends on purpose
+      │ ◄── MoveRequest(epoch) ─────────────── │  a request continues at another instance
+      │ ◄── Answer(call) ───────────────────── │  exactly once for each call
+      │ ── Leave ────────────────────────────► │  the front ends on purpose
 
 Requests never pass through the manager: fronts connect to the instances that a roster names.  Both
-sides can lose each other and meet again: a roster is whole, and a beat says all that a manager
-that has just started must know.
+sides may lose the connection and reconnect: a roster is complete, and a beat has all that a new
+manager needs.
 """
 
 from typing import Annotated
@@ -28,15 +28,15 @@ from kvell.wire.frames import framed
 MANAGER = "manager"
 """The manager's name in its greetings."""
 ROSTER_SECONDS = 1.0
-"""The manager sends a roster at least this often."""
+"""Longest time between two rosters."""
 BEAT_SECONDS = 0.5
-"""A front sends a beat this often."""
+"""Time between two beats of a front."""
 MOST_KEYS_TOLD = 256
-"""Keys that a beat tells the use of at most."""
+"""Most keys whose use a beat contains."""
 MOST_MOVABLE = 8
-"""Requests of an instance that a beat names at most."""
+"""Most requests of an instance that a beat names."""
 NAME_DIGITS = 16
-"""Hexadecimal digits that name a key there."""
+"""Hexadecimal digits that name a key in a beat."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -46,13 +46,13 @@ class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
 
 
 class KeyUse(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a key used at a front, in all since that has started.
+    """The use of a key at a front, in total since the front started.
 
-    :param requests: that it let in.
-    :param tokens: of these, less what was given back.
+    :param requests: number of requests that the front admitted.
+    :param tokens: tokens of these requests, less what was given back.
     :param in_flight: sequences that wait or run now.
-    :param missing_requests: what is missing now from the whole limit there, all fronts counted;
-        ``missing_tokens`` likewise.
+    :param missing_requests: what the front's account, with all fronts counted, lacks of the full
+        limit now; ``missing_tokens`` the same.
     """
 
     requests: Count = 0
@@ -67,7 +67,7 @@ KeyUsesByName = Annotated[dict[KeyName, KeyUse], msgspec.Meta(max_length=MOST_KE
 
 
 class Ended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How an incarnation of an instance ended, for fronts that lost it.
+    """The end of an incarnation of an instance, for fronts that lost it.
 
     :param problem: a sentence for logs and answers.
     """
@@ -78,17 +78,17 @@ class Ended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RosterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An instance.
+    """An instance of a roster.
 
-    :param instance_id: its name, like ``decode-0``.
-    :param role: what it does now; its first role is in its name.
-    :param state: as the manager sees it; fronts use one that is ``serving``.
-    :param incarnation: of its newest start; no other may be used.
-    :param address: where it listens for fronts; "" while it does not.
-    :param host: the machine that it runs on.
-    :param pid: of its process there; 0 while it has none.
-    :param restarts: how often it was started again.
-    :param ended: how its last incarnation ended, if one did.
+    :param instance_id: name of the instance, like ``decode-0``.
+    :param role: current role; the first role is in the name.
+    :param state: as the manager sees it; fronts use an instance that is ``serving``.
+    :param incarnation: of the newest start; fronts use no other.
+    :param address: where the instance listens for fronts; "" while it does not.
+    :param host: machine that the instance runs on.
+    :param pid: of the process there; 0 while there is none.
+    :param restarts: number of restarts.
+    :param ended: the end of the last incarnation, if one has ended.
     """
 
     instance_id: str
@@ -103,16 +103,16 @@ class RosterEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Roster(_Message, frozen=True):
-    """All instances; it replaces the one before.
+    """All instances; a roster replaces the one before.
 
-    :param manager: tells this start of the manager from its other starts.
-    :param epoch: of the manager; a front that has seen a higher one follows it no more.
+    :param manager: identifies this start of the manager.
+    :param epoch: of the manager; a front that has seen a higher one ignores the roster.
     :param role_changes: number of role changes so far; the larger number is the newer roster.
     :param is_starting: whether the first instances are not all ready yet.
     :param failed: why the cluster cannot start; "" if it can.  ``exit_code`` is the status of the
         instance that ended, or None.
-    :param used: what keys used at each front that is there.
-    :param waits_for: what instances that start wait for; "" if they are just started.
+    :param used: use of keys at each connected front.
+    :param waits_for: what starting instances wait for; "" if they wait for nothing.
     """
 
     manager: int
@@ -127,7 +127,7 @@ class Roster(_Message, frozen=True):
 
 
 class Movable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request that could go on elsewhere.
+    """A request that could continue at another instance.
 
     :param size_bytes: of its pages, at most.
     """
@@ -137,10 +137,10 @@ class Movable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Pressed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What a front has at an instance that is short of memory.
+    """A front's requests at an instance that is short of memory.
 
-    :param leaving: requests that are on their way from it.
-    :param movable: those that could be; the youngest, of many.
+    :param leaving: number of requests that are moving away.
+    :param movable: requests that could move; if there are many, the youngest.
     """
 
     leaving: Count = 0
@@ -148,10 +148,10 @@ class Pressed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
 
 
 class MoveRequest(_Message, frozen=True):
-    """Let a request of this front go on at another instance; nothing if it has ended, or moves.
+    """An order to continue a request at another instance, ignored if it has ended or moves.
 
-    :param epoch: of the manager; a front that has seen a higher one does nothing.
-    :param num_blocks: 0: all of it goes; else so many of its sections lie there from now on.
+    :param epoch: of the manager; a front that has seen a higher one ignores the order.
+    :param num_blocks: 0: move the whole request; else lend this number of its sections there.
     """
 
     epoch: int
@@ -161,15 +161,15 @@ class MoveRequest(_Message, frozen=True):
 
 
 class FrontBeat(_Message, frozen=True):
-    """A front lives, and what it knows.
+    """A sign of life of a front, with its state.
 
-    :param loads: what instances have still to do for it of the part that is theirs, as of
-        :class:`kvell.cluster.steering.roles.RoleView`; those that do all parts are not named.
-    :param roles: the role of each instance that it knows, as of ``role_changes``.
-    :param used: what each key used at this front.
-    :param epoch: the highest of a manager that it has seen.
-    :param pressed: instances that are short of memory, and what it has there.
-    :param coming: requests of it that are on their way to an instance; only where any is.
+    :param loads: remaining work of this front at instances with a part of the work, as of
+        :class:`kvell.cluster.steering.roles.RoleView`; mixed instances are left out.
+    :param roles: role of each instance that the front has, as of ``role_changes``.
+    :param used: use of each key at this front.
+    :param epoch: the highest epoch of a manager that the front has seen.
+    :param pressed: instances that are short of memory, and the front's requests there.
+    :param coming: number of the front's requests that are moving to an instance, if any.
     """
 
     loads: dict[str, int] = {}
@@ -182,9 +182,9 @@ class FrontBeat(_Message, frozen=True):
 
 
 class ScaleInstances(_Message, frozen=True):
-    """Add or drain instances until each role named has so many.
+    """A call to add or drain instances until each role in ``instances`` has its number.
 
-    :param call: comes back in the answer.
+    :param call: number of the call, which the answer repeats.
     """
 
     call: int
@@ -192,24 +192,24 @@ class ScaleInstances(_Message, frozen=True):
 
 
 class DrainInstance(_Message, frozen=True):
-    """Take an instance out of service."""
+    """A call to take an instance out of service."""
 
     call: int
     instance_id: str
 
 
 class Leave(_Message, frozen=True):
-    """The front ends on purpose.  The manager hangs up once it has taken that in; when the cluster
-    ends with the front, it first ends that.
+    """The announcement that a front ends.  The manager disconnects the front afterwards; when the
+    cluster ends with the front, it ends the cluster first.
 
-    :param ends_cluster: whether the cluster should end if no other front is there now.
+    :param ends_cluster: whether the cluster should end if no other front is connected now.
     """
 
     ends_cluster: bool = False
 
 
 class Answer(_Message, frozen=True):
-    """A call was carried out, or must be changed.
+    """The answer that a call was carried out, or must be changed.
 
     :param field: what must be changed; "" if the call was carried out.  ``value``, ``problem`` and
         ``remedy`` are as of :class:`kvell.errors.ChangeSomething`.
@@ -230,20 +230,20 @@ _TO_FRONT = msgspec.msgpack.Decoder(ToFront)
 
 
 def encode_message(message: ToManager | ToFront) -> bytes:
-    """One message as a whole frame."""
+    """Encode one message as a whole frame."""
     return framed(_ENCODER.encode(message))
 
 
 def decode_to_manager(body: bytes) -> ToManager:
-    """Decode what a front says.
+    """Decode a message of a front.
 
-    :raises ProtocolError: on anything that is not exactly one well-typed message.
+    :raises ProtocolError: for anything that is not exactly one well-typed message.
     """
     message: ToManager = decode(_TO_MANAGER, body)
     return message
 
 
 def decode_to_front(body: bytes) -> ToFront:
-    """Decode what the manager says; errors as of :func:`decode_to_manager`."""
+    """Decode a message of the manager; errors as in :func:`decode_to_manager`."""
     message: ToFront = decode(_TO_FRONT, body)
     return message

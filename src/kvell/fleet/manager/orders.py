@@ -1,4 +1,4 @@
-"""What fronts order for all instances: carried out, and answered."""
+"""Orders of fronts for all instances: execution and answers."""
 
 from kvell.cluster.instances import checked_counts
 from kvell.errors import ChangeSomething, KvellError
@@ -9,7 +9,7 @@ Order = ScaleInstances | DrainInstance
 
 
 def carried_out(members: Members, order: Order) -> Answer:
-    """Carry an order out; the answer says what must be changed if it cannot be."""
+    """Carry an order out, and return the answer, which may name what must be changed."""
     try:
         if isinstance(order, ScaleInstances):
             members.scale_now(checked_counts(order.instances))
@@ -23,5 +23,5 @@ def carried_out(members: Members, order: Order) -> Answer:
 
 
 def refused(order: Order, problem: str) -> Answer:
-    """The answer to an order that nobody can carry out just now."""
+    """Return the answer to an order that cannot be carried out now."""
     return Answer(order.call, "instances", "", problem, "try again in a moment")

@@ -1,4 +1,4 @@
-"""A roster out of what the manager knows of its instances; pure."""
+"""Roster entries, made from the manager's instances; pure."""
 
 from collections.abc import Collection, Iterable, Mapping
 
@@ -13,43 +13,43 @@ def entries(
     roles: Mapping[str, str],
     endings: Mapping[str, Ended],
 ) -> tuple[RosterEntry, ...]:
-    """What fronts are told of every instance, in the order of ``members``.
+    """Return the roster entries of all instances, in the order of ``members``.
 
-    :param leaving: instances that are being taken out of service, which may not show yet.
-    :param roles: of those that do not have their first one.
-    :param endings: how the last incarnation of each ended, if one did.
+    :param leaving: instances that are being taken out of service; their state may not show it yet.
+    :param roles: of instances that no longer have their first role.
+    :param endings: the end of each instance's last incarnation, if one has ended.
     """
     return tuple(
-        _entry(one, one.instance_id in leaving, roles, endings.get(one.instance_id))
-        for one in members
+        _entry(member, member.instance_id in leaving, roles, endings.get(member.instance_id))
+        for member in members
     )
 
 
-def role_views(told: Iterable[RosterEntry], loads: Mapping[str, int]) -> list[RoleView]:
-    """The instances whose role may change: those that serve, and do a part of the work.
+def role_views(roster: Iterable[RosterEntry], loads: Mapping[str, int]) -> list[RoleView]:
+    """Return the serving instances whose role may change: those with a part of the work.
 
-    :param loads: the work that they have still to do, by id; none is 0.
+    :param loads: their remaining work, by id; a missing one is 0.
     """
     return [
-        RoleView(one.instance_id, role, loads.get(one.instance_id, 0))
-        for one in told
+        RoleView(entry.instance_id, role, loads.get(entry.instance_id, 0))
+        for entry in roster
         for role in OTHER
-        if one.state == "serving" and one.role == role
+        if entry.state == "serving" and entry.role == role
     ]
 
 
 def _entry(
     member: OwnMember, is_leaving: bool, roles: Mapping[str, str], ended: Ended | None
 ) -> RosterEntry:
-    one = member.supervisor
+    supervisor = member.supervisor
     return RosterEntry(
         member.instance_id,
         roles.get(member.instance_id, member.role),
-        "draining" if is_leaving and one.state == "serving" else one.state,
+        "draining" if is_leaving and supervisor.state == "serving" else supervisor.state,
         member.incarnation,
-        one.address,
-        one.host,
-        one.pid or 0,
-        one.restarts,
+        supervisor.address,
+        supervisor.host,
+        supervisor.pid or 0,
+        supervisor.restarts,
         ended,
     )

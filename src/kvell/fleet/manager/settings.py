@@ -1,4 +1,4 @@
-"""What the manager of a cluster is started with: the same at its first start and at all others."""
+"""The settings of a cluster's manager, the same at each of its starts."""
 
 import hashlib
 
@@ -10,13 +10,13 @@ from kvell.wire.decoding import decode
 
 
 class ClusterSettings(msgspec.Struct, frozen=True):
-    """Chosen by the front that comes first.
+    """Settings of a cluster, chosen by its first front.
 
     :param name: of the cluster.
     :param command: an instance's arguments.
-    :param counts: how many instances of each role to start.
-    :param pool: how they share their memory.
-    :param secret: that all of the cluster know.
+    :param counts: number of instances of each role to start.
+    :param pool: how the instances share their memory.
+    :param secret: shared by all processes of the cluster.
     """
 
     name: str
@@ -28,17 +28,17 @@ class ClusterSettings(msgspec.Struct, frozen=True):
 
     @property
     def fingerprint(self) -> str:
-        """Of what the other fronts must have chosen too."""
+        """Hash of the settings in which all fronts must agree."""
         chosen = msgspec.msgpack.encode((self.command, self.pool))
         return hashlib.sha256(chosen).hexdigest()
 
     def encoded(self) -> bytes:
-        """As bytes."""
+        """Encode the settings."""
         return msgspec.msgpack.encode(self)
 
     @staticmethod
     def decoded(body: bytes) -> "ClusterSettings":
-        """From bytes."""
+        """Decode settings."""
         return decode(_SETTINGS, body)
 
 

@@ -48,44 +48,47 @@ class ClusterSite:
         self._placement, self._secret, self._pool = placement, secret, pool
         self._placing_seconds = placing_seconds
         self._found: dict[str, Found] = {}
-        # A name of its own: two managers at one instance do not hang up on each other.
+        # A unique name, so that two managers at one instance do not disconnect each other.
         name = f"{MANAGER}-{secrets.token_hex(NAME_BYTES)}"
         self._greeting = Greeting(name, new_incarnation(), "", 0)
 
     def enter(self, instance_id: str) -> None:
-        """See :class:`.Site`."""
+        """Announce an instance to the placement."""
         self._placement.enter(instance_id)
 
     def leave(self, instance_id: str) -> None:
-        """See :class:`.Site`."""
+        """Give back the room of an instance."""
         self._placement.leave(instance_id)
 
     async def found(self) -> dict[str, int]:
-        """See :class:`.Site`.  A placement that does not answer is asked again: a manager that took
-        a running cluster for a new one would start every instance twice."""
+        """Return the instances that an earlier manager has started, with their incarnations.
+
+        A placement that does not answer is asked again: a manager that took a running cluster for a
+        new one would start every instance twice.
+        """
         while True:
             try:
-                found = await self._placement.found()
+                instances = await self._placement.found()
                 break
             except PlacingError as error:
                 logger.warning("what runs already is not known yet: %s", error)
                 await asyncio.sleep(LOOK_SECONDS)
-        self._found = {one.instance_id: one for one in found}
-        return {one.instance_id: one.incarnation for one in found}
+        self._found = {instance.instance_id: instance for instance in instances}
+        return {instance.instance_id: instance.incarnation for instance in instances}
 
     async def rejoin(self, instance_id: str) -> InstanceProcess | None:
-        """See :class:`.Site`."""
-        found = self._found.pop(instance_id, None)
-        if found is None or found.placed is None:
+        """Connect to the incarnation that was found; return None if that is not possible."""
+        instance = self._found.pop(instance_id, None)
+        if instance is None or instance.placed is None:
             return None
         with contextlib.suppress(InstanceStartError):
-            return await self._reached(instance_id, found.incarnation, found.placed)
+            return await self._reached(instance_id, instance.incarnation, instance.placed)
         return None
 
     async def launch(
         self, instance_id: str, command: Sequence[str], plan: LaunchPlan
     ) -> InstanceProcess:
-        """See :class:`.Site`."""
+        """Start an incarnation on a machine of the cluster, and connect to it."""
         values = {
             **plan.values,
             "incarnation": str(plan.incarnation),
@@ -110,10 +113,10 @@ class ClusterSite:
             raise
 
     def check_room(self, contracts: Iterable[tuple[int | None, int]], further: int) -> None:
-        """See :class:`.Site`.  Each machine refuses by itself what its memory cannot hold."""
+        """Do nothing: each machine refuses by itself what its memory cannot hold."""
 
     async def close(self) -> None:
-        """See :class:`.Site`."""
+        """Close the placement."""
         with contextlib.suppress(PlacingError):  # the cluster has ended before
             await self._placement.close()
 

@@ -32,8 +32,8 @@ STOPPED_KEPT = 64
 class Launcher:
     """Launcher of one child at a time; may be called from several threads.
 
-    A start waits until its child listens.  Every other call returns at once meanwhile, and a stop
-    ends the wait.
+    A start waits until its child listens.  Every other call returns immediately, and a stop ends
+    the wait.
 
     The child reads the secret on stdin, where no command line and no environment shows it.  The
     pipe stays open as long as this process lives, and a child whose pipe ends hangs up.
@@ -59,8 +59,8 @@ class Launcher:
     def start(self, words: Sequence[str], incarnation: int) -> Placed:
         """Start an incarnation and end the one before; return once the new one listens or ended.
 
-        The same incarnation is started once, however often that is asked for, and never after it
-        was stopped.
+        The same incarnation is started once, however many calls there are, and never after it was
+        stopped.
 
         :raises OSError: when the program cannot be started.
         :raises PermissionError: when a newer manager has started what is here.
@@ -93,9 +93,9 @@ class Launcher:
         return None if code is None else Ended(code, child.last_words())
 
     def stop(self, incarnation: int) -> None:
-        """End an incarnation at once, if it is the one that runs.
+        """Kill an incarnation, if it is the one that runs.
 
-        A start of it that comes later, or is overtaken by this call, starts nothing.
+        A later start of it, or one that this call overtakes, starts nothing.
         """
         self._stopped.append(incarnation)
         with self._lock:
@@ -158,7 +158,7 @@ class _Child:
         return "".join(self._last)
 
     def kill(self) -> None:
-        """End the process at once."""
+        """Kill the process."""
         self._process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(REAP_SECONDS)

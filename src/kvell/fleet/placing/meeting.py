@@ -90,14 +90,14 @@ async def meet(
 
 
 def answer(
-    asked: bytes, met: Callable[[str, ClusterSettings], Awaitable[tuple[str, bytes]]]
+    question: bytes, met: Callable[[str, ClusterSettings], Awaitable[tuple[str, bytes]]]
 ) -> bytes:
     """Return the program's output.
 
-    :param asked: the program's input.
+    :param question: the program's input.
     :param met: finds the manager; may raise ChangeSomething or TryLater.
     """
-    cluster, settings = decode(_ASKED, asked)
+    cluster, settings = decode(_ASKED, question)
 
     async def find() -> tuple[str, bytes]:
         return await met(cluster, settings)

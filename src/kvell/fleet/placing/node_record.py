@@ -71,10 +71,10 @@ def record_of(pid: int, address: str, folder: Path) -> NodeRecord:
 def recorded(directory: Path) -> NodeRecord | None:
     """Return the record of a node that still runs; None without one."""
     try:
-        found = decode(_RECORD, (directory / FILE).read_bytes())
+        record = decode(_RECORD, (directory / FILE).read_bytes())
     except (OSError, MalformedError):
         return None
-    return found if found.runs() else None
+    return record if record.runs() else None
 
 
 def started_at(pid: int) -> int:

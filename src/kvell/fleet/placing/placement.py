@@ -95,7 +95,7 @@ class Placement(Protocol):
         ...
 
     async def stop(self, instance_id: str, incarnation: int) -> None:
-        """End an incarnation at once, if it still runs or is being started.
+        """Kill an incarnation, if it still runs or is being started.
 
         :raises PlacingError: when its machine does not answer.
         """

@@ -19,8 +19,8 @@ KILLED = -int(signal.SIGKILL)
 class RemoteProcess:
     """A :class:`.Running` process.  For the manager it has ended once its connection is closed.
 
-    So nobody waits long for a machine that no longer answers: an instance there sees its connection
-    end, or the other instances refuse its old incarnation.
+    The manager does not wait long for a machine that no longer answers: an instance there sees its
+    connection end, or the other instances refuse its old incarnation.
 
     :ivar last_words: last lines of the process on stderr, if the process ended by an error.
     """
@@ -36,7 +36,7 @@ class RemoteProcess:
 
     @property
     def pid(self) -> int:
-        """See :class:`.Running`."""
+        """The process id, on the process's machine."""
         return self._placed.pid
 
     @property
@@ -45,7 +45,7 @@ class RemoteProcess:
         return self._placed.host
 
     async def wait(self) -> int:
-        """See :class:`.Running`; a process whose machine does not answer counts as killed."""
+        """Return the exit status; a process whose machine does not answer counts as killed."""
         if self._code is None:
             try:
                 async with asyncio.timeout(None if self._killing is None else KILL_SECONDS):
@@ -55,7 +55,7 @@ class RemoteProcess:
         return self._code
 
     def kill(self) -> None:
-        """See :class:`.Running`."""
+        """Kill the process."""
         if self._code is not None:
             raise ProcessLookupError
         if self._killing is None:
@@ -78,11 +78,11 @@ class RemoteProcess:
         return ended
 
     async def _stop(self) -> None:
-        with contextlib.suppress(PlacingError):  # the machine is gone, and the process with it
+        with contextlib.suppress(PlacingError):  # the machine is dead, and so is the process
             await self._placement.stop(self._instance_id, self._incarnation)
 
 
 def log_last_words(instance_id: str, host: str, ended: Ended) -> None:
-    """Log the last words of an instance: nobody reads the terminal of its machine."""
+    """Log the last words of an instance, because its machine has no terminal that is read."""
     for line in ended.last_words.splitlines():
         logger.error("instance %s on %s said: %s", instance_id, host, line)

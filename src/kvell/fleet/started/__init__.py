@@ -1,1 +1,1 @@
-"""Instances kept together: started, restarted, added and drained, for a front or a manager."""
+"""Instances that this process owns: started, restarted, added and drained."""

@@ -11,9 +11,9 @@ class FrontLimits:
 
     :param max_waiting: requests that may wait for a credit before new ones are refused.
     :param startup_seconds: an instance must be ready within this time.
-    :param drain_seconds: running requests may end within this time when an instance leaves;
-        then another goes on with them, or, when the server closes, they end with an error.
-    :param silence_seconds: an instance that gives no sign of life for so long is killed.
+    :param drain_seconds: time for running requests to end when an instance leaves; then another
+        instance continues them or, when the server closes, they end with an error.
+    :param silence_seconds: an instance that gives no sign of life for this long is killed.
     :param restart: how often and how soon a dead instance is started again.
     """
 

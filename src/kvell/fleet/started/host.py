@@ -1,4 +1,4 @@
-"""What instances of one host share: processors, memory, and one copy of the weights."""
+"""The resources that instances of one host share: processors, memory and one copy of weights."""
 
 import os
 import shutil
@@ -19,7 +19,7 @@ from kvell.vocabulary import MIB
 class Host:
     """The machine that a front and its instances run on: a :class:`.Site` of child processes.
 
-    :param processors: that instances may use; all that this process may use if not given.
+    :param processors: processors for instances; by default all that this process may use.
     """
 
     def __init__(self, processors: Sequence[int] | None = None) -> None:
@@ -29,17 +29,17 @@ class Host:
         self._slots: dict[str, int] = {}
 
     async def found(self) -> dict[str, int]:
-        """See :class:`.Site`.  Children end with the front that started them."""
+        """Return no instances: children end with the front that started them."""
         return {}
 
     async def rejoin(self, instance_id: str) -> InstanceProcess | None:
-        """See :class:`.Site`."""
+        """Return None: there is nothing to connect to."""
         return None
 
     async def launch(
         self, instance_id: str, command: Sequence[str], plan: LaunchPlan
     ) -> InstanceProcess:
-        """See :class:`.Site`.  An instance that is alone shares nothing."""
+        """Start a child, which shares weights with the others if it is not alone."""
         values = {
             **plan.values,
             **self.share_of(instance_id),
@@ -55,7 +55,7 @@ class Host:
         )
 
     async def close(self) -> None:
-        """Give the weights' memory back once no instance maps it either."""
+        """Free the weights, once no instance maps them either, and the pool's folder."""
         if self._weights_fd is not None:
             os.close(self._weights_fd)
             self._weights_fd = None
@@ -64,59 +64,59 @@ class Host:
             self._pool_folder = None
 
     def pool_folder(self) -> str:
-        """Where instances that hand requests to each other meet, for this user alone."""
+        """Return the folder where instances meet to exchange requests, for this user alone."""
         if self._pool_folder is None:
             self._pool_folder = Path(tempfile.mkdtemp(prefix="kvell-pool-"))
             make_folder(self._pool_folder)
         return str(self._pool_folder)
 
     def weights_fd(self) -> int:
-        """A memory file for weights: the first instance fills it, and all of them map it."""
+        """Return a memory file for weights, filled by the first instance and mapped by all."""
         if self._weights_fd is None:
             self._weights_fd = os.memfd_create("kvell-weights", os.MFD_CLOEXEC)
         return self._weights_fd
 
     def enter(self, instance_id: str) -> None:
-        """Give an instance the lowest free place among the others."""
+        """Give an instance the lowest free slot."""
         taken = set(self._slots.values())
         self._slots[instance_id] = next(slot for slot in range(len(taken) + 1) if slot not in taken)
 
     def leave(self, instance_id: str) -> None:
-        """An instance is gone for good."""
+        """Free the slot of an instance that is gone for good."""
         self._slots.pop(instance_id, None)
 
     def share_of(self, instance_id: str) -> dict[str, str]:
-        """Processors and threads of an instance's next start, as values of its command line.
+        """Return processors and threads of an instance's next start, for its command line.
 
-        One that is alone on the host gets neither: it takes what it finds.
+        An instance that is alone on the host gets neither, and uses what is there.
         """
         if len(self._slots) < 2:
             return {"processors": "", "threads": "0"}
         slot = self._slots[instance_id]
         count = max(len(self._slots), slot + 1)
         share = processor_shares(self._processors, count)[slot]
-        processors = ",".join(str(one) for one in share.processors)
+        processors = ",".join(str(processor) for processor in share.processors)
         return {"processors": processors, "threads": str(share.threads)}
 
     def check_room(self, contracts: Iterable[tuple[int | None, int]], further: int) -> None:
         """Check that the host can hold further instances like those that serve.
 
         :param contracts: the process id and ``contract_bytes`` of each that serves.
-        :raises ChangeSomething: if the contracts of all come to more than the host has for them.
+        :raises ChangeSomething: if all contracts together exceed the memory of the host.
         """
-        known = [(pid, promised) for pid, promised in contracts if promised]
-        if not known or further <= 0:
+        instances = [(pid, promised) for pid, promised in contracts if promised]
+        if not instances or further <= 0:
             return
-        largest_bytes = max(promised for _, promised in known)
-        taken_bytes = sum(tree_bytes(pid) for pid, _ in known if pid)
-        promised_bytes = sum(promised for _, promised in known)
+        largest_bytes = max(promised for _, promised in instances)
+        taken_bytes = sum(tree_bytes(pid) for pid, _ in instances if pid)
+        promised_bytes = sum(promised for _, promised in instances)
         left_bytes = available_bytes() + taken_bytes - promised_bytes
         fitting = max(0, left_bytes) // largest_bytes
         if fitting < further:
             raise ChangeSomething(
                 "instances",
-                len(known) + further,
+                len(instances) + further,
                 f"need {largest_bytes // MIB:,} MiB each, "
                 f"and the machine has {max(0, left_bytes) // MIB:,} MiB left for more",
-                f"use at most {len(known) + fitting}, or a smaller --kv-memory",
+                f"use at most {len(instances) + fitting}, or a smaller --kv-memory",
             )

@@ -1,4 +1,4 @@
-"""One instance of a front: its supervisor, what it said of itself, and its statistics."""
+"""One instance of a front: its supervisor, its last messages, and its statistics."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -24,15 +24,12 @@ from kvell.wire.greeting import new_incarnation
 
 @dataclass(frozen=True)
 class MemberStatus:
-    """What operators see of an instance.
+    """The status of an instance, for operators.
 
-    :param instance_id: its name, like ``mixed-0``.
-    :param role: what it does; ``mixed`` prefills and decodes.
-    :param state: where it is between its start and its end.
-    :param pid: of its process; None while it has none.
-    :param host: the machine that it runs on; "" is the front's.
-    :param restarts: how often it was started again.
-    :param ready: what it said at its start; None before.
+    :param role: current role; ``mixed`` prefills and decodes.
+    :param pid: of the process; None while there is none.
+    :param host: machine that the instance runs on; "" is the front's.
+    :param ready: its ``Ready``; None before the first.
     :param beat: its last heartbeat; None before the first.
     """
 
@@ -47,38 +44,38 @@ class MemberStatus:
 
     @property
     def pid_here(self) -> int | None:
-        """The process's id if it is one of this machine, which can say how large it is."""
+        """The process id if it is one of this machine, where its size can be read."""
         return None if self.host else self.pid
 
 
 class Handle(Protocol):
-    """What keeps the connection to an instance: its :class:`.Supervisor`, or a link to one that
-    the manager of a cluster keeps."""
+    """The connection to an instance: its :class:`.Supervisor`, or a link to an instance that the
+    manager of a cluster owns."""
 
     @property
     def state(self) -> InstanceState:
-        """Where the instance is; only one that is ``serving`` takes requests."""
+        """The state of the instance; only one that is ``serving`` takes requests."""
         ...
 
     @property
     def pid(self) -> int | None:
-        """Of its process; None while none is up."""
+        """The process id; None while no process is up."""
         ...
 
     @property
     def host(self) -> str:
-        """The machine that it runs on; "" is the front's, or none."""
+        """The machine that the instance runs on; "" is the front's, or none."""
         ...
 
     @property
     def restarts(self) -> int:
-        """How often it was started again."""
+        """Number of restarts of the instance."""
         ...
 
     def send(self, command: Command) -> None:
         """Queue a command for the instance.
 
-        :raises InstanceDied: when none is up just now.
+        :raises InstanceDied: when no process is up.
         :raises ProtocolError: when the command is too long for a frame.
         """
         ...
@@ -86,12 +83,12 @@ class Handle(Protocol):
 
 @dataclass(frozen=True)
 class MemberCallbacks:
-    """What is called when something happens to an instance; the first argument is its id.
+    """The callbacks for events of an instance; the first argument is its id.
 
-    :param on_cut: the connection to it ended; ``on_lost`` follows once it is known why.
-    :param on_role: it has a role from now on.
-    :param on_move: the manager lets a request, the first argument, go on at an instance; or, if
-        that is not 0, so many of its sections lie there.
+    :param on_cut: the connection ended; ``on_lost`` follows with the cause.
+    :param on_role: the instance has a role from now on.
+    :param on_move: the manager moves a request, the first argument, to an instance; or, if the
+        number is not 0, that many sections of it.
     """
 
     on_ready: Callable[[str, Ready], None]
@@ -106,7 +103,7 @@ class MemberCallbacks:
 
 
 class Member:
-    """Listens to its supervisor, which is set by the maker of both."""
+    """An instance, as the listener of its supervisor, which the maker of both sets."""
 
     supervisor: Handle
 
@@ -121,12 +118,12 @@ class Member:
 
     @property
     def is_serving(self) -> bool:
-        """Whether it takes requests."""
+        """Whether the instance takes requests."""
         return self.supervisor.state == "serving"
 
     @property
     def is_given_up(self) -> bool:
-        """Whether nobody waits for it."""
+        """Whether no request waits for the instance."""
         return self.supervisor.state in GIVEN_UP
 
     def next_incarnation(self) -> int:
@@ -135,20 +132,20 @@ class Member:
         return self.incarnation
 
     def status(self) -> MemberStatus:
-        """What operators see."""
-        one = self.supervisor
+        """Return the status for operators."""
+        supervisor = self.supervisor
         return MemberStatus(
-            *(self.instance_id, self.role, one.state, one.pid, one.restarts),
-            *(self.ready, self.beat, one.host),
+            *(self.instance_id, self.role, supervisor.state, supervisor.pid, supervisor.restarts),
+            *(self.ready, self.beat, supervisor.host),
         )
 
     async def stats(self, deadline_seconds: float, *, with_audit: bool = False) -> Stats:
-        """Ask the instance for its counters; callers at the same time share one answer.
+        """Ask the instance for its counters; concurrent callers share one answer.
 
-        An audit is asked for anew, behind the answer that others wait for.
+        An audit is asked for separately, after the answer that others wait for.
 
-        :raises InstanceDied: when it does not serve just now.
-        :raises TryLater: when it does not answer in time.
+        :raises InstanceDied: when the instance does not serve now.
+        :raises TryLater: when the instance does not answer in time.
         """
         waiter = self._stats_waiter
         if with_audit and waiter is not None:
@@ -165,7 +162,7 @@ class Member:
         return waiter.result()
 
     def forget_prefixes(self) -> bool:
-        """Have the instance evict its cached prefixes, before any request that is sent later."""
+        """Have the instance evict its cached prefixes before any later request; return True."""
         self.supervisor.send(ResetPrefixCache())
         return True
 
@@ -173,12 +170,12 @@ class Member:
         self.supervisor.send(command)
 
     def instance_ready(self, ready: Ready) -> None:
-        """Keep what a new incarnation says of itself."""
+        """Store and pass on the ``Ready`` of a new incarnation."""
         self.ready, self.beat = ready, None
         self._callbacks.on_ready(self.instance_id, ready)
 
     def instance_said(self, event: Event) -> None:
-        """Keep heartbeats and statistics, and pass everything else on."""
+        """Answer callers with statistics and pages, and pass all other events on."""
         if isinstance(event, Stats):
             if self._stats_waiter is not None:
                 self._stats_waiter.set_result(event)
@@ -192,36 +189,37 @@ class Member:
         self._callbacks.on_event(self.instance_id, event)
 
     def instance_lost(self, death: InstanceDeath) -> None:
-        """End the wait of those who asked it something."""
+        """Fail the calls that wait for an answer, and pass the loss on."""
         self.beat = None
         if self._stats_waiter is not None:
             self._stats_waiter.set_exception(InstanceDied(death.problem))
-            self._stats_waiter.exception()  # read once: perhaps nobody waits any more
+            self._stats_waiter.exception()  # read once: perhaps no caller waits any more
             self._stats_waiter = None
         self.watch.lost(death.problem)
         self._callbacks.on_lost(self.instance_id, death)
 
     def instance_given_up(self) -> None:
-        """Pass it on."""
+        """Pass on that the instance was given up."""
         self._callbacks.on_given_up(self.instance_id)
 
 
 async def stats_of(
     members: Sequence[Member], deadline_seconds: float, *, with_audit: bool
 ) -> dict[str, Stats]:
-    """Counters of every one that answers in time, by id; ``members`` are not none.
+    """Return the counters of each instance that answers in time, by id.
 
-    :raises InstanceDied: when one died meanwhile and none answers.
-    :raises TryLater: when none answers in time.
+    :param members: at least one instance.
+    :raises InstanceDied: when an instance dies meanwhile.
+    :raises TryLater: when no instance answers in time.
     """
-    asked = (one.stats(deadline_seconds, with_audit=with_audit) for one in members)
-    answers = await asyncio.gather(*asked, return_exceptions=True)
-    told: dict[str, Stats] = {}
+    calls = (member.stats(deadline_seconds, with_audit=with_audit) for member in members)
+    answers = await asyncio.gather(*calls, return_exceptions=True)
+    counters: dict[str, Stats] = {}
     for member, answer in zip(members, answers, strict=True):
         if isinstance(answer, Stats):
-            told[member.instance_id] = answer
+            counters[member.instance_id] = answer
         elif not isinstance(answer, TryLater):
             raise answer
-    if not told:
+    if not counters:
         raise next(answer for answer in answers if isinstance(answer, TryLater))
-    return told
+    return counters

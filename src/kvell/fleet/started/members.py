@@ -31,11 +31,10 @@ class Members:
     """Instances by id, in order of their start: ``mixed-0``, ``mixed-1``, …
 
     :param command: an instance's command line; see :class:`.Front`.
-    :param site: where they run.
-    :param callbacks: called when something happens to any of them.
+    :param site: the machines that the instances run on.
     :param pool: how they share their memory.
-    :ivar has_adopted: whether instances were there already at the start.
-    :param leadership: of a manager, whose orders carry its epoch; None: nobody else gives orders.
+    :ivar has_adopted: whether instances of an earlier manager were taken over at the start.
+    :param leadership: of a manager, whose orders carry its epoch; None: there is no manager.
     """
 
     outlives_front = False
@@ -75,32 +74,32 @@ class Members:
 
     @property
     def staying(self) -> list[OwnMember]:
-        """Those that are not being taken out of service."""
-        return [one for one in self if one.instance_id not in self._retiring]
+        """Instances that are not being taken out of service."""
+        return [member for member in self if member.instance_id not in self._retiring]
 
     async def start(self, counts: Mapping[str, int]) -> None:
-        """Start the first instances at once and wait until all are ready.
+        """Start the first instances together and wait until all are ready.
 
-        Where some are there already, from a manager that is no more, these are taken over instead,
-        whatever was asked for; those that do not answer are started again.
+        Instances of an earlier manager are taken over instead, whatever the counts are;
+        those that do not answer are restarted.
 
-        :raises InstanceStartError: when one does not become ready; then none is left.
+        :raises InstanceStartError: when one does not become ready; then all are ended.
         """
-        found = await self._site.found()
+        earlier = await self._site.found()
         if self._leadership is not None:
-            self._leadership.found(found.values())
-        if found:
+            self._leadership.found(earlier.values())
+        if earlier:
             self.has_adopted = True
-            for instance_id, incarnation in found.items():
+            for instance_id, incarnation in earlier.items():
                 member = self._add(instance_id.rpartition("-")[0], instance_id)
                 member.incarnation = incarnation
             for member in self:
                 member.supervisor.start_soon()
-            await asyncio.gather(*(one.supervisor.settled() for one in self))
+            await asyncio.gather(*(member.supervisor.settled() for member in self))
             return
         added = [self._add(role) for role, count in counts.items() for _ in range(count)]
         self._starting_at_once = len(added)
-        starts = [asyncio.create_task(one.supervisor.start()) for one in added]
+        starts = [asyncio.create_task(member.supervisor.start()) for member in added]
         try:
             await asyncio.gather(*starts)
         except BaseException:
@@ -115,30 +114,30 @@ class Members:
             self._starting_at_once = 1
 
     async def scale(self, counts: Mapping[str, int]) -> None:
-        """See :class:`.Fleet`."""
+        """Scale without waiting."""
         self.scale_now(counts)
 
     async def drain(self, instance_id: str) -> None:
-        """See :class:`.Fleet`."""
+        """Drain without waiting."""
         self.drain_now(instance_id)
 
     def scale_now(self, counts: Mapping[str, int]) -> None:
-        """Add or drain instances until each role named has so many; returns at once.
+        """Add or drain instances until each role in ``counts`` has its number; do not wait.
 
         Failed instances are replaced; the youngest are drained first.
 
-        :raises ChangeSomething: when the host has no memory for more.
+        :raises ChangeSomething: when the host has no memory for more, or a role no instance.
         """
         plans = []
         for role, count in counts.items():
             self._check_role(role)
-            of_role = [one for one in self.staying if one.role == role]
-            sound = [one for one in of_role if one.supervisor.state != "failed"]
-            broken = [one for one in of_role if one.supervisor.state == "failed"]
+            of_role = [member for member in self.staying if member.role == role]
+            sound = [member for member in of_role if member.supervisor.state != "failed"]
+            broken = [member for member in of_role if member.supervisor.state == "failed"]
             plans.append((role, count - len(sound), [*broken, *sound[count:]]))
         further = sum(max(0, more) for _, more, _ in plans)
-        ready = [(one.supervisor.pid, one.ready) for one in self.staying if one.ready]
-        promised = [(pid, told.memory.get("contract_bytes", 0)) for pid, told in ready]
+        ready = [(member.supervisor.pid, member.ready) for member in self.staying if member.ready]
+        promised = [(pid, message.memory.get("contract_bytes", 0)) for pid, message in ready]
         self._site.check_room(promised, further)
         for role, more, leaving in plans:
             for member in leaving:
@@ -148,17 +147,17 @@ class Members:
                 member.supervisor.start_soon()
 
     def _check_role(self, role: str) -> None:
-        """Roles are chosen at the start: instances of another have nobody to work with."""
-        known = sorted({one.role for one in self})
-        if role not in known:
+        """Check that the role was chosen at the start: no instance works with one of another."""
+        roles = sorted({member.role for member in self})
+        if role not in roles:
             problem = "has no instance"
-            remedy = f"use {', '.join(known)}, or start the server with it"
+            remedy = f"use {', '.join(roles)}, or start the server with it"
             raise ChangeSomething("instances", role, problem, remedy)
 
     def drain_now(self, instance_id: str) -> None:
-        """Take an instance out of service; returns at once.
+        """Take an instance out of service; do not wait.
 
-        :raises ChangeSomething: when there is none of this id, or it is the last that serves.
+        :raises ChangeSomething: when no instance has this id, or it is the last that serves.
         """
         member = self._by_id.get(instance_id)
         if member is None:
@@ -166,30 +165,32 @@ class Members:
             raise ChangeSomething("id", instance_id, "is no instance", f"use one of {names}")
         if instance_id in self._retiring:
             return
-        if not any(one.is_serving for one in self.staying if one is not member):
+        if not any(other.is_serving for other in self.staying if other is not member):
             remedy = "add one first: kvell cluster scale"
             raise ChangeSomething("id", instance_id, "is the last one that serves", remedy)
         self._retire(member)
 
     async def close(self) -> None:
-        """Let all instances finish what they have within the deadline, then end them."""
+        """Let all instances finish their requests within the deadline, then end them."""
         await asyncio.gather(self._end_all(self._limits.drain_seconds), *self._retiring.values())
         if not self._is_abandoned:
             await self._site.close()
 
     async def abandon(self) -> None:
-        """Leave all instances as they are, to another who keeps them now."""
+        """Leave all instances as they are, for another owner."""
         self._is_abandoned = True
-        await asyncio.gather(*(one.supervisor.abandon() for one in self))
+        await asyncio.gather(*(member.supervisor.abandon() for member in self))
 
     async def _end_all(self, drain_seconds: float) -> None:
-        ends = (one.supervisor.retire(drain_seconds, CLOSING, self._epoch) for one in self.staying)
+        ends = (
+            member.supervisor.retire(drain_seconds, CLOSING, self._epoch) for member in self.staying
+        )
         await asyncio.gather(*ends)
 
-    def _add(self, role: str, found: str = "") -> OwnMember:
-        """:param found: its name if it is there already."""
+    def _add(self, role: str, earlier: str = "") -> OwnMember:
+        """Add an instance; ``earlier`` is the name of one from an earlier manager."""
         ids = (f"{role}-{number}" for number in itertools.count())
-        instance_id = found or next(one for one in ids if one not in self._by_id)
+        instance_id = earlier or next(name for name in ids if name not in self._by_id)
         member = OwnMember(instance_id, role, self._callbacks)
         member.supervisor = Supervisor(
             instance_id,
@@ -200,19 +201,18 @@ class Members:
             self._limits.silence_seconds,
         )
         self._by_id[instance_id] = member
-        if not found:
+        if not earlier:
             self._site.enter(instance_id)
         return member
 
     async def _launch(self, member: OwnMember) -> InstanceProcess:
-        """Take over the incarnation that was found, if one was; else start the next."""
+        """Connect to the incarnation that was found, or else start the next one."""
         process = await self._site.rejoin(member.instance_id)
         if process is not None:
             return process
         return await self._site.launch(member.instance_id, self._command, self._plan(member))
 
     def _plan(self, member: OwnMember) -> LaunchPlan:
-        """What the next start of an instance is given, wherever it runs."""
         values = {
             "memory_parts": str(self._starting_at_once),
             "instance_id": member.instance_id,
@@ -229,17 +229,19 @@ class Members:
         return 0 if self._leadership is None else self._leadership.epoch
 
     def _ready(self, instance_id: str, ready: Ready) -> None:
-        """Tell all instances where the new one listens, before it gets a request."""
+        """Send the address of the new instance to all others, before it gets a request."""
         self._introduce()
         self._on_ready(instance_id, ready)
 
     def _introduce(self) -> None:
-        serving = [one for one in self if one.is_serving and one.ready is not None]
-        told = {one.instance_id: one.ready.pool_address for one in serving if one.ready}
-        addresses = {name: address for name, address in told.items() if address}
+        serving = [member for member in self if member.is_serving and member.ready is not None]
+        listening = {
+            member.instance_id: member.ready.pool_address for member in serving if member.ready
+        }
+        addresses = {name: address for name, address in listening.items() if address}
         if addresses:
-            for one in serving:
-                one.supervisor.send(Introduce(addresses, self._epoch))
+            for member in serving:
+                member.supervisor.send(Introduce(addresses, self._epoch))
 
     def _retire(self, member: OwnMember) -> None:
         self._callbacks.on_leaving(member.instance_id)
@@ -247,7 +249,7 @@ class Members:
         self._retiring[member.instance_id] = retiring
 
     async def _leave(self, member: OwnMember) -> None:
-        """Drain and forget an instance; its requests go on elsewhere if they outlast it."""
+        """Drain and forget an instance; others continue the requests that it does not finish."""
         await member.supervisor.retire(self._limits.drain_seconds, DRAINED, self._epoch)
         if self._is_abandoned:
             return

@@ -1,4 +1,4 @@
-"""How the instances behind a front share memory and work."""
+"""Settings of the memory and work that the instances of a front share."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ class PoolSettings:
     """Settings of a pool of instances.
 
     :param pd_caching: which of prefill and decode instances cache what.
-    :param page_transport: how pages get from one instance to another.
+    :param page_transport: how pages are copied from one instance to another.
     :param adaptive_roles: whether prefill and decode instances change their roles by load.
     """
 
@@ -19,5 +19,5 @@ class PoolSettings:
     adaptive_roles: bool = False
 
     def values(self) -> dict[str, str]:
-        """What instances are told, as arguments of their command line."""
+        """Return the settings as arguments of an instance's command line."""
         return {"pd_caching": str(self.pd_caching), "page_transport": self.page_transport}

@@ -9,7 +9,7 @@ from ray.experimental.internal_kv import _internal_kv_get
 from kvell.wire.decoding import MalformedError, decode
 
 MACHINE_OF_ITS_OWN = re.compile(r"node_[0-9a-f]{56}")
-"""Type that Ray gives a machine which somebody started by hand."""
+"""Type that Ray gives to a machine that was started by hand."""
 NAMESPACE_OF_SECOND, KEY_OF_SECOND = "__autoscaler", "__autoscaler_v2_enabled"
 """Namespace and key under which Ray says whether the second version of its autoscaler runs."""
 ENABLED = b"1"
@@ -40,7 +40,7 @@ def starts_machines(status: bytes | None, enabled: bytes | None) -> bool | None:
     if report is None:
         return None
     types = {*(report.active_nodes or {}), *(report.pending_launches or {})}
-    return any(not MACHINE_OF_ITS_OWN.fullmatch(one) for one in types)
+    return any(not MACHINE_OF_ITS_OWN.fullmatch(kind) for kind in types)
 
 
 class _Report(msgspec.Struct, frozen=True):

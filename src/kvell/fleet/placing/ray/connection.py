@@ -47,7 +47,7 @@ def connect(address: str) -> None:
             )
             break
         except FAILURES as error:
-            # A cluster that has just begun says no at first where clients come in.
+            # A cluster that has just started refuses clients at first.
             if attempt + 1 < ATTEMPTS and isinstance(error, ConnectionAbortedError):
                 continue
             problem = f"no Ray answers there ({_reason(error)})"
@@ -65,7 +65,7 @@ def disconnect() -> None:
 async def called(call: Callable[[], Result]) -> Result:
     """Run a short call of Ray in a thread, to its end also when the caller is cancelled.
 
-    So a caller that is cancelled knows that nothing is reserved or made behind its back later.
+    So nothing is reserved or made later for a caller that was cancelled.
 
     :raises PlacingError: when the call fails.
     """
@@ -79,17 +79,17 @@ async def called(call: Callable[[], Result]) -> Result:
         raise PlacingError(f"Ray: {_reason(error)}") from error
 
 
-async def answered(asked: Any, within_seconds: float, problem: str) -> Any:
+async def answered(reference: Any, within_seconds: float, problem: str) -> Any:
     """Return the answer of an actor.
 
-    :param asked: the reference that the call of the actor returned.
-    :param problem: is said when the call fails, or is not answered in time.
-    :raises PlacingError: then.
+    :param reference: the reference that the call of the actor returned.
+    :param problem: message of the error.
+    :raises PlacingError: when the call fails, or is not answered in time.
     """
     deadline = time.monotonic() + within_seconds
     while True:
         try:
-            return await asyncio.to_thread(ray.get, asked, timeout=LOOK_SECONDS)
+            return await asyncio.to_thread(ray.get, reference, timeout=LOOK_SECONDS)
         except GetTimeoutError as error:
             if time.monotonic() >= deadline:
                 raise PlacingError(f"{problem} ({within_seconds:g} s)") from error

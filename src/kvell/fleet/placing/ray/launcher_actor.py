@@ -12,10 +12,9 @@ from kvell.fleet.placing.ray.machines import processors_here
 from kvell.fleet.placing.ray.room import threads
 
 STARTS = 4
-"""Calls of ``start`` that an actor carries out at once: each waits until its instance listens."""
+"""Concurrent calls of ``start`` of an actor: each waits until its instance listens."""
 QUESTIONS = 2
-"""Other calls that an actor carries out at once, in threads of their own: none waits behind a
-start."""
+"""Other concurrent calls of an actor, in threads of their own: none waits for a start."""
 LauncherHandle = Any
 """Ray's handle of a :class:`LauncherActor`; its methods have ``remote``."""
 
@@ -35,15 +34,15 @@ class LauncherActor:
     def start(self, words: Sequence[str], incarnation: int) -> tuple[str, int, str]:
         """Start an incarnation; return the fields of :class:`.Placed`.
 
-        Ray calls this again where it starts the actor anew, so it may be called twice.
+        Ray calls this again after a restart of the actor, so it may be called twice.
         """
         return astuple(self._launcher.start(words, incarnation))
 
     @ray.method(concurrency_group="questions")  # type: ignore[untyped-decorator]
     def runs(self) -> tuple[int, tuple[str, int, str]] | None:
         """Return the incarnation that listens, and where; None if none does."""
-        found = self._launcher.runs()
-        return None if found is None else (found[0], astuple(found[1]))
+        listening = self._launcher.runs()
+        return None if listening is None else (listening[0], astuple(listening[1]))
 
     @ray.method(concurrency_group="questions")  # type: ignore[untyped-decorator]
     def ended(self, incarnation: int) -> tuple[int, str] | None:
@@ -53,7 +52,7 @@ class LauncherActor:
 
     @ray.method(concurrency_group="questions")  # type: ignore[untyped-decorator]
     def stop(self, incarnation: int) -> None:
-        """End an incarnation at once, also one that is just being started."""
+        """Kill an incarnation, also one that is just being started."""
         self._launcher.stop(incarnation)
 
 

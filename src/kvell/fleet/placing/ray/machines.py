@@ -1,4 +1,4 @@
-"""The machines that Ray knows."""
+"""The machines of Ray."""
 
 import ray
 from ray._private.state import available_resources_per_node
@@ -7,22 +7,22 @@ from kvell.fleet.placing.ray.room import PROCESSOR, SHARED, Machine
 
 
 def machines() -> list[Machine]:
-    """Return all machines that Ray knows, those that died too."""
+    """Return all machines of Ray, dead ones too."""
     free = available_resources_per_node()
     return [
         Machine(
-            str(one["NodeID"]),
-            str(one["NodeManagerAddress"]),
-            bool(one["Alive"]),
-            float(one["Resources"].get(PROCESSOR, 0.0)),
-            float(free.get(one["NodeID"], {}).get(PROCESSOR, 0.0)),
-            SHARED in one["Resources"],
+            str(node["NodeID"]),
+            str(node["NodeManagerAddress"]),
+            bool(node["Alive"]),
+            float(node["Resources"].get(PROCESSOR, 0.0)),
+            float(free.get(node["NodeID"], {}).get(PROCESSOR, 0.0)),
+            SHARED in node["Resources"],
         )
-        for one in ray.nodes()
+        for node in ray.nodes()
     ]
 
 
 def processors_here() -> float:
     """Return the CPUs that Ray has for the machine of this process."""
     here = ray.get_runtime_context().get_node_id()
-    return next((one.processors for one in machines() if one.node_id == here), 1.0)
+    return next((machine.processors for machine in machines() if machine.node_id == here), 1.0)

@@ -1,4 +1,4 @@
-"""Names of Kvell's actors and placement groups in Ray; each tells its cluster and instance."""
+"""Names of Kvell's actors and placement groups in Ray; each contains its cluster and instance."""
 
 import secrets
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ def drawn_group(cluster: str) -> str:
 def group_beginning(cluster: str) -> str:
     """Return the beginning of the names of a cluster's placement groups.
 
-    Ray's table of groups knows no namespaces, and a cluster's name has no slash.
+    Ray's table of groups has no namespaces, and a cluster's name has no slash.
     """
     return f"{NAMESPACE}/{cluster}/"
 

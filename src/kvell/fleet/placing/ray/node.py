@@ -80,7 +80,7 @@ class RayNode:
         self.end()
 
     def start(self) -> None:
-        """Start the node and wait until it says that it runs.
+        """Start the node and wait until it reports that it runs.
 
         A start that fails or is interrupted leaves no process, and no folder of its own.
 
@@ -94,7 +94,7 @@ class RayNode:
             raise
 
     def end(self) -> None:
-        """End the node, all its processes, and its own folder; at once when it is interrupted."""
+        """End the node, all its processes, and its own folder; kill it when interrupted."""
         child, self._child = self._child, None
         try:
             if child is not None:
@@ -115,7 +115,7 @@ class RayNode:
                 stderr=subprocess.STDOUT,
                 env=self._environ,
                 start_new_session=True,
-                # A server that is killed must not leave its Ray behind.
+                # Ray must not outlive a server that is killed.
                 preexec_fn=None if self._outlives else _end_with_parent,  # noqa: PLW1509
             )
         self._wait_until_up(log)
@@ -132,7 +132,7 @@ class RayNode:
             time.sleep(LOOK_SECONDS)
 
     def _is_up(self, log: Path) -> bool:
-        """Whether it has said that it runs, and where: a head writes its address last."""
+        """Return whether the node's log reports it as up; a head writes its address last."""
         if b"Ray runtime started" not in log.read_bytes():
             return False
         address = self.folder / ADDRESS_FILE
@@ -149,7 +149,7 @@ def _end_child(child: "subprocess.Popen[bytes]") -> None:
         if not isinstance(error, subprocess.TimeoutExpired):
             raise
     finally:
-        with contextlib.suppress(ProcessLookupError):  # usually nobody is left of its session
+        with contextlib.suppress(ProcessLookupError):  # usually its session is empty
             os.killpg(child.pid, signal.SIGKILL)
 
 

@@ -13,7 +13,7 @@ from kvell.fleet.placing.ray.record import Bundle, Record, Remains
 from kvell.fleet.placing.ray.reservations import Reservations
 
 ANSWER_SECONDS = 5.0
-"""A machine that does not answer within this time is away."""
+"""A machine that does not answer within this time counts as unreachable."""
 logger = logging.getLogger(__name__)
 
 
@@ -39,7 +39,7 @@ class RayPlacement:
         self._leaving: set[asyncio.Task[None]] = set()
 
     async def found(self) -> list[Found]:
-        """See :class:`.Placement`; a launcher that does not answer has nothing that runs."""
+        """Return the instances of an earlier manager; a silent launcher has none that runs."""
         remains, self._launchers = await called(self._take_over)
         self._bundles, self._free = dict(remains.kept), list(remains.free)
         self._pending, self._waiting = dict(remains.unreserved), list(remains.unreserved)
@@ -47,12 +47,11 @@ class RayPlacement:
         return list(await asyncio.gather(*(self._found(name) for name in names)))
 
     def enter(self, instance_id: str) -> None:
-        """See :class:`.Placement`; instances that enter before the first start are reserved
-        together."""
+        """Announce an instance; all that enter before the first start are reserved together."""
         self._waiting.append(instance_id)
 
     def leave(self, instance_id: str) -> None:
-        """See :class:`.Placement`."""
+        """Give back the room of an instance."""
         if instance_id in self._waiting:
             self._waiting.remove(instance_id)
             self._pending.pop(instance_id, None)
@@ -66,7 +65,7 @@ class RayPlacement:
     async def start(
         self, instance_id: str, words: Sequence[str], incarnation: int, within_seconds: float
     ) -> Placed:
-        """See :class:`.Placement`."""
+        """Start an incarnation in the instance's bundle, which is reserved first if necessary."""
         if instance_id not in self._bundles:
             async with self._reserving:
                 if instance_id not in self._bundles:
@@ -79,16 +78,16 @@ class RayPlacement:
         return Placed(*await answered(ordered, within_seconds, "no machine took the instance"))
 
     async def ended(self, instance_id: str, incarnation: int) -> Ended | None:
-        """See :class:`.Placement`."""
+        """Return the end of an incarnation; None while it runs."""
         ended = await self._asked(instance_id, "ended", incarnation)
         return None if ended is None else Ended(*ended)
 
     async def stop(self, instance_id: str, incarnation: int) -> None:
-        """See :class:`.Placement`."""
+        """End an incarnation, if it still runs or is being started."""
         await self._asked(instance_id, "stop", incarnation)
 
     async def close(self) -> None:
-        """See :class:`.Placement`."""
+        """Remove all launchers and reservations of the cluster."""
         if self._leaving:
             await asyncio.wait(self._leaving)
         await called(self._reservations.remove_all)
@@ -102,10 +101,12 @@ class RayPlacement:
             self._reservations.remove_group(group)
         if not remains.kept:
             self._reservations.delete_record()
-        known = {
+        launchers = {
             name: self._reservations.launched(name, bundle) for name, bundle in remains.kept.items()
         }
-        return remains, {name: one for name, one in known.items() if one is not None}
+        return remains, {
+            name: launcher for name, launcher in launchers.items() if launcher is not None
+        }
 
     async def _found(self, instance_id: str) -> Found:
         try:
@@ -124,8 +125,8 @@ class RayPlacement:
     async def _reserve(self, within_seconds: float) -> None:
         """Reserve for all instances that wait: what is free, and one group for the others.
 
-        The record names them before Ray is asked: a manager that is killed meanwhile leaves no
-        group that the next one does not know.
+        The record names them before Ray gets the request: a manager that is killed meanwhile
+        leaves no group without a record.
         """
         names, self._waiting = self._waiting, []
         self._drop(names)
@@ -164,9 +165,9 @@ class RayPlacement:
 
         Ray takes a group back when all of its bundles are free; it cannot take a part.
         """
-        is_last = all(one.group != bundle.group for one in self._bundles.values())
+        is_last = all(other.group != bundle.group for other in self._bundles.values())
         if is_last:
-            self._free = [one for one in self._free if one.group != bundle.group]
+            self._free = [other for other in self._free if other.group != bundle.group]
         try:
             await self._write()
             end = functools.partial(self._reservations.end_launcher, instance_id, bundle)

@@ -80,20 +80,22 @@ def sorted_out(
     Without any launcher in its bundle no instance was ever started: all is given back, and the
     cluster starts as if it were new.
     """
-    placed = {one.name: one for one in groups if one.is_placed}
+    placed = {group.name: group for group in groups if group.is_placed}
     kept = {name: bundle for name, bundle in record.items() if bundle.group in placed}
-    at_home = [one for one in launchers if kept.get(one.instance_id) == bundle_of(one)]
+    at_home = [name for name in launchers if kept.get(name.instance_id) == bundle_of(name)]
     if not at_home:
-        return Remains(stray_groups=[one.name for one in groups], stray_launchers=list(launchers))
+        return Remains(
+            stray_groups=[group.name for group in groups], stray_launchers=list(launchers)
+        )
     used = {bundle.group for bundle in kept.values()}
     every = [Bundle(name, index) for name in sorted(used) for index in range(placed[name].bundles)]
     taken = set(kept.values())
     return Remains(
         kept,
         unreserved={name: bundle for name, bundle in record.items() if name not in kept},
-        free=[one for one in every if one not in taken],
-        stray_groups=[one.name for one in groups if one.name not in used],
-        stray_launchers=[one for one in launchers if one not in at_home],
+        free=[bundle for bundle in every if bundle not in taken],
+        stray_groups=[group.name for group in groups if group.name not in used],
+        stray_launchers=[name for name in launchers if name not in at_home],
     )
 
 

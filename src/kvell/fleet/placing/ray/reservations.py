@@ -103,8 +103,8 @@ class Reservations:
                 now = time.monotonic()
                 if now >= deadline:
                     raise PlacingError(f"Ray placed no instance within {within_seconds:g} s")
-                known = await called(machines)
-                missing = shortage(known, len(instance_ids))
+                nodes = await called(machines)
+                missing = shortage(nodes, len(instance_ids))
                 if not missing:
                     short_since = None
                 elif is_scaled := await called(has_autoscaler):
@@ -112,7 +112,7 @@ class Reservations:
                 elif short_since is None:
                     short_since = now
                 elif now - short_since >= (REPORT_SECONDS if is_scaled is None else ROOM_SECONDS):
-                    raise NoRoomError(str(no_room(known, instance_ids)))
+                    raise NoRoomError(str(no_room(nodes, instance_ids)))
         finally:
             self._on_wait("")
 
@@ -124,17 +124,17 @@ class Reservations:
         :param instances: all of the cluster; they share the machines.
         """
         group = get_placement_group(bundle.group)
-        known = machines()
+        nodes = machines()
         kind = launcher_kind().options(
             name=str(self._launcher(instance_id, bundle)),
             namespace=NAMESPACE,
             lifetime="detached",
             max_restarts=-1,
             get_if_exists=True,  # a start that was cancelled may have made it
-            **_needs(reserved_by_instance(known)),
+            **_needs(reserved_by_instance(nodes)),
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, bundle.index),
         )
-        return kind.remote(secret, sharing(known, instances))
+        return kind.remote(secret, sharing(nodes, instances))
 
     def launched(self, instance_id: str, bundle: Bundle) -> LauncherHandle | None:
         """Return the actor that an earlier manager has made for an instance; None without one."""
@@ -157,17 +157,19 @@ class Reservations:
     def _groups(self) -> list[Group]:
         beginning = group_beginning(self._cluster)
         return [
-            Group(str(one["name"]), len(one["bundles"]), one["state"] in PLACED_STATES)
-            for one in placement_group_table().values()
-            if one["name"].startswith(beginning) and one["state"] != GONE_STATE
+            Group(str(group["name"]), len(group["bundles"]), group["state"] in PLACED_STATES)
+            for group in placement_group_table().values()
+            if group["name"].startswith(beginning) and group["state"] != GONE_STATE
         ]
 
     def _launchers(self) -> list[LauncherName]:
-        known = ray.util.list_named_actors(all_namespaces=True)
+        actors = ray.util.list_named_actors(all_namespaces=True)
         names = [
-            LauncherName.of(str(one["name"])) for one in known if one["namespace"] == NAMESPACE
+            LauncherName.of(str(actor["name"]))
+            for actor in actors
+            if actor["namespace"] == NAMESPACE
         ]
-        return [one for one in names if one is not None and one.cluster == self._cluster]
+        return [name for name in names if name is not None and name.cluster == self._cluster]
 
 
 def _needs(reserved: Mapping[str, float]) -> dict[str, object]:

@@ -46,36 +46,38 @@ def reserved_by_instance(machines: Iterable[Machine]) -> dict[str, float]:
 
     More than one CPU would leave no machine with room for the instances of one that died.
     """
-    is_shared = any(one.is_shared for one in machines if one.is_alive)
+    is_shared = any(node.is_shared for node in machines if node.is_alive)
     return {SHARED if is_shared else PROCESSOR: 1.0}
 
 
 def shortage(machines: Iterable[Machine], instances: int) -> str:
     """Return what is missing for further instances, by machine; "" if they have room."""
-    alive = [one for one in machines if one.is_alive]
-    free = sum(one.fitting for one in alive)
+    alive = [node for node in machines if node.is_alive]
+    free = sum(node.fitting for node in alive)
     if free >= instances:
         return ""
-    each = ", ".join(f"{one.address} has {one.fitting} of {one.processors:g} free" for one in alive)
+    each = ", ".join(
+        f"{node.address} has {node.fitting} of {node.processors:g} free" for node in alive
+    )
     cpus = "CPU" if instances == 1 else "CPUs"
     return f"{instances} {cpus} wanted, one for each instance, and {free} free in Ray ({each})"
 
 
 def no_room(machines: Iterable[Machine], instance_ids: Sequence[str]) -> ChangeSomething:
     """Return the error that says what is missing for further instances."""
-    known = list(machines)
-    counts = Counter(one.rpartition("-")[0] for one in instance_ids)
+    nodes = list(machines)
+    counts = Counter(instance_id.rpartition("-")[0] for instance_id in instance_ids)
     value = ",".join(f"{role}={count}" for role, count in counts.items())
-    left = sum(one.fitting for one in known)
+    left = sum(node.fitting for node in nodes)
     fewer = f"use at most {left} here, " if left else ""
     remedy = f"{fewer}end others, or add a machine with: kvell cluster up --join"
-    problem = f"no room: {shortage(known, len(instance_ids))}"
+    problem = f"no room: {shortage(nodes, len(instance_ids))}"
     return ChangeSomething("--instances", value, problem, remedy)
 
 
 def sharing(machines: Iterable[Machine], instances: int) -> int:
     """Return how many instances a machine may get when all are spread over the machines."""
-    taking = sum(1 for one in machines if one.is_alive and (one.processors or one.is_shared))
+    taking = sum(1 for node in machines if node.is_alive and (node.processors or node.is_shared))
     return math.ceil(instances / max(1, taking))
 
 
