@@ -1,8 +1,8 @@
-"""Where the front's thread runs: not on the processor of the thread that plans and computes.
+"""The processors of the front's thread: not that of the thread that plans and computes.
 
-Each token wakes the front, and the system likes to put it beside the process that woke it: the
-instance's own thread, which then waits until the front is done, while another processor has nothing
-to do.
+Each token wakes the front, and the operating system tends to run the front on the processor of the
+process that woke it: the instance's own thread, which then waits until the front is done, while
+another processor is idle.
 """
 
 import contextlib
@@ -10,10 +10,10 @@ import os
 
 
 class Affinity:
-    """Of the thread that makes it and calls it.
+    """The processor affinity of the thread that makes and calls this object.
 
     A pass has its caller on the first processor (``csrc/forward/places.h``).  Processes that are
-    started meanwhile would have the same place, so it is taken only while none is.
+    started meanwhile would inherit the affinity, so it is set only while none is started.
     """
 
     def __init__(self) -> None:
@@ -21,14 +21,14 @@ class Affinity:
         self._all = frozenset(os.sched_getaffinity(0)) if has_places else frozenset[int]()
 
     def take(self) -> None:
-        """All processors but the first, if there are several."""
+        """Run on all processors but the first, if there are several."""
         self._run_on(self._all - {min(self._all, default=0)})
 
     def give_back(self) -> None:
-        """All processors that it had."""
+        """Run on all processors that the thread had."""
         self._run_on(self._all)
 
     def _run_on(self, processors: frozenset[int]) -> None:
         if processors:
-            with contextlib.suppress(OSError):  # they were taken from us: the system knows better
+            with contextlib.suppress(OSError):  # no longer permitted: the system decides
                 os.sched_setaffinity(0, processors)

@@ -1,7 +1,7 @@
-"""What a front tells its instances: pure, and shared by the real and the virtual front.
+"""The commands of a front to its instances: pure, and shared by the real and the virtual front.
 
-Each input returns commands, in order, each with the instance that it is for.  Submissions that an
-input makes possible stand at its end.
+Each input returns commands in order, each with its instance.  Submissions that an input makes
+possible come last.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,8 +31,7 @@ Commands = list[tuple[str, Command]]
 class Dispatch:
     """The inputs of a front's queue, and the commands that follow from them.
 
-    :param queue: of the front.
-    :ivar is_closing: whether nothing further is submitted.
+    :ivar is_closing: whether no further request is submitted.
     """
 
     def __init__(self, queue: RequestQueue) -> None:
@@ -40,7 +39,7 @@ class Dispatch:
         self.is_closing = False
 
     def added(self, entry: LogEntry, now: float) -> Commands:
-        """Let a request in.
+        """Add a request.
 
         :raises TryLater: when the queue is full.
         :raises ChangeSomething: when its id is already in use.
@@ -49,7 +48,7 @@ class Dispatch:
         return self.submittable(now)
 
     def submittable(self, now: float) -> Commands:
-        """Submit what can be submitted now."""
+        """Submit the requests that can be submitted now."""
         return [] if self.is_closing else [*self.queue.due(now)]
 
     def dropped(self, request_id: RequestId, end_as: FinishReason, now: float) -> Commands:
@@ -70,11 +69,11 @@ class Dispatch:
         indexed: Sequence[IndexedGroup] = (),
         watches: WatchIndex | None = None,
     ) -> Commands:
-        """Let an incarnation of an instance have requests; see :meth:`.RequestQueue.open`.
+        """Open the line to an incarnation of an instance; see :meth:`.RequestQueue.open`.
 
-        :param watches: what the instance is asked to tell, if not what routing needs.
+        :param watches: subscription for the instance, in place of the one that routing needs.
         """
-        told = self.queue.open(
+        subscriptions = self.queue.open(
             instance_id,
             credits,
             incarnation,
@@ -85,27 +84,27 @@ class Dispatch:
             indexed=indexed,
         )
         if watches is not None:
-            told = [(instance_id, watches)]
-        return [*told, *self.submittable(now)]
+            subscriptions = [(instance_id, watches)]
+        return [*subscriptions, *self.submittable(now)]
 
     def said(self, instance_id: str, events: Iterable[Event], now: float) -> Commands:
-        """Take in what an instance says."""
+        """Handle events of an instance."""
         commands: Commands = []
         kinds: set[type[Event]] = set()
         for event in events:
             commands += self.queue.heard(instance_id, event, now)
             kinds.add(type(event))
-        # A credit is free again; a first token may let a new instance have more.
+        # A credit is free again, or a first token lets a new instance have more requests.
         frees = Finished in kinds or (Tokens in kinds and self.queue.waiting)
         if frees or (Heartbeat in kinds and self.queue.awaits_memory):
             commands += self.submittable(now)
         return commands
 
     def lost(self, instance_id: str, death: InstanceDeath, now: float) -> Commands:
-        """Give the requests of an incarnation that is no more to others, or end them."""
+        """Give the requests of a dead incarnation to others, or end them."""
         return [*self.queue.lost(instance_id, death, now), *self.submittable(now)]
 
     def leaving(self, instance_id: str) -> Commands:
-        """Let others go on with what an instance has that is taken out of service."""
+        """Let others continue the requests of an instance that is taken out of service."""
         self.queue.line(instance_id).close()
         return [*self.queue.evacuate(instance_id)]

@@ -49,17 +49,14 @@ ONE_MIXED: Mapping[str, int] = {"mixed": 1}
 class Front:
     """``async with Front(command) as front: async for output in front.generate(…)``.
 
-    :param command: an instance's command line.  Filled in at each start are the arguments
-        ``{socket_fd}`` (needed), ``{incarnation}``, ``{processors}``, ``{threads}``,
-        ``{memory_parts}`` and ``{weights_fd}``; none if the front joins a cluster.
-    :param instances: how many of each role to start.
-    :param routing: which instance gets a request (:data:`kvell.cluster.routing.policies.ROUTINGS`).
-    :param observer: is told of each request's times.
-    :param place: is taken while a single instance serves, and given back while one is started.
+    :param command: an instance's command line, empty if the front joins a cluster.  At each start
+        its arguments ``{socket_fd}`` (required), ``{incarnation}``, ``{processors}``,
+        ``{threads}``, ``{memory_parts}`` and ``{weights_fd}`` are filled in.
+    :param routing: one of :data:`kvell.cluster.routing.policies.ROUTINGS`.
+    :param place: taken while a single instance serves, and given back while one is started.
     :param joins: a cluster whose manager starts the instances in place of the front.
-    :param index_observer: is told what instances cache; they tell nothing if there is none.
-    :param pool: how the instances share their memory.
-    :ivar reach_tokens: returns the most tokens of a request, while others lend all that they can.
+    :param index_observer: receives what instances cache; None: it is not reported.
+    :ivar reach_tokens: returns the most tokens of a request while others lend all that they can.
     """
 
     def __init__(
@@ -125,10 +122,10 @@ class Front:
 
     @property
     def state(self) -> FrontState:
-        """Only ``serving`` is healthy: at least one instance serves."""
+        """The state; only ``serving`` is healthy: at least one instance serves."""
         if self._closing:
             return "closing"
-        states = {one.supervisor.state for one in self._members}
+        states = {member.supervisor.state for member in self._members}
         for state in ("serving", "restarting", "starting", "failing"):
             if state in states:
                 return state
@@ -136,7 +133,7 @@ class Front:
 
     @property
     def ready(self) -> Ready:
-        """What the first instance that was ready said of itself; they are alike.
+        """The ``Ready`` of the first instance that was ready; all instances are alike.
 
         :raises InstanceDied: before the first was ready.
         """
@@ -146,64 +143,67 @@ class Front:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for an instance."""
+        """Number of requests that wait for an instance."""
         return self._request_queue.waiting
 
     @property
     def in_flight(self) -> int:
-        """Requests that instances hold."""
+        """Number of requests that instances have."""
         return self._request_queue.in_flight
 
     @property
     def room(self) -> int:
-        """Requests that would be let in now."""
+        """Number of new requests that would be admitted now."""
         return self._request_queue.room
 
     def instances(self) -> list[tuple[MemberStatus, InstanceLoad]]:
-        """Every instance as operators see it, with its line."""
-        return [(one.status(), self._request_queue.line(one.instance_id)) for one in self._members]
+        """Return the status and the load of every instance."""
+        return [
+            (member.status(), self._request_queue.line(member.instance_id))
+            for member in self._members
+        ]
 
     async def start(self) -> None:
-        """Start the instances, or join those that there are, and wait until all are ready.
+        """Start the instances, or join a cluster, and wait until all are ready.
 
-        :raises InstanceStartError: when one does not become ready.
+        :raises InstanceStartError: when an instance does not become ready.
         """
         await self._members.start(self._instances)
         self._started = True
 
     async def close(self) -> None:
-        """Refuse what waits, let what runs end within the deadline, end the instances."""
+        """Reject waiting requests, let running ones end within the deadline, end the instances."""
         self._closing = self._dispatch.is_closing = True
         self._request_queue.fail_waiting("the server is shutting down", self.now_seconds())
-        if self._members.outlives_front:  # the instances go on, so the requests are waited for here
+        if self._members.outlives_front:  # instances keep running, so requests are awaited here
             self._note_idle()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_idle.wait(), self._limits.drain_seconds)
         await self._members.close()
 
     async def scale(self, instances: Mapping[str, int]) -> None:
-        """Add or drain instances until each role named has so many; they start or end later.
+        """Add or drain instances until each role in ``instances`` has its number; do not wait.
 
         :raises ChangeSomething: when the host has no memory for more.
         :raises InstanceDied: when the front is closing.
-        :raises TryLater: when the cluster's manager is away.
+        :raises TryLater: when the cluster's manager does not answer.
         """
         self._require_open()
         await self._members.scale(instances)
         self._take_place()
 
     async def drain(self, instance_id: str) -> None:
-        """Take an instance out of service: others go on with what it has, or it finishes that.
+        """Take an instance out of service; others continue its requests, or it finishes them.
 
-        :raises ChangeSomething: when there is none of this id, or it is the last that serves.
+        :raises ChangeSomething: when no instance has this id, or it is the last that serves.
         :raises InstanceDied: when the front is closing.
-        :raises TryLater: when the cluster's manager is away.
+        :raises TryLater: when the cluster's manager does not answer.
         """
         self._require_open()
         await self._members.drain(instance_id)
 
     def own(self) -> Members:
-        """Return the instances that this front has started, which it scales and drains at once.
+        """Return the instances that this front has started, to scale and drain them directly.
 
         :raises InstanceDied: when the front is closing.
         """
@@ -225,11 +225,9 @@ class Front:
 
         Closing the generator early cancels the request.
 
-        :param deadline_seconds: from now until the caller gives it up, which the router is told;
-            None: never.
-        :param details: what else is said of it.
-        :raises TryLater: when the waiting line is full.
-        :raises InstanceDied: when no instance serves just now.
+        :param deadline_seconds: time until the caller gives up, for the router; None: no deadline.
+        :raises TryLater: when the queue is full.
+        :raises InstanceDied: when no instance serves now.
         """
         if self.state != "serving":
             raise InstanceDied(f"no instance serves just now ({self.state})")
@@ -259,62 +257,66 @@ class Front:
                 self._drop(entry.request_id, "cancelled")
 
     def stop(self, request_id: str) -> None:
-        """End a request on purpose; its last output says ``stop``."""
+        """End a request on purpose; its last output has the reason ``stop``."""
         self._drop(self._names.known(request_id), "stop")
 
     def cancel(self, request_id: str) -> None:
-        """End a request that nobody waits for any more; its last output says ``cancelled``."""
+        """End a request whose caller is gone; its last output has the reason ``cancelled``."""
         self._drop(self._names.known(request_id), "cancelled")
 
     async def stats(
         self, deadline_seconds: float = 5.0, *, with_audit: bool = False
     ) -> dict[str, Stats]:
-        """Counters of every instance that serves and answers in time, by id.
+        """Return the counters of every instance that serves and answers in time, by id.
 
-        :param with_audit: ask for ``problems`` too, which costs each instance some time.
-        :raises InstanceDied: when no instance serves just now.
-        :raises TryLater: when none answers in time.
+        :param with_audit: whether to include ``problems``, which costs each instance some time.
+        :raises InstanceDied: when no instance serves now.
+        :raises TryLater: when no instance answers in time.
         """
-        serving = [one for one in self._members if one.is_serving]
+        serving = [member for member in self._members if member.is_serving]
         if not serving:
             raise InstanceDied(f"no instance serves just now ({self.state})")
         return await stats_of(serving, deadline_seconds, with_audit=with_audit)
 
     def forget_prefixes(self) -> int:
         """Let every instance that serves evict its cached prefixes; return their number."""
-        return sum(one.forget_prefixes() for one in self._members if one.is_serving)
+        return sum(member.forget_prefixes() for member in self._members if member.is_serving)
 
     async def pages(self, deadline_seconds: float) -> dict[str, Pages]:
-        """Every large page of the instances that serve and answer in time, by id."""
-        serving = [(one.instance_id, one.watch) for one in self._members if one.is_serving]
-        found = (await pages_of(serving, deadline_seconds)).items()
-        return {instance_id: self._names.pages(one) for instance_id, one in found}
+        """Return the large pages of the instances that serve and answer in time, by id."""
+        serving = [
+            (member.instance_id, member.watch) for member in self._members if member.is_serving
+        ]
+        answers = (await pages_of(serving, deadline_seconds)).items()
+        return {instance_id: self._names.pages(pages) for instance_id, pages in answers}
 
     async def large_page(
         self, instance_id: str, number: int, deadline_seconds: float
     ) -> LargePage | None:
-        """One large page of an instance; None if no instance of this id serves.
+        """Return a large page of an instance; None if no instance of this id serves.
 
-        :raises InstanceDied: when it dies meanwhile.
-        :raises TryLater: when it does not answer in time.
+        :raises InstanceDied: when the instance dies meanwhile.
+        :raises TryLater: when the instance does not answer in time.
         """
-        for one in self._members:
-            if one.instance_id == instance_id and one.is_serving:
-                return self._names.large_page(await one.watch.large_page(number, deadline_seconds))
+        for member in self._members:
+            if member.instance_id == instance_id and member.is_serving:
+                return self._names.large_page(
+                    await member.watch.large_page(number, deadline_seconds)
+                )
         return None
 
     def entries(self) -> Entries:
-        """Requests that did not end yet."""
+        """Return the requests that have not ended."""
         return self._request_queue.entries()
 
     def now_seconds(self) -> float:
-        """The time by the clock of the requests' log."""
+        """Return the time by the clock of the requests' log."""
         return self._clock.now_seconds()
 
     def _instance_ready(self, instance_id: str, ready: Ready) -> None:
         self._ready = self._ready or ready
-        others = any(one.is_serving for one in self._members if one.instance_id != instance_id)
-        told = self._dispatch.ready(
+        others = any(peer.is_serving for peer in self._members if peer.instance_id != instance_id)
+        commands = self._dispatch.ready(
             *(instance_id, ready.credits, ready.incarnation, self.now_seconds()),
             free_bytes=ready.kv_pool_bytes,
             token_bytes=ready.token_bytes,
@@ -324,7 +326,7 @@ class Front:
             watches=None if self._index_observer is None else WatchIndex(),
         )
         self._take_place()
-        self._tell(told)
+        self._tell(commands)
 
     def _instance_said(self, instance_id: str, event: Event) -> None:
         if isinstance(event, IndexNotice) and self._index_observer is not None:
@@ -333,7 +335,6 @@ class Front:
         self._note_idle()
 
     def _instance_lost(self, instance_id: str, death: InstanceDeath) -> None:
-        """Give its requests to others, which go on behind what was emitted."""
         if self._place is not None:
             self._place.give_back()
         self._index_lost(instance_id)
@@ -342,7 +343,7 @@ class Front:
         self._note_idle()
 
     def _instance_given_up(self, _instance_id: str) -> None:
-        if all(one.is_given_up for one in self._members):
+        if all(member.is_given_up for member in self._members):
             self._request_queue.fail_waiting("the instance cannot be restarted", self.now_seconds())
 
     def _instance_leaving(self, instance_id: str) -> None:
@@ -372,7 +373,6 @@ class Front:
             (self._place.take if is_single else self._place.give_back)()
 
     def _note_idle(self) -> None:
-        """Say once, while the front closes, that no instance has a request of it."""
         if self._closing and not self._request_queue.in_flight:
             self._is_idle.set()
 

@@ -1,4 +1,4 @@
-"""Requests that instances have, each at one of them."""
+"""Requests that instances have; each request is at one instance."""
 
 from collections.abc import Iterator, Mapping
 
@@ -8,11 +8,9 @@ from kvell.vocabulary import RequestId
 
 
 class InFlight:
-    """Owner of the requests that instances have: gives them to instances, and takes them back.
+    """The owner of the requests that instances have: gives them to instances, and takes them back.
 
     Nothing else adds a request to an :class:`.InstanceLoad` or removes one.
-
-    :param lines: by instance.
     """
 
     def __init__(self, lines: Mapping[str, InstanceLoad]) -> None:
@@ -26,7 +24,7 @@ class InFlight:
         return request_id in self._entries
 
     def __iter__(self) -> Iterator[LogEntry]:
-        """The oldest first."""
+        """Yield the requests, the oldest first."""
         return iter(self._entries.values())
 
     def get(self, request_id: RequestId) -> LogEntry | None:
@@ -38,30 +36,30 @@ class InFlight:
         return self._lines[entry.line]
 
     def submit(self, entry: LogEntry, line: InstanceLoad, now: float) -> None:
-        """Give a request that waited to an instance."""
+        """Give a waiting request to an instance."""
         line.add(entry)
         self._entries[entry.request_id] = entry
         if entry.submitted_seconds is None:
             entry.submitted_seconds = now
 
     def hand_over(self, entry: LogEntry, line: InstanceLoad) -> None:
-        """Note that another instance goes on with a request, whose prompt is computed."""
+        """Note that another instance continues a request, whose prompt is computed."""
         self.line_of(entry).remove(entry)
         line.add(entry)
         line.emitted(entry, 0)
 
     def take_back(self, entry: LogEntry) -> None:
-        """Take a request from its instance, which has ended it."""
+        """Take back a request that its instance has ended."""
         del self._entries[entry.request_id]
         self.line_of(entry).remove(entry)
 
     def take_back_all(self, line: InstanceLoad) -> list[LogEntry]:
-        """Take everything from an instance that has died, the oldest first; close its line."""
+        """Take back all requests of a dead instance, the oldest first, and close its line."""
         lost = line.lost()
         for entry in lost:
             del self._entries[entry.request_id]
         return lost
 
     def going_to(self, instance_id: str) -> list[LogEntry]:
-        """Return the requests that are on their way to an instance."""
-        return [one for one in self._entries.values() if one.goes_to == instance_id]
+        """Return the requests that are moving to an instance."""
+        return [entry for entry in self._entries.values() if entry.goes_to == instance_id]

@@ -1,4 +1,4 @@
-"""One instance as the front sees it: its credits, its requests, and the load they mean."""
+"""The front's view of one instance: its credits, its requests, and their load."""
 
 from collections import Counter
 
@@ -19,17 +19,17 @@ CREDITS_PER_FREE = 3
 
 
 class InstanceLoad:
-    """The way to one instance; pure bookkeeping.
+    """The line to one instance; pure bookkeeping.
 
     :ivar in_flight: requests that the instance has and did not finish, oldest first.
-    :ivar outstanding_prompt_tokens: prompt tokens that it has still to compute.
-    :ivar outstanding_output_tokens: output tokens that it is expected to make yet.
+    :ivar outstanding_prompt_tokens: prompt tokens that it still has to compute.
+    :ivar outstanding_output_tokens: output tokens that it is still expected to make.
     :ivar uncached_prompt_tokens: of the prompt tokens, those that were not cached when their
         requests were routed, and ``outstanding_pairs`` of query and key that they make.
-    :ivar held_tokens: of its requests, prompts and what they have emitted.
-    :ivar reach: how long its requests can be, alone and if others lend it memory.
-    :ivar placements: where it said last that the KV cache lies of requests that borrow.
-    :ivar coming: requests that others have and that will go on there.
+    :ivar held_tokens: prompts and emitted tokens of its requests.
+    :ivar reach: maximum length of its requests, alone and with loans.
+    :ivar placements: placements of its requests that borrow, by its last heartbeat.
+    :ivar coming: requests that are moving to the instance.
     """
 
     def __init__(self, instance_id: str) -> None:
@@ -59,7 +59,7 @@ class InstanceLoad:
 
     @property
     def role(self) -> str:
-        """Current role.  The initial role is part of the id."""
+        """The current role.  The initial role is part of the id."""
         return self._role
 
     @role.setter
@@ -68,30 +68,30 @@ class InstanceLoad:
 
     @property
     def free_credits(self) -> int:
-        """Further requests that the instance would take."""
+        """Number of further requests that the instance would take."""
         return max(0, self._credits - len(self.in_flight))
 
     @property
     def is_open(self) -> bool:
-        """Whether the instance takes requests, if maybe not just now."""
+        """Whether the instance takes requests, though perhaps not now."""
         return self._credits > 0
 
     @property
     def has_room(self) -> bool:
-        """Whether the instance may get a request now: credits are left, and its start is over."""
+        """Whether the instance may get a request now, by its credits and its slow start."""
         allowed = self._ramp is None or self._ramp.allows(len(self.in_flight))
         return allowed and self.free_credits > 0 and not self._pauses
 
     def has_room_for(self, tenant: str) -> bool:
-        """Whether a request of a tenant may be among those there: some credits stay for others.
+        """Return whether a tenant may get a further request there: some credits stay for others.
 
-        A tenant has at most three times as many as are free (Choudhury and Hahne, 1998).
+        A tenant has at most three times the free credits (Choudhury and Hahne, 1998).
         """
         return not tenant or self._tenants[tenant] < CREDITS_PER_FREE * self.free_credits
 
     @property
     def has_suspect(self) -> bool:
-        """Whether one of its requests may have ended an instance before."""
+        """Whether a request there is on probation, since it may have ended an instance."""
         return any(entry.attempts.on_probation for entry in self.in_flight.values())
 
     def open(
@@ -104,13 +104,12 @@ class InstanceLoad:
         joins_others: bool = False,
         reach: Reach = NO_REACH,
     ) -> None:
-        """Take requests for a new incarnation.
+        """Open the line to a new incarnation.
 
-        :param free_bytes: KV memory that nobody uses.
-        :param token_bytes: of KV memory that a token takes, at most.
-        :param joins_others: whether other instances serve already; then it gets its first
-            requests slowly (:class:`.Ramp`).
-        :param reach: how long its requests can be, alone and if others lend it memory.
+        :param free_bytes: free KV memory.
+        :param token_bytes: most KV memory of a token.
+        :param joins_others: whether other instances serve already, so that the instance starts
+            slowly (:class:`.Ramp`).
         """
         self._credits, self.incarnation, self._pauses = credits, incarnation, False
         self._free_bytes, self._token_bytes = free_bytes, token_bytes
@@ -121,9 +120,8 @@ class InstanceLoad:
         self._ramp = Ramp(credits) if joins_others else None
 
     def spare_bytes(self, tokens: int, num_blocks: int) -> int:
-        """KV memory that is left with one more request, once all there have their whole answers.
+        """Return the KV memory left with one more request, once all have their whole answers.
 
-        :param tokens: of the request.
         :param num_blocks: sections that the instance is about to lend.
         """
         coming_tokens = tokens + self.outstanding_output_tokens
@@ -131,21 +129,21 @@ class InstanceLoad:
         return self._free_bytes - coming_bytes
 
     def give_back(self, size_bytes: int) -> None:
-        """Count memory as free that its next heartbeat will tell of."""
+        """Count memory as free before the next heartbeat reports it."""
         self._free_bytes, self._view = min(self._pool_bytes, self._free_bytes + size_bytes), None
 
     def close(self) -> None:
-        """Give it no further request; what it has goes on."""
+        """Give the instance no further request; it continues those that it has."""
         self._credits = 0
 
     def took_none(self, why: NotTaken) -> None:
-        """Give it no further request: it drains.  Or none until its next heartbeat: it is full."""
+        """Stop giving it requests: for good if it drains, or until its next heartbeat."""
         if why == "draining":
             self.close()
         self._pauses = True
 
     def heard(self, beat: Heartbeat) -> None:
-        """Take what the instance says of its memory in place of the estimate, and of others."""
+        """Replace the estimates by the instance's heartbeat."""
         self._free_bytes, self._view, self._pauses = beat.free_bytes, None, False
         self._pool_bytes, self._waiting = beat.pool_bytes, beat.waiting
         self._others_prompt_tokens = beat.others_prompt_tokens
@@ -155,23 +153,25 @@ class InstanceLoad:
 
     @property
     def pool_bytes(self) -> int:
-        """Size of its KV pool."""
+        """Size of the instance's KV pool."""
         return self._pool_bytes
 
     @property
     def is_short(self) -> bool:
-        """Whether it is short of memory, by what it said last."""
+        """Whether the instance is short of memory, by its last heartbeat."""
         return is_short(self._waiting, self._free_bytes, self._pool_bytes)
 
     @property
     def borrows(self) -> bool:
-        """Whether others hold sections of its requests, by what it said last."""
-        return any(not one.local for one in self.placements)
+        """Whether others hold sections of its requests, by its last heartbeat."""
+        return any(not part.local for part in self.placements)
 
     def memory(self) -> MemoryView:
-        """What it said of its memory, with what is on its way from it and to it."""
-        # Counted where it is asked for: one that has memory may have any number of requests.
-        leaving = sum(1 for one in self.in_flight.values() if one.goes_to) if self.is_short else 0
+        """Return the instance's memory by its last heartbeat, and the moves from and to it."""
+        # Counted only when short: an instance with free memory may have any number of requests.
+        leaving = (
+            sum(1 for entry in self.in_flight.values() if entry.goes_to) if self.is_short else 0
+        )
         return MemoryView(
             self.instance_id,
             self._waiting,
@@ -182,7 +182,7 @@ class InstanceLoad:
         )
 
     def steered(self) -> Steered:
-        """What is decided from, where what this front knows of the instance is all there is."""
+        """Return the instance as decisions need it, if no other front uses it."""
         takes = self.role != "prefill" and self.has_room
         return Steered(self.memory(), self.part(), takes, self._lends())
 
@@ -192,22 +192,24 @@ class InstanceLoad:
         return LendingView.of(self._beat, self._beats, self.reach, self._token_bytes)
 
     def movable(self) -> list[MovableView]:
-        """Requests that decode, as far as is known, and stay; the oldest first."""
+        """Return the requests that decode, as far as is known, and do not move; oldest first."""
         return [
-            MovableView(one.request_id, self.size_bytes(one))
-            for one in self.in_flight.values()
-            if not (one.goes_to or one.is_dropped or one.pending_prompt_tokens or one.placement)
+            MovableView(entry.request_id, self.size_bytes(entry))
+            for entry in self.in_flight.values()
+            if not (
+                entry.goes_to or entry.is_dropped or entry.pending_prompt_tokens or entry.placement
+            )
         ]
 
     def size_bytes(self, entry: LogEntry) -> int:
-        """Most bytes of a request's pages."""
+        """Return the largest size of a request's pages."""
         return (entry.prompt_tokens + entry.emitted_tokens) * self._token_bytes
 
     def part(self) -> RoleView | None:
-        """How much it has to do of the part that it does; None if it does all of it.
+        """Return the remaining work of the instance's role; None for a mixed instance.
 
-        Of answers, that is their number: each adds to all steps.  Where they hold more tokens than
-        the answers that are priced, these count instead.
+        A decode instance's work is the number of its requests, since each lengthens all steps.  If
+        their tokens make up more requests of the priced length, that number counts instead.
         """
         if self.role == "prefill":
             return RoleView(self.instance_id, "prefill", self.outstanding_prompt_tokens)
@@ -217,10 +219,10 @@ class InstanceLoad:
         return None
 
     def view(self) -> InstanceView:
-        """What a router sees of it; made again only when something has changed.
+        """Return a router's view of the instance, made again only after a change.
 
-        What other fronts have there counts as far as the instance tells of it: prompt tokens as
-        uncached ones, and each request as one that decodes.
+        Requests of other fronts count as the instance reports them: prompt tokens as uncached ones,
+        and each request as one that decodes.
         """
         if self._view is None:
             self._view = InstanceView(
@@ -256,7 +258,7 @@ class InstanceLoad:
         )
 
     def emitted(self, entry: LogEntry, count: int) -> None:
-        """Count tokens of a request of this line; the first says that its prompt is computed."""
+        """Count tokens of a request of this line; the first ones show that its prompt is done."""
         self._view = None
         self.held_tokens += count
         entry.held_tokens += count
@@ -273,7 +275,7 @@ class InstanceLoad:
         entry.pending_output_tokens -= made
 
     def _count_prompt(self, entry: LogEntry, sign: int) -> None:
-        """Count a request's prompt, or count it no longer."""
+        """Add a request's prompt to the load, or remove it."""
         tokens = entry.pending_prompt_tokens
         self._num_prompts += sign
         self.outstanding_prompt_tokens += sign * tokens
@@ -281,7 +283,7 @@ class InstanceLoad:
         self.outstanding_pairs += sign * pairs(tokens, entry.hit_tokens)
 
     def remove(self, entry: LogEntry) -> None:
-        """A request is over, or goes elsewhere."""
+        """Remove a request that has ended, or moves."""
         self._view = None
         del self.in_flight[entry.request_id]
         self._tenants[entry.tenant] -= 1
@@ -294,7 +296,7 @@ class InstanceLoad:
         entry.pending_prompt_tokens = entry.pending_output_tokens = 0
 
     def lost(self) -> list[LogEntry]:
-        """Close, and give up all requests, oldest first."""
+        """Close the line, and remove and return all its requests, oldest first."""
         self.close()
         lost = list(self.in_flight.values())
         for entry in lost:

@@ -1,4 +1,4 @@
-"""Where a request's output waits for its reader."""
+"""The buffer of a request's output, until its reader takes it."""
 
 import asyncio
 from collections.abc import Sequence
@@ -10,10 +10,10 @@ from kvell.engine.protocol.messages import Finished
 
 @dataclass(frozen=True)
 class Output:
-    """New output of a request: token ids in order, and its end when it has come.
+    """New output of a request: token ids in order, and its end if it has come.
 
     :param logprobs: one for each token, if the request asked for them.
-    :param prompt_logprobs: of further tokens of its prompt, in order, likewise.
+    :param prompt_logprobs: those of further prompt tokens in order, if the request asked for them.
     """
 
     token_ids: tuple[int, ...]
@@ -25,8 +25,8 @@ class Output:
 class Mailbox:
     """Tokens that arrived and were not read yet, merged.
 
-    It never makes the sender wait, so one slow reader cannot hold up the others;
-    it is bounded because a request's output is.
+    The sender never waits, so a slow reader cannot delay others; the size is bounded, because a
+    request's output is.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Mailbox:
         self._reader: asyncio.Future[None] | None = None
 
     def put(self, token_ids: tuple[int, ...], logprobs: tuple[TokenLogprobs, ...] = ()) -> None:
-        """Add tokens behind those that wait."""
+        """Append tokens."""
         self._token_ids += token_ids
         if logprobs:
             self._logprobs = self._logprobs or KeptLogprobs()
@@ -45,18 +45,18 @@ class Mailbox:
         self._ring()
 
     def put_prompt(self, logprobs: tuple[TokenLogprobs, ...]) -> None:
-        """Add how likely further tokens of the prompt are; they wait for the first token."""
+        """Append log probabilities of prompt tokens, which are read with the first token."""
         self._prompt_logprobs = self._prompt_logprobs or KeptLogprobs()
         self._prompt_logprobs.extend(logprobs)
 
     def finish(self, finished: Finished) -> None:
-        """Say that no more will come; the first call counts."""
+        """End the output; only the first call counts."""
         if self._finished is None:
             self._finished = finished
             self._ring()
 
     async def take(self) -> Output:
-        """All that waits, as soon as there is anything; for one reader."""
+        """Wait for output, and return all of it; for one reader."""
         if not self._token_ids and self._finished is None:
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
@@ -69,5 +69,5 @@ class Mailbox:
 
     def _ring(self) -> None:
         reader, self._reader = self._reader, None
-        if reader is not None and not reader.done():  # one that went away is cancelled
+        if reader is not None and not reader.done():  # a reader that went away is cancelled
             reader.set_result(None)

@@ -1,4 +1,4 @@
-"""The front's record of a request: the truth about what was asked and what was sent out."""
+"""The front's record of a request: its input, and the output that was sent."""
 
 from array import array
 from dataclasses import dataclass, field, replace
@@ -20,21 +20,21 @@ from kvell.front.retries import Attempts
 from kvell.vocabulary import FinishReason, RequestId
 
 MOST_OUTPUT_TOKENS = 512
-"""Output tokens that are expected at most: many clients ask for all there is room for, and few
-answers are that long."""
+"""Most expected output tokens: many clients allow all that there is room for, and few answers are
+that long."""
 
 
 @dataclass(frozen=True)
 class EndedRequest:
-    """A request that was let in and is over.
+    """A request that was admitted and has ended.
 
-    :param seconds: from its arrival to its end.
-    :param line_seconds: of these in the front's line, before an instance had it.
-    :param output_tokens: sent out.
-    :param max_tokens: output tokens that were allowed; None if it did not say.
-    :param arrived_seconds: when it came, by the front's clock.
-    :param first_token_seconds: from then to its first token; None if it had none.
-    :param instance: that had it last; "" if none had it.
+    :param seconds: time from arrival to end.
+    :param line_seconds: of these, the time in the front's queue.
+    :param output_tokens: number of tokens that were sent.
+    :param max_tokens: most output tokens allowed; None without a limit.
+    :param arrived_seconds: time of arrival, by the front's clock.
+    :param first_token_seconds: time from arrival to the first token; None without a token.
+    :param instance: last instance that had it; "" if none had it.
     """
 
     finished: Finished
@@ -48,93 +48,85 @@ class EndedRequest:
 
 
 class RequestObserver(Protocol):
-    """Someone who wants to know how requests fare (metrics)."""
+    """An observer of all requests (metrics)."""
 
     def first_tokens(self, seconds: float, count: int, prompt_tokens: int) -> None:
-        """A request's first ``count`` tokens came so long after it."""
+        """Handle a request's first ``count`` tokens, ``seconds`` after its arrival."""
         ...
 
     def next_tokens(self, seconds: float, count: int) -> None:
-        """``count`` more tokens came so long after those before."""
+        """Handle ``count`` more tokens, ``seconds`` after those before."""
         ...
 
     def ended(self, request: EndedRequest) -> None:
-        """A request that was let in is over."""
+        """Handle the end of an admitted request."""
         ...
 
     def rejected(self, bound: Bound) -> None:
-        """A request was not let in, since it exceeded a bound."""
+        """Handle a request that was rejected, since it exceeded a bound."""
         ...
 
     def waits_idle(self) -> None:
-        """Requests have begun to wait for long though no instance has any."""
+        """Handle requests that wait for long though no instance has any."""
         ...
 
 
 class RequestTrace(Protocol):
-    """Someone who follows this one request (tracing)."""
+    """An observer of one request (tracing)."""
 
     def admitted(self) -> None:
-        """The request is let in, and its end will be told."""
+        """Handle the admission of the request, whose end will follow."""
         ...
 
     def ended(self, request: EndedRequest) -> None:
-        """It is over."""
+        """Handle the end of the request."""
         ...
 
 
 class RequestDetails(TypedDict, total=False):
-    """What may be said of a request beside its prompt and its sampling."""
+    """Further fields of a request, in addition to its prompt and its sampling."""
 
     model: str
-    """Which of several; the instances' first if it is not named."""
+    """The model, one of several; by default the instances' first."""
     session: str
-    """Requests of one session share prefixes; "" if it has none."""
+    """The session, whose requests share prefixes; "" for none."""
     tensors: tuple[SentTensor, ...]
-    """Of the prompt's images, from the model's processor."""
+    """Tensors of the prompt's images, from the model's processor."""
     priority: int
-    """Lower ones are served first."""
+    """The priority; requests with lower ones are served first."""
     trace: RequestTrace | None
-    """Follows the request to its end."""
+    """The observer of the request."""
     pooling: Pooling
-    """Asks for the prompt's vector, which comes with ``finished``, and no tokens."""
+    """The kind of vector to return with ``finished``, in place of tokens."""
     tenant: str
-    """Tenants take turns; "" on a server without keys."""
+    """The tenant, who takes turns with others; "" on a server without keys."""
     group: str
-    """Requests that were asked for together; the groups of a tenant take turns."""
+    """The group of requests that were sent together; the groups of a tenant take turns."""
 
 
 @dataclass
 class LogEntry:
-    """One request from its arrival to its end.
+    """One request from its arrival to its end; see also :class:`RequestDetails`.
 
-    :param prefix: of its id, which nobody but instances sees; see :class:`.RequestNames`.
+    :param prefix: prefix of the id that only instances see; see :class:`.RequestNames`.
     :param prompt: token ids as little-endian int32 bytes.
-    :param output: tokens that went to the reader; the next attempt goes on behind them.
-    :param model: which of several models; "" is the first.
-    :param session: requests of one session share prefixes; "" if it has none.
-    :param tensors: of the prompt's images, kept for another attempt.
-    :param priority: lower ones are served first.
-    :param tenant: whose it is; "" on a server without keys.
-    :param group: requests that were asked for together; those of a tenant's groups take turns.
+    :param output: tokens that were sent to the reader; the next attempt continues after them.
     :param line: the instance that has it, or had it last; "" before the first.
-    :param goes_to: the instance that goes on with it once its prompt is computed, and that
-        one's ``goes_to_incarnation``; "" if it stays.
-    :param pulls_from: the instance that is asked for its history; "" for none.
-    :param placement: where its KV cache lies if it is longer than its instance's memory.
-    :param hit_tokens: that the instance had cached when it was chosen, as far as is known.
-    :param pending_prompt_tokens: that the instance has still to compute, as far as is known, those
-        of the hit included.
-    :param pending_output_tokens: that the instance is expected to make yet.
-    :param held_tokens: that its instance counts for it: its prompt and what it has emitted.
-    :param scored_tokens: of the prompt, of which it was told how likely they are; never the first.
-    :param end_as: the reason to report when the instance says ``cancelled``.
-    :param is_dropped: whether the instance was told to cancel it.
-    :param trace: is told that it was let in, and its end.
-    :param pooling: what is wanted of the prompt in place of tokens; "" for nothing.
-    :param due_seconds: when its answer is given up, by the front's clock; None: never.
-    :param early: tokens that came before those in front of them: another instance, which goes on
-        with it, was heard first; and ``early_end``, the end behind them.
+    :param goes_to: the instance that continues it once its prompt is computed; "" if it stays.
+        ``goes_to_incarnation`` is the incarnation of that instance.
+    :param pulls_from: the instance to fetch its history from; "" for none.
+    :param placement: of its KV cache, if it is longer than its instance's memory.
+    :param hit_tokens: tokens that the instance had cached when it was chosen, as far as is known.
+    :param pending_prompt_tokens: prompt tokens that the instance still has to compute, as far as is
+        known, those of the hit included.
+    :param pending_output_tokens: tokens that the instance is still expected to make.
+    :param held_tokens: tokens that its instance counts for it: its prompt and emitted tokens.
+    :param scored_tokens: prompt tokens whose log probabilities were sent; never the first token.
+    :param end_as: the reason to report when the instance reports ``cancelled``.
+    :param is_dropped: whether the instance was sent a ``Cancel``.
+    :param due_seconds: deadline of its answer, by the front's clock; None: there is none.
+    :param early: tokens that arrived before those preceding them, since the instance that continues
+        the request was received first; ``early_end`` is the end after them.
     """
 
     request_id: RequestId
@@ -181,45 +173,45 @@ class LogEntry:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
+        """Number of tokens of the prompt."""
         return len(self.prompt) // 4
 
     @property
     def turn(self) -> Turn:
-        """Its party among the requests that wait."""
+        """The request's party among those that wait."""
         return Turn(self.priority, self.tenant, self.group)
 
     @property
     def prompt_cost_tokens(self) -> int:
-        """What its tenant is charged when it is begun; a token that is told about counts twice."""
-        told = self.prompt_tokens if self.sampling.prompt_logprobs is not None else 0
-        return self.prompt_tokens + self.emitted_tokens + told
+        """Tokens that its tenant is charged first; those with log probabilities count twice."""
+        scored = self.prompt_tokens if self.sampling.prompt_logprobs is not None else 0
+        return self.prompt_tokens + self.emitted_tokens + scored
 
     @property
     def emitted_tokens(self) -> int:
-        """Tokens that went to the reader."""
+        """Number of tokens that were sent to the reader."""
         return len(self.output)
 
     @property
     def has_gap(self) -> bool:
-        """Whether tokens of this attempt came before those in front of them."""
-        return any(one.attempt == self.attempt for one in self.early)
+        """Whether tokens of this attempt arrived before those preceding them."""
+        return any(event.attempt == self.attempt for event in self.early)
 
     @property
     def expected_output_tokens(self) -> int:
-        """Tokens that it may still make; a large bound is not taken for a promise."""
+        """Number of tokens that it may still make; a large limit is not taken as an estimate."""
         most = self.sampling.max_tokens
         expected = MOST_OUTPUT_TOKENS if most is None else min(most, MOST_OUTPUT_TOKENS)
         return max(1, expected - len(self.output))
 
     def left_seconds(self, now: float) -> float | None:
-        """Seconds until its first token is late; None if nobody waits for it, or it has come."""
+        """Return the seconds until the first token is due; None if it came, or has no deadline."""
         if self.due_seconds is None or self.output:
             return None
         return self.due_seconds - now
 
     def ended(self, finished: Finished, now: float) -> EndedRequest:
-        """All there is to say of it."""
+        """Return the record of the ended request."""
         submitted = now if self.submitted_seconds is None else self.submitted_seconds
         first = self.first_token_seconds
         return EndedRequest(
@@ -234,13 +226,13 @@ class LogEntry:
         )
 
     def note_tokens(self, now: float) -> None:
-        """Note when its first and its latest tokens came."""
+        """Note the time of its first and its latest tokens."""
         if self.first_token_seconds is None:
             self.first_token_seconds = now
         self.last_token_seconds = now
 
     def submission(self) -> Submit:
-        """The command that starts the current attempt."""
+        """Return the command that starts the current attempt."""
         return Submit(
             self.request_id,
             self.prompt,
@@ -261,7 +253,7 @@ class LogEntry:
         )
 
     def take_tokens(self, event: Tokens) -> tuple[int, ...]:
-        """Tokens that were not seen yet and have all others in front of them, now emitted."""
+        """Emit and return the new tokens, as far as all tokens before them have arrived."""
         if event.attempt != self.attempt:
             return ()
         if self.early and not self.has_gap:
@@ -275,7 +267,7 @@ class LogEntry:
         return fresh
 
     def _emitted(self, event: Tokens) -> tuple[int, ...]:
-        """The tokens of an event that were not seen yet, now in the mailbox."""
+        """Put the new tokens of an event in the mailbox, and return them."""
         seen = max(0, self.emitted_tokens - event.first_index)
         fresh = event.token_ids[seen:]
         self.output.extend(fresh)
@@ -285,7 +277,7 @@ class LogEntry:
         return fresh
 
     def take_scores(self, event: PromptLogprobs) -> None:
-        """Emit how likely tokens of the prompt are, without those that were told before."""
+        """Emit log probabilities of the prompt, without those that were emitted before."""
         if event.attempt != self.attempt:
             return
         fresh = event.logprobs[max(0, self.scored_tokens - event.first_index + 1) :]
@@ -293,7 +285,7 @@ class LogEntry:
         self.mailbox.put_prompt(fresh)
 
     def end_with(self, event: Finished) -> Finished | None:
-        """The end of a request as its instance told it; None if it is tried again."""
+        """Return the end of a request as its instance reports it; None if it is retried."""
         if event.step_failed == "suspect":
             return self.end_after(InstanceDeath(event.message, "step"), sole=False)
         again = event.not_taken or event.reason == "moved" or event.step_failed
@@ -304,9 +296,9 @@ class LogEntry:
         return replace(event, reason=reason)
 
     def end_after(self, death: InstanceDeath, *, sole: bool) -> Finished | None:
-        """The end of a request whose instance died; None if it is tried again.
+        """Return the end of a request whose instance died; None if it is retried.
 
-        :param sole: whether the instance had no other.
+        :param sole: whether the instance had no other request.
         """
         if self.is_dropped:
             return self.failure("", self.end_as)
@@ -316,7 +308,7 @@ class LogEntry:
         return self.failure(f"{death.problem}; {refusal}") if refusal else None
 
     def failure(self, message: str, reason: FinishReason = "error") -> Finished:
-        """The end of this request when its instance cannot say it any more."""
+        """Return the end of this request, if its instance cannot report it."""
         return Finished(
             self.request_id,
             self.attempt,

@@ -1,7 +1,7 @@
-"""Names of requests: as callers give them, and as instances know them.
+"""Names of requests: those of callers, and those of instances.
 
-Several fronts may have the same instances, and their clients choose names freely.  So instances
-know a request as ``front-3f9a12cc:name``, and what people see is without the front.
+Several fronts may have the same instances, and their clients choose names freely.  So the name at
+instances is ``front-3f9a12cc:name``, and the name that people see is without the front.
 """
 
 from dataclasses import replace
@@ -14,30 +14,30 @@ from kvell.vocabulary import RequestId
 class RequestNames:
     """Names of one front's requests; pure.
 
-    :param front: its name; "" if its instances have no other, and then both names are the same.
+    :param front: name of the front; "" if its instances have no other: then the names are equal.
     """
 
     def __init__(self, front: str = "") -> None:
         self.prefix = f"{front}{NAME_END}" if front else ""
 
     def known(self, shown: str) -> RequestId:
-        """The name that instances know."""
+        """Return the name at instances."""
         return RequestId(self.prefix + shown)
 
-    def shown(self, known: RequestId) -> RequestId:
-        """The name that people see; those of other fronts stay whole."""
-        return RequestId(known.removeprefix(self.prefix))
+    def shown(self, name: RequestId) -> RequestId:
+        """Return the name that people see; names of other fronts stay whole."""
+        return RequestId(name.removeprefix(self.prefix))
 
-    def pages(self, told: Pages) -> Pages:
-        """What an instance tells of its large pages, with the names that people see."""
-        if not self.prefix or not told.misses:
-            return told
-        misses = (replace(one, request_id=self.shown(one.request_id)) for one in told.misses)
-        return replace(told, misses=tuple(misses))
+    def pages(self, pages: Pages) -> Pages:
+        """Return an instance's large pages, with the names that people see."""
+        if not self.prefix or not pages.misses:
+            return pages
+        misses = (replace(miss, request_id=self.shown(miss.request_id)) for miss in pages.misses)
+        return replace(pages, misses=tuple(misses))
 
-    def large_page(self, told: LargePage) -> LargePage:
-        """The same of a single large page."""
+    def large_page(self, page: LargePage) -> LargePage:
+        """Return a large page, with the names that people see."""
         if not self.prefix:
-            return told
-        owners = (replace(one, request_id=self.shown(one.request_id)) for one in told.owners)
-        return replace(told, owners=tuple(owners))
+            return page
+        owners = (replace(owner, request_id=self.shown(owner.request_id)) for owner in page.owners)
+        return replace(page, owners=tuple(owners))

@@ -1,4 +1,4 @@
-"""Who waits, who is served by which instance, and with how many credits: the front without I/O.
+"""The front without I/O: requests that wait, requests in flight, and the credits of instances.
 
 ::
 
@@ -43,16 +43,16 @@ from kvell.vocabulary import FinishReason, RequestId
 
 
 class RequestQueue:
-    """The request log, the bounded waiting line, and a line to every instance.
+    """The request log, the bounded queue, and a line to every instance.
 
     :param max_waiting: requests that may wait for a credit.
     :param router: chooses among the instances that have room.
-    :param pulls: whether a request asks an instance that has more of its history for that.
-    :param locality: is told what instances cache, for a router that reads it.
-    :param costs: of the instances' model, which say when reading history elsewhere pays.
+    :param pulls: whether a request fetches its history from an instance that has more of it.
+    :param locality: prefixes that instances cache, for a router that reads them.
+    :param costs: of the instances' model, which decide when fetching history pays.
     :param roles: changes the roles of instances by load; None: all keep theirs.
     :param steers: whether roles and moves are decided here; else the cluster's manager does.
-    :ivar role_changes: so far.
+    :ivar role_changes: number of role changes so far.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class RequestQueue:
 
     @property
     def waiting(self) -> int:
-        """Requests that no instance has."""
+        """Number of requests that no instance has."""
         return len(self._waiting)
 
     @property
@@ -91,20 +91,20 @@ class RequestQueue:
 
     @property
     def in_flight(self) -> int:
-        """Requests that instances have and did not finish."""
+        """Number of requests that instances have and did not finish."""
         return len(self._in_flight)
 
     @property
     def room(self) -> int:
-        """New requests that would be let in now."""
+        """Number of new requests that would be admitted now."""
         return max(0, self._most_waiting() - len(self._waiting))
 
     def entries(self) -> Entries:
-        """Requests that did not end yet."""
+        """Return the requests that have not ended."""
         return Entries(list(self._in_flight), list(self._waiting), self._waiting.idle_wait)
 
     def line(self, instance_id: str) -> InstanceLoad:
-        """The line to an instance; a new one is closed until it is opened."""
+        """Return the line to an instance; a new line is closed until it is opened."""
         if instance_id not in self.lines:
             self.lines[instance_id] = InstanceLoad(instance_id)
         return self.lines[instance_id]
@@ -121,10 +121,10 @@ class RequestQueue:
         reach: Reach = NO_REACH,
         indexed: Sequence[IndexedGroup] = (),
     ) -> list[tuple[str, WatchIndex]]:
-        """Let an incarnation of an instance have requests; see :meth:`.Line.open`.
+        """Open the line to an incarnation of an instance; see :meth:`.InstanceLoad.open`.
 
-        :param indexed: what its notices tell of.
-        :returns: what it must be told before.
+        :param indexed: layer groups of its notices.
+        :returns: commands to send first.
         """
         line = self.line(instance_id)
         line.open(
@@ -141,7 +141,7 @@ class RequestQueue:
         return [(instance_id, WatchIndex(with_tokens=False))]
 
     def remove_line(self, instance_id: str) -> None:
-        """Forget an instance that has no request any more."""
+        """Forget an instance that has no requests."""
         line = self.lines.pop(instance_id)
         self._short.discard(instance_id)
         assert not line.in_flight, "its requests would be forgotten"
@@ -149,9 +149,9 @@ class RequestQueue:
             self._locality.lost(instance_id)
 
     def add(self, entry: LogEntry) -> None:
-        """Put a request in the line.
+        """Add a request to the queue.
 
-        :raises TryLater: when the line is full.
+        :raises TryLater: when the queue is full.
         :raises ChangeSomething: when the id is already in use, or the prompt is too long.
         """
         self.placements.check(entry)
@@ -167,14 +167,14 @@ class RequestQueue:
             entry.trace.admitted()
 
     def due(self, now: float) -> list[tuple[str, Submit]]:
-        """Submissions that can go out now, each with its instance, in turn.
+        """Return the submissions that can go out now, each with its instance, in turn.
 
         An instance has one request on probation at a time, so that a crash has one suspect.
         """
         if not self._waiting:
             return []
         open_lines = [line for line in self.lines.values() if line.has_room]
-        if not open_lines:  # asked with every token while requests wait
+        if not open_lines:  # called for every token while requests wait
             return []
         chosen: list[LogEntry] = []
         for entry, line in self._waiting.going(open_lines, now):
@@ -185,7 +185,7 @@ class RequestQueue:
     def drop(
         self, request_id: RequestId, end_as: FinishReason, now: float
     ) -> list[tuple[str, Cancel]]:
-        """End a request early; returns which instances must be told what."""
+        """End a request early; return commands to instances."""
         waiting = self._waiting.get(request_id)
         if waiting is not None:
             self._end(waiting, Finished(request_id, waiting.attempt, end_as), now)
@@ -193,13 +193,13 @@ class RequestQueue:
         if entry is None or entry.end_as != "cancelled":
             return []
         entry.end_as, entry.is_dropped = end_as, True
-        told = [entry.line, *([entry.goes_to] if entry.goes_to else [])]
-        return [(one, Cancel(request_id, entry.attempt)) for one in told]
+        targets = [entry.line, *([entry.goes_to] if entry.goes_to else [])]
+        return [(target, Cancel(request_id, entry.attempt)) for target in targets]
 
     def heard(
         self, instance_id: str, event: Event, now: float
     ) -> list[tuple[str, Cancel | Migrate | MoveKvCache | WatchIndex]]:
-        """Take in what an instance says; returns which instances must be told what."""
+        """Handle an event of an instance; return commands to instances."""
         if isinstance(event, Tokens):
             self.tokens(event, now)
         elif isinstance(event, Finished):
@@ -222,7 +222,7 @@ class RequestQueue:
         return []
 
     def tokens(self, event: Tokens, now: float) -> None:
-        """Hand new tokens to their reader; unknown requests and old attempts are dropped."""
+        """Pass new tokens to their reader; drop those of unknown requests and old attempts."""
         entry = self._in_flight.get(event.request_id)
         fresh = entry.take_tokens(event) if entry else ()
         if entry is None or not fresh:
@@ -236,22 +236,22 @@ class RequestQueue:
             self.finished(entry.early_end, now)
 
     def scored(self, event: PromptLogprobs) -> None:
-        """Hand on how likely a prompt is; unknown requests and old attempts are dropped."""
+        """Pass on a prompt's log probabilities; drop those of unknown requests and old attempts."""
         entry = self._in_flight.get(event.request_id)
         if entry is not None:
             entry.take_scores(event)
 
     def finished(self, event: Finished, now: float) -> list[tuple[str, Migrate]]:
-        """A request is over; its credit is free again.  Returns which instances are told what.
+        """Handle the end of a request at its instance; its credit is free.  Return commands.
 
-        One that drains by itself (SIGTERM), or was handed requests by others, may still be sent
-        one.  Its line closes, or pauses, and the request goes back to the head of the line.
+        An instance that drains by itself (SIGTERM), or that got requests from others, may still be
+        sent a request.  Its line closes, or pauses, and the request returns to the queue's head.
         """
         entry = self._in_flight.get(event.request_id)
         if entry is None or event.attempt != entry.attempt:
             return []
         if entry.has_gap and event.reason in ("stop", "length"):
-            entry.early_end = event  # the tokens in front are on their way from another instance
+            entry.early_end = event  # tokens before it are on their way from another instance
             return []
         taker = self._routes.taker(entry) if event.reason == "moved" else None
         if taker is not None:
@@ -272,30 +272,30 @@ class RequestQueue:
             self._end(entry, end, now)
             return []
         entry.attempt += 1
-        # Of a failed step's requests the oldest is heard of first, and stays first.
+        # The oldest request of a failed step is reported first, and stays first.
         self._waiting.put_back([entry], behind_returned=True)
         return []
 
     def evacuate(self, instance_id: str) -> list[tuple[str, Migrate]]:
-        """Let others go on with all that an instance has; returns what it must be told.
+        """Let others continue the requests of an instance; return commands to it.
 
-        What cannot move, or finds no room elsewhere, stays.
+        Requests that cannot move, or find no room elsewhere, stay.
         """
-        others = {one.instance_id: 0 for one in self._routes.takers(instance_id)}
-        told: list[tuple[str, Migrate]] = []
+        others = {line.instance_id: 0 for line in self._routes.takers(instance_id)}
+        commands: list[tuple[str, Migrate]] = []
         for entry in self.line(instance_id).in_flight.values():
             if entry.goes_to or entry.is_dropped or not others:
                 continue
             fewest = min(others.values())
-            lines = [self.lines[one] for one, count in others.items() if count == fewest]
+            lines = [self.lines[name] for name, count in others.items() if count == fewest]
             target = self._routes.target(entry, lines)
             if target:
                 others[target] += 1
-                told += self.migrate(entry.request_id, target)
-        return told
+                commands += self.migrate(entry.request_id, target)
+        return commands
 
     def migrate(self, request_id: RequestId, target: str) -> list[tuple[str, Migrate]]:
-        """Let another instance go on with a request; returns what the one that has it is told.
+        """Let another instance continue a request; return commands to the one that has it.
 
         :raises ChangeSomething: if no instance has the request, or the other takes none.
         """
@@ -311,29 +311,29 @@ class RequestQueue:
         return [(entry.line, Migrate(request_id, entry.attempt, target))]
 
     def stays(self, event: MigrationRefused) -> None:
-        """A request that was to move goes on where it is."""
+        """Note that a request that was to move stays where it is."""
         entry = self._in_flight.get(event.request_id)
         if entry is not None and entry.attempt == event.attempt:
             self._routes.set_target(entry, "")
 
     def _steer(self, now: float) -> list[tuple[str, Migrate | MoveKvCache]]:
-        """Decide on roles and moves, once a second; returns what instances are told."""
+        """Decide on roles and moves, once a second; return commands to instances."""
         steering = self._steering
         # A heartbeat costs the same, however many instances there are.
         is_needed = steering is not None and (self._short or steering.changes_roles)
         if steering is None or not is_needed or not steering.is_due(now):
             return []
-        views = [one.steered() for one in self.lines.values() if one.is_open]
-        orders = steering.decide(views, lambda one: self.lines[one].movable(), now)
-        moved = (self.move(one.request_id, one.target, one.num_blocks) for one in orders.moves)
+        views = [line.steered() for line in self.lines.values() if line.is_open]
+        orders = steering.decide(views, lambda instance_id: self.lines[instance_id].movable(), now)
+        moved = (self.move(move.request_id, move.target, move.num_blocks) for move in orders.moves)
         return [*self.set_roles(orders.roles), *itertools.chain.from_iterable(moved)]
 
     def move(
         self, request_id: str, target: str, num_blocks: int = 0
     ) -> list[tuple[str, Migrate | MoveKvCache]]:
-        """Carry out a move; nothing if the request or the instance has ended meanwhile.
+        """Carry out a move; do nothing if the request or the instance has ended meanwhile.
 
-        :param num_blocks: 0: all of the request goes; else so many of its sections are lent.
+        :param num_blocks: 0: move the whole request; else lend this number of its sections.
         """
         name = RequestId(request_id)
         entry = self._in_flight.get(name)
@@ -347,20 +347,19 @@ class RequestQueue:
             return []
 
     def set_roles(self, roles: Sequence[tuple[str, str]]) -> list[tuple[str, Migrate]]:
-        """Give instances roles, all at once; what those have that compute prompts alone from now
-        on goes elsewhere."""
-        changing = [(one, role) for one, role in roles if self.line(one).role != role]
-        for instance_id, role in changing:
-            self.line(instance_id).role = role
+        """Give instances roles, all together; the requests of new prefill instances move away."""
+        changing = [(name, role) for name, role in roles if self.line(name).role != role]
+        for name, role in changing:
+            self.line(name).role = role
         self.role_changes += len(changing)
-        emptied = [one for one, role in changing if role == PREFILL]
-        return [told for one in emptied for told in self.evacuate(one)]
+        emptied = [name for name, role in changing if role == PREFILL]
+        return [command for name in emptied for command in self.evacuate(name)]
 
     def lost(self, instance_id: str, death: InstanceDeath, now: float) -> list[tuple[str, Cancel]]:
-        """Take back what a dead instance had: to the head of the line, or to an end.
+        """Take back the requests of a dead instance: to the queue's head, or to an end.
 
-        The next attempt goes on behind the tokens that were emitted.  Returns which instances must
-        be told what: a request may have been on its way to another.
+        The next attempt continues after the emitted tokens.  Return commands to other instances
+        that requests were moving to.
         """
         lost = self._in_flight.take_back_all(self.line(instance_id))
         if self._locality is not None:
@@ -368,10 +367,10 @@ class RequestQueue:
         for entry in self._in_flight.going_to(instance_id):
             self._routes.set_target(entry, "")  # it stays where it is
         again: list[LogEntry] = []
-        told: list[tuple[str, Cancel]] = []
+        commands: list[tuple[str, Cancel]] = []
         for entry in lost:
             if entry.goes_to:
-                told.append((entry.goes_to, Cancel(entry.request_id, entry.attempt)))
+                commands.append((entry.goes_to, Cancel(entry.request_id, entry.attempt)))
                 self._routes.set_target(entry, "")
             end = entry.end_after(death, sole=len(lost) == 1)
             if end is None:
@@ -380,15 +379,15 @@ class RequestQueue:
             else:
                 self._end(entry, end, now)
         self._waiting.put_back(again)
-        return told
+        return commands
 
     def fail_waiting(self, message: str, now: float) -> None:
-        """No instance will come: every request in the line ends with an error."""
+        """End every waiting request with an error, since no instance will come."""
         for entry in self._waiting.clear():
             self._end(entry, entry.failure(message), now)
 
     def _most_waiting(self) -> int:
-        """Requests that may wait, those included for which there are credits."""
+        """Return how many requests may wait, including those that there are credits for."""
         return self._max_waiting + sum(line.free_credits for line in self.lines.values())
 
     def _observe_tokens(self, entry: LogEntry, count: int, now: float) -> None:
@@ -404,6 +403,6 @@ class RequestQueue:
         self._waiting.discard(entry)
         finished = replace(finished, request_id=RequestId(entry.shown_id))
         entry.mailbox.finish(finished)
-        for one in (self._observer, entry.trace):
-            if one is not None:
-                one.ended(entry.ended(finished, now))
+        for observer in (self._observer, entry.trace):
+            if observer is not None:
+                observer.ended(entry.ended(finished, now))

@@ -1,4 +1,4 @@
-"""Whether a request is tried again whose instance ended, or whose step failed: pure decisions.
+"""Whether a request is retried after its instance ended, or its step failed: pure decisions.
 
 ::
 
@@ -14,17 +14,17 @@ from kvell.fleet.instance.death import BLAMELESS, Cause
 
 MOST_RETRIES = 2
 MOST_FAILED_STEPS = 16
-"""Failed steps in the life of a request, each of which it was cleared of by its next token."""
+"""Most failed steps in the life of a request, each of which its next token cleared it of."""
 
 
 @dataclass
 class Attempts:
-    """What a request went through.
+    """The failures that a request went through.
 
-    :ivar deaths: instances that ended while they had it.
-    :ivar alone: of these, how many ended by a fault of their own while they had nothing else.
-    :ivar failed_steps: that were to compute it, while no other request was under suspicion.
-    :ivar on_probation: whether it is under suspicion; it runs beside no other suspect.
+    :ivar deaths: number of instances that ended while they had it.
+    :ivar alone: of these, those that ended by their own fault while they had no other request.
+    :ivar failed_steps: steps that were to compute it, while no other request was under suspicion.
+    :ivar on_probation: whether it is under suspicion, so that it runs with no other suspect.
     """
 
     deaths: int = 0
@@ -33,9 +33,9 @@ class Attempts:
     on_probation: bool = False
 
     def after(self, cause: Cause, *, sole: bool) -> str | None:
-        """Count a death; returns why there is no further attempt, or None if there is one.
+        """Count a death; return why there is no further attempt, or None if there is one.
 
-        An instance that was taken out of service counts as none.
+        An instance that was taken out of service is not counted.
 
         :param sole: whether the instance had no other request.
         """
@@ -53,9 +53,9 @@ class Attempts:
         return None
 
     def _after_step(self) -> str | None:
-        """Count a failed step.
+        """Count a failed step; return why there is no further attempt, or None if there is one.
 
-        A token since the one before clears a request of that, so few requests share the blame.
+        A token since the last failed step clears a request of that step, so few share the blame.
         """
         self.failed_steps += 1
         if self.on_probation:

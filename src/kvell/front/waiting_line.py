@@ -1,4 +1,4 @@
-"""Requests that no instance has: in turn, and beside them those that wait until others can lend."""
+"""Requests that no instance has: a queue in turns, and apart from it those that wait for loans."""
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -11,7 +11,7 @@ from kvell.front.routes import Routes
 from kvell.vocabulary import RequestId
 
 IDLE_WAIT_SECONDS = 10.0
-"""Longer waits are reported if no instance has a request: nothing can end and make room."""
+"""Longer waits are reported if no instance has a request, since no end can make room then."""
 
 logger = logging.getLogger(__name__)
 
@@ -19,8 +19,8 @@ logger = logging.getLogger(__name__)
 class IdleWait(NamedTuple):
     """Requests that wait while no instance has any.
 
-    :param seconds: for which it has been so.
-    :param why: the one that is next cannot go out.
+    :param seconds: duration of this state.
+    :param why: why the next request cannot be submitted.
     """
 
     requests: int
@@ -29,9 +29,9 @@ class IdleWait(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Requests that did not end yet.
+    """Requests that have not ended.
 
-    :param in_flight: that instances have, and ``waiting``; each the oldest first.
+    :param in_flight: requests that instances have, and ``waiting``; each oldest first.
     """
 
     in_flight: list[LogEntry]
@@ -40,14 +40,14 @@ class Entries(NamedTuple):
 
 
 class WaitingLine:
-    """The line of a front; those whom instances serve are charged here for what they make.
+    """The queue of a front; requests that instances have are charged here for their tokens.
 
-    A request that is longer than the memory of one instance waits, if others cannot lend what it
-    needs, beside the line, in turn with others of its kind; so it holds up nobody else.
+    A request that is longer than one instance's memory waits apart from the queue until others can
+    lend what it needs, in turn with others of its kind.  So it delays no other request.
 
-    :param routes: say which instance gets a request.
-    :param observer: is told of requests that wait though all instances are idle.
-    :ivar idle_wait: of ``IDLE_WAIT_SECONDS`` and more, as of the last look; else None.
+    :param routes: choose the instance of a request.
+    :param observer: is notified of requests that wait though all instances are idle.
+    :ivar idle_wait: a wait of ``IDLE_WAIT_SECONDS`` or more, as of the last look; else None.
     """
 
     def __init__(self, routes: Routes, observer: RequestObserver | None = None) -> None:
@@ -66,7 +66,7 @@ class WaitingLine:
         yield from self._long
 
     def get(self, request_id: RequestId) -> LogEntry | None:
-        """The request of an id; None if it does not wait."""
+        """Return the waiting request of an id; None if there is none."""
         return self._turns.get(request_id) or self._long.get(request_id)
 
     @property
@@ -75,11 +75,11 @@ class WaitingLine:
         return bool(self._long)
 
     def note_memory(self) -> None:
-        """Take in that instances may have more memory to lend."""
+        """Note that instances may have more memory to lend."""
         self._may_lend = True
 
     def look(self, in_flight: int, lines: Collection[InstanceLoad], now: float) -> None:
-        """Notice requests that wait for long though no instance has any; with every heartbeat."""
+        """Detect requests that wait for long though no instance has any; called for heartbeats."""
         had, self.idle_wait = self.idle_wait, None
         if in_flight or not self:
             self._idle_since = None
@@ -90,13 +90,12 @@ class WaitingLine:
             return
         self.idle_wait = IdleWait(len(self), seconds, self._why(lines))
         if had is None:
-            told = "%d requests wait though every instance is idle: %s"
-            logger.warning(told, len(self), self.idle_wait.why)
+            message = "%d requests wait though every instance is idle: %s"
+            logger.warning(message, len(self), self.idle_wait.why)
             if self._observer is not None:
                 self._observer.waits_idle()
 
     def _why(self, lines: Collection[InstanceLoad]) -> str:
-        """Why the next request cannot go out."""
         entry = next(iter(self))
         if not any(line.is_open for line in lines):
             return "no instance takes any"
@@ -106,31 +105,31 @@ class WaitingLine:
         return f"no instance has room for one with a prompt of {entry.prompt_tokens} tokens"
 
     def is_full(self, most: int) -> bool:
-        """Whether a new request finds no place; those that wait for another attempt take none."""
+        """Return whether there is no place for a new request; retried requests take none."""
         return len(self) >= most and sum(1 for entry in self if not entry.attempt) >= most
 
     def add(self, entry: LogEntry) -> None:
-        """Let a new request wait."""
+        """Add a new request."""
         self._turns.add(entry)
 
     def put_back(self, entries: Sequence[LogEntry], *, behind_returned: bool = False) -> None:
-        """Let requests wait again that instances had, before all others of their tenants."""
+        """Put requests back that instances had, before all others of their tenants."""
         for line in (self._turns, self._long):
-            own = [one for one in entries if line.knows(one)]
-            line.put_back(own, behind_returned=behind_returned)
+            returned = [entry for entry in entries if line.knows(entry)]
+            line.put_back(returned, behind_returned=behind_returned)
 
     def going(
         self, open_lines: list[InstanceLoad], now: float
     ) -> Iterator[tuple[LogEntry, InstanceLoad]]:
-        """Requests that can go out now, in turn; the caller submits each before it asks for more.
+        """Yield the requests that can be submitted now, in turn; submit each before the next.
 
-        :param open_lines: that have room.
+        :param open_lines: lines that have room.
         """
         yield from self._due_long(open_lines, now)
         aside: list[LogEntry] = []
         had_their_part: set[str] = set()
         while open_lines and (entry := self._turns.first(but=had_their_part)) is not None:
-            lines = [one for one in open_lines if one.has_room_for(entry.tenant)]
+            lines = [line for line in open_lines if line.has_room_for(entry.tenant)]
             if not lines:
                 had_their_part.add(entry.tenant)
                 continue
@@ -143,7 +142,7 @@ class WaitingLine:
             elif is_long:
                 self._turns.discard(entry)
                 self._long.add(entry)
-            elif entry.attempts.on_probation:  # it waits for another's suspect
+            elif entry.attempts.on_probation:  # it waits until another suspect is cleared
                 self._turns.take(entry)
                 aside.append(entry)
             else:
@@ -168,17 +167,17 @@ class WaitingLine:
         line.charge(entry.request_id, entry.prompt_cost_tokens)
 
     def made(self, entry: LogEntry, tokens: int) -> None:
-        """Charge the party of a request for what it was given."""
+        """Charge the party of a request for its tokens."""
         if not self._turns.charge(entry.request_id, tokens):
             self._long.charge(entry.request_id, tokens)
 
     def discard(self, entry: LogEntry) -> bool:
-        """Forget a request, whether it waits or an instance has it; whether it waited."""
+        """Forget a request, waiting or at an instance; return whether it waited."""
         waited = [line.discard(entry) for line in (self._turns, self._long)]
         return any(waited)
 
     def clear(self) -> Iterable[LogEntry]:
-        """Forget all that wait."""
+        """Forget all waiting requests, and return them."""
         return [*self._turns.clear(), *self._long.clear()]
 
 

@@ -1,1 +1,1 @@
-"""What instances cache, published for routers outside: vLLM's KV events over ZeroMQ."""
+"""Prefixes that instances cache, published for external routers as vLLM's KV events over ZeroMQ."""

@@ -12,13 +12,13 @@ DEFAULT_ENDPOINT = "tcp://127.0.0.1:5557"
 
 @dataclass(frozen=True)
 class KvEventsConfig:
-    """Where events are published.
+    """The endpoints and limits of the publisher.
 
-    :param endpoint: is bound if it holds ``*`` or ``::`` or is ``ipc://``, else connected to, as
-        in vLLM; None binds port 5557 of this machine alone.
-    :param replay_endpoint: is bound; subscribers that missed batches ask there for them.
-    :param buffer_steps: latest batches that are kept for replays.
-    :param hwm: batches that wait for a slow subscriber before it misses some.
+    :param endpoint: bound if it contains ``*`` or ``::`` or is ``ipc://``, else connected to, as in
+        vLLM; None binds port 5557 of this machine alone.
+    :param replay_endpoint: bound; subscribers request missed batches there.
+    :param buffer_steps: number of latest batches that are kept for replays.
+    :param hwm: batches that are queued for a slow subscriber before it misses some.
     :param topic: first frame of each message.
     """
 
@@ -40,9 +40,9 @@ def _is_local(endpoint: str) -> bool:
 
 
 def parse_events_config(text: str) -> KvEventsConfig | None:
-    """Read the JSON object of ``--kv-events-config``; None if it turns events off.
+    """Parse the JSON object of ``--kv-events-config``; return None if it turns events off.
 
-    ``max_queue_size`` is accepted: there is no queue.
+    ``max_queue_size`` is accepted and ignored, since there is no queue.
 
     :raises ChangeSomething: naming the field that is wrong.
     """
@@ -57,15 +57,15 @@ def parse_events_config(text: str) -> KvEventsConfig | None:
     on = given.pop("enable_kv_cache_events", True) and given.pop("publisher", "zmq") != "null"
     given.pop("publisher", None)
     given.pop("max_queue_size", None)
-    known = {field.name for field in fields(KvEventsConfig)}
+    names = {field.name for field in fields(KvEventsConfig)}
     for name, value in given.items():
-        _check(name, value, known)
+        _check(name, value, names)
     return KvEventsConfig(**given) if on else None
 
 
-def _check(name: str, value: Any, known: set[str]) -> None:
-    if name not in known:
-        raise _wrong(name[:80], "is no field", f"use {', '.join(sorted(known))}")
+def _check(name: str, value: Any, names: set[str]) -> None:
+    if name not in names:
+        raise _wrong(name[:80], "is no field", f"use {', '.join(sorted(names))}")
     if name in ("buffer_steps", "hwm"):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise _wrong(f"{name}={value!r}"[:80], "is no number of batches", "use 1 or more")

@@ -1,4 +1,4 @@
-"""Whoever wants to know what instances cache."""
+"""The protocol of observers of cached prefixes."""
 
 from typing import Protocol
 
@@ -6,12 +6,12 @@ from kvell.engine.protocol.notices import IndexNotice
 
 
 class IndexObserver(Protocol):
-    """Is told in order; an instance that is lost has nothing cached."""
+    """An observer of the prefixes that instances cache, called in order."""
 
     def noticed(self, instance_id: str, notice: IndexNotice) -> None:
-        """An instance came to cache prefixes, or caches them no longer."""
+        """Handle a notice about prefixes that an instance has cached or evicted."""
         ...
 
     def lost(self, instance_id: str) -> None:
-        """An instance died or left."""
+        """Handle an instance that died or left, and has nothing cached."""
         ...

@@ -19,7 +19,7 @@ from kvell.engine.protocol.notices import (
 )
 
 MEDIUM = "GPU"
-"""vLLM's word for the pool that attention reads, on a CPU too."""
+"""vLLM's name of the pool that attention reads, used for a CPU too."""
 KINDS = {
     "full": "full_attention",
     "sliding": "sliding_window",
@@ -34,10 +34,10 @@ class KVCacheEvent(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
 
 
 class BlockStored(KVCacheEvent):
-    """Blocks that follow one another are cached in one group.
+    """Consecutive blocks that are now cached in one group.
 
-    ``extra_keys`` has, for each block, what it is known by beside its tokens: a digest of the
-    cache salt, and one of the images in it, whose tokens are given as 0.
+    ``extra_keys`` has what identifies each block in addition to its tokens: a digest of the cache
+    salt, and one of the images in it, whose tokens are given as 0.
     """
 
     block_hashes: list[int]
@@ -54,7 +54,7 @@ class BlockStored(KVCacheEvent):
 
 
 class BlockRemoved(KVCacheEvent):
-    """Blocks are cached in a group no longer."""
+    """Blocks that are no longer cached in a group."""
 
     block_hashes: list[int]
     medium: str | None
@@ -62,14 +62,14 @@ class BlockRemoved(KVCacheEvent):
 
 
 class AllBlocksCleared(KVCacheEvent):
-    """An instance has nothing cached."""
+    """The eviction of all blocks of an instance."""
 
 
 Event = BlockStored | BlockRemoved | AllBlocksCleared
 
 
 class KVEventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
-    """Events of one instance in order.
+    """Events of one instance, in order.
 
     :ivar ts: seconds since 1970.
     :ivar data_parallel_rank: the number of the instance.
@@ -81,7 +81,7 @@ class KVEventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False
 
 
 def events_of(notice: IndexNotice) -> list[Event]:
-    """A notice's changes as events; a whole one tells nothing new to who has missed none."""
+    """Return the changes of a notice as events, without blocks that a whole notice repeats."""
     return [
         _stored(change) if isinstance(change, BlocksStored) else _removed(change)
         for change in notice.changes

@@ -1,7 +1,7 @@
-"""Publishes KV events over ZeroMQ, as vLLM's publisher does.
+"""The publisher of KV events over ZeroMQ, compatible with vLLM's publisher.
 
-A message has three frames: topic, number of the batch (8 bytes, big-endian), batch.  Whoever
-misses some sends the first number that it wants to the replay endpoint, and gets ``[number,
+A message has three frames: topic, number of the batch (8 bytes, big-endian), batch.  A subscriber
+that misses batches sends the first number that it wants to the replay endpoint, and gets ``[number,
 batch]`` for each that is kept, then a number of -1.
 """
 
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 class EventsPublisher:
     """``async with EventsPublisher(config) as publisher``, in the loop that calls its methods.
 
-    Instances are numbered as they appear.  One that is lost has nothing cached any more.
+    Instances are numbered as they appear.  A lost instance has nothing cached any more.
     """
 
     def __init__(self, config: KvEventsConfig) -> None:
@@ -80,13 +80,13 @@ class EventsPublisher:
 
     @property
     def endpoint(self) -> str:
-        """The address as it was opened, with the port that was free if none was asked for."""
+        """The address as it was opened, with the free port that was chosen if none was given."""
         address = self._socket.getsockopt(zmq.LAST_ENDPOINT)
         assert isinstance(address, bytes)
         return address.decode().rstrip("\0")
 
     def noticed(self, instance_id: str, notice: IndexNotice) -> None:
-        """Publish what an instance came to cache, and caches no longer."""
+        """Publish the blocks that an instance has cached or evicted."""
         if events := events_of(notice):
             self._publish(instance_id, events)
 
@@ -101,7 +101,7 @@ class EventsPublisher:
         self._kept.append((self._next, batch))
         frames = [self._config.topic.encode(), self._next.to_bytes(8, "big"), batch]
         self._next += 1
-        with contextlib.suppress(zmq.Again):  # nobody is connected to what we connect to
+        with contextlib.suppress(zmq.Again):  # the endpoint that we connect to has no listener
             self._socket.send_multipart(frames, zmq.NOBLOCK)
 
     async def _replay(self, router: zmq.asyncio.Socket) -> None:
@@ -110,16 +110,16 @@ class EventsPublisher:
                 frames = await router.recv_multipart()
                 try:
                     await self._send_again(router, frames)
-                except Exception:  # of one request: the others are answered
+                except Exception:  # affects one request: others are answered
                     logger.exception("a replay of KV events failed")
         finally:
             router.close()
 
     async def _send_again(self, router: zmq.asyncio.Socket, frames: Sequence[bytes]) -> None:
         if len(frames) != 3 or len(frames[2]) != 8:
-            return  # no request of this protocol
+            return  # not a request of this protocol
         client, start = frames[0], int.from_bytes(frames[2], "big")
-        for number, batch in [one for one in self._kept if one[0] >= start]:
+        for number, batch in [entry for entry in self._kept if entry[0] >= start]:
             await router.send_multipart([client, b"", number.to_bytes(8, "big"), batch])
         await router.send_multipart([client, b"", END_OF_REPLAY, b""])
 
