@@ -1,1 +1,1 @@
-"""Several instances behind one front: which one gets a request, and what each gets of its host."""
+"""Decisions about the instances of a cluster: routing, steering, and shares of a host."""

@@ -1,7 +1,7 @@
-"""The fronts of a cluster, as its manager knows them: who is there, and what they said.
+"""The fronts of a cluster, as its manager sees them: their leases, their loads and their roles.
 
-A front is there while its lease lasts, which everything that it says renews.  A connection that
-ends changes nothing here: the front may come back, and is gone only when its lease has ended.
+Each message of a front renews its lease.  The end of a connection changes nothing here: the front
+may reconnect, and is removed only when its lease expires.
 """
 
 from collections import Counter
@@ -14,24 +14,21 @@ from kvell.errors import ChangeSomething
 
 @dataclass
 class _Front:
-    """A front that is there.
-
-    :param until_seconds: its lease ends then.
-    """
+    """A front with a valid lease, which ends at ``until_seconds``."""
 
     until_seconds: float
     loads: Mapping[str, int] = field(default_factory=dict)
 
 
 class FrontTable:
-    """Fronts by name; pure.  Times are of a clock that does not go back.
+    """Fronts by name; pure.  Times are of a monotonic clock.
 
-    :param lease_seconds: a front that is silent for so long is gone.
-    :param lonely_seconds: a cluster without any front lasts so long.
-    :param now_seconds: the start of the manager, which counts as the last sign of a front.
-    :ivar is_shared: whether a front other than the first has been there, or may have been.
-    :ivar roles: of instances that do not have their first one, and perhaps of others, by id.
-    :ivar role_changes: how often roles have changed in this cluster, as far as it is known.
+    :param lease_seconds: a front that is silent for this long is removed.
+    :param lonely_seconds: the cluster ends when it was without any front for this long.
+    :param now_seconds: start of the manager, which counts as the last message of a front.
+    :ivar is_shared: whether there was a front other than the first, or may have been.
+    :ivar roles: of instances that no longer have their first role, and perhaps of others, by id.
+    :ivar role_changes: number of role changes in this cluster, as far as it is known.
     """
 
     def __init__(self, lease_seconds: float, lonely_seconds: float, now_seconds: float) -> None:
@@ -44,7 +41,7 @@ class FrontTable:
         self.role_changes = 0
 
     def came(self, front: str, now_seconds: float) -> None:
-        """A front gave a sign of life; what it said before still holds."""
+        """Renew a front's lease; its last beat stays valid."""
         self._expire(now_seconds)
         self._first = self._first or front
         self.is_shared |= front != self._first
@@ -62,14 +59,13 @@ class FrontTable:
         role_changes: int,
         now_seconds: float,
     ) -> bool:
-        """A front said what it knows; true if it knows newer roles, which hold from now on.
+        """Store a front's loads and newer roles; return whether its roles were newer.
 
-        So a manager that has just started learns which roles there are.
+        A manager that has just started receives the roles in this way.
 
-        :param loads: work that each instance has still to do for it, ≥ 0; see
+        :param loads: remaining work of each instance for the front, ≥ 0; see
             :class:`kvell.cluster.steering.roles.RoleView`.
-        :raises ChangeSomething: for a load below 0 or a role that there is not; then nothing of
-            it holds.
+        :raises ChangeSomething: for a load below 0 or an unknown role; then nothing is stored.
         """
         _check(loads, roles)
         self.came(front, now_seconds)
@@ -80,12 +76,12 @@ class FrontTable:
         return True
 
     def left(self, front: str, now_seconds: float, *, ends_cluster: bool = False) -> None:
-        """A front ended on purpose.
+        """Remove a front that ended on purpose.
 
-        The only one that there has ever been takes the cluster along.  Others are replaced, one
-        after the other or all at once: the cluster waits for those that come in their place.
+        The cluster ends with the only front that it has ever had.  Several fronts may be replaced,
+        one after the other or all together, so the cluster waits for their successors.
 
-        :param ends_cluster: whether it asks for the end if it is the last.
+        :param ends_cluster: whether the cluster should end if no other front is left.
         """
         self._expire(now_seconds)
         self._fronts.pop(front, None)
@@ -93,21 +89,21 @@ class FrontTable:
         self._ends_now = ends_cluster or not self.is_shared
 
     def change_role(self, instance_id: str, role: str) -> None:
-        """An instance has another role from now on."""
+        """Give an instance another role."""
         self.roles[instance_id] = role
         self.role_changes += 1
 
     def forget(self, instance_id: str) -> None:
-        """An instance is gone; a later one of this name begins with its first role."""
+        """Forget an instance; a later one of this name begins with its first role."""
         self.roles.pop(instance_id, None)
 
     def living(self, now_seconds: float) -> list[str]:
-        """The fronts that are there, in the order that they came."""
+        """Return the fronts with a valid lease, in the order of their arrival."""
         self._expire(now_seconds)
         return list(self._fronts)
 
     def loads(self, now_seconds: float) -> dict[str, int]:
-        """Work that each instance has still to do, for all fronts together."""
+        """Return the remaining work of each instance, for all fronts together."""
         self._expire(now_seconds)
         total: Counter[str] = Counter()
         for front in self._fronts.values():
@@ -115,8 +111,7 @@ class FrontTable:
         return dict(total)
 
     def is_over(self, now_seconds: float) -> bool:
-        """Whether the cluster should end: its last front asked for it, or it has been alone too
-        long."""
+        """Return whether the cluster should end: its last front ended it, or left too long ago."""
         self._expire(now_seconds)
         if self._fronts:
             return False
@@ -124,7 +119,6 @@ class FrontTable:
         return self._ends_now or alone_seconds >= self._lonely_seconds
 
     def _expire(self, now_seconds: float) -> None:
-        """Forget fronts that were silent for their lease."""
         for name, front in list(self._fronts.items()):
             if front.until_seconds <= now_seconds:
                 del self._fronts[name]

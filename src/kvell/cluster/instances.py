@@ -1,4 +1,4 @@
-"""How many instances of which role: the words of ``--instances`` and their bounds."""
+"""Numbers of instances by role: the text of ``--instances`` and its bounds."""
 
 from collections.abc import Mapping
 
@@ -6,7 +6,7 @@ from kvell.errors import ChangeSomething
 from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
 
 ROLES = ("mixed", "prefill", "decode")
-"""What instances do: everything, compute prompts, or go on with requests behind their prompts."""
+"""Roles of instances: all work, computing prompts, or continuing requests after their prompts."""
 MOST_INSTANCES = 64
 
 _MOST_DIGITS = 20
@@ -16,9 +16,8 @@ _REMEDY = "write it like mixed=3"
 def parse_instances(text: str, field: str = "--instances") -> dict[str, int]:
     """Return the number of instances of each role in ``mixed=3``; ``3`` alone means the same.
 
-    :param field: what the user gave it as.
-    :raises ChangeSomething: for anything else, a role that is not served, or a number out of
-        bounds.
+    :param field: name of the option or field, for errors.
+    :raises ChangeSomething: for invalid text, an unknown role, or a number out of bounds.
     """
     counts: dict[str, int] = {}
     for part in text.split(","):
@@ -30,10 +29,9 @@ def parse_instances(text: str, field: str = "--instances") -> dict[str, int]:
 
 
 def checked_counts(counts: Mapping[str, int], field: str = "instances") -> dict[str, int]:
-    """Return numbers of instances by role that came as data.
+    """Check numbers of instances by role, and return them.
 
-    :raises ChangeSomething: if there are none, for a role that is not served, or a number out of
-        bounds.
+    :raises ChangeSomething: if there are none, for an unknown role, or a number out of bounds.
     """
     text = ",".join(f"{role}={count}" for role, count in counts.items())
     if not counts:
@@ -50,7 +48,7 @@ def checked_counts(counts: Mapping[str, int], field: str = "instances") -> dict[
 def check_start(counts: Mapping[str, int], field: str = "--instances") -> None:
     """Check that instances of these roles can serve requests together.
 
-    :raises ChangeSomething: if prompts would be computed for nobody, or by nobody.
+    :raises ChangeSomething: for prefill instances without decode instances, or the reverse.
     """
     for role, other in (("prefill", "decode"), ("decode", "prefill")):
         if role in counts and other not in counts:
@@ -60,9 +58,9 @@ def check_start(counts: Mapping[str, int], field: str = "--instances") -> None:
 
 
 def chosen_pd_caching(counts: Mapping[str, int], value: PdCaching | None, field: str) -> PdCaching:
-    """Who caches what; the default where nobody chose.
+    """Return the caching of prefill and decode instances: ``value``, or else the default.
 
-    :raises ChangeSomething: for a choice where every instance computes prompts and answers.
+    :raises ChangeSomething: for a value if there are no prefill instances.
     """
     if value is None:
         return DEFAULT_PD_CACHING
@@ -89,10 +87,10 @@ def _check_role(role: str, text: str, field: str) -> None:
 
 
 def check_adaptive_roles(counts: Mapping[str, int], name: str) -> None:
-    """Check that an instance could change its role, and another of its first role would be left.
+    """Check that an instance can change its role while another keeps that role.
 
-    :param name: of the option, as the user gave it.
-    :raises ChangeSomething: if none could.
+    :param name: name of the option, for errors.
+    :raises ChangeSomething: if no instance can.
     """
     split = [counts.get(role, 0) for role in ("prefill", "decode")]
     if min(split) < 1 or sum(split) < 3:

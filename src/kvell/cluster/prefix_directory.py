@@ -1,4 +1,4 @@
-"""What instances cache, as far as their notices tell: a prompt tree for each role.
+"""The prefixes that instances cache, by their notices: a prompt tree for each role.
 
 Source: MemServe §6, global prompt trees.
 """
@@ -19,9 +19,9 @@ BY_LOCALITY = ("longest-prefix", "prompt-tree")
 
 
 class PrefixDirectory:
-    """Prompt trees of a front; pure.
+    """The prompt trees of a front; pure.
 
-    Instances of one role have equal layouts; those of several roles may cache different things.
+    Instances of one role have equal layouts; those of different roles may cache different prefixes.
     """
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class PrefixDirectory:
         self._memo = HashMemo()
 
     def joined(self, instance_id: str, role: str, indexed: Sequence[IndexedGroup]) -> None:
-        """An incarnation of an instance serves, whose notices tell of these groups."""
+        """Add an incarnation of an instance, whose notices cover these groups."""
         self._groups = self._groups or tuple(map(TreeGroup.of, indexed))
         self._roles[instance_id] = role
         if role not in self._trees:
@@ -40,18 +40,18 @@ class PrefixDirectory:
     def noticed(
         self, instance_id: str, incarnation: int, notice: IndexNotice, now_seconds: float
     ) -> bool:
-        """Take in a notice; whether none is missing before it."""
+        """Apply a notice; return False if a whole notice must be requested."""
         tree = self._tree(instance_id)
         return tree is None or tree.noticed(instance_id, incarnation, notice, now_seconds)
 
     def lost(self, instance_id: str) -> None:
-        """An instance died or left: it has nothing cached."""
+        """Forget the prefixes of an instance that died or left."""
         tree = self._tree(instance_id)
         if tree is not None:
             tree.lost(instance_id)
 
     def chain(self, tokens: npt.NDArray[np.int32], model: str, root: str) -> PromptChain:
-        """Name a prompt's blocks, once for each request.
+        """Hash a prompt's blocks, once for each request.
 
         :param tokens: int32.
         """
@@ -62,16 +62,16 @@ class PrefixDirectory:
         return PromptChain.of(tokens, self._groups, model, root, self._memo)
 
     def hits(self, chain: PromptChain, now_seconds: float) -> Mapping[str, int]:
-        """Tokens that each instance could resume behind; none of those that have nothing."""
-        found: dict[str, int] = {}
+        """Return the tokens that each instance could resume, without instances that have none."""
+        hits: dict[str, int] = {}
         for tree in self._trees.values():
-            found.update(tree.match(chain, now_seconds))
-        return found
+            hits.update(tree.match(chain, now_seconds))
+        return hits
 
     def routed(
         self, instance_id: str, incarnation: int, chain: PromptChain, now_seconds: float
     ) -> None:
-        """A request goes to an instance, which will cache its prompt soon."""
+        """Expect an instance to cache the prompt of a request that was routed to it."""
         tree = self._tree(instance_id)
         if tree is not None:
             tree.expect(instance_id, incarnation, chain, now_seconds)

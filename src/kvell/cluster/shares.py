@@ -1,4 +1,4 @@
-"""Which processors each of several instances on a host may run on, and with how many threads."""
+"""Shares of a host: the processors and the number of threads of each of its instances."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one instance gets.
+    """The share of one instance.
 
-    :param processors: numbers of those that it may run on.
-    :param threads: that compute its steps.
+    :param processors: numbers of the processors that it may run on.
+    :param threads: number of threads that compute its steps.
     """
 
     processors: tuple[int, ...]

@@ -1,1 +1,1 @@
-"""Which instance gets a request, by policies over views of the instances."""
+"""Routing: policies that choose the instance of a request from views of all instances."""

@@ -1,8 +1,8 @@
-"""What prompts cost an instance in seconds, for routing (MemServe §5.3, equations 1 and 2).
+"""The costs of prompts in seconds, for routing (MemServe §5.3, equations 1 and 2).
 
 The cost models of :mod:`kvell.cost` price one step exactly.  A router prices a prompt on each of
-many instances, for every request, so here exec(x, y) is its closed form: a price for a request, for
-each token that is computed and for each pair of query and key, as the paper's class (b) has it.
+many instances, for every request, so here exec(x, y) is a closed form: a price for a request, for
+each token that is computed and for each pair of query and key, like the paper's class (b).
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,53 +19,53 @@ from kvell.cost.model import (
 )
 
 PROMPT_TOKENS_PER_OUTPUT_TOKEN = 4
-"""An output token counts as so many prompt tokens.
+"""Number of prompt tokens that cost as much as an output token.
 
-A prompt's tokens share each reading of the weights by hundreds, an output token only with the
-other requests of its step.  In the measured forward passes of SmolLM2 a token of a step of 8
+Hundreds of prompt tokens share each reading of the weights, but an output token shares it only with
+the other requests of its step.  In the measured forward passes of SmolLM2 a token of a step of 8
 requests costs 1.7 to 9.4 times as much as one of a prompt of 512 (the four machines of
 ``bench/results/*/forward_cpu.json``; their geometric mean is 3.3), and more in smaller steps.
 """
 FIT_BATCH, FIT_CONTEXT_TOKENS = 8, 1024
-"""The step of decodes whose tokens are priced, as in the measurement above."""
+"""Requests and context of the decode step that is priced, as in the measurement above."""
 MANY_BATCH = 64
-"""A step of so many tells what a request adds to it."""
+"""Requests of the decode step that shows what a further request adds."""
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-"""Decode steps of so many requests are priced one by one."""
+"""Numbers of requests for which a decode step has a price of its own."""
 FIT_TOKENS = (1024, 8192)
-"""The prompts between which tokens and pairs are told apart."""
+"""Prompt lengths whose prices separate the cost of tokens from the cost of pairs."""
 
 
 @dataclass(frozen=True)
 class ExecCosts:
-    """Prices of a model on an instance; all instances are taken to be alike.
+    """Prices of a model on an instance; all instances are assumed to be alike.
 
     The defaults are those of SmolLM2 on a server's cores: a least-squares fit to the prompts of
-    ``bench/results/zen5/cost_model.json`` (it misses them by 2 %), four prompt tokens for an output
-    token, 4.9 GB/s between processes of one host (``bench/results/amx/mempool_transports.json``)
-    and 12 GB/s to the CPU buffer (:mod:`kvell.cost.swap_rule`) for 23 KB a token.  A fetch begins
-    with messages: what 64 tokens take (``FEWEST_TOKENS`` of the front's histories).  Where only the
-    ratios of prices matter, as in equation 1, the defaults do for other models too.
+    ``bench/results/zen5/cost_model.json`` (error 2 %), four prompt tokens for an output token,
+    4.9 GB/s between processes of one host (``bench/results/amx/mempool_transports.json``) and
+    12 GB/s to the CPU buffer (:mod:`kvell.cost.swap_rule`) for 23 KB a token.  A fetch begins with
+    messages, which take as long as 64 tokens (``FEWEST_TOKENS`` of the front's histories).  Where
+    only the ratios of prices matter, as in equation 1, the defaults suit other models too.
 
-    :param request_seconds: of a prompt, whatever its length.
+    :param request_seconds: of a prompt of any length.
     :param token_seconds: of a prompt token that is computed.
     :param pair_seconds: of a query that reads a key.
     :param output_token_seconds: of a token of a request that decodes.
-    :param output_share: what a second of a request's answer counts beside one before its first
-        token.  With 0, answers gather where prefixes are; with 1, conversations leave their
+    :param output_share: weight of a second of a request's answer, relative to a second before its
+        first token.  With 0, answers gather where prefixes are; with 1, conversations leave their
         instances for slightly shorter steps (``bench/routing``).
-    :param held_token_seconds: that a token of a running request adds to each step.  The default is
-        that of a query that reads a key: cores compute both alike.
-    :param fetch_request_seconds: of a fetch from another instance, whatever its length.
+    :param held_token_seconds: time that a token of a running request adds to each step.  The
+        default is that of a query that reads a key: cores compute both alike.
+    :param fetch_request_seconds: of a fetch of any length from another instance.
     :param fetch_token_seconds: of a token's pages from another instance.
     :param swap_token_seconds: of a token's pages from the CPU buffer.
-    :param chunk_tokens: prompt tokens of a step, with each of which all running requests decode.
-    :param away_token_seconds: as ``held_token_seconds``, of a token whose pages are read at another
-        instance of the host.  The default is the same: ``bench/lending/remote_share`` can tell no
-        difference in the memory of one host.
+    :param chunk_tokens: prompt tokens of a step, in which all running requests decode too.
+    :param away_token_seconds: like ``held_token_seconds``, for a token whose pages are read at
+        another instance of the host.  The default is the same: ``bench/lending/remote_share``
+        measures no difference in the memory of one host.
     :param natn_seconds: T^natn of Infinite-LLM's equation 5 for each of ``BATCHES``: a decode step
-        of so many requests without attention to what came before, W(β)/f(β).  Empty: a line
-        through the prices above.
+        of that batch without attention to earlier tokens, W(β)/f(β).  Empty: a line through the
+        prices above.
     """
 
     request_seconds: float = 6e-3
@@ -82,7 +82,7 @@ class ExecCosts:
     natn_seconds: tuple[float, ...] = ()
 
     def batch_seconds(self, batch: int) -> float:
-        """W(β)/f(β) of Infinite-LLM's equation 5, over all layers.
+        """Return W(β)/f(β) of Infinite-LLM's equation 5, over all layers.
 
         :param batch: one of ``BATCHES``.
         """
@@ -93,9 +93,9 @@ class ExecCosts:
         return self.request_seconds + batch * max(0.0, each)
 
     def exec_seconds(self, prompt_tokens: int, cached_tokens: int, running: int = 0) -> float:
-        """exec(x, y): from a prompt's first step to its first token.
+        """Return exec(x, y): the time from a prompt's first step to its first token.
 
-        :param cached_tokens: of the prompt, that are not computed; at least one token is.
+        :param cached_tokens: tokens of the prompt that are not computed; at least one token is.
         :param running: requests that decode in the same steps.
         """
         new = max(1, prompt_tokens - cached_tokens)
@@ -109,37 +109,37 @@ class ExecCosts:
     def queues_seconds(
         self, instances: Sequence[InstanceView], request: RequestView
     ) -> list[float]:
-        """What a request would wait for on each instance, without its own prompt: the first term of
+        """Return a request's wait on each instance before its own prompt: the first term of
         equation 1.
 
-        Prompts go before it.  All steps take longer by what the instance holds: those of the
-        prompts before it, of its own and, by ``output_share``, of its answer.  What others have yet
-        to answer is no delay by itself, since requests decode together.  Where any does, a step is
-        half over when the request comes.  One call prices all, because a request may have a
-        thousand to choose from.
+        Earlier prompts are computed first.  The tokens that the instance holds lengthen all steps:
+        those of the earlier prompts, of the request's own and, by ``output_share``, of its answer.
+        The answers of other requests are no delay by themselves, since requests decode together.
+        If any request decodes, a step is half over when the request arrives.  One call prices all
+        instances, because a request may have a thousand to choose from.
         """
         hits, tokens, chunk = request.hits, request.prompt_tokens, self.chunk_tokens
         held_seconds, half_step = self.held_token_seconds, self.request_seconds / 2
         answer_steps = 0.5 + self.output_share * request.output_tokens
-        told: list[float] = []
-        for one in instances:
-            waiting = one.uncached_prompt_tokens
-            steps = answer_steps + (waiting + tokens - hits.get(one.instance_id, 0)) / chunk
-            seconds = steps * one.held_tokens * held_seconds
-            if one.running_requests:
+        waits: list[float] = []
+        for instance in instances:
+            waiting = instance.uncached_prompt_tokens
+            steps = answer_steps + (waiting + tokens - hits.get(instance.instance_id, 0)) / chunk
+            seconds = steps * instance.held_tokens * held_seconds
+            if instance.running_requests:
                 seconds += half_step
-            told.append(seconds + self._prompts_seconds(one) if waiting else seconds)
-        return told
+            waits.append(seconds + self._prompts_seconds(instance) if waiting else seconds)
+        return waits
 
     def first_token_seconds(self, instance: InstanceView, prompt_tokens: int, hit: int) -> float:
-        """From now to a request's first token: prompts go in turn, and decodes share the steps."""
+        """Return the time to a request's first token: prompts go in turn, decodes share steps."""
         steps = -(-instance.uncached_prompt_tokens // self.chunk_tokens)
         decoding = steps * instance.running_requests * self.output_token_seconds
-        own = self.exec_seconds(prompt_tokens, hit, instance.running_requests)
-        return self._prompts_seconds(instance) + decoding + own
+        prompt_seconds = self.exec_seconds(prompt_tokens, hit, instance.running_requests)
+        return self._prompts_seconds(instance) + decoding + prompt_seconds
 
     def _prompts_seconds(self, instance: InstanceView) -> float:
-        """Seconds to compute the waiting prompts.  Prompts in one step share its fixed cost."""
+        """Return the time to compute the waiting prompts, which share the fixed cost of steps."""
         tokens = instance.uncached_prompt_tokens
         return (
             -(-tokens // self.chunk_tokens) * self.request_seconds
@@ -148,19 +148,19 @@ class ExecCosts:
         )
 
     def fetch_seconds(self, tokens: int) -> float:
-        """transfer(y, y') of equation 2: pages of so many tokens from another instance."""
+        """Return transfer(y, y') of equation 2: the time to fetch pages from another instance."""
         if tokens <= 0:
             return 0.0
         return self.fetch_request_seconds + tokens * self.fetch_token_seconds
 
     def swap_in_seconds(self, tokens: int) -> float:
-        """Pages of so many tokens from the instance's own CPU buffer."""
+        """Return the time to copy pages from the instance's own CPU buffer."""
         return max(0, tokens) * self.swap_token_seconds
 
 
 def pairs(prompt_tokens: int, cached_tokens: int) -> int:
-    """Return the pairs of query and key that full attention computes for a prompt: each new token
-    reads all before it and itself."""
+    """Return the number of query-key pairs that full attention computes for a prompt: each new
+    token reads all tokens before it and itself."""
     new = max(1, prompt_tokens - cached_tokens)
     return new * (2 * prompt_tokens - new + 1) // 2
 
@@ -174,22 +174,22 @@ def fitted(
     chunk_tokens: int = CHUNK_TOKENS,
     away_bytes_per_second: float | None = None,
 ) -> ExecCosts:
-    """Return the prices of a cost model, like that of a file of ``kvell calibrate``.
+    """Return the prices of a cost model, such as one of ``kvell calibrate``.
 
-    They are taken from a prompt of one token and two long ones, so the long ones are met exactly
-    where the model has no windows, and else nearly.
+    They are taken from a prompt of one token and two long ones, so the prices of the long ones are
+    exact for a model without windows, and nearly exact for others.
 
     :param shape: of the model's layers, for the bytes of a token.
     :param fetch_bytes_per_second: between two instances.
     :param swap_bytes_per_second: between the CPU buffer and the pool.
-    :param away_bytes_per_second: of pages that are read in place at another instance; None: as in
-        the own memory, which it is on one host.
+    :param away_bytes_per_second: of pages that are read in place at another instance; None: the
+        speed of the own memory, which is right on one host.
     """
     request = prefill_seconds(model, 1, 0.0, chunk_tokens=chunk_tokens)
     short, long = FIT_TOKENS
     per_short, per_long = (
-        max(0.0, prefill_seconds(model, one, 0.0, chunk_tokens=chunk_tokens) - request) / one
-        for one in FIT_TOKENS
+        max(0.0, prefill_seconds(model, tokens, 0.0, chunk_tokens=chunk_tokens) - request) / tokens
+        for tokens in FIT_TOKENS
     )
     pair = max(0.0, (per_long - per_short) / (pairs(long, 0) / long - pairs(short, 0) / short))
     token_bytes = shape.stored_bytes(long) / long
@@ -214,24 +214,24 @@ def fitted(
 def pull_or_recompute(
     prompt_tokens: int, chosen: str, hits: Mapping[str, int], costs: ExecCosts
 ) -> tuple[str, ...]:
-    """Return whom an instance should ask for more of a prompt's history than it has; nobody if
-    computing is quicker (MemServe §5.3, equation 2).
+    """Return the instances from which to fetch more of a prompt's history; none if computing it is
+    quicker (MemServe §5.3, equation 2).
 
     :param chosen: the instance that computes the request.
-    :param hits: tokens that each instance has.
-    :returns: ids, the one with most history first; by id where they have equally much.
+    :param hits: number of tokens that each instance has.
+    :returns: ids, the instance with the most history first, then by id.
     """
-    own = hits.get(chosen, 0)
-    here_seconds = costs.exec_seconds(prompt_tokens, own)
+    cached_tokens = hits.get(chosen, 0)
+    here_seconds = costs.exec_seconds(prompt_tokens, cached_tokens)
     paying: list[tuple[int, str]] = []
-    known: dict[int, bool] = {}
+    decisions: dict[int, bool] = {}
     for name, tokens in hits.items():
-        if tokens > own:
-            pays = known.get(tokens)
+        if tokens > cached_tokens:
+            pays = decisions.get(tokens)
             if pays is None:
                 there_seconds = costs.exec_seconds(prompt_tokens, tokens)
-                pays = costs.fetch_seconds(tokens - own) <= here_seconds - there_seconds
-                known[tokens] = pays
+                pays = costs.fetch_seconds(tokens - cached_tokens) <= here_seconds - there_seconds
+                decisions[tokens] = pays
             if pays:
                 paying.append((-tokens, name))
     return tuple(name for _, name in sorted(paying))

@@ -1,7 +1,7 @@
-"""Routing policies: which of several instances gets a request (MemServe §6).
+"""Routing policies, which choose one of several instances for a request (MemServe §6).
 
-A router sees only the instances that may get a request now.  What it remembers is which instances
-it chose before, so equal questions in an equal order have equal answers.
+A router sees only the instances that may get a request now.  It remembers only its own choices, so
+the same sequence of requests and views always has the same choices.
 """
 
 from collections import Counter, OrderedDict
@@ -33,17 +33,17 @@ MOST_SESSIONS = 65_536
 
 
 class Router(Protocol):
-    """Chooses an instance for each request."""
+    """A policy that chooses an instance for each request."""
 
     def choose(self, request: RequestView, instances: Sequence[InstanceView]) -> str:
-        """Return the id of one of the instances, of which there is at least one."""
+        """Return the id of one of ``instances``, which are not empty."""
         ...
 
 
 class RoundRobin:
-    """Each instance in turn, in order of their ids.
+    """A policy that takes the instances in turn, in order of their ids.
 
-    It remembers an id, not a position, so that the turn goes on when instances come and go.
+    It remembers an id, not a position, so that instances may come and go between two turns.
     """
 
     def __init__(self) -> None:
@@ -51,17 +51,17 @@ class RoundRobin:
 
     def choose(self, request: RequestView, instances: Sequence[InstanceView]) -> str:
         """Return the instance that follows the one chosen last."""
-        return self.next_of(one.instance_id for one in instances)
+        return self.next_of(view.instance_id for view in instances)
 
     def next_of(self, instance_ids: Iterable[str]) -> str:
-        """Return the first id behind the one chosen last, or the first of all."""
+        """Return the first id after the one chosen last, or the first of all."""
         all_ids = list(instance_ids)
-        self._last = min([one for one in all_ids if one > self._last] or all_ids)
+        self._last = min([name for name in all_ids if name > self._last] or all_ids)
         return self._last
 
 
 class LeastLoad:
-    """The instance with the least outstanding work, in tokens; those with equal work in turn.
+    """A policy that takes the instance with the least outstanding work in tokens; equals in turn.
 
     It counts tokens, not requests: one long prompt is as much work as many short ones.
     """
@@ -70,31 +70,31 @@ class LeastLoad:
         self._turn = RoundRobin()
 
     def choose(self, request: RequestView, instances: Sequence[InstanceView]) -> str:
-        """Return an instance with the least load; the request adds the same to each."""
+        """Return an instance with the least load; the request adds the same load to each."""
         least = min(map(load, instances))
-        return self._turn.next_of(one.instance_id for one in instances if load(one) == least)
+        return self._turn.next_of(view.instance_id for view in instances if load(view) == least)
 
 
 class MostFreeMemory:
-    """The instance with the most free KV memory; of those with equally much, the least load."""
+    """A policy that takes the instance with the most free KV memory; of equals, the least load."""
 
     def __init__(self) -> None:
         self._least_load = LeastLoad()
 
     def choose(self, request: RequestView, instances: Sequence[InstanceView]) -> str:
         """Return an instance with the most free bytes."""
-        most = max(one.free_bytes for one in instances)
-        freest = [one for one in instances if one.free_bytes == most]
+        most = max(view.free_bytes for view in instances)
+        freest = [view for view in instances if view.free_bytes == most]
         return self._least_load.choose(request, freest)
 
 
 class BySession:
-    """Requests of a session go to one instance, which has the prefixes of earlier turns.
+    """A policy that sends the requests of a session to one instance, which has its prefixes.
 
-    Another instance would compute the prompt again, so a session moves only where that is less
-    work than waiting at home: when the load of home exceeds another's by more than the request's
-    prompt.  It also moves while its home may get no request.  A new session, and a request without
-    one, goes where the load is least.  The sessions asked for last are remembered.
+    Another instance would compute the prompt again, so a session moves only if that is less work
+    than waiting: if the load of its instance exceeds another's by more than the request's prompt.
+    It also moves while its instance may get no request.  A new session, and a request without one,
+    goes to the least loaded instance.  Only the most recent sessions are remembered.
     """
 
     def __init__(self, most_sessions: int = MOST_SESSIONS) -> None:
@@ -109,8 +109,8 @@ class BySession:
         home = self._homes.get(request.session, "")
         least = min(map(load, instances))
         if not any(
-            one.instance_id == home and load(one) - least <= request.prompt_tokens
-            for one in instances
+            view.instance_id == home and load(view) - least <= request.prompt_tokens
+            for view in instances
         ):
             home = self._least_load.choose(request, instances)
         self._remember(request.session, home)
@@ -124,10 +124,10 @@ class BySession:
 
 
 class LongestPrefix:
-    """The instance with the most of the prompt cached; of those with equally much, the least load.
+    """A policy that takes the instance with the longest cached prefix; of equals, the least loaded.
 
-    It saves the most work of all, and lets a popular prefix flood the instance that has it: others
-    get it only when the one that has it may get no request.
+    It saves the most work of all, but a popular prefix floods the instance that has it: others
+    compute the prefix only while that instance may get no request.
     """
 
     def __init__(self) -> None:
@@ -136,23 +136,23 @@ class LongestPrefix:
     def choose(self, request: RequestView, instances: Sequence[InstanceView]) -> str:
         """Return an instance with the longest hit; without any, the one with the least load."""
         hits = request.hits
-        longest = max((hits.get(one.instance_id, 0) for one in instances), default=0)
+        longest = max((hits.get(view.instance_id, 0) for view in instances), default=0)
         if longest:
-            instances = [one for one in instances if hits.get(one.instance_id, 0) == longest]
+            instances = [view for view in instances if hits.get(view.instance_id, 0) == longest]
         return self._least_load.choose(request, instances)
 
 
 class PromptTreeBased:
-    """The instance that is done soonest: with what it has to do, and with what it lacks of the
-    prompt (MemServe, equation 1).
+    """A policy that takes the instance that is done first with its work, and with the part of the
+    prompt that it has not cached (MemServe, equation 1).
 
-    Both are seconds, so a popular prefix does not flood the instance that has it.  What is computed
-    counts several times: it delays this request once, and those that come after it too.  Computing
-    again what others have makes a copy, though.  The more instances have a text, the more requests
-    ask for it, and the more of them the next copy serves.  So its price is divided by the instances
-    that have it: a conversation stays where it is, and examples that all prompts begin with are
-    soon everywhere.  Equal prices go in turn.  A request that is due is kept from instances that
-    would be late, if any would not.
+    Both terms are seconds, so a popular prefix does not flood the instance that has it.  Computing
+    has a higher weight than waiting: it delays this request and also those that come after it.  But
+    computing what other instances have makes a copy.  The more instances have a text, the more
+    requests ask for it, and the more of them the next copy serves.  So its price is divided by the
+    number of instances that have it: a conversation stays at its instance, and examples that all
+    prompts begin with are soon at all instances.  Equal prices go in turn.  A request with a
+    deadline avoids instances that would miss it, if another would not.
 
     :param weight: seconds of waiting that a second of computing is worth.
     """
@@ -162,39 +162,41 @@ class PromptTreeBased:
         self._turn = RoundRobin()
 
     def choose(self, request: RequestView, instances: Sequence[InstanceView]) -> str:
-        """Return an instance with the least price, of those that are in time."""
+        """Return an instance with the lowest price, among those that meet the deadline."""
         if request.deadline_seconds is not None:
             instances = self._in_time(request, request.deadline_seconds, instances) or instances
         by_hit, hits = self._by_hit(request), request.hits
         queues = self._costs.queues_seconds(instances, request)
         prices = [
-            queue + by_hit[hits.get(one.instance_id, 0)]
-            for one, queue in zip(instances, queues, strict=True)
+            queue + by_hit[hits.get(view.instance_id, 0)]
+            for view, queue in zip(instances, queues, strict=True)
         ]
         least = min(prices)
         return self._turn.next_of(
-            one.instance_id for one, price in zip(instances, prices, strict=True) if price == least
+            view.instance_id
+            for view, price in zip(instances, prices, strict=True)
+            if price == least
         )
 
     def _by_hit(self, request: RequestView) -> Mapping[int, float]:
-        """What computing the prompt counts, by the tokens of it that are cached."""
+        """Return the price of computing the prompt, by the number of its tokens that are cached."""
         tokens, holders = request.prompt_tokens, Counter(request.hits.values())
-        price, shorter_seconds, copies, found = 0.0, 0.0, 0, dict[int, float]()
+        price, shorter_seconds, copies, prices = 0.0, 0.0, 0, dict[int, float]()
         for hit in sorted({0, *holders}, reverse=True):
             seconds = self._costs.exec_seconds(tokens, hit)
             price += self._weight * (seconds - shorter_seconds) / max(1, copies)
-            found[hit] = price
+            prices[hit] = price
             shorter_seconds, copies = seconds, copies + holders[hit]
-        return found
+        return prices
 
     def _in_time(
         self, request: RequestView, deadline_seconds: float, instances: Sequence[InstanceView]
     ) -> list[InstanceView]:
         first, tokens, hits = self._costs.first_token_seconds, request.prompt_tokens, request.hits
         return [
-            one
-            for one in instances
-            if first(one, tokens, hits.get(one.instance_id, 0)) <= deadline_seconds
+            view
+            for view in instances
+            if first(view, tokens, hits.get(view.instance_id, 0)) <= deadline_seconds
         ]
 
 
@@ -218,7 +220,7 @@ _ROUTERS: Mapping[str, Callable[[], Router]] = MappingProxyType(
 def router_named(name: str, costs: ExecCosts | None = None) -> Router:
     """Return a new router.
 
-    :param costs: of the instances' model, for the one that reckons in seconds.
+    :param costs: of the instances' model, for the policy that estimates seconds.
     :raises ChangeSomething: if there is no policy of this name.
     """
     if name not in _ROUTERS:

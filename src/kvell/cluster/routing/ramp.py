@@ -1,4 +1,4 @@
-"""Slow start: an instance that joins others is not flooded with all that waits."""
+"""Slow start of an instance that joins others, so that waiting requests do not flood it."""
 
 FIRST_REQUESTS = 4
 """Requests that a new instance may have in flight before it has shown a first token."""
@@ -8,11 +8,11 @@ class Ramp:
     """A bound on the requests in flight of an instance that joins others which already serve.
 
     A new instance has the least load and the most free memory of all, so every policy that looks
-    at load would send it the whole line at once, before it is known to compute at all.  The bound
+    at load would send it all waiting requests before it is known to compute at all.  The bound
     grows by one with every first token of a request, and ends when it has reached the credits.
 
-    :param credits: requests that the instance takes at once when it is no longer new.
-    :ivar limit: requests in flight at most; None once there is no bound any more.
+    :param credits: requests that the instance takes after its slow start.
+    :ivar limit: most requests in flight; None once there is no bound any more.
     """
 
     def __init__(self, credits: int) -> None:  # noqa: A002 - the protocol's word

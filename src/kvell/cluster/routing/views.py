@@ -1,4 +1,4 @@
-"""What a router sees: numbers that the front has counted, and nothing that it could change."""
+"""A router's view of instances and requests: read-only numbers that the front has counted."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,18 +12,17 @@ class InstanceView:
     """An instance that may get a request now: it serves, and neither its credits nor its slow
     start (:class:`kvell.cluster.routing.ramp.Ramp`) are used up.
 
-    :param outstanding_prompt_tokens: prompt tokens that were submitted and, as far as the front
-        knows, are not computed yet.
+    :param outstanding_prompt_tokens: submitted prompt tokens that, as far as the front knows, are
+        not computed yet.
     :param outstanding_output_tokens: output tokens that requests in flight may still make.
-    :param free_bytes: KV memory that nobody needs: what the instance said last, less what was
-        submitted since.
-    :param outstanding_prompts: requests submitted whose prompt is not computed yet.
-    :param uncached_prompt_tokens: of their tokens, those not cached when they were routed.
+    :param free_bytes: free KV memory: the last report of the instance, less what was submitted
+        since.
+    :param uncached_prompt_tokens: of the prompt tokens, those not cached when they were routed.
     :param outstanding_pairs: pairs of query and key that these tokens make
         (:func:`kvell.cluster.routing.costs.pairs`).
-    :param running_requests: requests that decode.
-    :param held_tokens: of all that it has in flight, prompts and what was made of answers: what
-        its steps read, once all prompts are computed.
+    :param running_requests: number of requests that decode.
+    :param held_tokens: prompts and output so far of all requests in flight: what the steps read
+        once all prompts are computed.
     """
 
     instance_id: str
@@ -41,11 +40,11 @@ class InstanceView:
 class RequestView:
     """A request that needs an instance.
 
-    :param output_tokens: that it may make at most.
+    :param output_tokens: most tokens that it may make.
     :param session: equal for requests of one conversation; empty if it belongs to none.
-    :param hits: tokens of the prompt behind which an instance could resume, by its id; an instance
-        that has nothing of it is left out.
-    :param deadline_seconds: from now until its first token is due; None if nobody waits for it.
+    :param hits: number of tokens of the prompt that an instance could resume, by its id; instances
+        that have none are left out.
+    :param deadline_seconds: time until its first token is due; None: there is no deadline.
     """
 
     prompt_tokens: int

@@ -1,1 +1,1 @@
-"""What concerns more than one instance, decided in one place."""
+"""Decisions that concern more than one instance, made in one place."""

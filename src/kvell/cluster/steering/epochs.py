@@ -1,15 +1,15 @@
-"""Which of several managers of one cluster is obeyed: the one with the highest epoch.
+"""Leader epochs: instances and fronts obey the manager with the highest epoch.
 
 ::
 
     starting ──finds a higher one──► rises above it ──all is taken over──► leads
-                                                                            │ hears of a higher one
+                                                                            │ sees a higher one
                                                                             ▼
                                                                           outranked
 
-Whoever is ordered about remembers the highest epoch that it has seen, and refuses lower ones.  A
-manager that starts takes a higher one than all that it finds, so it is newer than they are; one
-that has started never rises, and an older one that goes on after a pause learns that from anybody.
+A follower remembers the highest epoch that it has seen, and refuses lower ones.  A manager that
+starts takes a higher epoch than all that it finds.  Once it has started it never rises, so an older
+manager that continues after a pause is outranked by any follower.
 """
 
 from collections.abc import Iterable
@@ -22,14 +22,14 @@ Standing = Literal["leads", "rose", "outranked"]
 
 
 def epoch_of(incarnation: int) -> int:
-    """Epoch of the manager that has started an incarnation."""
+    """Return the epoch of the manager that has started an incarnation."""
     return incarnation >> NUMBER_BITS
 
 
 class HighestEpoch:
-    """What whoever obeys remembers.
+    """The highest epoch that a follower has seen.
 
-    :ivar epoch: the highest that it has seen; 0: of nobody.
+    :ivar epoch: that epoch; 0 before the first.
     """
 
     def __init__(self) -> None:
@@ -37,11 +37,11 @@ class HighestEpoch:
         self._leader = ""
 
     def outranking(self, epoch: int, leader: str) -> int:
-        """Take in the epoch of an order.
+        """Compare the epoch of an order with the highest one, and store it if it is obeyed.
 
-        :param leader: who gave it; where two took the same epoch, the first has it.  Epoch 0 is
-            anybody's.
-        :returns: 0 if the order is obeyed; else an epoch above the order's, for whoever gave it.
+        :param leader: sender of the order; if two take the same epoch, the first has it.  Any
+            leader may use epoch 0.
+        :returns: 0 if the order is obeyed; else an epoch above the order's, for its sender.
         """
         if epoch and epoch == self.epoch and leader != self._leader:
             return epoch + 1
@@ -51,16 +51,16 @@ class HighestEpoch:
         return 0
 
     def is_older(self, epoch: int) -> bool:
-        """Whether an order is one of a manager that another has replaced."""
+        """Return whether an order is from a manager that another has replaced."""
         return epoch < self.epoch
 
 
 class Leadership:
-    """What a manager knows of its own standing.
+    """The epoch of a manager, and whether a newer manager leads.
 
-    :param floor: no epoch is lower: seconds of the calendar, so that a manager that finds nothing
+    :param floor: lowest epoch: seconds of the calendar, so that a manager that finds no instances
         is still newer than those before it.
-    :ivar epoch: its own.
+    :ivar epoch: epoch of this manager.
     """
 
     def __init__(self, floor: int) -> None:
@@ -75,11 +75,11 @@ class Leadership:
         return self.outranked_by > self.epoch
 
     def settle(self) -> None:
-        """All that was found is taken over: from now on a higher epoch is a newer manager's."""
+        """Note that all instances are taken over: a higher epoch is now a newer manager's."""
         self._is_settled = True
 
     def heard(self, epoch: int) -> Standing:
-        """Take in an epoch that somebody has seen; "rose": all must be told the new one."""
+        """Handle an epoch that another process has seen; after "rose", send the new one to all."""
         if self.is_outranked:
             return "outranked"
         if epoch <= self.epoch:
@@ -91,15 +91,15 @@ class Leadership:
         return "rose"
 
     def found(self, incarnations: Iterable[int]) -> Standing:
-        """Take in which incarnations run.
+        """Handle the incarnations that run.
 
-        Those of a newer manager have a higher epoch; before the first start of one's own, those of
-        the same epoch are another's too.
+        Those of a newer manager have a higher epoch.  Before this manager's first start, those of
+        the same epoch are another manager's too.
         """
         highest = max(map(epoch_of, incarnations), default=0)
         return self.heard(highest if self._number or highest < self.epoch else highest + 1)
 
     def next_incarnation(self) -> int:
-        """Of the next start; later ones of this epoch and all of higher ones are larger."""
+        """Return the incarnation of the next start; it rises in an epoch, and with the epoch."""
         self._number += 1
         return (self.epoch << NUMBER_BITS) | (self._number & ((1 << NUMBER_BITS) - 1))

@@ -1,7 +1,7 @@
-"""Where the KV cache of a request lies that is longer than the memory of one instance.
+"""The placement of the KV cache of requests that are longer than one instance's memory.
 
-Planned when it is given to an instance, which is then a *debtor*; *creditors* hold its first
-sections.  No instance is both, so all such requests of a debtor's time go to it.
+A placement is planned when a request is given to an instance, which is then a *debtor*; *creditors*
+hold its first sections.  No instance is both, so while there is a debtor it gets all such requests.
 
 Source: Infinite-LLM §5.2.1, §5.3.
 """
@@ -23,13 +23,13 @@ NOTHING_SHARED: Mapping[str, int] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How long the requests of an instance can be.
+    """The maximum length of an instance's requests, alone and with loans.
 
-    :param alone_tokens: most tokens of a request while nobody lends.
-    :param most_tokens: the same if others lend as much as it takes; 0: none do.
-    :param block_bytes: KV memory of a section, the unit that is lent; 0: none is.
+    :param alone_tokens: most tokens of a request without loans.
+    :param most_tokens: most tokens of a request with all the loans that it needs; 0: none are made.
+    :param block_bytes: KV memory of a section, the unit of loans; 0: none are made.
     :param section_tokens: tokens of a section.
-    :param host: whose instances read each other's memory in place; "" is the front's.
+    :param host: host whose instances read each other's memory in place; "" is the front's.
     """
 
     alone_tokens: int = 0
@@ -40,23 +40,23 @@ class Reach:
 
     @classmethod
     def of(cls, ready: Ready) -> "Reach":
-        """As an instance says at its start; those that lend are all of one host."""
+        """Return the limits of an instance from its ``Ready``; all that lend are on one host."""
         return cls(ready.max_model_len, ready.reach_tokens, ready.section_bytes)
 
     def meets(self, other: "Reach") -> bool:
-        """Whether instances read each other's sections in place."""
+        """Return whether instances read each other's sections in place."""
         return 0 < self.block_bytes == other.block_bytes and self.host == other.host
 
     @property
     def local_blocks(self) -> int:
-        """Sections that it can hold of a request for which others lend; 0: they do not."""
+        """Sections of a request with loans that the instance itself can hold; 0: no loans."""
         return self.alone_tokens // self.section_tokens if self.block_bytes else 0
 
     def with_others(self, pool_bytes: Iterable[int]) -> int:
-        """Most tokens of a request while instances with such pools lend all that they can."""
+        """Return the most tokens of a request while instances with such pools lend all they can."""
         if not self.local_blocks or self.most_tokens <= self.alone_tokens:
             return self.alone_tokens
-        lent_blocks = sum(lendable_blocks(one, self.block_bytes) for one in pool_bytes)
+        lent_blocks = sum(lendable_blocks(pool, self.block_bytes) for pool in pool_bytes)
         reached_tokens = (self.local_blocks + lent_blocks) * self.section_tokens
         return max(self.alone_tokens, min(self.most_tokens, reached_tokens))
 
@@ -65,7 +65,7 @@ NO_REACH = Reach()
 
 
 def lendable_blocks(pool_bytes: int, block_bytes: int) -> int:
-    """Sections that an instance with nothing to do could lend."""
+    """Return the sections that an idle instance could lend."""
     return pool_bytes * (LENDABLE_PARTS - 1) // LENDABLE_PARTS // block_bytes
 
 
@@ -78,26 +78,28 @@ def placement(
     block_bytes: int,
     shared: Mapping[str, int] = NOTHING_SHARED,
 ) -> Placement:
-    """Return where a request's sections lie, its own instance first; empty if there is no room.
+    """Return the placement of a request's sections, its own instance first; empty without room.
 
-    As many as there is room for stay.  The others go one by one to the instance that has most
-    memory left, so that creditors become alike; below a part of its pool an instance goes only
-    where no other has more.  Instances that could lend a section, and are not needed, stand at the
-    end with none: they are asked when one of the others refuses.
+    As many sections stay as there is room for.  The others go one by one to the instance with the
+    most memory left, so that creditors become alike; an instance with less than a part of its pool
+    gets sections only if no other has more.  Instances that could lend a section, but are not
+    needed, follow at the end with none: they are asked when one of the others refuses.
 
     :param blocks: sections of the request, its whole answer included.
-    :param most_local: that its own instance can hold while it has nothing else.
-    :param shared: sections that lie at others already, for a request over the same text to the same
-        instance: they take no room.
+    :param most_local: sections that its own instance can hold while it has nothing else.
+    :param shared: sections at other instances that an earlier request with the same text at the
+        same instance has borrowed: they take no room.
     """
-    rested = [one for one in others if not one.waiting]
-    kept = {one.instance_id: one.pool_bytes // ROOM_PART // block_bytes for one in rested}
-    left = {one.instance_id: _lendable(one, block_bytes) for one in rested}
+    rested = [view for view in others if not view.waiting]
+    kept = {view.instance_id: view.pool_bytes // ROOM_PART // block_bytes for view in rested}
+    left = {view.instance_id: _lendable(view, block_bytes) for view in rested}
     lendable = sum(left.values())
-    known = sum(shared.values())
+    shared_blocks = sum(shared.values())
     wished = min(most_local, max(1, home.free_bytes // block_bytes))
-    local = max(min(wished, blocks - known), min(most_local, blocks - known - lendable))
-    away = blocks - known - local
+    local = max(
+        min(wished, blocks - shared_blocks), min(most_local, blocks - shared_blocks - lendable)
+    )
+    away = blocks - shared_blocks - local
     if local < 1 or away > lendable:
         return ()
     heap = [(most <= kept[name], -most, name) for name, most in left.items() if most]
@@ -114,6 +116,6 @@ def placement(
     return (RequestPlacementEntry(req_id, home.instance_id, local, local=True), *creditors)
 
 
-def _lendable(one: MemoryView, block_bytes: int) -> int:
-    """Sections that an instance could lend now."""
-    return min(one.free_bytes // block_bytes, lendable_blocks(one.pool_bytes, block_bytes))
+def _lendable(view: MemoryView, block_bytes: int) -> int:
+    """Return the sections that an instance could lend now."""
+    return min(view.free_bytes // block_bytes, lendable_blocks(view.pool_bytes, block_bytes))

@@ -1,7 +1,7 @@
-"""Which request leaves an instance that is short of memory for one that is not.
+"""Moves of whole requests from an instance that is short of memory to one that is not.
 
-The alternative is that the instance preempts requests and computes them again.  Source: Llumnix
-§4.4.  Where none has room elsewhere as a whole, parts of requests go
+The alternative is preemption, after which requests are computed again.  Source: Llumnix §4.4.  If
+no instance has room for a whole request, parts of requests move
 (:mod:`kvell.cluster.steering.lending`).
 """
 
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 SHORT_PART = 8
 """An instance is short of memory if requests wait there, or less than one byte in 8 is free."""
 ROOM_PART = 4
-"""One takes requests of others if none waits there, and one byte in 4 stays free afterwards."""
+"""An instance takes requests of others if none waits there, and one byte in 4 stays free."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryView:
-    """An instance's memory as it said last.
+    """An instance's memory, by its last heartbeat.
 
     :param waiting: requests that hold no pages there.
-    :param leaving: requests that are on their way from it, and ``coming`` to it.
+    :param leaving: requests that are moving away, and ``coming`` those that are moving there.
     """
 
     instance_id: str
@@ -31,15 +31,15 @@ class MemoryView:
 
     @property
     def is_short(self) -> bool:
-        """Whether requests should leave it."""
+        """Whether requests should leave the instance."""
         return is_short(self.waiting, self.free_bytes, self.pool_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class MovableView:
-    """A request that could leave: its prompt is computed, and it stays otherwise.
+    """A request that could leave: its prompt is computed, and it does not move already.
 
-    :param size_bytes: of its pages, at most.
+    :param size_bytes: upper bound of its pages.
     """
 
     request_id: str
@@ -47,7 +47,7 @@ class MovableView:
 
 
 def is_short(waiting: int, free_bytes: int, pool_bytes: int) -> bool:
-    """Whether an instance is short of memory; asked with every heartbeat before views are made."""
+    """Return whether memory is short; called for every heartbeat, before views are made."""
     return waiting > 0 or free_bytes * SHORT_PART < pool_bytes
 
 
@@ -56,20 +56,21 @@ def relief(
 ) -> tuple[str, str] | None:
     """Return a request that should leave ``source``, and the instance it should go to; or None.
 
-    One at a time: what it said of its memory is old by then.  The youngest goes, which would be
-    preempted first, if the other instance has more memory left afterwards than this one.
+    Requests leave one at a time, since the view is out of date afterwards.  The youngest request
+    that fits leaves, because it would be preempted first.  Afterwards the target must have more
+    free memory than the source.
 
-    :param movable: the oldest first.
+    :param movable: requests of the source, the oldest first.
     """
     if not source.is_short or source.leaving or len(movable) < 2:
         return None
-    rested = [one for one in others if not one.waiting and not one.coming]
-    target = max(rested, key=lambda one: one.free_bytes, default=None)
+    rested = [view for view in others if not view.waiting and not view.coming]
+    target = max(rested, key=lambda view: view.free_bytes, default=None)
     if target is None:
         return None
-    for one in reversed(movable):
-        left_bytes = target.free_bytes - one.size_bytes
+    for request in reversed(movable):
+        left_bytes = target.free_bytes - request.size_bytes
         has_room = left_bytes * ROOM_PART >= target.pool_bytes
-        if has_room and left_bytes > source.free_bytes + one.size_bytes:
-            return one.request_id, target.instance_id
+        if has_room and left_bytes > source.free_bytes + request.size_bytes:
+            return request.request_id, target.instance_id
     return None

@@ -1,9 +1,8 @@
-"""Which instances change their role when prompts or answers would be late, and the others have
-time to spare.
+"""Role changes of instances, if prompts or answers would be late and the other role has time.
 
-A role is what the front sends an instance, and nothing of the instance itself.  So one that
-computes prompts goes on with answers from the next request on, and nothing has to start.
-Source: DESIGN §9; MemServe leaves the ratio to whoever starts it.
+A role only decides what the front sends to an instance; the instance itself has none.  So one that
+computes prompts continues with answers from the next request on, and nothing has to start.
+Source: DESIGN §9; MemServe leaves the ratio to the operator.
 """
 
 from collections.abc import Sequence
@@ -16,15 +15,15 @@ from kvell.cluster.routing.costs import FIT_BATCH, ExecCosts
 Role = Literal["prefill", "decode"]
 OTHER: dict[Role, Role] = {"prefill": "decode", "decode": "prefill"}
 FALLING = 0.99
-"""Work gets less if it is below this part of its average."""
+"""Work is falling if it is below this part of its average."""
 
 
 @dataclass(frozen=True, slots=True)
 class RoleView:
-    """An instance that does a part of the work.
+    """An instance with a part of the work.
 
-    :param work: of a prefill instance, prompt tokens that it has still to compute.  Of a decode
-        instance, requests that it answers; long ones count several times (:meth:`.Line.part`).
+    :param work: for a prefill instance, prompt tokens that it still has to compute.  For a decode
+        instance, requests that it answers; long ones count several times (``InstanceLoad.part``).
     """
 
     instance_id: str
@@ -34,17 +33,17 @@ class RoleView:
 
 @dataclass(frozen=True)
 class RoleRules:
-    """When roles are changed.
+    """The conditions of role changes.
 
-    A role is *late* while its work takes longer than one of the first two.  Its lateness is 1 then.
+    A role is *late* while its work exceeds one of the first two values, where its lateness is 1.
 
-    :param wait_seconds: until all prompts of a prefill instance are computed.
-    :param slowdown: a step of a decode instance, over one that reads the weights for nobody.
-    :param spare: a change should bring both roles to this lateness or below.
-    :param gain: where none does, it must lower the lateness of the later role by this factor.
-    :param patience_seconds: for which a role must have been late.
-    :param rest_seconds: between two changes, until the first shows.
-    :param memory_seconds: over which work is averaged.
+    :param wait_seconds: time to compute all prompts of a prefill instance.
+    :param slowdown: step of a decode instance, relative to one that only reads the weights.
+    :param spare: lateness that neither role should exceed after a change.
+    :param gain: if no change achieves that, factor by which it must lower the higher lateness.
+    :param patience_seconds: time for which a role must have been late.
+    :param rest_seconds: time between two changes, until the first one shows.
+    :param memory_seconds: time over which work is averaged.
     """
 
     wait_seconds: float = 0.5
@@ -57,7 +56,7 @@ class RoleRules:
 
 
 class RoleChanger:
-    """Decides, from what the front counts; pure.
+    """The decisions about roles, from the front's counts; pure.
 
     :param costs: of the instances' model.
     """
@@ -72,34 +71,33 @@ class RoleChanger:
         self._rests_until_seconds = 0.0
 
     def decide(self, instances: Sequence[RoleView], now_seconds: float) -> list[tuple[str, Role]]:
-        """Return instances and the role that each should have from now on; the others stay.
+        """Return the instances that should change, each with its new role.
 
-        All of them get the same role.  To be called every second or so.
+        All of them get the same role.  Call this about once a second.
 
-        :param instances: those that may get requests; ones that do all of the work are not among
-            them.
-        :param now_seconds: of a clock that does not go back.
+        :param instances: those that may get requests, without mixed ones.
+        :param now_seconds: of a monotonic clock.
         """
         work: dict[Role, int] = {
-            role: sum(one.work for one in instances if one.role == role) for role in OTHER
+            role: sum(view.work for view in instances if view.role == role) for role in OTHER
         }
         self._remember(work, now_seconds)
-        counts = {role: sum(one.role == role for one in instances) for role in OTHER}
+        counts = {role: sum(view.role == role for view in instances) for role in OTHER}
         late = self._late_role(work, counts) if all(counts.values()) else None
         if late != self._late:
             self._late, self._late_since_seconds = late, now_seconds
         is_early = now_seconds - self._late_since_seconds < self._rules.patience_seconds
         if late is None or is_early or now_seconds < self._rests_until_seconds:
             return []
-        giving = [one for one in instances if one.role != late]
+        giving = [view for view in instances if view.role != late]
         count = self._number(late, work, counts)
         if count:
             self._late, self._rests_until_seconds = None, now_seconds + self._rules.rest_seconds
-        idlest = sorted(giving, key=lambda one: (one.work, one.instance_id))
-        return [(one.instance_id, late) for one in idlest[:count]]
+        idlest = sorted(giving, key=lambda view: (view.work, view.instance_id))
+        return [(view.instance_id, late) for view in idlest[:count]]
 
     def _remember(self, work: dict[Role, int], now_seconds: float) -> None:
-        """Take in the work of both roles; what was longer ago counts less."""
+        """Average the work of both roles; older values count less."""
         before, self._looked_seconds = self._looked_seconds, now_seconds
         kept = 0.0
         if before is not None:
@@ -108,14 +106,14 @@ class RoleChanger:
             self._average[role] = kept * self._average[role] + (1 - kept) * now
 
     def _late_role(self, work: dict[Role, int], counts: dict[Role, int]) -> Role | None:
-        """The later role, if it is late; work that gets less by itself makes none late."""
+        """Return the later role, if it is late; falling work makes no role late."""
         lateness = {role: self._prices.lateness(role, work[role], counts[role]) for role in OTHER}
         later: Role = max(OTHER, key=lambda role: lateness[role])
         gets_less = work[later] < FALLING * self._average[later]
         return None if lateness[later] < 1 or gets_less else later
 
     def _number(self, late: Role, work: dict[Role, int], counts: dict[Role, int]) -> int:
-        """How many instances should change to a role: the fewest that leave neither role late."""
+        """Return how many instances should change: the fewest that leave neither role late."""
         idler = OTHER[late]
         idlers_work = max(work[idler], self._average[idler])
         then = [
@@ -133,7 +131,7 @@ class RoleChanger:
 
 
 class _Prices:
-    """Prices of the work of both roles in seconds, over what the rules allow."""
+    """Prices of the work of both roles in seconds, relative to the rules."""
 
     def __init__(self, costs: ExecCosts, rules: RoleRules) -> None:
         self._rules = rules
@@ -143,7 +141,7 @@ class _Prices:
         self._answer_seconds = max(0.0, measured_seconds - self._step_seconds) / FIT_BATCH
 
     def lateness(self, role: Role, work: float, instances: int) -> float:
-        """Of a role's work, shared evenly by so many instances (≥ 1)."""
+        """Return the lateness of a role's work, shared evenly by its instances (≥ 1)."""
         each = work / instances
         if role == "prefill":
             return each * self._token_seconds / self._rules.wait_seconds

@@ -1,4 +1,4 @@
-"""Roles, relief of memory and loans: decided once a second, for all fronts together.
+"""Roles, memory relief and loans: decided once a second, for all fronts together.
 
 ::
 
@@ -6,8 +6,7 @@
                                ├─► Steering.decide ──► Orders(epoch, roles, moves)
     fronts' requests ──────────┘      of the manager, or of a front that has none
 
-Who decides alone sees its own orders: of several that decide, each would send a request to the same
-instance.
+Only one process decides, because several would each send a request to the same instance.
 """
 
 import math
@@ -21,16 +20,16 @@ from kvell.cluster.steering.relief import MemoryView, MovableView, relief
 from kvell.cluster.steering.roles import Role, RoleChanger, RoleView
 
 LOOK_SECONDS = 1.0
-"""Decisions are this far apart."""
+"""Time between two decisions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steered:
-    """An instance that serves, as its heartbeat and all fronts tell of it.
+    """A serving instance, by its heartbeat and the beats of all fronts.
 
-    :param part: what it does of the work; None: all of it.
-    :param takes: whether it may go on with requests of others, or lend them memory.
-    :param lending: what it said that loans are planned from; None: nothing yet.
+    :param part: its part of the work; None: all of it.
+    :param takes: whether it may continue requests of others, or lend them memory.
+    :param lending: its state for planning loans; None: there is none yet.
     """
 
     memory: MemoryView
@@ -40,17 +39,17 @@ class Steered:
 
     @property
     def gives(self) -> bool:
-        """Whether requests should leave it; those that compute prompts are left by themselves."""
+        """Whether requests should leave it; requests leave prefill instances by themselves."""
         computes_prompts = self.part is not None and self.part.role == "prefill"
         return self.memory.is_short and not self.memory.leaving and not computes_prompts
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A request should go on at another instance, or a part of its pages should lie there.
+    """A move of a request, or of a part of its pages, to another instance.
 
-    :param num_blocks: 0: all of it goes; else so many of its sections are lent by the target, which
-        is the paper's ``move_kvcache`` (Infinite-LLM §6.2).
+    :param num_blocks: 0: the whole request moves; else the target lends memory for this number of
+        its sections, the paper's ``move_kvcache`` (Infinite-LLM §6.2).
     """
 
     request_id: str
@@ -61,12 +60,12 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What instances and fronts should do.
+    """The orders to instances and fronts.
 
-    :param epoch: of who decided it.
-    :param roles: instances, and the role that each has from now on; the others keep theirs.
-    :param moves: of whole requests at most one from an instance, and one to it; of sections any
-        number, and then none of the other kind.
+    :param epoch: of the manager that decided.
+    :param roles: instances that change, and their new roles.
+    :param moves: an instance is in at most one move of a whole request, or else in any number of
+        moves of sections.
     """
 
     epoch: int = 0
@@ -75,11 +74,11 @@ class Orders:
 
 
 class Steering:
-    """Beats in, orders out; pure.
+    """The decisions, from heartbeats and the beats of fronts; pure.
 
     :param roles: changes roles by load; None: all keep theirs.
-    :param settling_looks: after so many further looks a move shows in what fronts tell; until then
-        neither instance of it is in another one.
+    :param settling_looks: further looks until fronts report a move; until then neither of its
+        instances is in another move.
     :param costs: of the instances' model, for loans.
     """
 
@@ -97,11 +96,11 @@ class Steering:
 
     @property
     def changes_roles(self) -> bool:
-        """Whether it decides on roles, too, so that it is to be asked every second."""
+        """Whether roles are decided too, so that a decision is needed every second."""
         return self._roles is not None
 
     def is_due(self, now_seconds: float) -> bool:
-        """Whether it is time to decide; asked with every heartbeat, before views are made."""
+        """Return whether a decision is due; called for every heartbeat, before views are made."""
         return now_seconds >= self._next_seconds
 
     def decide(
@@ -113,22 +112,22 @@ class Steering:
     ) -> Orders:
         """Decide for the next second.
 
-        :param movable: requests that could leave an instance, the oldest first; asked only of one
-            that is short of memory while another has some.
+        :param movable: returns the requests that could leave an instance, the oldest first; called
+            only for an instance that is short of memory while another has some.
         """
         self._next_seconds = now_seconds + LOOK_SECONDS
         self._look += 1
         roles: list[tuple[str, Role]] = []
         if self._roles is not None:
-            parts = [one.part for one in instances if one.part is not None]
+            parts = [instance.part for instance in instances if instance.part is not None]
             roles = self._roles.decide(parts, now_seconds)
         return Orders(epoch, tuple(roles), tuple(self._moves(instances, movable)))
 
     def _moves(
         self, instances: Sequence[Steered], movable: Callable[[str], Sequence[MovableView]]
     ) -> list[Move]:
-        """Whole requests that leave; where none has room elsewhere, sections of the longest."""
-        if not any(one.gives for one in instances):
+        """Return moves of whole requests and, if none has room elsewhere, of sections."""
+        if not any(instance.gives for instance in instances):
             return []
         self._settles_at = {k: at for k, at in self._settles_at.items() if at > self._look}
         moves = self._whole(instances, movable)
@@ -143,11 +142,13 @@ class Steering:
         self, instances: Sequence[Steered], movable: Callable[[str], Sequence[MovableView]]
     ) -> list[Move]:
         busy = self._settles_at.keys() | self._loans.parties
-        free = [one for one in instances if one.memory.instance_id not in busy]
-        short = [one.memory for one in free if one.gives]
-        targets = [one.memory for one in free if one.takes and _may_take(one.memory)]
-        targets.sort(key=lambda one: one.free_bytes)  # the last has most
-        short.sort(key=lambda one: one.free_bytes)
+        free = [instance for instance in instances if instance.memory.instance_id not in busy]
+        short = [instance.memory for instance in free if instance.gives]
+        targets = [
+            instance.memory for instance in free if instance.takes and _may_take(instance.memory)
+        ]
+        targets.sort(key=lambda memory: memory.free_bytes)  # the last has most
+        short.sort(key=lambda memory: memory.free_bytes)
         moves: list[Move] = []
         moving: set[str] = set()
         for source in short:
@@ -158,12 +159,12 @@ class Steering:
             target = targets[-1]
             if source.instance_id in moving or target.free_bytes <= source.free_bytes:
                 continue
-            found = relief(source, [target], movable(source.instance_id))
-            if found is not None:
-                moves.append(Move(found[0], source.instance_id, found[1]))
+            choice = relief(source, [target], movable(source.instance_id))
+            if choice is not None:
+                moves.append(Move(choice[0], source.instance_id, choice[1]))
                 moving |= {source.instance_id, target.instance_id}
         return moves
 
 
-def _may_take(one: MemoryView) -> bool:
-    return not one.waiting and not one.coming
+def _may_take(memory: MemoryView) -> bool:
+    return not memory.waiting and not memory.coming

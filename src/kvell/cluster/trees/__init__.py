@@ -1,1 +1,1 @@
-"""Which instances have a prompt's prefixes cached, as they tell it (MemServe §6)."""
+"""Prompt trees: the prefixes that instances cache, by their notices (MemServe §6)."""

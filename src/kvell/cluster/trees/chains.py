@@ -1,4 +1,4 @@
-"""A prompt as its blocks' hashes, made once and asked of many trees."""
+"""A prompt as the hashes of its blocks, made once for many trees."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,10 +14,10 @@ from kvell.memory import Tokens
 class PromptChain:
     """A prompt's block hashes for each block size that its model needs.
 
-    :param tokens: of the prompt.
-    :param model: which of several models it is for.
+    :param tokens: number of tokens of the prompt.
+    :param model: which of several models the prompt is for.
     :param hashes: block size → the hashes of all whole blocks, in order.
-    :param alignment_tokens: whole blocks in every group that counts tokens, and in states.
+    :param alignment_tokens: lengths of this multiple are whole blocks, and states, in every group.
     """
 
     tokens: int
@@ -36,13 +36,13 @@ class PromptChain:
     ) -> "PromptChain":
         """Hash a prompt.
 
-        :param tokens: int32; of images, the ids that the instances get.
-        :param groups: of the instances that are asked.
+        :param tokens: int32; images have the ids that instances get.
+        :param groups: layer groups of the instances.
         :param root: the cache root, as instances make it of salt, adapter and the like.
-        :param memo: of a caller that hashes many prompts.
+        :param memo: kept by a caller that hashes many prompts.
         """
         made = HashMemo() if memo is None else memo  # an empty one is false
-        sizes = {one.block_tokens for one in groups if one.required and one.model == model}
+        sizes = {group.block_tokens for group in groups if group.required and group.model == model}
         hashes = {size: made.hashes(tokens, size, model, root) for size in sorted(sizes)}
         return cls(len(tokens), model, MappingProxyType(hashes), math.lcm(*sizes))
 

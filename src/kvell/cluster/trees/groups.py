@@ -1,4 +1,4 @@
-"""What the blocks of an instance's layer groups are."""
+"""The layer groups of an instance, and the blocks of them that a request needs."""
 
 from dataclasses import dataclass
 
@@ -14,11 +14,11 @@ class TreeGroup:
     """A layer group, at its place in the instances' layout.
 
     :param kind: which earlier tokens its layers read.
-    :param block_tokens: of a block; of a state group, the distance at which states are told.
+    :param block_tokens: of a block; of a state group, the distance between reported states.
     :param window_tokens: as in :class:`kvell.memory.LayerSpec`.
     :param model: which of several models it belongs to.
     :param short_rope_tokens: of the model (:class:`.IndexedGroup`).
-    :param required: whether a hit needs the group; notices tell nothing of the others.
+    :param required: whether a hit needs the group; notices do not cover the others.
     """
 
     kind: GroupKind

@@ -1,4 +1,4 @@
-"""Which bit stands for which instance, and how far its notices were heard."""
+"""The bits that represent instances, and the sequence numbers of their notices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,19 +7,19 @@ from operator import itemgetter
 import numpy as np
 
 MOST_REMEMBERED = 1024
-"""Sets of instances whose names are remembered: some megabytes with 1,000 instances."""
+"""Sets of instances whose names are cached: some megabytes with 1,000 instances."""
 FEW = 16
-"""Instances that are found faster one by one than all at once."""
+"""Largest set of instances that is resolved faster one by one than all together."""
 
 
 @dataclass
 class Member:
     """An instance.
 
-    :ivar bit: stands for what is known of it; when that is forgotten it gets another.
-    :ivar next_sequence: of the notice that must come next.
-    :ivar asks_again_seconds: a notice was missed, and when a whole one is asked for (again); None:
-        none was missed.
+    :ivar bit: represents the entries of the instance; replaced when these are forgotten.
+    :ivar next_sequence: of the next notice.
+    :ivar asks_again_seconds: when a whole notice is requested (again), since a notice was missed;
+        None: none was missed.
     """
 
     incarnation: int
@@ -43,42 +43,42 @@ class Members:
         self._remembered: dict[int, Sequence[str]] = {}
 
     def join(self, instance_id: str, incarnation: int) -> Member:
-        """Take in an instance that is not known."""
+        """Add an instance that is unknown."""
         assert instance_id not in self.by_id, "it must leave first"
         member = Member(incarnation, self._taken(instance_id))
         self.by_id[instance_id] = member
         return member
 
     def leave(self, instance_id: str) -> None:
-        """Forget an instance and all that is known of it; unknown ones are forgotten already."""
+        """Forget an instance and its entries; ignore an unknown one."""
         member = self.by_id.pop(instance_id, None)
         if member is not None:
             self._dies(member.bit)
 
     def forget(self, instance_id: str) -> Member:
-        """Forget what is known of an instance, but not how far its notices were heard."""
+        """Forget the entries of an instance, but not the sequence number of its notices."""
         member = self.by_id[instance_id]
         self._dies(member.bit)
         member.bit = self._taken(instance_id)
         return member
 
     def free(self, bits: int) -> None:
-        """Dead bits may be used again: no block has them any more."""
+        """Make dead bits available again, which no block has any more."""
         assert bits & ~self.dead == 0, "bits in use cannot be freed"
         self.dead &= ~bits
         self._free += places(bits)
 
     def names(self, bits: int) -> Sequence[str]:
         """Return the ids of instances, in no order."""
-        known = self._remembered.get(bits)
-        if known is None:
+        names = self._remembered.get(bits)
+        if names is None:
             if len(self._remembered) >= MOST_REMEMBERED:
                 self._remembered.clear()
-            known = self._remembered[bits] = self._named(bits)
-        return known
+            names = self._remembered[bits] = self._named(bits)
+        return names
 
     def audit(self) -> list[str]:
-        """Return contradictions, in words."""
+        """Return inconsistencies, in words."""
         bits = [member.bit for member in self.by_id.values()]
         free = sum(1 << place for place in self._free)
         every = (1 << len(self._names)) - 1
@@ -91,7 +91,7 @@ class Members:
                 ("a bit is lost", free | self.live | self.dead != every),
                 (
                     "a bit has another's name",
-                    any(self._named(one.bit) != (name,) for name, one in self.by_id.items()),
+                    any(self._named(member.bit) != (name,) for name, member in self.by_id.items()),
                 ),
             )
             if is_wrong
@@ -116,15 +116,15 @@ class Members:
         if bits.bit_count() <= FEW:
             return tuple(self._names[place] for place in places(bits))
         digits = np.frombuffer(bits.to_bytes(len(self._names) // 8 + 1, "little"), np.uint8)
-        found = np.flatnonzero(np.unpackbits(digits, bitorder="little"))
-        return itemgetter(*found.tolist())(self._names)  # type: ignore[no-any-return]
+        positions = np.flatnonzero(np.unpackbits(digits, bitorder="little"))
+        return itemgetter(*positions.tolist())(self._names)  # type: ignore[no-any-return]
 
 
 def places(bits: int) -> list[int]:
     """Return which bits are set, the lowest first."""
-    found = []
+    positions = []
     while bits:
         lowest = bits & -bits
-        found.append(lowest.bit_length() - 1)
+        positions.append(lowest.bit_length() - 1)
         bits ^= lowest
-    return found
+    return positions

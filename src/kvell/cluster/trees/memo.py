@@ -1,4 +1,4 @@
-"""Hashes of what prompts have in common: system prompts, documents, earlier turns."""
+"""Hashes of the common parts of prompts: system prompts, documents, earlier turns."""
 
 import hashlib
 from collections import OrderedDict
@@ -9,13 +9,13 @@ from kvell.engine.requests.block_hashes import BlockHashes
 from kvell.memory import Tokens
 
 SEGMENT_BLOCKS = 64
-"""One digest of so many blocks takes an eighth of the time of a hash for each of them."""
+"""Blocks of a segment: one digest of them takes an eighth of the time of all their hashes."""
 MOST_SEGMENTS = 65_536
-"""Some 50 MB; with blocks of 16 tokens they stand for 67 million tokens."""
+"""Most segments: some 50 MB; with blocks of 16 tokens they cover 67 million tokens."""
 
 
 class HashMemo:
-    """Remembers the blocks' hashes of segments of texts, those that were used last.
+    """A cache of the block hashes of text segments, which keeps those that were used last.
 
     Hashing is a large part of routing a request, and most of a prompt was hashed before.  A
     segment is found by a digest of all tokens up to its end.
@@ -38,16 +38,16 @@ class HashMemo:
         size = SEGMENT_BLOCKS * block_tokens * 4
         digest = _digest(f"{block_tokens}:{len(model)}:{model}{root}".encode())
         digests: list[bytes] = []
-        found: list[bytes] = []
+        segments: list[bytes] = []
         for start in range(0, len(raw) - size + 1, size):
             digest = _digest(digest + raw[start : start + size])
             digests.append(digest)
-            if len(found) == len(digests) - 1 and (known := self._segments.get(digest)):
+            if len(segments) == len(digests) - 1 and (cached := self._segments.get(digest)):
                 self._segments.move_to_end(digest)
-                found.append(known)
-        begun = np.frombuffer(b"".join(found), "<u8").tolist()
+                segments.append(cached)
+        begun = np.frombuffer(b"".join(segments), "<u8").tolist()
         hashes = BlockHashes(block_tokens, model, root, begun).all_of(tokens)
-        for at in range(len(found), len(digests)):
+        for at in range(len(segments), len(digests)):
             segment = hashes[at * SEGMENT_BLOCKS : (at + 1) * SEGMENT_BLOCKS]
             self._segments[digests[at]] = np.asarray(segment, "<u8").tobytes()
         while len(self._segments) > self._most_segments:

@@ -1,8 +1,8 @@
-"""How far each of many instances can resume a prompt, from who holds which of its blocks.
+"""The length of a prompt that each of many instances can resume, from the holders of its blocks.
 
-The rules are those of :mod:`kvell.prefix.index.hits`, for all instances at once: a set of instances
-is an integer's bits.  Blocks that follow one another and are held by the same instances form a
-*run*; prompts have few of them, so little is done for each block.
+The rules are those of :mod:`kvell.prefix.index.hits`, for all instances together: a set of
+instances is an integer's bits.  Consecutive blocks with the same holders form a *run*; prompts have
+few runs, so little is done for each block.
 """
 
 from bisect import bisect_left, bisect_right
@@ -13,11 +13,11 @@ from kvell.cluster.trees.groups import WHOLE, TreeGroup
 from kvell.memory import GroupKind
 
 FIRST_LOOK = 64
-"""Blocks that are looked at before more are: most prompts share little or nothing."""
+"""Blocks that are looked up first; more follow only if all of them are held."""
 
 
 class Resumable(Protocol):
-    """Who can resume where, as far as one layer group is concerned."""
+    """The rule of one layer group: which instances can resume at a length."""
 
     def at(self, length: int) -> int:
         """Return the instances that have all that the group needs after ``length`` tokens."""
@@ -31,11 +31,11 @@ class Resumable(Protocol):
 class WholeRuns:
     """A group that needs every block from the first on.
 
-    :param found: who holds each block.
+    :param blocks: the holders of each block.
     """
 
-    def __init__(self, group: TreeGroup, found: Sequence[int]) -> None:
-        starts, holders = runs_of(found)
+    def __init__(self, group: TreeGroup, blocks: Sequence[int]) -> None:
+        starts, holders = runs_of(blocks)
         self._group = group
         self._ends: list[int] = []
         self._holders: list[int] = []
@@ -48,36 +48,36 @@ class WholeRuns:
                 held = shared
             if not held:
                 return
-        self._ends.append(len(found))
+        self._ends.append(len(blocks))
         self._holders.append(held)
 
     @property
     def most_tokens(self) -> int:
-        """The longest length that anybody can resume."""
+        """The longest length in tokens that an instance can resume."""
         return self._ends[-1] * self._group.block_tokens if self._ends else 0
 
     def at(self, length: int) -> int:
-        """See :class:`Resumable`."""
+        """Return the holders of all blocks up to ``length`` tokens."""
         run = bisect_left(self._ends, self._group.end_block(length))
         return self._holders[run] if run < len(self._ends) else 0
 
     def edges(self, limit_tokens: int) -> Iterable[int]:
-        """See :class:`Resumable`."""
+        """Return the ends of runs, in tokens."""
         return (end * self._group.block_tokens for end in self._ends)
 
 
 class WindowRuns:
     """A group that needs the blocks of its window, or of its chunk.
 
-    :param found: who holds each block.
+    :param blocks: the holders of each block.
     """
 
-    def __init__(self, group: TreeGroup, found: Sequence[int]) -> None:
-        self._group, self._blocks = group, len(found)
-        self._starts, self._holders = runs_of(found)
+    def __init__(self, group: TreeGroup, blocks: Sequence[int]) -> None:
+        self._group, self._blocks = group, len(blocks)
+        self._starts, self._holders = runs_of(blocks)
 
     def at(self, length: int) -> int:
-        """See :class:`Resumable`."""
+        """Return the holders of all blocks in the window before ``length`` tokens."""
         first, end = self._group.first_block(length), self._group.end_block(length)
         if end > self._blocks:
             return 0
@@ -89,9 +89,9 @@ class WindowRuns:
         return held
 
     def edges(self, limit_tokens: int) -> Iterable[int]:
-        """See :class:`Resumable`."""
+        """Return the starts of runs, and the starts of chunks, in tokens."""
         # Within a run a longer prefix needs fewer old blocks, and new ones with equal holders.
-        # Where a chunk ends nothing is needed, so it is no loss to begin the next one.
+        # No block is needed where a chunk ends, so beginning the next one loses nothing.
         group = self._group
         ends = [block * group.block_tokens for block in self._starts]
         if group.kind is GroupKind.CHUNKED:
@@ -100,32 +100,32 @@ class WindowRuns:
 
 
 class States:
-    """A group that needs a state exactly there.
+    """A group that needs a state exactly at the length.
 
-    :param found: who has a state at the end of each block.
+    :param blocks: the instances that have a state at the end of each block.
     """
 
-    def __init__(self, group: TreeGroup, found: Sequence[int]) -> None:
+    def __init__(self, group: TreeGroup, blocks: Sequence[int]) -> None:
         size = group.block_tokens
-        self._held = {(i + 1) * size: bits for i, bits in enumerate(found) if bits}
+        self._held = {(i + 1) * size: bits for i, bits in enumerate(blocks) if bits}
 
     def at(self, length: int) -> int:
-        """See :class:`Resumable`."""
+        """Return the instances that have a state after ``length`` tokens."""
         return self._held.get(length, 0)
 
     def edges(self, limit_tokens: int) -> Iterable[int]:
-        """See :class:`Resumable`."""
+        """Return the lengths after which there are states."""
         return self._held
 
 
-def resumable(group: TreeGroup, found: Sequence[int]) -> Resumable:
+def resumable(group: TreeGroup, blocks: Sequence[int]) -> Resumable:
     """Return the rule of a group's kind.
 
-    :param found: who holds each block from the first on, as bits.
+    :param blocks: the holders of each block from the first on, as bits.
     """
     if group.kind in WHOLE:
-        return WholeRuns(group, found)
-    return States(group, found) if group.kind is GroupKind.STATE else WindowRuns(group, found)
+        return WholeRuns(group, blocks)
+    return States(group, blocks) if group.kind is GroupKind.STATE else WindowRuns(group, blocks)
 
 
 def longest(
@@ -133,18 +133,18 @@ def longest(
 ) -> list[tuple[int, int]]:
     """Return how far instances can resume: (length in tokens, their bits), the longest first.
 
-    Every instance is in one entry at most.  Lengths are whole blocks of all groups, and the limit
-    itself: a block that is cached as a whole serves those who need only its beginning.
+    Every instance is in at most one entry.  Lengths are whole blocks of all groups, or the limit
+    itself, since a block that is cached as a whole also serves a request that needs its beginning.
 
     :param rules: of all groups that a hit needs.
-    :param live: the instances that are asked about.
+    :param live: the instances to look for.
     """
     edges = {limit_tokens}
     for rule in rules:
         edges.update(rule.edges(limit_tokens))
     step = alignment_tokens
     lengths = {min(edge, limit_tokens) // step * step for edge in edges} | {limit_tokens}
-    left, told = live, []
+    left, reached = live, []
     for length in sorted(lengths, reverse=True):
         if length <= 0:
             break
@@ -154,19 +154,19 @@ def longest(
             if not can:
                 break
         else:
-            told.append((length, can))
+            reached.append((length, can))
             left ^= can
             if not left:
                 break
-    return told
+    return reached
 
 
-def runs_of(found: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return where runs of blocks with equal holders start, in blocks, and those holders."""
+def runs_of(blocks: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return the first block of each run of blocks with equal holders, and the holders."""
     starts: list[int] = []
     holders: list[int] = []
     before: int | None = None
-    for index, bits in enumerate(found):
+    for index, bits in enumerate(blocks):
         if bits is not before and bits != before:
             starts.append(index)
             holders.append(bits)

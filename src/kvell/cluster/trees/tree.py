@@ -1,8 +1,9 @@
-"""The global prompt tree of one role: who has which prefixes cached (MemServe §6).
+"""The global prompt tree of one role: which instances cache which prefixes (MemServe §6).
 
-The paper's tree is a radix tree of tokens, updated when answers pass by, and does not know what
-instances evict.  Here instances tell every change of their index, and a block's hash names all
-tokens up to its end.  So the tree is a flat map, and asking it is a walk along a prompt's hashes.
+The paper's tree is a radix tree of tokens.  It is updated when answers pass by, and does not know
+what instances evict.  Here instances report every change of their index, and a block's hash
+identifies all tokens up to its end.  So the tree is a flat map, and a look-up is a walk along a
+prompt's hashes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,22 +29,21 @@ __all__ = ["PromptTree", "TreeGroup"]
 TTL_SECONDS = 600.0
 GUESS_SECONDS = 30.0
 ASK_AGAIN_SECONDS = 30.0
-"""How long a whole notice may take, after which it is taken for lost."""
+"""Time after which a whole notice that was requested counts as lost."""
 MOST_BLOCKS = 4_000_000
-"""Of all groups together: some 400 MB."""
+"""Most blocks of all groups together: some 400 MB."""
 MOST_DEAD_BITS = 64
-"""Beyond the number of instances; then every block is gone through for them."""
+"""Most dead bits beyond the number of instances; above, they are cleared from every block."""
 
 
 class PromptTree:
-    """Which instances of one role can resume a prompt where.
+    """The prefixes that the instances of one role can resume.
 
     :param groups: of the instances' layout, in order; all instances have the same.
-    :param ttl_seconds: what no notice or match has renewed for so long may be forgotten, which
-        bounds the harm of a removal that was never told.  It is forgotten within twice the time.
-    :param guess_seconds: a guess ends after half of this at the earliest, and after this at the
-        latest.
-    :param most_blocks: known at once; above, those that were renewed least recently are forgotten.
+    :param ttl_seconds: an entry that no notice or match has renewed for this long may be forgotten,
+        and is after twice the time, which bounds the harm of a removal that was not reported.
+    :param guess_seconds: longest life of a guess; its shortest life is half of it.
+    :param most_blocks: above this number, those that were renewed least recently are forgotten.
     """
 
     def __init__(
@@ -57,41 +57,42 @@ class PromptTree:
         self._groups = tuple(groups)
         self._ttl_seconds, self._guess_seconds = ttl_seconds, guess_seconds
         self._most_young = max(1, most_blocks // 2)
-        told = [index for index, group in enumerate(groups) if group.required]
-        self._blocks = {index: HolderMap() for index in told}
-        self._guesses = {index: GuessMap() for index in told}
+        required = [index for index, group in enumerate(groups) if group.required]
+        self._blocks = {index: HolderMap() for index in required}
+        self._guesses = {index: GuessMap() for index in required}
         # Whole runs first: they bound how far the others must be looked at.
-        self._order = sorted(told, key=lambda index: groups[index].kind not in WHOLE)
+        self._order = sorted(required, key=lambda index: groups[index].kind not in WHOLE)
         self._members = Members()
         self._turned_seconds: float | None = None
         self._guesses_turned_seconds = 0.0
         self._asked_of: PromptChain | None = None
         self._asked: dict[int, list[int]] = {}
-        """Who held the blocks of the last prompt that was asked for, as far as was looked."""
+        """Holders of the blocks of the last prompt that was matched, as far as looked up."""
         self._dying: list[tuple[int, int, int]] = []
-        """Bits, and the turns of blocks and of guesses from which on nothing has them."""
+        """Bits, and the turns of blocks and of guesses after which no entry has them."""
 
     def __len__(self) -> int:
-        """Blocks that are known, of all groups."""
+        """Return the number of blocks, of all groups."""
         return sum(map(len, self._blocks.values()))
 
     @property
     def guesses(self) -> int:
-        """Blocks that are guessed, of all groups."""
+        """Number of guessed blocks, of all groups."""
         return sum(map(len, self._guesses.values()))
 
     def noticed(
         self, instance_id: str, incarnation: int, notice: IndexNotice, now_seconds: float
     ) -> bool:
-        """Take in what an instance tells of its index.
+        """Apply a notice of an instance about its index.
 
-        A whole notice replaces all that was known.  What an older incarnation says is ignored, and
-        what was heard already; of a newer one the first notice must be number 0, or whole.
+        A whole notice replaces all entries of the instance.  Notices of an older incarnation, and
+        notices that arrived before, are ignored; the first one of a newer incarnation must have the
+        number 0, or be whole.
 
-        :param now_seconds: of a clock that does not go back.
-        :returns: False if one before this is missing and a whole notice is to be asked for: at once
-            when that shows, and again after ``ASK_AGAIN_SECONDS``.  Until it comes, what is known
-            is nearly right, which is better than nothing.
+        :param now_seconds: of a monotonic clock.
+        :returns: False if a notice is missing and a whole one must be requested: immediately, and
+            again after ``ASK_AGAIN_SECONDS``.  Until it arrives, entries are nearly right, which
+            is better than nothing.
         """
         self._pass_time(now_seconds)
         member = self._members.by_id.get(instance_id)
@@ -114,7 +115,7 @@ class PromptTree:
         return False
 
     def lost(self, instance_id: str) -> None:
-        """An instance is gone, and with it all that it had."""
+        """Forget an instance that has ended, and all its entries."""
         member = self._members.by_id.get(instance_id)
         if member is not None:
             self._members.leave(instance_id)
@@ -123,9 +124,9 @@ class PromptTree:
     def expect(
         self, instance_id: str, incarnation: int, chain: PromptChain, now_seconds: float
     ) -> None:
-        """A request was routed there just now, so its blocks will be cached there soon.
+        """Expect the blocks of a request that was just routed to an instance.
 
-        Such guesses count in matches until a notice says better, or for ``guess_seconds``.
+        Such guesses count in matches until a notice replaces them, or for ``guess_seconds``.
         """
         self._pass_time(now_seconds)
         member = self._members.by_id.get(instance_id)
@@ -137,17 +138,17 @@ class PromptTree:
             group = self._groups[index]
             if group.model == chain.model:
                 hashes = self._expected(group, chain)
-                found = self._held_now(index, hashes, chain)
-                if len(found) < len(hashes):
-                    found = [*found, 0]
-                starts, holders = runs_of(found)
+                held = self._held_now(index, hashes, chain)
+                if len(held) < len(hashes):
+                    held = [*held, 0]
+                starts, holders = runs_of(held)
                 ends = [*starts[1:], len(hashes)]
                 for start, end, bits in zip(starts, ends, holders, strict=False):
                     if not bits & member.bit:
                         guesses.add(hashes[start:end], member.bit)
 
     def match(self, chain: PromptChain, now_seconds: float) -> Mapping[str, int]:
-        """Return how many tokens of a prompt each instance can resume, those with none left out.
+        """Return how many tokens of a prompt each instance can resume, without those with none.
 
         A prefix counts only where every group of the model has what it needs: all blocks of full
         attention, those of the window or chunk before the end, a state exactly at the end.  At
@@ -167,14 +168,14 @@ class PromptTree:
                 rules.append(rule)
             if not reach:
                 return {}
-        told: dict[str, int] = {}
+        lengths: dict[str, int] = {}
         live = self._members.live if rules else 0
         for length, bits in longest(rules, chain.limit_tokens, chain.alignment_tokens, live):
-            told.update(dict.fromkeys(self._members.names(bits), length))
-        return told
+            lengths.update(dict.fromkeys(self._members.names(bits), length))
+        return lengths
 
     def audit(self) -> list[str]:
-        """Return contradictions, in words; there are none."""
+        """Return inconsistencies, in words; there should be none."""
         problems = self._members.audit()
         used = self._members.live | self._members.dead
         if sum(bits for bits, _, _ in self._dying) != self._members.dead:
@@ -197,35 +198,35 @@ class PromptTree:
                 blocks.remove(change.hashes, member.bit)
             else:
                 blocks.add(change.hashes, member.bit)
-        if sum(one.young_blocks for one in self._blocks.values()) > self._most_young:
+        if sum(holders.young_blocks for holders in self._blocks.values()) > self._most_young:
             self._turn()
 
     def _found(self, index: int, hashes: Sequence[int]) -> list[int]:
-        """Who holds the blocks, or will; of whole runs only about as far as anybody does."""
+        """Return the holders of the blocks, with guesses; of whole runs as far as there are any."""
         blocks, guesses = self._blocks[index], self._guesses[index]
         held = self._asked[index] = []
         if self._groups[index].kind not in WHOLE:
             held += blocks.found(hashes)
             return guesses.added_to(held, hashes)
-        found: list[int] = []
-        while len(found) < len(hashes):
-            some = hashes[len(found) : 2 * len(found) + FIRST_LOOK]
-            held += (known := blocks.found(some))
-            found += (known := guesses.added_to(known, some))
-            if not all(known):
+        holders: list[int] = []
+        while len(holders) < len(hashes):
+            some = hashes[len(holders) : 2 * len(holders) + FIRST_LOOK]
+            held += (bits := blocks.found(some))
+            holders += (bits := guesses.added_to(bits, some))
+            if not all(bits):
                 break
-        return found
+        return holders
 
     def _held_now(self, index: int, hashes: Sequence[int], chain: PromptChain) -> list[int]:
-        """Who holds the first of the blocks at least; mostly that was asked just before."""
-        asked = self._asked.get(index) if chain is self._asked_of else None
-        if asked is None or self._groups[index].kind is GroupKind.STATE:
+        """Return the holders of the first blocks at least, mostly from the match just before."""
+        held = self._asked.get(index) if chain is self._asked_of else None
+        if held is None or self._groups[index].kind is GroupKind.STATE:
             return self._blocks[index].found(hashes)
-        return asked
+        return held
 
     @staticmethod
     def _expected(group: TreeGroup, chain: PromptChain) -> Sequence[int]:
-        """What a prompt leaves in a group; of the states, the one that surely is kept."""
+        """Return the hashes that a prompt leaves in a group; of states, the one surely kept."""
         hashes = chain.hashes[group.block_tokens]
         if group.kind is not GroupKind.STATE:
             return hashes
@@ -243,8 +244,8 @@ class PromptTree:
         return member
 
     def _dies(self, bit: int) -> None:
-        """A bit is of no use any more; it is free once nothing has it."""
-        self._asked_of = None  # it may still have the bit, which may become another's
+        """Retire a bit, which is free once no entry has it."""
+        self._asked_of = None  # its holders may have the bit, which may become another instance's
         turns, guess_turns = self._turns()
         self._dying.append((bit, turns + 2, guess_turns + 2))
         if len(self._dying) > MOST_DEAD_BITS + len(self._members.by_id):
@@ -268,24 +269,23 @@ class PromptTree:
             self._bury()
 
     def _turn(self) -> None:
-        """End a generation of blocks."""
         for blocks in self._blocks.values():
             blocks.turn(self._members.live)
         self._bury()
 
     def _bury(self) -> None:
-        """Free the bits that nothing has any more."""
+        """Free the bits that no entry has any more."""
         turns, guess_turns = self._turns()
-        over = [one for one in self._dying if one[1] <= turns and one[2] <= guess_turns]
+        over = [entry for entry in self._dying if entry[1] <= turns and entry[2] <= guess_turns]
         if over:
-            self._dying = [one for one in self._dying if one not in over]
+            self._dying = [entry for entry in self._dying if entry not in over]
             self._members.free(sum(bit for bit, _, _ in over))
 
     def _turns(self) -> tuple[int, int]:
-        blocks = next((one.turns for one in self._blocks.values()), 0)
-        return blocks, next((one.turns for one in self._guesses.values()), 0)
+        blocks = next((holders.turns for holders in self._blocks.values()), 0)
+        return blocks, next((holders.turns for holders in self._guesses.values()), 0)
 
 
 def _generations(age_seconds: float, length_seconds: float) -> int:
-    """How many generations of this length are over; after two nothing is left."""
+    """Return how many generations of this length have passed; after two nothing is left."""
     return min(2, int(age_seconds // length_seconds))

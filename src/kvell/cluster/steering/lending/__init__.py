@@ -1,1 +1,1 @@
-"""Which sections of whose requests lie at which other instance: the paper's gManager."""
+"""Loans: which instance holds which sections of which requests (gManager of Infinite-LLM)."""

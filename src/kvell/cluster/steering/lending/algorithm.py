@@ -1,4 +1,4 @@
-"""Algorithm 1: which sections go where, so that all instances together make most tokens.
+"""Algorithm 1: the moves of sections that let all instances together make the most tokens.
 
 ::
 
@@ -23,10 +23,10 @@ from kvell.vocabulary import RequestId
 
 @dataclass
 class Debtor:
-    """An instance that may borrow, and takes part in one plan.
+    """An instance that may borrow in one plan.
 
-    :ivar load: with what it has been planned to borrow.
-    :ivar blocks: sections that may go from it in this plan.
+    :ivar load: load with planned loans.
+    :ivar blocks: sections that may leave it in this plan.
     """
 
     instance_id: str
@@ -38,13 +38,13 @@ class Debtor:
 
 @dataclass
 class Creditor:
-    """An instance that may lend, and takes part in one plan.
+    """An instance that may lend in one plan.
 
-    :ivar load: with what it has been planned to lend.
-    :ivar room: sections for which it has memory.
-    :ivar spared: of these, those behind which its utilisation is above the threshold, so that it
-        is asked for no others.
-    :ivar blocks: sections that may come to it in this plan.
+    :ivar load: load with planned loans.
+    :ivar room: sections that it has memory for.
+    :ivar spared: sections after which its utilisation is above the threshold, so that it lends no
+        more.
+    :ivar blocks: sections that may arrive in this plan.
     """
 
     instance_id: str
@@ -56,7 +56,7 @@ class Creditor:
 
     @property
     def rank(self) -> tuple[int, str]:
-        """Its place among creditors, the one with most available memory first."""
+        """Sort key among creditors: the most available memory first."""
         return -self.room, self.instance_id
 
 
@@ -77,20 +77,20 @@ Places = dict[tuple[str, int], list[tuple[int, str, Creditor]]]
 def planned(
     debtors: Iterable[Debtor], creditors: Iterable[Creditor], model: PerformanceModel
 ) -> list[SectionMove]:
-    """Return the moves of a plan; nobody is on both sides of it.
+    """Return the moves of a plan; no instance is on both sides of it.
 
     :param debtors: with other ids than the creditors.
     """
     places: Places = {}
-    for one in creditors:
-        if min(one.room, one.blocks) > 0 and one.reach.block_bytes:
-            place = (one.reach.host, one.reach.block_bytes)
-            places.setdefault(place, []).append((*one.rank, one))
+    for creditor in creditors:
+        if min(creditor.room, creditor.blocks) > 0 and creditor.reach.block_bytes:
+            place = (creditor.reach.host, creditor.reach.block_bytes)
+            places.setdefault(place, []).append((*creditor.rank, creditor))
     for heap in places.values():
         heapq.heapify(heap)
-    small = [one for one in debtors if one.load.batch <= model.small_batch]
+    small = [debtor for debtor in debtors if debtor.load.batch <= model.small_batch]
     moves: list[SectionMove] = []
-    for debtor in sorted(small, key=lambda one: (one.load.batch, one.instance_id)):
+    for debtor in sorted(small, key=lambda debtor: (debtor.load.batch, debtor.instance_id)):
         heap = places.get((debtor.reach.host, debtor.reach.block_bytes), [])
         moves += _borrowed(debtor, heap, model)
     return moves
@@ -99,14 +99,14 @@ def planned(
 def best_blocks(debtor: Debtor, creditor: Creditor, most: int, model: PerformanceModel) -> int:
     """Return how many sections, of 0 to ``most``, let both instances together make most tokens.
 
-    The fewest of those that do, and only as many as are read elsewhere while the rest of the
-    debtor's step is computed.
+    Of equal numbers the smallest is returned.  The debtor must not read remote sections for longer
+    than the rest of its step takes.
     """
     blocks = np.arange(most + 1, dtype=np.float64)
     tokens = blocks * debtor.reach.section_tokens
     size_bytes = blocks * debtor.reach.block_bytes
     together = model.together(debtor.load, creditor.load, tokens, size_bytes)
-    if together[0] < 0:  # more is elsewhere already than is covered, and it stays
+    if together[0] < 0:  # existing loans already take longer to read than the rest of the step
         return 0
     best = int(together.argmax())
     return best if together[best] > together[0] * (1 + 1e-9) else 0
@@ -115,9 +115,9 @@ def best_blocks(debtor: Debtor, creditor: Creditor, most: int, model: Performanc
 def _borrowed(
     debtor: Debtor, heap: list[tuple[int, str, Creditor]], model: PerformanceModel
 ) -> list[SectionMove]:
-    """One debtor's moves: creditors in order, until there is no gain."""
+    """Return one debtor's moves, with creditors in order, until there is no gain."""
     moves: list[SectionMove] = []
-    for request in sorted(debtor.longest, key=lambda one: (-one.num_blocks, one.req_id)):
+    for request in sorted(debtor.longest, key=lambda entry: (-entry.num_blocks, entry.req_id)):
         left = request.num_blocks
         while left and heap and debtor.blocks:
             _, _, creditor = heap[0]
@@ -136,7 +136,6 @@ def _borrowed(
 
 
 def _note(debtor: Debtor, creditor: Creditor, count: int) -> None:
-    """Count a move on both sides."""
     tokens, size_bytes = count * debtor.reach.section_tokens, count * debtor.reach.block_bytes
     borrows, lends = debtor.load, creditor.load
     debtor.load = replace(

@@ -1,17 +1,17 @@
-"""How many tokens a second instances make together if one lends another memory.
+"""The throughput of two instances if one lends memory to the other.
 
 ::
 
     T(β, S)  = W(β)/f(β) + S/g                      a step of β requests that read S tokens   (5)
-    T_dbt    = T(β', S) - K/g + K/r                 K of them lie elsewhere                   (6)
+    T_dbt    = T(β', S) - K/g + K/r                 K of them are remote                      (6)
     T_cdt    = T(β, S) + K/g                        K more are read in its memory             (6)
     TPS      = Σ β/T                                over both                                 (7)
 
-Seconds are of all layers of a step, so the paper's n is in them.  r is what a debtor reads
-elsewhere: here a debtor computes over the creditor's pages itself, in place.  Where a creditor
-computes for it, and the results come in time, r is infinite: that is the paper's equation 6.
+Seconds are of all layers of a step, so they include the paper's n.  r is the rate of reading remote
+tokens: here a debtor itself computes over the creditor's pages, in place.  If a creditor computes
+for it and the results come in time, r is infinite, as in the paper's equation 6.
 
-Prices are those that a calibration fits (:func:`kvell.cluster.routing.costs.fitted`).
+Prices are fitted by a calibration (:func:`kvell.cluster.routing.costs.fitted`).
 Source: Infinite-LLM §5.3.
 """
 
@@ -24,23 +24,23 @@ from kvell.cluster.routing.costs import BATCHES, ExecCosts
 
 Numbers = npt.NDArray[np.float64]
 SLOWDOWN = 2.0
-"""A batch is small while its step takes at most so many times that of a single request: then the
-weights are read for few, and a further request costs little."""
+"""A batch is small while its step takes at most this many times that of a single request: then the
+weights are read for few requests, and a further one costs little."""
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What decides an instance's throughput.
+    """The inputs of an instance's throughput.
 
-    :param batch: β, requests that run.
-    :param held_tokens: S, tokens that a step of them reads, wherever they lie.
-    :param running_bytes: memory of one of them here, in the mean.
-    :param waiting: requests that wait for memory here, of ``waiting_tokens`` and ``waiting_bytes``
-        each, in the mean.
-    :param spare_bytes: free memory beyond what the instance needs to go on; below 0: so much is
-        missing, and requests will give way.
-    :param away_tokens: of the tokens read, those that lie elsewhere.
-    :param lent_tokens: tokens of others that lie here.
+    :param batch: β, number of running requests.
+    :param held_tokens: S, tokens that a step of them reads, local or remote.
+    :param running_bytes: mean local memory of a running request.
+    :param waiting: number of requests that wait for memory here, of ``waiting_tokens`` and
+        ``waiting_bytes`` each, in the mean.
+    :param spare_bytes: free memory beyond what the instance needs to continue; below 0, the amount
+        that is missing, so that requests will be preempted.
+    :param away_tokens: of the tokens read, the remote ones.
+    :param lent_tokens: tokens of other instances that are stored here.
     """
 
     batch: int
@@ -55,9 +55,9 @@ class Load:
 
 
 class PerformanceModel:
-    """Equations 5 to 7, for any number of loans at once.
+    """Equations 5 to 7, for any number of loans together.
 
-    :param costs: of the instances' model; all instances are taken to be alike.
+    :param costs: of the instances' model; all instances are assumed to be alike.
     :ivar small_batch: β^thres of Algorithm 1: the largest batch that is small.
     """
 
@@ -72,10 +72,10 @@ class PerformanceModel:
         self.small_batch = max(small)
 
     def batch_with(self, load: Load, freed_bytes: Numbers) -> Numbers:
-        """β' once an instance has so much more memory, or less [k]; never falls with it.
+        """Return β' [k] of an instance with ``freed_bytes`` more; it never falls as they grow.
 
-        Those that wait are let in as far as there is room beyond what is needed.  Where some of
-        that is missing, requests give way.
+        Waiting requests are admitted as far as there is memory beyond what is needed.  If some of
+        that is missing, requests are preempted.
         """
         spare = load.spare_bytes + freed_bytes
         let_in = np.floor(np.maximum(0.0, spare) / max(1.0, load.waiting_bytes))
@@ -85,20 +85,20 @@ class PerformanceModel:
         return batch
 
     def together(self, borrows: Load, lends: Load, tokens: Numbers, size_bytes: Numbers) -> Numbers:
-        """Tokens a second [k] of a debtor and a creditor (equation 7); below 0 where reading
-        elsewhere takes longer than the rest of the debtor's step (:meth:`covers`)."""
+        """Return the throughput [k] of a debtor and a creditor in tokens a second (equation 7);
+        below 0 if remote reads take longer than the rest of the debtor's step (:meth:`covers`)."""
         throughput, covered = self._borrowing(borrows, tokens, size_bytes)
         return np.where(covered, throughput + self.creditor(lends, tokens, size_bytes), -1.0)
 
     def debtor(self, load: Load, tokens: Numbers, size_bytes: Numbers) -> Numbers:
-        """Tokens a second [k] of an instance if so many of its tokens lie elsewhere beside those
-        that do, which frees so many bytes (equation 6)."""
+        """Return the throughput [k] of an instance that moves ``tokens`` more tokens away and so
+        frees ``size_bytes`` (equation 6)."""
         return self._borrowing(load, tokens, size_bytes)[0]
 
     def creditor(self, load: Load, tokens: Numbers, size_bytes: Numbers) -> Numbers:
-        """Tokens a second [k] of an instance that lends memory for so many more tokens.
+        """Return the throughput [k] of an instance that lends memory for ``tokens`` more tokens.
 
-        Its batch falls once it lends more than it has to spare (equation 6, §5.2.2).
+        Its batch falls once it lends more than its spare memory (equation 6, §5.2.2).
         """
         batch = self.batch_with(load, -size_bytes)
         read = (load.lent_tokens + tokens) * self._held
@@ -106,14 +106,14 @@ class PerformanceModel:
         return throughput
 
     def covers(self, load: Load, tokens: Numbers, size_bytes: Numbers) -> npt.NDArray[np.bool_]:
-        """Whether reading elsewhere takes no longer than the rest of a debtor's step [k] (§5.2.1,
+        """Return whether remote reads take no longer than the rest of a debtor's step [k] (§5.2.1,
         figure 6)."""
         return self._borrowing(load, tokens, size_bytes)[1]
 
     def _borrowing(
         self, load: Load, tokens: Numbers, size_bytes: Numbers
     ) -> tuple[Numbers, npt.NDArray[np.bool_]]:
-        """:meth:`debtor` and :meth:`covers` at once, since planning asks for both."""
+        """Return :meth:`debtor` and :meth:`covers` together, since planning needs both."""
         batch = self.batch_with(load, size_bytes)
         away = load.away_tokens + tokens
         local, elsewhere = self._local(load, batch, away), away * self._away
@@ -121,7 +121,7 @@ class PerformanceModel:
         return throughput, elsewhere <= local
 
     def _local(self, load: Load, batch: Numbers, away: Numbers | int) -> Numbers:
-        """Seconds of a step (equation 5) without the tokens that lie elsewhere."""
+        """Return the seconds of a step (equation 5) without its remote tokens."""
         mean = load.held_tokens / max(1, load.batch)
         held = np.minimum(batch, load.batch) * mean
         if load.waiting:

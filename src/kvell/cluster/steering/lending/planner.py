@@ -6,8 +6,8 @@
                                         ▲                                              │
                                         └───────────── reservations ◄──────────────────┘
 
-What it knows is old.  So a creditor may refuse (``try_move_kvcache``), and nothing is repeated:
-what was refused is planned anew from a later round, once its reservation has expired.
+Its information is old, so a creditor may refuse (``try_move_kvcache``).  A refused move is planned
+again from a later round, once its reservation has expired.
 
 Source: Infinite-LLM §5.3, §6.
 """
@@ -26,44 +26,44 @@ from kvell.cluster.steering.relief import ROOM_PART, SHORT_PART, MemoryView
 from kvell.vocabulary import RequestId
 
 RESERVED_ROUNDS = 2
-"""What a plan reserves is free again after so many further rounds, unless it has come by then."""
+"""Rounds after which a reservation expires whose sections have not arrived."""
 MOVING_PART = 4
-"""Between two plans pages are copied for at most one part in 4 of the time, by either side."""
+"""Between two plans, either side copies pages for at most one part in 4 of the time."""
 
 Away = Counter[tuple[RequestId, str]]
 """Sections of each request at each creditor."""
 
 
 class Party(Protocol):
-    """An instance that serves, as :class:`.Steered` has it."""
+    """An instance that serves; the protocol of :class:`.Steered`."""
 
     @property
     def memory(self) -> MemoryView:
-        """Its memory."""
+        """The instance's memory."""
         ...
 
     @property
     def lending(self) -> LendingView | None:
-        """What its last heartbeat says of loans; None before the first."""
+        """The loans by its last heartbeat; None before the first."""
         ...
 
     @property
     def takes(self) -> bool:
-        """Whether it may have memory for others."""
+        """Whether the instance may hold memory for others."""
         ...
 
     @property
     def gives(self) -> bool:
-        """Whether it is short of memory."""
+        """Whether the instance is short of memory."""
         ...
 
 
 @dataclass
 class Reservation:
-    """Sections that are planned to go somewhere.
+    """A planned move of sections.
 
-    :ivar blocks: that the creditor is to have of the request in the end.
-    :ivar until: round behind which it has expired.
+    :ivar blocks: sections of the request that the creditor has after the move.
+    :ivar until: last round of the reservation.
     """
 
     move: SectionMove
@@ -72,11 +72,11 @@ class Reservation:
 
 
 class LoanPlanner:
-    """Rounds of heartbeats in, moves of sections out; pure.
+    """The planner of loans, from rounds of heartbeats; pure.
 
     :param costs: of the instances' model.
-    :param period_seconds: between two plans.
-    :param settling_rounds: after so many further rounds a move shows in heartbeats.
+    :param period_seconds: time between two plans.
+    :param settling_rounds: further rounds until heartbeats show a move.
     """
 
     def __init__(self, costs: ExecCosts, period_seconds: float, settling_rounds: int = 0) -> None:
@@ -89,24 +89,26 @@ class LoanPlanner:
 
     @property
     def parties(self) -> set[str]:
-        """Instances of moves that do not show in heartbeats yet."""
-        return {name for one in self._reserved for name in (one.move.source, one.move.target)}
+        """Instances of moves that heartbeats do not show yet."""
+        return {name for loan in self._reserved for name in (loan.move.source, loan.move.target)}
 
     def plan(self, instances: Sequence[Party], busy: Collection[str] = ()) -> list[SectionMove]:
-        """Return what should be moved now; nothing before all have beaten since the last plan.
+        """Return the moves to make now; none until all have sent heartbeats since the last plan.
 
         :param instances: all that serve.
-        :param busy: those that are in moves of other kinds.
+        :param busy: instances in moves of other kinds.
         """
         views = {
-            one.memory.instance_id: one.lending for one in instances if one.lending is not None
+            party.memory.instance_id: party.lending
+            for party in instances
+            if party.lending is not None
         }
         if len(views) < len(instances) or not self._is_new(views):
             return []
         away, borrows = _placed(views.values())
         self._round += 1
         self._settle(away)
-        if not any(one.gives for one in instances):
+        if not any(party.gives for party in instances):
             return []
         coming, held_up = self._coming(away)
         lent: Counter[str] = Counter()
@@ -115,15 +117,15 @@ class LoanPlanner:
         lent.update(coming)
         debtors: list[Debtor] = []
         creditors: list[Creditor] = []
-        for one in instances:
-            name, view = one.memory.instance_id, one.lending
+        for party in instances:
+            name, view = party.memory.instance_id, party.lending
             if view is None or name in busy or not view.reach.block_bytes:
                 continue
             is_free = name not in held_up and not lent[name]
-            if one.gives and is_free and view.longest:
-                debtors.append(self._debtor(one.memory, view, borrows[name]))
-            elif one.takes and name not in borrows and not _wants(one.memory):
-                creditor = self._creditor(one.memory, view, lent[name], coming[name])
+            if party.gives and is_free and view.longest:
+                debtors.append(self._debtor(party.memory, view, borrows[name]))
+            elif party.takes and name not in borrows and not _wants(party.memory):
+                creditor = self._creditor(party.memory, view, lent[name], coming[name])
                 if creditor.spared > 0:
                     creditors.append(creditor)
         moves = planned(debtors, creditors, self._model)
@@ -134,27 +136,27 @@ class LoanPlanner:
         return moves
 
     def _is_new(self, views: Mapping[str, LendingView]) -> bool:
-        """Whether all instances have beaten since the last round; then that is one."""
-        if any(self._beats.get(name) == one.beat for name, one in views.items()):
+        """Return whether all have sent heartbeats since the last round, which begins a new one."""
+        if any(self._beats.get(name) == view.beat for name, view in views.items()):
             return False
-        self._beats = {name: one.beat for name, one in views.items()}
+        self._beats = {name: view.beat for name, view in views.items()}
         return True
 
     def _settle(self, away: Away) -> None:
-        """Forget what has come, and what was reserved for long enough."""
+        """Drop reservations that have expired, or whose sections have arrived."""
         self._reserved = [
-            one
-            for one in self._reserved
-            if one.until >= self._round and away[one.move.req_id, one.move.target] < one.blocks
+            loan
+            for loan in self._reserved
+            if loan.until >= self._round and away[loan.move.req_id, loan.move.target] < loan.blocks
         ]
 
     def _coming(self, away: Away) -> tuple[Counter[str], set[str]]:
-        """Sections that are still to come to creditors, and instances that are to borrow them."""
+        """Return the sections that creditors still expect, and the instances that borrow them."""
         coming: Counter[str] = Counter()
-        for one in self._reserved:
-            there = away[one.move.req_id, one.move.target]
-            coming[one.move.target] += min(one.move.num_blocks, one.blocks - there)
-        return coming, {one.move.source for one in self._reserved}
+        for loan in self._reserved:
+            there = away[loan.move.req_id, loan.move.target]
+            coming[loan.move.target] += min(loan.move.num_blocks, loan.blocks - there)
+        return coming, {loan.move.source for loan in self._reserved}
 
     def _debtor(self, memory: MemoryView, view: LendingView, away_blocks: int) -> Debtor:
         needed_bytes = memory.pool_bytes // SHORT_PART
@@ -162,7 +164,7 @@ class LoanPlanner:
         return Debtor(memory.instance_id, view.reach, load, view.longest, self._blocks(view))
 
     def _creditor(self, memory: MemoryView, view: LendingView, lent: int, coming: int) -> Creditor:
-        """What an instance has for others, behind what it lends and what is to come to it."""
+        """Return a creditor with the memory that is left after existing and planned loans."""
         size_bytes = view.reach.block_bytes
         free_bytes = memory.free_bytes - coming * size_bytes
         above_bytes = free_bytes - memory.pool_bytes // ROOM_PART
@@ -174,25 +176,25 @@ class LoanPlanner:
         )
 
     def _blocks(self, view: LendingView) -> int:
-        """Sections that an instance sends or takes in within a period, one at least."""
+        """Return the sections that an instance can copy within a period, at least one."""
         return max(1, int(self._period_tokens / view.reach.section_tokens))
 
 
 def _placed(views: Collection[LendingView]) -> tuple[Away, Counter[str]]:
-    """The request placement map: sections at creditors; and those of each debtor elsewhere."""
+    """Return the request placement map: sections by creditor, and the total of each debtor."""
     away: Away = Counter()
     borrows: Counter[str] = Counter()
     for view in views:
-        homes = {one.req_id: one.inst_id for one in view.placements if one.local}
-        for one in view.placements:
-            if not one.local:
-                away[one.req_id, one.inst_id] += one.num_blocks
-                borrows[homes.get(one.req_id, "")] += one.num_blocks
+        homes = {entry.req_id: entry.inst_id for entry in view.placements if entry.local}
+        for entry in view.placements:
+            if not entry.local:
+                away[entry.req_id, entry.inst_id] += entry.num_blocks
+                borrows[homes.get(entry.req_id, "")] += entry.num_blocks
     return away, borrows
 
 
 def _wants(memory: MemoryView) -> bool:
-    """Whether an instance needs its memory for requests that it has or will have."""
+    """Return whether an instance needs its memory for requests that it has or expects."""
     return bool(memory.waiting or memory.coming)
 
 
@@ -203,7 +205,6 @@ def _load(
     lent_blocks: int = 0,
     away_blocks: int = 0,
 ) -> Load:
-    """What decides the instance's throughput, from what it said."""
     own_bytes = memory.pool_bytes - memory.free_bytes - lent_blocks * view.reach.block_bytes
     waiting_tokens = view.waiting_tokens / max(1, memory.waiting)
     return Load(

@@ -1,4 +1,4 @@
-"""What the planner of loans knows of an instance: its last heartbeat, and what can be lent there.
+"""The planner's view of an instance: its last heartbeat, and its limits for loans.
 
 Source: Infinite-LLM §6.2: ``heartbeat(List[RequestPlacementEntry])``.
 """
@@ -12,17 +12,17 @@ from kvell.engine.protocol.placements import RequestPlacementEntry
 
 @dataclass(frozen=True, slots=True)
 class LendingView:
-    """An instance, as its last heartbeat tells of it.
+    """An instance, by its last heartbeat.
 
-    :param beat: number of heartbeats so far, which tells a new one from the one before.
-    :param reach: what can be lent there, and on which host it is read in place.
-    :param token_bytes: most KV memory that a token takes.
-    :param batch: requests that run.
-    :param held_tokens: that their steps read.
-    :param waiting_tokens: of the requests that hold no pages.
-    :param longest: of those that run, the ones with most sections that could lie elsewhere, and how
-        many of each.
-    :param placements: of all requests with sections elsewhere.
+    :param beat: number of heartbeats so far, which identifies this one.
+    :param reach: limits for loans, and the host on which they are read in place.
+    :param token_bytes: most KV memory of a token.
+    :param batch: number of running requests.
+    :param held_tokens: tokens that their steps read.
+    :param waiting_tokens: tokens of the requests that hold no pages.
+    :param longest: the running requests with the most sections that could be stored elsewhere, and
+        the number of these sections.
+    :param placements: placements of all requests with remote sections.
     """
 
     beat: int
@@ -35,9 +35,9 @@ class LendingView:
     placements: tuple[RequestPlacementEntry, ...] = ()
 
     @classmethod
-    def of(cls, said: Heartbeat, beat: int, reach: Reach, token_bytes: int) -> "LendingView":
-        """The view of an instance that has just said this."""
+    def of(cls, last: Heartbeat, beat: int, reach: Reach, token_bytes: int) -> "LendingView":
+        """Return the view of an instance after its last heartbeat."""
         return cls(
-            *(beat, reach, token_bytes, said.running, said.held_tokens, said.waiting_tokens),
-            *(said.longest, said.placements),
+            *(beat, reach, token_bytes, last.running, last.held_tokens, last.waiting_tokens),
+            *(last.longest, last.placements),
         )
