@@ -1,1 +1,1 @@
-"""OpenAI's API: request bodies, responses, errors, streams."""
+"""The HTTP API of OpenAI and Anthropic: request bodies, responses, errors, streams."""

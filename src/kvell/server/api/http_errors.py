@@ -1,6 +1,6 @@
-"""Errors in OpenAI's shape: ``{"error": {"message", "type", "param", "code"}}``.
+"""Errors in OpenAI's format: ``{"error": {"message", "type", "param", "code"}}``.
 
-Below ``/v1/messages`` they have Anthropic's: ``{"type": "error", "error": {"type", "message"}}``.
+Paths below ``/v1/messages`` use Anthropic's: ``{"type": "error", "error": {"type", "message"}}``.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,9 +30,9 @@ from kvell.server.text.text_stream import DeadlineExceeded, RequestRefused
 
 LONGEST_VALUE = 500
 Described = Mapping[int | str, dict[str, Any]]
-"""Answers by their status, for the app's own description of itself."""
+"""Descriptions of responses by status, for the OpenAPI document."""
 ANTHROPIC = "/v1/messages"
-"""Paths below this are Anthropic's."""
+"""Prefix of the paths with Anthropic's format."""
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -46,9 +46,9 @@ _ANTHROPIC_TYPES = {
 
 @dataclass(frozen=True)
 class ApiError:
-    """An HTTP status and the body that explains it.
+    """An HTTP error: its status and the fields of its body.
 
-    :param retry_seconds: after which a client may come back, if the status says that it may.
+    :param retry_seconds: value of ``Retry-After`` if the status is 429 or 503.
     """
 
     status: int
@@ -59,20 +59,20 @@ class ApiError:
     retry_seconds: int = 1
 
     def body(self) -> dict[str, dict[str, str | None]]:
-        """The JSON body."""
+        """Return the JSON body."""
         fields = {"message": self.message, "type": self.type}
         return {"error": {**fields, "param": self.param, "code": self.code}}
 
     def anthropic_body(self) -> dict[str, str | dict[str, str]]:
-        """The JSON body in Anthropic's shape."""
+        """Return the JSON body in Anthropic's format."""
         usual = "api_error" if self.status >= 500 else "invalid_request_error"
         kind = _ANTHROPIC_TYPES.get(self.status, usual)
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
     def response(self, path: str = "") -> Response:
-        """The HTTP response; 429 and 503 say when to come back.
+        """Return the HTTP response; 429 and 503 have ``Retry-After``.
 
-        :param path: that was asked for, which says whose shape the body has.
+        :param path: path of the request; it selects OpenAI's or Anthropic's format.
         """
         headers = {"Retry-After": str(self.retry_seconds)} if self.status in (429, 503) else None
         body = self.anthropic_body() if path.startswith(ANTHROPIC) else self.body()
@@ -81,66 +81,66 @@ class ApiError:
 
 
 class ErrorFields(BaseModel):
-    """What is wrong, and with which field."""
+    """The fields of an error."""
 
     message: str
-    """What is wrong and what to change, in one line."""
+    """The problem and what to change, in one line."""
     type: str
     """Kind of the error."""
     param: str | None
-    """The field that is to blame, if one is."""
+    """The field that caused the error, if one did."""
     code: str | None
-    """A further word for programs, for some errors."""
+    """A more specific kind, for programs; null for most errors."""
 
 
 class ErrorBody(BaseModel):
-    """An error as a client sees it."""
+    """The body of an error."""
 
     error: ErrorFields
-    """What is wrong."""
+    """The fields of the error."""
 
 
 class AnthropicErrorFields(BaseModel):
-    """What is wrong."""
+    """The fields of an error in Anthropic's format."""
 
     type: str
     """Kind of the error."""
     message: str
-    """What is wrong and what to change, in one line."""
+    """The problem and what to change, in one line."""
 
 
 class AnthropicErrorBody(BaseModel):
-    """An error as a client of Anthropic's API sees it."""
+    """The body of an error in Anthropic's format."""
 
     type: Literal["error"]
     error: AnthropicErrorFields
-    """What is wrong."""
+    """The fields of the error."""
 
 
 ANTHROPIC_DESCRIBED: Described = MappingProxyType(
     {"4XX": {"model": AnthropicErrorBody, "description": "The request must change, or come later"}}
 )
-"""Errors of Anthropic's routes, for the app's own description of itself."""
+"""Errors of Anthropic's routes, for the OpenAPI document."""
 DESCRIBED: Described = MappingProxyType(
     {
         "4XX": {"model": ErrorBody, "description": "The request must change, or come later"},
         "5XX": {"description": "The server failed, or nothing serves just now"},
     }
 )
-"""Errors of every route, for the app's own description of itself."""
+"""Errors of every route, for the OpenAPI document."""
 
 
 class UnknownModel(KvellError):  # noqa: N818
-    """The request names a model that is not served here."""
+    """A request for a model that is not served."""
 
 
 def invalid_request(message: str, param: str | None = None, status: int = 400) -> ApiError:
-    """An error the client must repair."""
+    """Return an error that the client must correct."""
     return ApiError(status, message, "invalid_request_error", param)
 
 
 def api_error(error: Exception) -> ApiError:
-    """How an exception looks to a client; a bug shows nothing of its inside."""
+    """Return the error that a client receives for an exception, without details of a bug."""
     if isinstance(error, ContextTooLong):
         code = "context_length_exceeded"
         return ApiError(400, str(error), "invalid_request_error", error.field, code)
@@ -165,7 +165,7 @@ def api_error(error: Exception) -> ApiError:
 
 
 def _must_change(error: ChangeSomething) -> ApiError:
-    """A refusal by name; a long value is not sent back whole."""
+    """Return an error that names the field; a long value is truncated."""
     value = str(error.value)
     if len(value) > LONGEST_VALUE:
         value = f"{value[:LONGEST_VALUE]}…"
@@ -174,20 +174,20 @@ def _must_change(error: ChangeSomething) -> ApiError:
 
 
 def validation_error(error: RequestValidationError) -> ApiError:
-    """The first complaint about a body; it never repeats what the body said."""
+    """Return the error of an invalid body; it repeats only names and types of the body."""
     return invalid_request(*complaint(error.errors(), error.body))
 
 
 def _allowed(methods: str) -> str:
-    """The methods that a 405 names, in one order; HEAD is served where GET is."""
-    found = set(methods.split(", "))
-    return ", ".join(sorted(found | {"HEAD"} if "GET" in found else found))
+    """Return the methods that a 405 names, sorted; HEAD is served where GET is."""
+    names = set(methods.split(", "))
+    return ", ".join(sorted(names | {"HEAD"} if "GET" in names else names))
 
 
 def install(app: FastAPI, rejected: Callable[[Bound], None]) -> None:
-    """Make every error of an app come out in OpenAI's shape.
+    """Answer every error of an app in the format of the request's path.
 
-    :param rejected: is told of each request that exceeded a bound.
+    :param rejected: called with each bound that a request exceeds.
     """
 
     async def on_invalid(request: Request, error: Exception) -> Response:
@@ -196,8 +196,8 @@ def install(app: FastAPI, rejected: Callable[[Bound], None]) -> None:
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        found = invalid_request(str(error.detail), status=error.status_code)
-        response = found.response(request.scope["path"])
+        refusal = invalid_request(str(error.detail), status=error.status_code)
+        response = refusal.response(request.scope["path"])
         response.headers.update(error.headers or {})
         if (allowed := response.headers.get("allow")) is not None:
             response.headers["allow"] = _allowed(allowed)

@@ -1,4 +1,4 @@
-"""Images of messages: data URLs alone.  Nothing is ever fetched from elsewhere."""
+"""Images in messages: only data URLs.  The server never fetches an image."""
 
 import base64
 import binascii
@@ -16,16 +16,16 @@ MEDIA = tuple(f"data:image/{kind};" for kind in ("png", "jpeg", "jpg", "webp", "
 class ImageUrl:
     """The data URL of an image.
 
-    :param place: of the image in the request, for errors.
+    :param place: field of the request that has the image, for errors.
     """
 
     place: str
     url: str
 
     def file(self) -> bytes:
-        """The encoded file; some megabytes take a while, so not for the loop's thread.
+        """Return the encoded file; decoding is too slow for the thread of the event loop.
 
-        :raises ChangeSomething: if the URL is none of an image that is served.
+        :raises ChangeSomething: if the URL is not a data URL of a supported kind of image.
         """
         head, comma, data = self.url.partition(",")
         if not comma or not f"{head.lower()};".startswith(MEDIA) or not head.endswith("base64"):
@@ -39,21 +39,19 @@ class ImageUrl:
 
 
 def image_urls(messages: Sequence[ChatMessage], *, taken: bool) -> list[ImageUrl]:
-    """The URLs of all images, in order.
+    """Return the URLs of all images, in order.
 
-    :param taken: whether the model takes images.
-    :raises ChangeSomething: if it takes none, or there are too many.
+    :param taken: whether the model accepts images.
+    :raises ChangeSomething: if the model accepts no images, or there are too many.
     """
-    found = [
+    urls = [
         ImageUrl(f"messages[{number}].content", url)
         for number, message in enumerate(messages)
         for url in message.images()
     ]
-    if found and not taken:
-        raise ChangeSomething(
-            found[0].place, "image_url", "is not taken by this model", "send text"
-        )
-    if len(found) > MOST_IMAGES:
-        value, remedy = f"{len(found)} images", f"send at most {MOST_IMAGES}"
+    if urls and not taken:
+        raise ChangeSomething(urls[0].place, "image_url", "is not taken by this model", "send text")
+    if len(urls) > MOST_IMAGES:
+        value, remedy = f"{len(urls)} images", f"send at most {MOST_IMAGES}"
         raise ChangeSomething("messages", value, "are too many", remedy, bound="image_pixels")
-    return found
+    return urls

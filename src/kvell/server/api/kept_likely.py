@@ -11,18 +11,18 @@ from kvell.server.text.lanes import MOST_TOLD_BYTES
 from kvell.server.text.text_stream import TextDelta
 
 EXPECTED_TOKENS = 512
-"""Of an answer, for which there must be room at once; further ones find it as they come."""
+"""Tokens of an answer to reserve memory for: at first, and in each later step."""
 BYTES_PER_NUMBER = 16
-"""Of a token and its probability in :class:`.KeptLogprobs`, with room to grow."""
+"""Bytes of a token and its probability in :class:`.KeptLogprobs`, with room to grow."""
 MOST_NUMBERS = MOST_TOLD_BYTES // 2 // BYTES_PER_NUMBER
-"""That one request may ask for."""
+"""Log probabilities that one request may ask for."""
 
 
 class KeptLikely:
-    """Counts what one request keeps; it ends with the request's visit.
+    """The memory that one request reserves for log probabilities, until its visit ends.
 
-    :param pool: of all requests.
-    :param field: of the request that asks for them; for errors.
+    :param pool: the memory of all requests.
+    :param field: request field that asks for log probabilities, for errors.
     """
 
     def __init__(self, visit: Visit, pool: EqualParts, field: str) -> None:
@@ -32,21 +32,21 @@ class KeptLikely:
     def reserve(
         self, prompt_tokens: Sequence[int], samplings: Sequence[SamplingParams], sequences: int
     ) -> None:
-        """Find room for what a request asks for.
+        """Reserve memory for the log probabilities that a request asks for.
 
-        :param prompt_tokens: of each prompt, like ``samplings``.
-        :param sequences: answers to each prompt.
-        :raises ChangeSomething: if it asks for more than any may keep.
-        :raises TryLater: if there is no room for it now.
+        :param prompt_tokens: number of tokens of each prompt, in the order of ``samplings``.
+        :param sequences: number of answers to each prompt.
+        :raises ChangeSomething: if the request asks for more than :data:`MOST_NUMBERS`.
+        :raises TryLater: if the pool has no room now.
         """
         numbers = 0
-        for tokens, one in zip(prompt_tokens, samplings, strict=True):
-            if one.prompt_logprobs is not None:
-                numbers += tokens * (1 + one.prompt_logprobs)
-            if one.logprobs is not None:
-                expected = min(one.max_tokens or EXPECTED_TOKENS, EXPECTED_TOKENS)
+        for tokens, sampling in zip(prompt_tokens, samplings, strict=True):
+            if sampling.prompt_logprobs is not None:
+                numbers += tokens * (1 + sampling.prompt_logprobs)
+            if sampling.logprobs is not None:
+                expected = min(sampling.max_tokens or EXPECTED_TOKENS, EXPECTED_TOKENS)
                 self._room_tokens += sequences * expected
-                self._numbers = 1 + one.logprobs
+                self._numbers = 1 + sampling.logprobs
         numbers += self._room_tokens * self._numbers
         if numbers > MOST_NUMBERS:
             remedy = f"ask for at most {MOST_NUMBERS}: fewer answers, tokens or alternatives"
@@ -59,9 +59,9 @@ class KeptLikely:
     async def follow(
         self, deltas: AsyncGenerator[tuple[int, TextDelta], None]
     ) -> AsyncGenerator[tuple[int, TextDelta], None]:
-        """The same pieces of answers that are sent whole.
+        """Yield the pieces of answers unchanged, and reserve more memory as answers grow.
 
-        :raises TryLater: where one finds no room.
+        :raises TryLater: if the pool has no room for more.
         """
         made_tokens = 0
         async with aclosing(deltas):

@@ -1,4 +1,4 @@
-"""The ASGI app over a front: OpenAI's API, Anthropic's messages, and what operators need."""
+"""The ASGI app: OpenAI's API, Anthropic's messages, and routes for operators."""
 
 import os
 import time
@@ -48,7 +48,7 @@ _BOUNDS_BY_PATH = {
         BodyBounds(elements_by_field=dict.fromkeys(_SCORED, 4 * MAX_INPUTS)),
     ),
 }
-"""Inputs may be token ids; elsewhere ``input`` is a conversation.  Documents may be objects."""
+"""Bounds of paths where ``input`` may be token ids, and documents may be objects."""
 
 UNCHANGED = FaceOptions()
 
@@ -67,24 +67,26 @@ def build_app(
     reasoning_parser: str | None = None,
     face: FaceOptions = UNCHANGED,
 ) -> FastAPI:
-    """The ASGI app over a started front.
+    """Return the ASGI app of a started front.
 
-    :param model: the first that the instance serves; ``beside`` are the others.
-    :param metrics: the observer that was given to the front.
-    :param access: who may do what; by default everybody may do everything.
-    :param http: how many requests may await their answers, and how long a body may take.
-    :param floor_bytes: of this process before it loaded anything; 0 takes what it is now.
-    :param tool_call_parser: how the first model writes calls; None: as its chat template says.
-    :param reasoning_parser: how it writes its reasoning, likewise.
-    :param face: names of the first model, and what browsers and proxies need.
+    :param model: the instance's first model; ``beside`` has the others.
+    :param metrics: the front's observer.
+    :param access: keys and rights; by default every request is allowed.
+    :param http: limits of the requests that await answers, and of the time for a body.
+    :param floor_bytes: memory of this process before it loaded anything; 0 uses its present size.
+    :param tool_call_parser: format of the first model's calls; None: by its type and chat template.
+        The same for ``reasoning_parser``.
+    :param face: names of the first model, and options for browsers and proxies.
     """
     ready, work = front.ready, TextWork()
     length = ContextLength(ready.max_model_len, front.reach_tokens, ready.longest_tokens)
     first = _served(model, "", length, work, tool_call_parser, reasoning_parser)
-    lengths = [ContextLength(ready.beside[one.name]) for one in beside]
-    others = [_served(one, one.name, own, work) for one, own in zip(beside, lengths, strict=True)]
+    limits = [ContextLength(ready.beside[other.name]) for other in beside]
+    others = [
+        _served(other, other.name, limit, work) for other, limit in zip(beside, limits, strict=True)
+    ]
     aliases = dict.fromkeys(face.served_names, first)
-    models = aliases | {one.text.name: one for one in (first, *others)}
+    models = aliases | {served.text.name: served for served in (first, *others)}
     serving = Serving(front, models, metrics)
     floor_bytes = floor_bytes or process_bytes()
     work_bytes = most_work_bytes(ready, model, beside)
@@ -110,7 +112,7 @@ def build_app(
 def _install_door(
     app: FastAPI, metrics: ServerMetrics, access: Access, max_body_bytes: int, http: HttpBounds
 ) -> None:
-    """Put before the handlers what may refuse a request; the last one sees it first."""
+    """Add the middleware that may refuse a request; the last one added runs first."""
     app.add_middleware(HeadAsGet)
     app.add_middleware(ServedLimit, most=http.most_served, rejected=metrics.rejected)
     app.add_middleware(
@@ -126,7 +128,7 @@ def _install_door(
 
 
 class _Handlers:
-    """Knows which requests have a handler."""
+    """The handlers of an app."""
 
     def __init__(self, app: FastAPI) -> None:
         self._app = app
@@ -137,8 +139,8 @@ class _Handlers:
         }
 
     def take(self, scope: Scope) -> bool:
-        """Whether a request's path and method have one."""
-        if scope["method"] == "POST" and served_path(scope) in self._posts:  # nearly all bodies
+        """Return whether a handler takes a request's path and method."""
+        if scope["method"] == "POST" and served_path(scope) in self._posts:  # nearly all requests
             return True
         return any(route.matches(scope)[0] is Match.FULL for route in self._app.routes)
 
@@ -151,8 +153,9 @@ def _served(
     tool: str | None = None,
     reasoning: str | None = None,
 ) -> Served:
-    own_tool, own_reasoning = default_parsers(text.model_type, text.chat_template)
+    default_tool, default_reasoning = default_parsers(text.model_type, text.chat_template)
     answers = parser_named(
-        own_tool if tool is None else tool, own_reasoning if reasoning is None else reasoning
+        default_tool if tool is None else tool,
+        default_reasoning if reasoning is None else reasoning,
     )
     return Served(text, PromptEncoder(text, length, work), key, length, answers)

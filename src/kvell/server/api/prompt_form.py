@@ -1,4 +1,4 @@
-"""How a text becomes a prompt: with which special tokens, and how much of it is kept."""
+"""Forms of prompts: special tokens and truncation."""
 
 from dataclasses import dataclass
 
@@ -8,12 +8,11 @@ from kvell.server.text.text_encoder import TokenIds
 
 @dataclass(frozen=True)
 class PromptForm:
-    """How a text becomes a prompt.
+    """Special tokens and truncation of a prompt.
 
-    :param add_special_tokens: whether it gets the special tokens that the model wants.
-    :param last_tokens: of the prompt that are kept; -1 for as many as leave room for the answer,
-        None for all.
-    :param answer_tokens: that there must be room for then.
+    :param add_special_tokens: whether the text gets the model's special tokens.
+    :param last_tokens: number of tokens to keep, from the end; -1 keeps as many as leave room for
+        ``answer_tokens``, None keeps all.
     """
 
     add_special_tokens: bool = True
@@ -22,14 +21,14 @@ class PromptForm:
 
     @property
     def cuts(self) -> bool:
-        """Whether a long prompt is cut rather than refused."""
+        """Whether a long prompt is truncated instead of refused."""
         return self.last_tokens is not None
 
     def kept_of(self, ids: TokenIds, most_tokens: int) -> TokenIds:
-        """The tokens that are kept, int32 ``[tokens]``.
+        """Return the tokens that are kept, int32 ``[tokens]``.
 
-        :param most_tokens: of the model's context.
-        :raises ChangeSomething: if more are to be kept than fit.
+        :param most_tokens: size of the model's context.
+        :raises ChangeSomething: if ``last_tokens`` exceeds ``most_tokens``.
         """
         kept = self.last_tokens
         if kept is None:
@@ -42,4 +41,4 @@ class PromptForm:
 
 
 TEXT_FORM, CHAT_FORM = PromptForm(), PromptForm(add_special_tokens=False)
-"""Of texts; and of conversations, in which the chat template has put the special tokens."""
+"""Forms of texts and of conversations, which have the special tokens of the chat template."""

@@ -1,4 +1,4 @@
-"""From what a client sent to token ids that fit the model."""
+"""Encoding of texts and conversations into token ids that fit the model."""
 
 import copy
 import logging
@@ -27,28 +27,30 @@ logger = logging.getLogger(__name__)
 
 
 class PromptEncoder:
-    """Tokenizes in threads, short texts apart from long ones; refuses what can never fit unread.
+    """An encoder of prompts that tokenizes in threads, short texts apart from long ones.
 
-    :param length: of a request, prompt and answer together.
-    :param work: the threads, which the models of a server share.
+    A text that can never fit is refused before it is tokenized.
+
+    :param length: limits of prompt and answer together.
+    :param work: the threads, shared by all models of a server.
     """
 
     def __init__(self, model: TextModel, length: ContextLength, work: TextWork) -> None:
         self._model, self._length, self._work = model, length, work
         self._texts = TextEncoder(model, length.longest_tokens, work)
-        self._told_of_tools = [False]  # of all tenants together
+        self._told_of_tools = [False]  # shared by the encoders of all tenants
 
     @property
     def told(self) -> EqualParts:
-        """Counts the log probabilities that answers keep, of all models."""
+        """The memory of log probabilities that answers keep, shared by all models."""
         return self._work.told
 
     def of(self, tenant: str) -> "PromptEncoder":
-        """The same encoder, whose work this tenant is charged for."""
-        found = copy.copy(self)
-        found._work = self._work.of(tenant)
-        found._texts = self._texts.of(found._work)
-        return found
+        """Return this encoder with its work charged to a tenant."""
+        encoder = copy.copy(self)
+        encoder._work = self._work.of(tenant)
+        encoder._texts = self._texts.of(encoder._work)
+        return encoder
 
     async def prompt(
         self,
@@ -58,13 +60,12 @@ class PromptEncoder:
         answer_tokens: int = 1,
         form: PromptForm = TEXT_FORM,
     ) -> TokenIds:
-        """Token ids of one prompt, int32 ``[tokens]``.
+        """Return the token ids of one prompt, int32 ``[tokens]``.
 
-        :param field: that has it, for errors.
-        :param answer_tokens: for which it must leave room.
-        :param form: which special tokens it gets, and how much of it is kept.
-        :raises ChangeSomething: when it is empty, unknown to the model or too long.
-        :raises TryLater: when too many texts wait.
+        :param field: request field of the prompt, for errors.
+        :param answer_tokens: output tokens for which the prompt must leave room.
+        :raises ChangeSomething: if the prompt is empty, has unknown token ids, or is too long.
+        :raises TryLater: if too many texts wait.
         """
         most_tokens = self._length.reach_tokens
         if isinstance(prompt, str):
@@ -85,9 +86,9 @@ class PromptEncoder:
         return self._checked(field, ids, answer_tokens)
 
     async def text(self, text: str, add_special_tokens: bool) -> TokenIds:
-        """Token ids of any text, int32 ``[tokens]``, also of one that is too long to be served.
+        """Return the token ids of a text, int32 ``[tokens]``, even if it is too long to be served.
 
-        :raises ChangeSomething: when it is longer than anything that is encoded.
+        :raises ChangeSomething: if the text is too long to be encoded.
         """
         size_bytes = self._texts.bounds.checked_bytes("prompt", text, fits=False)
         encode = self._model.encode
@@ -96,7 +97,7 @@ class PromptEncoder:
         )
 
     async def answered(self, text: str) -> int:
-        """How many tokens a part of an answer has; it is as long as the model made it."""
+        """Return the number of tokens in a part of an answer, which may have any length."""
         return len(await self._work.run(len(text), lambda: self._texts.plain(text)))
 
     async def chat(
@@ -110,17 +111,15 @@ class PromptEncoder:
         fits: bool = True,
         form: PromptForm = CHAT_FORM,
     ) -> TokenIds:
-        """Token ids of a conversation, int32 ``[tokens]``.
+        """Return the token ids of a conversation, int32 ``[tokens]``.
 
-        :param tools: that the answer may call.
         :param fields: further variables of the chat template.
-        :param opens_answer: whether they end where the answer begins.
-        :param continues_last: whether they end within the last message, which the answer goes on
-            with.
-        :param fits: whether they must leave room for an answer.
-        :param form: which special tokens it gets, and how much of it is kept.
-        :raises ChangeSomething: when it is too long, or the template refuses it.
-        :raises TryLater: when too many texts wait.
+        :param opens_answer: whether the prompt ends with the opening of an answer.
+        :param continues_last: whether the prompt ends within the last message, which the answer
+            continues.
+        :param fits: whether the prompt must leave room for an answer.
+        :raises ChangeSomething: if the prompt is too long, or the template refuses it.
+        :raises TryLater: if too many texts wait.
         """
         if tools:
             self._tell_of_tools()
@@ -147,12 +146,12 @@ class PromptEncoder:
         return self._checked("messages", ids) if fits else ids
 
     def _tell_of_tools(self) -> None:
-        """Say once if the model will never see any: its answers look as if it knew none."""
+        """Log once if the chat template shows no tools: the model answers as if there were none."""
         if self._model.takes_tools or self._told_of_tools[0]:
             return
         self._told_of_tools[0] = True
-        told = {"model": self._model.name, "remedy": NO_PLACE_FOR_TOOLS}
-        tell(logger, logging.WARNING, "chat_template_ignores_tools", **told)
+        details = {"model": self._model.name, "remedy": NO_PLACE_FOR_TOOLS}
+        tell(logger, logging.WARNING, "chat_template_ignores_tools", **details)
 
     async def pictured(
         self,
@@ -163,13 +162,12 @@ class PromptEncoder:
         *,
         opens_answer: bool = True,
     ) -> tuple[TokenIds, tuple[SentTensor, ...]]:
-        """Token ids of a conversation with images, and the tensors of its images.
+        """Return the token ids of a conversation with images, and the tensors of the images.
 
-        :param images: in the order of their places.
-        :param tools: that the answer may call.
-        :raises ChangeSomething: when it is too long, an image cannot be read, or the template has
-            no place for tools.
-        :raises TryLater: when too many images wait, or requests in flight have too many.
+        :param images: in the order of their places in the messages.
+        :raises ChangeSomething: if the prompt is too long, an image cannot be read, or the template
+            shows no tools and some are given.
+        :raises TryLater: if too many images wait, or requests in flight have too many.
         """
         chars = chars_within((messages, tools, fields))
         self._texts.bounds.check_conversation("messages", chars=chars)
@@ -194,26 +192,26 @@ class PromptEncoder:
         return self._model.takes_images
 
     async def with_bad_words(self, sampling: SamplingParams) -> SamplingParams:
-        """The same sampling, with the tokens of its bad words."""
+        """Return the sampling parameters with the tokens of their bad words."""
         return await self._texts.with_bad_words(sampling)
 
     async def decoded(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids."""
+        """Return the text of token ids."""
         size_bytes = BYTES_PER_DECODED_TOKEN * len(token_ids)
         return await self._work.run(size_bytes, lambda: self._model.decode(token_ids))
 
     async def token_texts(self, token_ids: Sequence[int]) -> list[str]:
-        """The text of each token."""
+        """Return the text of each token."""
         size_bytes = BYTES_PER_DECODED_TOKEN * len(token_ids)
         token_text = self._model.token_text
-        return await self._work.run(size_bytes, lambda: [token_text(one) for one in token_ids])
+        return await self._work.run(size_bytes, lambda: [token_text(token) for token in token_ids])
 
     def answer_room(self, ids: TokenIds) -> AnswerRoom:
-        """Output tokens that fit behind a prompt."""
+        """Return the room for output tokens after a prompt."""
         return self._length.answer_room(len(ids))
 
     def _must_fit(self, form: PromptForm, chars: int) -> bool:
-        """Whether a text is refused if it is too long: it is not cut, or too long to be read."""
+        """Return whether a too long text is refused: not truncated, or too long to be encoded."""
         return not form.cuts or chars > self._texts.bounds.any_bytes
 
     def _checked(self, field: str, ids: TokenIds, answer_tokens: int = 1) -> TokenIds:
@@ -223,7 +221,7 @@ class PromptEncoder:
     def _check_count(self, field: str, tokens: int, answer_tokens: int) -> None:
         if tokens == 0:
             raise ChangeSomething(field, "[]", "has no tokens", "send at least one token")
-        most = self._length.reach_tokens
-        if most - tokens < answer_tokens:
-            remedy = f"send at most {most - answer_tokens} tokens"
-            raise context_too_long(field, f"{tokens} tokens", most, remedy)
+        limit = self._length.reach_tokens
+        if limit - tokens < answer_tokens:
+            remedy = f"send at most {limit - answer_tokens} tokens"
+            raise context_too_long(field, f"{tokens} tokens", limit, remedy)

@@ -9,17 +9,17 @@ from kvell.server.text.text_stream import RequestRefused
 
 @contextmanager
 def named_as_sent(name: Callable[[str], str]) -> Iterator[None]:
-    """Give errors of the block the names of the client.
+    """Rename fields in errors of the block to the client's names.
 
-    :param name: returns what the client called a field.
+    :param name: returns the client's name of a field.
     """
     try:
         yield
     except ChangeSomething as error:
-        said = (name(error.field), error.value, error.problem, error.remedy)
-        raise type(error)(*said, bound=error.bound) from error
+        parts = (name(error.field), error.value, error.problem, error.remedy)
+        raise type(error)(*parts, bound=error.bound) from error
     except RequestRefused as error:
-        field, told = name(error.field), str(error)
-        if error.field and told.startswith(error.field):
-            told = field + told.removeprefix(error.field)
-        raise RequestRefused(told, field, error.bound) from error
+        field, message = name(error.field), str(error)
+        if error.field and message.startswith(error.field):
+            message = field + message.removeprefix(error.field)
+        raise RequestRefused(message, field, error.bound) from error

@@ -1,4 +1,4 @@
-"""Where and within which bounds a server serves."""
+"""Options of a server."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,27 +18,27 @@ MAX_BODY_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """Where and within which bounds to serve.
+    """Options of a server: addresses, keys, bounds, instances.
 
     :param port: 0 takes any free port.
-    :param api_key: when given, only it and those of ``api_key_file`` are served; it may do all.
-    :param api_key_file: keys of tenants (``access/key_file``); read again at SIGHUP.
-    :param max_in_flight_per_key: sequences that a key of the file may have waiting or running,
-        unless its entry says otherwise.
-    :param guard_metrics: whether ``/metrics`` needs an operator's key, where there are keys.
+    :param api_key: if given, requests need this key, which has all rights, or a key of
+        ``api_key_file``.
+    :param api_key_file: keys of tenants (``access/key_file``); reloaded at SIGHUP.
+    :param max_in_flight_per_key: default limit of the waiting and running sequences of a key.
+    :param guard_metrics: whether ``/metrics`` needs an operator's key, if there are keys.
     :param log_requests: whether each request is logged when it ends.
-    :param stats_seconds: between two lines of statistics while there is traffic; 0 for none.
-    :param otlp_traces_endpoint: the collector that gets a trace of each request; None for none.
-    :param tool_call_parser: how the first model writes calls (``answers/named``); None: as its chat
-        template says.  ``reasoning_parser`` likewise.
-    :param instances: how many of each role to start.
-    :param routing: which instance gets a request.
+    :param stats_seconds: interval of the statistics in the log while there is traffic; 0 for none.
+    :param otlp_traces_endpoint: collector of the requests' traces; None for no traces.
+    :param tool_call_parser: format of the first model's calls (``answers/named``); None: by its
+        type and chat template.  The same for ``reasoning_parser``.
+    :param instances: number of instances to start, by role.
+    :param routing: policy that selects a request's instance.
     :param pool: how the instances share their memory.
-    :param kv_events: where it is published what instances cache; None: nowhere.
+    :param kv_events: where events of the instances' caches are published; None: nowhere.
     :param cluster: address of a Ray cluster that places the instances; None: they run here.
-    :param cluster_name: of several clusters on these machines, the one to join, or to start.
+    :param cluster_name: cluster to join or to start, if several share these machines.
     :param http: bounds of connections.
-    :param face: how the server shows itself to clients, browsers and proxies.
+    :param face: how the server appears to clients, browsers and proxies.
     """
 
     host: str = "127.0.0.1"

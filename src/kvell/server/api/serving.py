@@ -1,4 +1,4 @@
-"""From a checked body to pieces of answers: what chat and text completions share."""
+"""Generation of answers to a validated body, shared by chat and text completions."""
 
 import time
 import uuid
@@ -42,15 +42,15 @@ from kvell.server.text.usage_so_far import UsageSoFar
 
 Deltas = AsyncGenerator[tuple[int, TextDelta], None]
 MOST_TOKENS_ASKED = 1 << 24
-"""Output tokens that all answers of one request may have together."""
+"""Maximum output tokens of all answers to one request together."""
 
 
 @dataclass(frozen=True)
 class Served:
     """A model that requests may name.
 
-    :param key: what the instance calls it: "" for its first.
-    :param answers: how it writes reasoning and tool calls.
+    :param key: the instance's name for the model; "" for the instance's first model.
+    :param answers: format of the model's reasoning and tool calls.
     """
 
     text: TextModel
@@ -62,11 +62,11 @@ class Served:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request whose body was read: prompts, and how to answer them.
+    """A request with a validated body and encoded prompts.
 
-    :param session: requests of one session share prefixes; "" takes each prompt's beginning.
-    :param shows_special_tokens: whether special tokens are a part of the answers' text.
-    :param tensors: of the images of the only prompt.
+    :param session: requests of one session share prefixes; "" uses each prompt's beginning.
+    :param shows_special_tokens: whether the answers' text contains special tokens.
+    :param tensors: tensors of the images; a request with images has one prompt.
     """
 
     heading: Heading
@@ -83,10 +83,10 @@ class Asked:
 class Serving:
     """A started front and the models that requests may name.
 
-    :param models_by_name: the first for requests that name none.
-    :param metrics: the observer that was given to the front.
-    :param ignored_fields: names fields that nobody knows, once.
-    :param ignored_hints: names kinds of ``kv_hints`` that are not followed, once.
+    :param models_by_name: a request that names no model gets the first one.
+    :param metrics: the front's observer.
+    :param ignored_fields: logs each unknown field once.
+    :param ignored_hints: logs each ignored kind of ``kv_hints`` once.
     """
 
     front: Front
@@ -96,15 +96,15 @@ class Serving:
     ignored_hints: Ignored = field(default_factory=lambda: Ignored("kv_hint_ignored", "action"))
 
     def note(self, body: RequestBody) -> None:
-        """Tell once of each field that nobody knows; it changes nothing."""
+        """Log each unknown field once; unknown fields have no effect."""
         if unknown := body.unknown_fields():
             self.ignored_fields.note(unknown)
 
     def named(self, name: str | None, tenant: str = "") -> tuple[str, Served]:
-        """The model of a name, and its name; None means the first.
+        """Return the name and the model that a request names; None means the first model.
 
-        :param tenant: whose texts it reads.
-        :raises UnknownModel: if none has it.
+        :param tenant: tenant to charge with the encoding of texts.
+        :raises UnknownModel: if no model has the name.
         """
         name = next(iter(self.models_by_name)) if name is None else name
         served = self.models_by_name.get(name)
@@ -113,75 +113,75 @@ class Serving:
             raise UnknownModel(f"model={name[:200]}: is not served; use {names}")
         return name, replace(served, prompts=served.prompts.of(tenant)) if tenant else served
 
-    def deltas(self, asked: Asked, samplings: Sequence[SamplingParams]) -> Deltas:
-        """Pieces of all answers as they come, each with the index of its answer.
+    def deltas(self, request: Asked, samplings: Sequence[SamplingParams]) -> Deltas:
+        """Return the pieces of all answers as they arrive, each with the index of its answer.
 
-        :param samplings: one for each prompt, checked before the first is submitted.
+        :param samplings: one for each prompt; all are checked before a prompt is submitted.
         """
-        body, heading, choices = asked.body, asked.heading, asked.body.choices()
-        ends, has_images = asked.served.text.eos_token_ids, bool(asked.tensors)
+        body, heading, choices = request.body, request.heading, request.body.choices()
+        ends, has_images = request.served.text.eos_token_ids, bool(request.tensors)
         searches = beam_searches(body, samplings, ends, has_images=has_images)
         count = len(samplings) * body.sequences()
-        most_tokens = body.sequences() * sum(one.max_tokens or 0 for one in samplings)
+        most_tokens = body.sequences() * sum(sampling.max_tokens or 0 for sampling in samplings)
         if count > 1 and most_tokens > MOST_TOKENS_ASKED:
             remedy = f"ask for at most {MOST_TOKENS_ASKED} in all: set max_tokens or a smaller n"
             raise ChangeSomething("n", choices, f"asks for {most_tokens} tokens", remedy)
         if body.kv_hints is not None:
             self.ignored_hints.note(body.kv_hints.ignored())
-        prompt_tokens = sum(len(ids) for ids in asked.prompts)
-        trace = asked.visit.trace
+        prompt_tokens = sum(len(ids) for ids in request.prompts)
+        trace = request.visit.trace
         if trace is not None:
             trace.asked(heading.model, samplings[0])
         priority = body.priority or 0
         name = body.sequences_field() if body.sequences() > 1 else "prompt"
         sequences = Sequences(count, name, priority=priority)
-        asked.visit.begin(heading.answer_id, heading.model, prompt_tokens, most_tokens, sequences)
-        likely = KeptLikely(asked.visit, asked.served.prompts.told, body.logprobs_field())
-        likely.reserve([len(ids) for ids in asked.prompts], samplings, body.sequences())
-        deltas = self._answers(asked, samplings, searches)
-        for _ in asked.prompts:
+        request.visit.begin(heading.answer_id, heading.model, prompt_tokens, most_tokens, sequences)
+        likely = KeptLikely(request.visit, request.served.prompts.told, body.logprobs_field())
+        likely.reserve([len(ids) for ids in request.prompts], samplings, body.sequences())
+        deltas = self._answers(request, samplings, searches)
+        for _ in request.prompts:
             self.metrics.asked(choices)
         if choices > 1:
             deltas = _prompts_counted_once(deltas, choices)
         if body.output_logprobs() is not None and not body.stream:
             deltas = likely.follow(deltas)
-        return _told(deltas, choices, self.metrics, asked.visit, are_counted=bool(searches))
+        return _told(deltas, choices, self.metrics, request.visit, are_counted=bool(searches))
 
     def _answers(
-        self, asked: Asked, samplings: Sequence[SamplingParams], searches: Sequence[BeamSearch]
+        self, request: Asked, samplings: Sequence[SamplingParams], searches: Sequence[BeamSearch]
     ) -> Deltas:
-        """Pieces of all answers, each prompt's drawn or found by its search."""
-        front, text, choices = self.front, asked.served.text, asked.body.choices()
-        prompts = zip(asked.prompts, samplings, strict=True)
+        """Return the pieces of all answers, sampled or found by beam search."""
+        front, text, choices = self.front, request.served.text, request.body.choices()
+        prompts = zip(request.prompts, samplings, strict=True)
         if searches:
-            made = asked.visit.count_tokens
+            made = request.visit.count_tokens
             beams = [
-                beam_deltas(front, text, _prepared(asked, index, ids), sampling, search, made)
+                beam_deltas(front, text, _prepared(request, index, ids), sampling, search, made)
                 for index, ((ids, sampling), search) in enumerate(
                     zip(prompts, searches, strict=True)
                 )
             ]
             return _of_all_prompts(merged(beams), choices)
-        each = [(ids, one) for ids, sampling in prompts for one in sampling.choices()]
+        each = [(ids, choice) for ids, sampling in prompts for choice in sampling.choices()]
         return merged(
             [
-                text_deltas(front, text, _prepared(asked, index, ids), sampling)
+                text_deltas(front, text, _prepared(request, index, ids), sampling)
                 for index, (ids, sampling) in enumerate(each)
             ]
         )
 
 
-def _prepared(asked: Asked, index: int, ids: TokenIds) -> PreparedPrompt:
-    """A prompt of the request, with the index of its answer."""
-    body, visit, answer_id = asked.body, asked.visit, asked.heading.answer_id
+def _prepared(request: Asked, index: int, ids: TokenIds) -> PreparedPrompt:
+    """Return a prompt of the request for the front, with the index of its answer."""
+    body, visit, answer_id = request.body, request.visit, request.heading.answer_id
     return PreparedPrompt(
         ids,
         f"{answer_id}-{index}",
         visit.salt(body.cache_salt),
-        asked.served.key,
-        body.session() or asked.session or prompt_key(ids),
-        asked.shows_special_tokens,
-        asked.tensors,
+        request.served.key,
+        body.session() or request.session or prompt_key(ids),
+        request.shows_special_tokens,
+        request.tensors,
         body.priority or 0,
         body.deadline_seconds,
         None if visit.trace is None else visit.trace.answer(index),
@@ -191,25 +191,25 @@ def _prepared(asked: Asked, index: int, ids: TokenIds) -> PreparedPrompt:
 
 
 def heading_of(prefix: str, model: str, body: GenerationRequest) -> Heading:
-    """A new answer's heading."""
+    """Return the heading of a new answer."""
     answer_id, created = f"{prefix}-{uuid.uuid4().hex}", int(time.time())
     return Heading(answer_id, model, created, bool(body.return_token_ids))
 
 
-def counter(asked: Asked) -> UsageSoFar | None:
-    """Usage so far, for clients that want it with every piece."""
-    if not asked.body.continuous_usage():
+def counter(request: Asked) -> UsageSoFar | None:
+    """Return a counter of the usage so far, if the client wants it with every piece."""
+    if not request.body.continuous_usage():
         return None
-    return UsageSoFar([len(ids) for ids in asked.prompts], asked.body.choices())
+    return UsageSoFar([len(ids) for ids in request.prompts], request.body.choices())
 
 
 async def streamed(events: AsyncGenerator[bytes, None]) -> Response:
-    """Events as a response; what goes wrong before the first is an error with a status."""
+    """Return events as a response; raise an error that precedes the first event."""
     return EventStream(with_error_event(await primed(events)))
 
 
 async def guarded(request: Request, answer: Awaitable[Response]) -> Response:
-    """The answer, unless the client leaves first: then it is cancelled."""
+    """Return the answer, or cancel it if the client disconnects first."""
     try:
         return await until_gone(request, answer)
     except ClientGone:
@@ -217,7 +217,7 @@ async def guarded(request: Request, answer: Awaitable[Response]) -> Response:
 
 
 async def _prompts_counted_once(deltas: Deltas, choices: int) -> Deltas:
-    """Of several answers to one prompt only the first counts the prompt's tokens."""
+    """Yield the pieces; only the first answer to a prompt counts the prompt's tokens."""
     async with aclosing(deltas):
         async for index, delta in deltas:
             first = index % choices == 0
@@ -227,7 +227,7 @@ async def _prompts_counted_once(deltas: Deltas, choices: int) -> Deltas:
 async def _of_all_prompts(
     deltas: AsyncGenerator[tuple[int, tuple[int, TextDelta]], None], choices: int
 ) -> Deltas:
-    """Pieces with the index of their answer among all, from the prompt's and theirs there."""
+    """Yield the pieces with the indices of their answers among the answers to all prompts."""
     async with aclosing(deltas):
         async for prompt, (choice, delta) in deltas:
             yield prompt * choices + choice, delta
@@ -236,9 +236,9 @@ async def _of_all_prompts(
 async def _told(
     deltas: Deltas, choices: int, metrics: ServerMetrics, visit: Visit, *, are_counted: bool
 ) -> Deltas:
-    """Count tokens; tell of each prompt, once its answers are there, how long the longest is.
+    """Count the tokens; when all answers have ended, record the longest one of each prompt.
 
-    :param are_counted: the visit was told of the tokens as they were made.
+    :param are_counted: whether the visit has already counted the tokens.
     """
     longest: dict[int, int] = {}
     async with aclosing(deltas):

@@ -1,4 +1,4 @@
-"""Server-sent events, several requests as one stream, and clients that go away."""
+"""Server-sent events, merged streams, and clients that disconnect."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
@@ -19,27 +19,27 @@ STREAM_TYPE = "text/event-stream"
 DESCRIBED: Mapping[int | str, dict[str, Any]] = MappingProxyType(
     {200: {"description": "The answer, whole or as a stream", "content": {STREAM_TYPE: {}}}}
 )
-"""Answers of routes that can stream, for the app's own description of itself."""
+"""Responses of routes that can stream, for the OpenAPI document."""
 QUEUED_PER_STREAM = 16
 
 
-class ClientGone(Exception):  # noqa: N818 - nobody is left to read an error
-    """The client closed its connection before the answer began."""
+class ClientGone(Exception):  # noqa: N818 - no client is left to read an error
+    """A disconnect of the client before its answer began."""
 
 
 def sse(payload: Any) -> bytes:
-    """One event of a stream."""
+    """Return a server-sent event."""
     return b"data: " + msgspec.json.encode(payload) + b"\n\n"
 
 
 def named_event(event: Mapping[str, Any]) -> bytes:
-    """One event of a stream, whose name is its type."""
+    """Return a server-sent event that is named by its type."""
     name = str(event["type"]).encode()
     return b"event: " + name + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"
 
 
 class EventStream(StreamingResponse):
-    """A response that ends its source as soon as the client goes away."""
+    """A response that closes its source when the client disconnects."""
 
     def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
         super().__init__(events, media_type=STREAM_TYPE)
@@ -47,17 +47,17 @@ class EventStream(StreamingResponse):
         self._events = events
 
     async def stream_response(self, send: Send) -> None:
-        """Send all events; the source is closed here, not when it is collected."""
+        """Send all events, and close their source without waiting for garbage collection."""
         async with aclosing(self._events):
             await super().stream_response(send)
 
 
 async def until_gone(request: Request, answer: Awaitable[Item]) -> Item:
-    """Wait for an answer unless the client leaves first, which cancels it.
+    """Return the answer, or cancel it if the client disconnects first.
 
     The request's body must have been read.
 
-    :raises ClientGone: when the client left.
+    :raises ClientGone: if the client disconnects first.
     """
     working = asyncio.ensure_future(answer)
     watching = asyncio.ensure_future(_disconnected(request))
@@ -82,10 +82,9 @@ async def _cancelled(*tasks: "asyncio.Future[Any]") -> None:
 
 
 async def primed(stream: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
-    """The same stream with its first item already there.
+    """Return the stream after its first item has arrived.
 
-    What goes wrong before the first item is raised here, while there still is an
-    HTTP status to say it with.
+    An error before the first item is raised here, where it can still set the HTTP status.
     """
     try:
         first = await anext(stream)
@@ -103,7 +102,7 @@ async def _after(first: Item, stream: AsyncGenerator[Item, None]) -> AsyncGenera
 
 
 async def with_error_event(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Events, ``[DONE]`` behind them; a failure becomes an error event instead."""
+    """Yield the events and then ``[DONE]``, or an error event after a failure."""
     async with aclosing(events):
         try:
             async for event in events:
@@ -116,11 +115,11 @@ async def with_error_event(events: AsyncGenerator[bytes, None]) -> AsyncGenerato
 async def merged(
     streams: Sequence[AsyncGenerator[Item, None]],
 ) -> AsyncGenerator[tuple[int, Item], None]:
-    """Items of several streams as they come, each with its stream's index.
+    """Yield the items of several streams as they arrive, each with its stream's index.
 
-    The first failure ends all of them.
+    The first failure ends all streams.
     """
-    if len(streams) == 1:  # nothing to wait for side by side
+    if len(streams) == 1:  # needs no tasks
         async with aclosing(streams[0]) as only:
             async for single in only:
                 yield 0, single

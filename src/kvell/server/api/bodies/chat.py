@@ -20,12 +20,12 @@ CHUNK = "chat.completion.chunk"
 def chat_body(
     heading: Heading, choices: Sequence[Body], total: Usage, reasoning_tokens: int
 ) -> Body:
-    """A whole chat completion."""
+    """Return a whole chat completion."""
     return heading.body("chat.completion", choices, usage=usage_body(total, reasoning_tokens))
 
 
 def message_body(answer: ParsedAnswer, call_ids: Sequence[str]) -> Body:
-    """The message of a choice; its content is null if it only calls functions."""
+    """Return the message of a choice; its content is null if the answer only calls functions."""
     content = None if answer.calls and not answer.content else answer.content
     message: Body = {"role": "assistant", "content": content, "refusal": None}
     if answer.reasoning:
@@ -43,13 +43,13 @@ def message_body(answer: ParsedAnswer, call_ids: Sequence[str]) -> Body:
 
 
 def opening_chunk(heading: Heading, index: int) -> Body:
-    """The first piece of an answer: who speaks."""
+    """Return the first piece of an answer, which has the role."""
     opening = heading.choice(index, TextDelta(""), delta={"role": "assistant", "content": ""})
     return heading.body(CHUNK, [opening])
 
 
 def part_body(part: AnswerDelta, call_ids: Sequence[str]) -> Body:
-    """``delta`` of a piece that brings one part of the answer."""
+    """Return the ``delta`` of a piece with one part of the answer."""
     match part:
         case Content(text):
             return {"content": text}
@@ -64,5 +64,5 @@ def part_body(part: AnswerDelta, call_ids: Sequence[str]) -> Body:
 
 
 def chat_chunk(heading: Heading, choice: Body, used: Usage | None = None) -> Body:
-    """One piece of a streamed chat completion, with what was ``used`` so far if asked for."""
+    """Return one piece of a streamed chat completion, with the usage so far if requested."""
     return heading.body(CHUNK, [choice], **so_far(used))

@@ -1,4 +1,4 @@
-"""Bodies of text completions, and what all bodies of answers share."""
+"""Bodies of text completions, and fields that all bodies of answers share."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Heading:
-    """What every body of one answer repeats.
+    """The fields that all bodies of one answer repeat.
 
-    :param tells_token_ids: choices hold the ids of their tokens beside the text.
+    :param tells_token_ids: whether choices have the ids of their tokens as well as the text.
     """
 
     answer_id: str
@@ -26,32 +26,32 @@ class Heading:
     def choice(
         self, index: int, delta: TextDelta, logprobs: Body | None = None, /, **content: Any
     ) -> Body:
-        """A choice with what is new of it."""
-        told = {"token_ids": list(delta.token_ids)} if self.tells_token_ids else {}
+        """Return a choice with the new part of an answer."""
+        token_ids = {"token_ids": list(delta.token_ids)} if self.tells_token_ids else {}
         return {
             "index": index,
             **content,
-            **told,
+            **token_ids,
             "logprobs": logprobs,
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
         }
 
     def body(self, kind: str, choices: Sequence[Body] | Lazy, **more: Any) -> Body:
-        """A body of one kind with its choices."""
+        """Return a body with these choices."""
         head = {"id": self.answer_id, "object": kind, "created": self.created}
         return {**head, "model": self.model, "choices": choices, **more}
 
 
 def usage_body(usage: Usage, reasoning_tokens: int | None = None) -> Body:
-    """OpenAI's ``usage``; cached tokens were not computed again.
+    """Return OpenAI's ``usage``; cached tokens were not computed again.
 
-    :param reasoning_tokens: of the reasoning's text; None where none is read.
+    :param reasoning_tokens: None if the answer's reasoning is not separated.
     """
     details: Body = {}
     if reasoning_tokens is not None:
-        told = min(reasoning_tokens, usage.completion_tokens)
-        details["completion_tokens_details"] = {"reasoning_tokens": told}
+        tokens = min(reasoning_tokens, usage.completion_tokens)
+        details["completion_tokens_details"] = {"reasoning_tokens": tokens}
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -62,40 +62,40 @@ def usage_body(usage: Usage, reasoning_tokens: int | None = None) -> Body:
 
 
 def cache_details(usage: Usage) -> Body:
-    """Tokens of the prompt that a cache had, and those that it has since."""
+    """Return the numbers of prompt tokens read from the cache and written to the cache."""
     return {"cached_tokens": usage.cached_tokens, "cache_write_tokens": usage.cache_write_tokens}
 
 
 def completion_body(heading: Heading, choices: Sequence[Body] | Lazy, total: Usage) -> Body:
-    """A whole text completion: the choices of the first prompt, of the second …"""
+    """Return a whole text completion: the choices of the first prompt, of the second …"""
     return heading.body("text_completion", choices, usage=usage_body(total))
 
 
 def completion_chunk(heading: Heading, choice: Body, used: Usage | None = None) -> Body:
-    """One piece of a streamed text completion, with what was ``used`` so far if asked for."""
+    """Return one piece of a streamed text completion, with the usage so far if requested."""
     return heading.body("text_completion", [choice], **so_far(used))
 
 
 def usage_chunk(
     heading: Heading, kind: str, usage: Usage, reasoning_tokens: int | None = None
 ) -> Body:
-    """The last piece of a stream that was asked for usage."""
+    """Return the last piece of a stream, which has the usage."""
     return heading.body(kind, [], usage=usage_body(usage, reasoning_tokens))
 
 
 def so_far(used: Usage | None) -> Body:
-    """``usage`` in a piece of a stream, if it was asked for."""
+    """Return ``usage`` for a piece of a stream, or nothing if it is not requested."""
     return {} if used is None else {"usage": usage_body(used)}
 
 
 def model_card(
     name: str, length: ContextLength, created: int, takes_tools: bool | None = None
 ) -> Body:
-    """OpenAI's description of a model, with vLLM's ``max_model_len``.
+    """Return OpenAI's description of a model, with vLLM's ``max_model_len``.
 
-    That is what one instance can hold; ``reach_tokens`` is the most while others lend it memory.
+    ``max_model_len`` is the limit of one instance; ``reach_tokens`` includes borrowed memory.
 
-    :param takes_tools: whether its chat template shows tools; None if it has none.
+    :param takes_tools: whether the chat template shows tools; None if there is no template.
     """
     card = {"id": name, "object": "model", "created": created, "owned_by": "kvell"}
     reach_tokens = length.reach_tokens
@@ -104,5 +104,5 @@ def model_card(
 
 
 def model_list(cards: Sequence[Body]) -> Body:
-    """Body of ``/v1/models``, from each model's card."""
+    """Return the body of ``/v1/models``."""
     return {"object": "list", "data": list(cards)}

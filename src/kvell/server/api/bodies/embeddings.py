@@ -1,4 +1,4 @@
-"""The body of an answer with vectors."""
+"""The body of ``/v1/embeddings``."""
 
 from base64 import b64encode
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ LEAST_LENGTH = 1e-12
 
 
 def cut_to(vector: NDArray[np.float32], size: int) -> NDArray[np.float32]:
-    """The first numbers of a vector, again of length one; all of them as they are."""
+    """Return the first ``size`` numbers of a vector, normalized to length one if it is cut."""
     if size == len(vector):
         return vector
     part = vector[:size]
@@ -28,7 +28,7 @@ def cut_to(vector: NDArray[np.float32], size: int) -> NDArray[np.float32]:
 def embeddings_body(
     model: str, vectors: Iterable[NDArray[np.float32]], encoding: Encoding, usage: Usage
 ) -> Body:
-    """OpenAI's answer: the vectors in the order of the inputs."""
+    """Return OpenAI's answer: the vectors in the order of the inputs."""
     data = (
         {"object": "embedding", "index": index, "embedding": _written(vector, encoding)}
         for index, vector in enumerate(vectors)
@@ -37,13 +37,13 @@ def embeddings_body(
 
 
 def embeddings_usage(usage: Usage) -> Body:
-    """``usage`` of an answer that no tokens were made for."""
-    told = usage_body(usage)
-    return {k: told[k] for k in ("prompt_tokens", "total_tokens", "prompt_tokens_details")}
+    """Return the ``usage`` of an answer without output tokens."""
+    body = usage_body(usage)
+    return {k: body[k] for k in ("prompt_tokens", "total_tokens", "prompt_tokens_details")}
 
 
 def _written(vector: NDArray[np.float32], encoding: Encoding) -> str | msgspec.Raw:
-    """Base64 of little-endian float32, or JSON."""
+    """Return a vector in base64 of little-endian float32, or in JSON."""
     if encoding == "base64":
         return b64encode(vector.astype("<f4").tobytes()).decode()
     return msgspec.Raw(msgspec.json.encode(vector.tolist()))

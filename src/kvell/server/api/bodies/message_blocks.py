@@ -1,4 +1,4 @@
-"""The content blocks of an answer of ``/v1/messages``, and the events that tell them."""
+"""The content blocks of an answer of ``/v1/messages``, and their events."""
 
 import hashlib
 import json
@@ -20,11 +20,11 @@ _INPUT: TypeAdapter[dict[str, object]] = TypeAdapter(dict[str, object])
 
 
 class BlockWriter:
-    """Makes blocks of one answer's parts in order; a block ends where the next begins.
+    """A writer that makes blocks of one answer's parts; a block ends where the next begins.
 
-    :param call_ids: ids of calls by their index; grows while parts come.
+    :param call_ids: ids of calls by index; the list grows while parts arrive.
     :param omits_thinking: whether the text of thinking is left out.
-    :ivar blocks: those that have ended.
+    :ivar blocks: blocks that have ended.
     """
 
     def __init__(self, call_ids: Sequence[str], *, omits_thinking: bool) -> None:
@@ -34,11 +34,11 @@ class BlockWriter:
         self.blocks: list[Body] = []
 
     def part_events(self, parts: Sequence[AnswerDelta]) -> list[Body]:
-        """The events of the next parts."""
+        """Return the events of the next parts."""
         return [event for part in parts for event in self._part(part)]
 
     def close(self) -> list[Body]:
-        """The events that end the answer; an answer of nothing has an empty text."""
+        """Return the events that end the answer; an empty answer has an empty text block."""
         begun = [] if self._begun or self.blocks else self._enter("text")
         return [*begun, *self._end()]
 
@@ -60,7 +60,7 @@ class BlockWriter:
                 return [self._delta("input_json_delta", "partial_json", text)]
 
     def _enter(self, kind: str) -> list[Body]:
-        """Begin a block of text or of thinking, unless its text goes on."""
+        """Begin a block of text or of thinking, unless such a block is open."""
         if self._begun is not None and self._begun["type"] == kind:
             return []
         more = {"signature": ""} if kind == "thinking" else {"citations": None}
@@ -95,22 +95,22 @@ class BlockWriter:
         self._begun, self._texts = None, []
         return events
 
-    def _event(self, step: str, **told: Body) -> Body:
-        return {"type": f"content_block_{step}", "index": len(self.blocks), **told}
+    def _event(self, step: str, **fields: Body) -> Body:
+        return {"type": f"content_block_{step}", "index": len(self.blocks), **fields}
 
 
 def tool_use_id(call_id: str) -> str:
-    """The id of a call, as Anthropic's begin."""
+    """Return the id of a call with Anthropic's prefix."""
     return f"toolu_{call_id.removeprefix('call_')}"
 
 
 def signature_of(thinking: str) -> str:
-    """The signature of a text of thinking: clients send it back, and nobody checks it."""
+    """Return the signature of thinking: clients send it back, and the server does not check it."""
     return hashlib.sha256(thinking.encode(errors="replace")).hexdigest()
 
 
 def tool_input(arguments: str) -> msgspec.Raw:
-    """The input of a call: its arguments, or as much of them as the answer has."""
+    """Return the input of a call: its arguments, or the readable part if they are incomplete."""
     try:
         value = _INPUT.validate_json(arguments or "{}", experimental_allow_partial=True)
         written = json.dumps(value, allow_nan=False)

@@ -1,4 +1,4 @@
-"""Bodies of ``/v1/messages``, and its events."""
+"""The bodies and events of ``/v1/messages``."""
 
 from collections.abc import Sequence
 
@@ -8,19 +8,19 @@ from kvell.server.text.text_stream import TextDelta, Usage
 
 
 def message_answer(heading: Heading, blocks: Sequence[Body], ended: Body, usage: Body) -> Body:
-    """A message: what there is of the answer.
+    """Return a message with the answer so far.
 
-    :param ended: why it ended.
+    :param ended: from :func:`how_ended`.
     """
     head = {"id": heading.answer_id, "type": "message", "role": "assistant"}
     return {**head, "model": heading.model, "content": list(blocks), **ended, "usage": usage}
 
 
 def how_ended(delta: TextDelta | None, *, calls: bool) -> Body:
-    """Why an answer ended.
+    """Return the stop reason and the stop sequence of an answer.
 
-    :param delta: the last of its text; None while it goes on.
-    :param calls: whether it calls tools.
+    :param delta: last piece of the answer; None if no piece has arrived.
+    :param calls: whether the answer calls tools.
     """
     reason = sequence = None
     if delta is not None and delta.finish_reason is not None:
@@ -35,10 +35,7 @@ def how_ended(delta: TextDelta | None, *, calls: bool) -> Body:
 
 
 def message_usage(usage: Usage, thinking_tokens: int) -> Body:
-    """``usage``: tokens of the prompt that a cache had, that it has since, and the others.
-
-    :param thinking_tokens: of the thinking's text.
-    """
+    """Return ``usage``: prompt tokens read from the cache, written to the cache, and others."""
     details = {"thinking_tokens": min(thinking_tokens, usage.completion_tokens)}
     return {
         "input_tokens": usage.prompt_tokens - usage.cached_tokens - usage.cache_write_tokens,
@@ -51,5 +48,5 @@ def message_usage(usage: Usage, thinking_tokens: int) -> Body:
 
 
 def error_event(error: ApiError) -> Body:
-    """The event of a failure."""
+    """Return the event of a failure."""
     return dict(error.anthropic_body())

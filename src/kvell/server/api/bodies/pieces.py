@@ -1,4 +1,4 @@
-"""Bodies of answers that are too long to be written at once: others wait for the event loop."""
+"""Long bodies, written in pieces so that they do not block the event loop."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
@@ -8,22 +8,19 @@ from fastapi import Response
 from starlette.responses import StreamingResponse
 
 PIECE_BYTES = 1 << 14
-"""Of JSON that is written in one turn of the event loop, or a little more."""
+"""Approximate bytes of JSON that are written in one turn of the event loop."""
 JSON_TYPE = "application/json"
 
 
 class Lazy:
-    """A list in a body whose elements are made when they are written; it is read once.
-
-    :param elements: in order.
-    """
+    """A list in a body whose elements are made while they are written; it can be read once."""
 
     def __init__(self, elements: Iterable[object]) -> None:
         self.elements = elements
 
 
 def json_pieces(value: object) -> Iterator[bytes]:
-    """A value as JSON, in pieces of about :data:`PIECE_BYTES`."""
+    """Yield a value as JSON, in pieces of about :data:`PIECE_BYTES`."""
     piece = bytearray()
     for part in _parts(value):
         piece += part
@@ -34,7 +31,7 @@ def json_pieces(value: object) -> Iterator[bytes]:
 
 
 def json_response(body: Mapping[str, object], status: int = 200) -> Response:
-    """The body as a response, written piece by piece if it is long."""
+    """Return the body as a response, written in pieces if it is long."""
     pieces = json_pieces(body)
     begin, rest = next(pieces), next(pieces, None)
     if rest is None:
@@ -43,7 +40,7 @@ def json_response(body: Mapping[str, object], status: int = 200) -> Response:
 
 
 async def event_pieces(payload: Mapping[str, object]) -> AsyncGenerator[bytes, None]:
-    """One event of a stream, in pieces."""
+    """Yield one server-sent event, in pieces."""
     begin = b"data: "
     for piece in json_pieces(payload):
         yield begin + piece
@@ -57,11 +54,11 @@ async def _in_turns(*pieces: bytes | Iterator[bytes]) -> AsyncGenerator[bytes, N
     for part in pieces:
         for piece in [part] if isinstance(part, bytes) else part:
             yield piece
-            await asyncio.sleep(0)  # sending alone waits for nobody while there is room
+            await asyncio.sleep(0)  # sending does not yield while there is room
 
 
 def _parts(value: object) -> Iterator[bytes]:
-    """A value as JSON; what may be long is taken apart."""
+    """Yield a value as JSON; values that may be long are split."""
     if isinstance(value, Lazy):
         yield from _listed(value.elements)
     elif isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The output items of a response, made from the parts of an answer, and the events that tell it."""
+"""The output items of a response, made from the parts of an answer, and their events."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
 
 class OutputWriter:
-    """Makes items of one answer's parts in order; an item ends where the next begins.
+    """A writer that makes items of one answer's parts; an item ends where the next begins.
 
-    :param answer_id: ids of items begin like it.
-    :param call_ids: ids of calls by their index; grows while parts come.
+    :param answer_id: ids of items contain the part after its dash.
+    :param call_ids: ids of calls by index; the list grows while parts arrive.
     """
 
     def __init__(self, answer_id: str, call_ids: Sequence[str]) -> None:
@@ -35,10 +35,10 @@ class OutputWriter:
         self.items: list[Body] = []
 
     def write(self, parts: Sequence[AnswerDelta], logprobs: Sequence[Body] = ()) -> list[Event]:
-        """The events of the next parts.
+        """Return the events of the next parts.
 
-        :param logprobs: of the tokens that brought them.  Those of a text are told with it, and
-            not those of markers, reasoning and calls.
+        :param logprobs: of the parts' tokens.  The events of a text have those of its tokens;
+            those of markers, reasoning and calls are dropped.
         """
         self._untold += logprobs
         events = [event for part in parts for event in self._part(part)]
@@ -47,9 +47,9 @@ class OutputWriter:
         return events
 
     def close(self, status: str) -> list[Event]:
-        """The events that end the answer; its last item has this status.
+        """Return the events that end the answer; its last item has this status.
 
-        An answer of nothing has an empty message.
+        An empty answer has an empty message.
         """
         events = []
         if self._open is None:
@@ -72,7 +72,7 @@ class OutputWriter:
                 return [self._delta(text)]
 
     def _enter(self, kind: str) -> list[Event]:
-        """Begin a message or reasoning, unless its text goes on."""
+        """Begin a message or reasoning, unless such an item is open."""
         if self._open is not None and self._open.kind == kind:
             return []
         return [*self._end("completed"), *self._begin(_OpenText(kind))]
@@ -90,17 +90,17 @@ class OutputWriter:
         return self._open.add(text, logprobs)
 
     def _logprobs_of(self, text: str, *, is_first: bool) -> list[Body]:
-        """Those of the tokens up to the end of a text; a first one begins behind a marker."""
-        untold, self._untold = self._untold, []
-        joined = "".join(one["token"] for one in untold)
+        """Take the pending log probabilities up to a text's end; drop those before a first text."""
+        pending, self._untold = self._untold, []
+        joined = "".join(entry["token"] for entry in pending)
         place = joined.rfind(text) if is_first else joined.find(text)
         if place < 0:  # a token that is a part of a character has no text of its own
-            return untold
-        ends = list(accumulate(len(one["token"]) for one in untold))
+            return pending
+        ends = list(accumulate(len(entry["token"]) for entry in pending))
         first = bisect_right(ends, place) if is_first else 0
         last = bisect_left(ends, place + len(text))
-        self._untold = untold[last + 1 :]
-        return untold[first : last + 1]
+        self._untold = pending[last + 1 :]
+        return pending[first : last + 1]
 
     def _end(self, status: str) -> list[Event]:
         if self._open is None:
@@ -112,9 +112,9 @@ class OutputWriter:
 
 
 class _OpenItem:
-    """An item that grows.
+    """An output item that grows.
 
-    :ivar place: its id and its index, which all its events repeat.
+    :ivar place: id and index of the item, which all its events repeat.
     """
 
     kind: str
@@ -122,26 +122,26 @@ class _OpenItem:
     def __init__(self) -> None:
         self.place: Body = {}
         self._texts: list[str] = []
-        self._logprobs: list[msgspec.Raw] = []  # as JSON in a quarter of the memory
+        self._logprobs: list[msgspec.Raw] = []  # JSON takes a quarter of the memory
 
     def begin(self) -> list[Event]:
-        """The events of its beginning."""
+        """Return the events that begin the item."""
         return [self._item_event("added", "in_progress", is_begun=False)]
 
     def add(self, text: str, logprobs: Sequence[Body]) -> Event:
-        """The event of its next text."""
+        """Return the event of the item's next text."""
         self._texts.append(text)
-        self._logprobs += [msgspec.Raw(msgspec.json.encode(one)) for one in logprobs]
+        self._logprobs += [msgspec.Raw(msgspec.json.encode(entry)) for entry in logprobs]
         return self._text_event("delta", {"delta": text}, logprobs)
 
     def end(self, status: str) -> list[Event]:
-        """The events of its end; the last of them has the whole item."""
+        """Return the events that end the item; the last event has the whole item."""
         return [self._item_event("done", status)]
 
     def _text(self) -> str:
         return "".join(self._texts)
 
-    def _text_event(self, step: str, told: Body, logprobs: Sequence[Body | msgspec.Raw]) -> Event:
+    def _text_event(self, step: str, fields: Body, logprobs: Sequence[Body | msgspec.Raw]) -> Event:
         raise NotImplementedError
 
     def _item(self, *, is_begun: bool) -> Body:
@@ -157,7 +157,7 @@ class _OpenItem:
 
 
 class _OpenText(_OpenItem):
-    """A message, or reasoning: an item with one part of text."""
+    """A message or reasoning: an item with one text part."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -178,23 +178,23 @@ class _OpenText(_OpenItem):
 
     def _content(self) -> Body:
         if self.kind == "message":
-            told = {"annotations": [], "logprobs": self._logprobs}
-            return {"type": "output_text", "text": self._text(), **told}
+            fields = {"annotations": [], "logprobs": self._logprobs}
+            return {"type": "output_text", "text": self._text(), **fields}
         return {"type": "reasoning_text", "text": self._text()}
 
     def _part_event(self, step: str) -> Event:
         kind = f"response.content_part.{step}"
         return {"type": kind, **self.place, "content_index": 0, "part": self._content()}
 
-    def _text_event(self, step: str, told: Body, logprobs: Sequence[Body | msgspec.Raw]) -> Event:
+    def _text_event(self, step: str, fields: Body, logprobs: Sequence[Body | msgspec.Raw]) -> Event:
         name = "output_text" if self.kind == "message" else "reasoning_text"
         if self.kind == "message":
-            told = told | {"logprobs": list(logprobs)}
-        return {"type": f"response.{name}.{step}", **self.place, "content_index": 0, **told}
+            fields = fields | {"logprobs": list(logprobs)}
+        return {"type": f"response.{name}.{step}", **self.place, "content_index": 0, **fields}
 
 
 class _OpenCall(_OpenItem):
-    """A call of a function."""
+    """A function call."""
 
     kind = "function_call"
 
@@ -203,11 +203,11 @@ class _OpenCall(_OpenItem):
         self._call_id, self._name = call_id, name
 
     def end(self, status: str) -> list[Event]:
-        told = {"name": self._name, "arguments": self._text()}
-        return [self._text_event("done", told, ()), *super().end(status)]
+        fields = {"name": self._name, "arguments": self._text()}
+        return [self._text_event("done", fields, ()), *super().end(status)]
 
     def _item(self, *, is_begun: bool) -> Body:
         return {"call_id": self._call_id, "name": self._name, "arguments": self._text()}
 
-    def _text_event(self, step: str, told: Body, logprobs: Sequence[Body | msgspec.Raw]) -> Event:
-        return {"type": f"response.function_call_arguments.{step}", **self.place, **told}
+    def _text_event(self, step: str, fields: Body, logprobs: Sequence[Body | msgspec.Raw]) -> Event:
+        return {"type": f"response.function_call_arguments.{step}", **self.place, **fields}

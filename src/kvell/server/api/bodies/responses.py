@@ -1,4 +1,4 @@
-"""Bodies of ``/v1/responses``, and its events."""
+"""The bodies and events of ``/v1/responses``."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,17 +16,17 @@ _ECHOED = (
 
 def response_body(
     heading: Heading,
-    asked: ResponsesRequest,
+    request: ResponsesRequest,
     tools: Sequence[Mapping[str, Any]],
     status: str,
     /,
     **more: Any,
 ) -> Body:
-    """A response: what was asked, and what there is of the answer.
+    """Return a response: fields of the request, and the answer so far.
 
-    :param asked: with the temperature and ``top_p`` that it is sampled by.
-    :param tools: checked, in chat's form.
-    :param more: its output and whatever else is known now.
+    :param request: has the temperature and ``top_p`` that the answer is sampled with.
+    :param tools: checked, in the format of chat completions.
+    :param more: the output and other fields that are already known.
     """
     begun: Body = {"output": [], "usage": None, "error": None, "incomplete_details": None}
     return {
@@ -36,18 +36,18 @@ def response_body(
         "status": status,
         "background": False,
         "model": heading.model,
-        **{name: getattr(asked, name) for name in _ECHOED},
-        "metadata": asked.metadata or {},
-        "parallel_tool_calls": asked.parallel_tool_calls is not False,
-        "reasoning": {"effort": asked.reasoning and asked.reasoning.effort, "summary": None},
+        **{name: getattr(request, name) for name in _ECHOED},
+        "metadata": request.metadata or {},
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "reasoning": {"effort": request.reasoning and request.reasoning.effort, "summary": None},
         "service_tier": "default",
         "store": False,
-        "temperature": asked.temperature,
-        "text": _text_body(asked),
-        "tool_choice": asked.tool_choice or "auto",
+        "temperature": request.temperature,
+        "text": _text_body(request),
+        "tool_choice": request.tool_choice or "auto",
         "tools": [_tool_body(tool["function"]) for tool in tools],
-        "top_logprobs": asked.top_logprobs or 0,
-        "top_p": asked.top_p,
+        "top_logprobs": request.top_logprobs or 0,
+        "top_p": request.top_p,
         "truncation": "disabled",
         **begun,
         **more,
@@ -56,25 +56,27 @@ def response_body(
 
 def ended_body(
     heading: Heading,
-    asked: ResponsesRequest,
+    request: ResponsesRequest,
     tools: Sequence[Mapping[str, Any]],
     items: Sequence[Body],
     usage: Body,
     *,
     is_whole: bool,
 ) -> Body:
-    """A response whose answer has ended: by itself, or at the limit of its tokens."""
-    told = {"output": list(items), "usage": usage}
+    """Return a response whose answer has ended, by itself or at the limit of its tokens."""
+    answer = {"output": list(items), "usage": usage}
     if is_whole:
-        return response_body(heading, asked, tools, "completed", **told)
+        return response_body(heading, request, tools, "completed", **answer)
     details = {"reason": "max_output_tokens"}
-    return response_body(heading, asked, tools, "incomplete", incomplete_details=details, **told)
+    return response_body(
+        heading, request, tools, "incomplete", incomplete_details=details, **answer
+    )
 
 
 def failed_event(begun: Body, error: ApiError) -> Body:
-    """The event of a failure.
+    """Return the event of a failure.
 
-    :param begun: the response as it was told before.
+    :param begun: the response as it was sent at its beginning.
     """
     code = "rate_limit_exceeded" if error.status == 429 else "server_error"
     failure = {"code": code, "message": error.message}
@@ -85,10 +87,7 @@ def failed_event(begun: Body, error: ApiError) -> Body:
 
 
 def response_usage(usage: Usage, reasoning_tokens: int) -> Body:
-    """``usage``; cached tokens were not computed again.
-
-    :param reasoning_tokens: of the reasoning's text.
-    """
+    """Return ``usage``; cached tokens were not computed again."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": cache_details(usage),
@@ -100,15 +99,15 @@ def response_usage(usage: Usage, reasoning_tokens: int) -> Body:
     }
 
 
-def _text_body(asked: ResponsesRequest) -> Body:
-    text = asked.text
+def _text_body(request: ResponsesRequest) -> Body:
+    text = request.text
     if text is None or text.format is None:
-        told: Body = {"type": "text"}
+        form: Body = {"type": "text"}
     elif text.format.type == "json_schema":
-        told = text.format.model_dump(by_alias=True)
+        form = text.format.model_dump(by_alias=True)
     else:
-        told = {"type": text.format.type}
-    return {"format": told, "verbosity": (text and text.verbosity) or "medium"}
+        form = {"type": text.format.type}
+    return {"format": form, "verbosity": (text and text.verbosity) or "medium"}
 
 
 def _tool_body(function: Mapping[str, Any]) -> Body:

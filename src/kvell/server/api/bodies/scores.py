@@ -1,4 +1,4 @@
-"""Bodies of scores, and of documents in order."""
+"""The bodies of ``/score`` and ``/rerank``."""
 
 from collections.abc import Sequence
 
@@ -13,9 +13,9 @@ from kvell.server.text.text_stream import Usage
 def similarities(
     ones: Sequence[NDArray[np.float32]], others: Sequence[NDArray[np.float32]]
 ) -> list[float]:
-    """The cosine of each pair of vectors (float32, of length one), from -1 to 1.
+    """Return the cosine of each pair of vectors (float32, of length one), from -1 to 1.
 
-    :param ones: one for each of the others, or one for all.
+    :param ones: as many as ``others``, or one for all of them.
     """
     if len(ones) == 1:
         ones = [ones[0]] * len(others)
@@ -26,7 +26,7 @@ def similarities(
 def scores_body(
     answer_id: str, created: int, model: str, scores: Sequence[float], usage: Usage
 ) -> Body:
-    """vLLM's answer of ``/score``."""
+    """Return vLLM's answer of ``/score``."""
     data = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores)]
     head = {"id": answer_id, "object": "list", "created": created, "model": model}
     return {**head, "data": data, "usage": embeddings_usage(usage)}
@@ -39,14 +39,14 @@ def rerank_body(
     documents: Sequence[str],
     usage: Usage,
     *,
-    most: int,
+    limit: int,
     tells_documents: bool,
 ) -> Body:
-    """The documents, the most relevant first; of equal ones the first.
+    """Return the documents, the most relevant first; equal ones keep their order.
 
-    :param most: of them to tell.
+    :param limit: number of documents to return.
     """
-    order = sorted(range(len(scores)), key=lambda index: -scores[index])[:most]
+    order = sorted(range(len(scores)), key=lambda index: -scores[index])[:limit]
     results = [
         {
             "index": index,

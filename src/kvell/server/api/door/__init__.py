@@ -1,1 +1,1 @@
-"""What a request passes before a handler sees it: browsers, keys, bounds, headers of a body."""
+"""Middleware that runs before a handler: browsers, keys, bounds, headers of a body."""

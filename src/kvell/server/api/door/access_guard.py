@@ -1,4 +1,4 @@
-"""The door: which paths need which key, how many requests a key has, and what each visit used."""
+"""Access control: keys of paths, request limits of keys, and usage of each request."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -17,10 +17,10 @@ from kvell.server.api.door.browsers import served_path
 from kvell.server.api.http_errors import ApiError, api_error
 
 OPEN = frozenset({"/", "/livez", "/readyz", "/health", "/ping", "/version"})
-"""Paths that need no key; every other path needs one, also paths that are not served."""
+"""Paths that need no key; every other path needs a key, even if it is not served."""
 METRICS = "/metrics"
 OPERATORS = ("/cluster", "/debug", "/reset_prefix_cache")
-"""Paths below these need an operator's key: they show or change the server itself."""
+"""Prefixes of paths that need an operator's key: they show or change the server itself."""
 SERVER_ERROR = 500
 LONGEST_REQUEST_ID = 128
 NO_KEY = ApiError(
@@ -39,12 +39,12 @@ NO_OPERATOR = ApiError(
 
 @dataclass(frozen=True)
 class Access:
-    """Who may do what on a server.
+    """The access rules of a server.
 
-    :param keys: an empty ring lets everybody do everything.
+    :param keys: an empty ring allows every request.
     :param guards_metrics: whether ``/metrics`` needs an operator's key.
-    :param observer: is told of refused keys and ended requests.
-    :param tracer: follows requests that were let in.
+    :param observer: notified of refused keys and ended requests.
+    :param tracer: traces admitted requests.
     """
 
     keys: KeyRing = field(default_factory=lambda: KeyRing((), 0.0))
@@ -55,13 +55,13 @@ class Access:
 
 
 def visit_of(request: Request) -> Visit:
-    """Who asks, as the door has seen it."""
+    """Return the visit that ``AccessGuard`` created for a request."""
     visit: Visit = request.state.visit
     return visit
 
 
 class AccessGuard:
-    """Lets a request in, follows it to its end, and settles what it used."""
+    """The middleware that admits a request, follows it to its end, and settles its usage."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class AccessGuard:
         access: Access,
         rejected: Callable[[Bound], None] = lambda bound: None,
     ) -> None:
-        """:param rejected: is told of each request that exceeds a limit of its key."""
+        """:param rejected: called for each request that exceeds a limit of its key."""
         self._app, self._access, self._rejected = app, access, rejected
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -117,14 +117,14 @@ class AccessGuard:
                 visit.trace.ended(ended, getattr(scope.get("route"), "path_format", ""))
 
     def _holder(self, scope: Scope) -> Holder | None:
-        """Whose key was sent, to an open path too: the log names the tenant there as well."""
+        """Return the holder of the sent key, also for open paths: the log names the tenant."""
         if self._access.keys.is_empty:
             return None
         headers = scope["headers"]
         scheme, _, key = header_of(headers, b"authorization").partition(b" ")
-        found = self._access.keys.find(key)
-        if found is not None and scheme.lower() == b"bearer":
-            return found
+        holder = self._access.keys.find(key)
+        if holder is not None and scheme.lower() == b"bearer":
+            return holder
         return self._access.keys.find(header_of(headers, b"x-api-key"))
 
     def _refusal(self, path: str, holder: Holder | None) -> ApiError | None:
@@ -145,7 +145,7 @@ class AccessGuard:
 
 
 class _Answer:
-    """What went to the client: its status, and whether it is whole."""
+    """An answer that is being sent: its status, and whether it is complete."""
 
     def __init__(self, visit: Visit, send: Send) -> None:
         self._visit, self._send = visit, send
@@ -154,12 +154,12 @@ class _Answer:
 
     @property
     def final_status(self) -> int:
-        """The status; 499 if the client left before it had the whole answer."""
+        """The status, or 499 for an incomplete answer that is not a server error."""
         is_failure = self.status >= SERVER_ERROR
         return self.status if self._is_whole or is_failure else CLIENT_GONE_STATUS
 
     async def send(self, message: Message) -> None:
-        """Pass a message on; the head also says what the key has left."""
+        """Pass a message on, with the visit's headers in its head."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             MutableHeaders(scope=message).update(self._visit.headers())
@@ -169,13 +169,13 @@ class _Answer:
 
 
 def _request_id(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """``x-request-id`` as it was sent; "" if it is none that a line of the log can show."""
+    """Return the sent ``x-request-id``, or "" if it does not fit in a line of the log."""
     sent = header_of(headers, b"x-request-id").decode("latin-1")
     is_fit = len(sent) <= LONGEST_REQUEST_ID and sent.isascii() and sent.isprintable()
     return sent if is_fit and " " not in sent else ""
 
 
 def _is_counted(scope: Scope) -> bool:
-    """Whether a request counts against the requests of a minute: only what costs work does."""
+    """Return whether a request counts against its key's requests per minute: if it costs work."""
     path = served_path(scope)
     return scope["method"] == "POST" and path not in OPEN and not path.startswith(OPERATORS)

@@ -1,4 +1,4 @@
-"""What a body's headers say of it: that it is JSON, and how it is compressed."""
+"""The headers of a body: content type and content encoding."""
 
 import asyncio
 import zlib
@@ -8,12 +8,12 @@ from kvell.server.api.http_errors import ApiError, invalid_request
 
 Headers = Iterable[tuple[bytes, bytes]]
 _WINDOWS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 47}
-"""What zlib calls each format."""
+"""zlib's ``wbits`` by content encoding."""
 _LONGEST_VALUE = 64
 
 
 def refused_type(headers: Headers) -> ApiError | None:
-    """The error of a body that is said not to be JSON; None if it is, or nothing is said."""
+    """Return the error of a content type that is not JSON; None if it is JSON or absent."""
     kind = header_of(headers, b"content-type").partition(b";")[0].strip().lower()
     if not kind or kind == b"application/json" or kind.endswith(b"+json"):
         return None
@@ -21,40 +21,40 @@ def refused_type(headers: Headers) -> ApiError | None:
 
 
 def encoding_of(headers: Headers) -> bytes:
-    """How a body is compressed; empty if it is not."""
+    """Return the content encoding; empty if the body is not compressed."""
     value = header_of(headers, b"content-encoding").strip().lower()
     return b"" if value == b"identity" else value
 
 
 def refused_encoding(encoding: bytes) -> ApiError | None:
-    """The error of a compression that is not served."""
+    """Return the error of a content encoding that is not supported, or None."""
     if not encoding or encoding in _WINDOWS:
         return None
     return _unsupported("content-encoding", encoding, "is not served; use gzip, deflate or none")
 
 
 async def decoded(body: bytes, encoding: bytes, most_bytes: int) -> bytes | ApiError | None:
-    """A compressed body as it was before, in a thread; None if it is longer than ``most_bytes``.
+    """Decompress a body in a thread; return None if it is too long, an error if it is malformed.
 
-    No more than that is ever made of it, however much it would become.
+    At most one byte more than ``most_bytes`` is ever decompressed.
     """
     return await asyncio.to_thread(_decoded, body, encoding, most_bytes)
 
 
 def json_headers(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """The headers of a body that was read and is plain JSON now."""
-    told = (b"content-type", b"content-encoding", b"content-length")
-    rest = [(name, value) for name, value in headers if name not in told]
+    """Return the headers of a body that is plain JSON now."""
+    replaced = (b"content-type", b"content-encoding", b"content-length")
+    rest = [(name, value) for name, value in headers if name not in replaced]
     return [*rest, (b"content-type", b"application/json")]
 
 
 def _decoded(body: bytes, encoding: bytes, most_bytes: int) -> bytes | ApiError | None:
     reader = zlib.decompressobj(_WINDOWS[encoding])
     try:
-        found = reader.decompress(body, most_bytes + 1)
+        plain = reader.decompress(body, most_bytes + 1)
     except zlib.error:
-        found = b""
-    if len(found) > most_bytes:
+        plain = b""
+    if len(plain) > most_bytes:
         return None
     if not reader.eof or reader.unused_data:
         return invalid_request(
@@ -62,7 +62,7 @@ def _decoded(body: bytes, encoding: bytes, most_bytes: int) -> bytes | ApiError 
             "compress all of it at once, or send it as it is",
             "content-encoding",
         )
-    return found
+    return plain
 
 
 def _unsupported(name: str, value: bytes, problem: str) -> ApiError:
@@ -71,5 +71,5 @@ def _unsupported(name: str, value: bytes, problem: str) -> ApiError:
 
 
 def header_of(headers: Headers, name: bytes) -> bytes:
-    """The value of a header, by its name in small letters; empty if it is not there."""
+    """Return the value of a header by its lower-case name; empty if the header is absent."""
     return next((value for key, value in headers if key == name), b"")

@@ -1,7 +1,7 @@
-"""What browsers, proxies and probes need: other origins, a path that is not the root, HEAD."""
+"""Middleware for browsers, proxies and probes: other origins, a root path, HEAD."""
 
 from fastapi import FastAPI
-from starlette._utils import get_route_path  # the router's own: a guard must see what it sees
+from starlette._utils import get_route_path  # the router's function: guards must see the same path
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -15,23 +15,23 @@ EXPOSED = (
         for unit in ("requests", "tokens")
     ),
 )
-"""Headers of answers that scripts of other origins may read."""
+"""Response headers that scripts of other origins may read."""
 
 
 def install_browsers(app: FastAPI, options: FaceOptions) -> None:
-    """Add what must stand outside of all guards: a preflight has no key.
+    """Add CORS and the root path outside of all guards: a preflight request has no key.
 
-    :raises ChangeSomething: if the root path is none.
+    :raises ChangeSomething: if the root path is not a path.
     """
-    asked = options.cross_origin
-    if asked.origins:
+    cors = options.cross_origin
+    if cors.origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=asked.origins,
-            allow_methods=asked.methods,
-            allow_headers=asked.headers,
-            allow_credentials=asked.credentials,
-            allow_private_network=True,  # a page from elsewhere that asks a server at home
+            allow_origins=cors.origins,
+            allow_methods=cors.methods,
+            allow_headers=cors.headers,
+            allow_credentials=cors.credentials,
+            allow_private_network=True,  # a public page may use a server in a private network
             expose_headers=EXPOSED,
         )
     if root_path := checked_root_path(options.root_path):
@@ -39,12 +39,12 @@ def install_browsers(app: FastAPI, options: FaceOptions) -> None:
 
 
 def served_path(scope: Scope) -> str:
-    """The path of a request without the one under which a proxy has this server."""
+    """Return the path of a request without the root path."""
     return get_route_path(scope) or "/"
 
 
 class UnderRoot:
-    """Serves under a path of a proxy's, whether the proxy strips it or not.
+    """The middleware that serves under a proxy's root path, whether or not the proxy strips it.
 
     :param root_path: begins with a slash and does not end with one.
     """
@@ -53,7 +53,7 @@ class UnderRoot:
         self._app, self._root_path = app, root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with its whole path."""
+        """Pass the request on with the root path in its path."""
         if scope["type"] == "http":
             root, path = self._root_path, scope["path"]
             whole = path if path == root or path.startswith(f"{root}/") else root + path
@@ -62,7 +62,7 @@ class UnderRoot:
 
 
 class HeadAsGet:
-    """Answers HEAD wherever GET is answered, with the same head and no body."""
+    """The middleware that answers HEAD like GET, without the body."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

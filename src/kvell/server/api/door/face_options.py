@@ -1,4 +1,4 @@
-"""How a server shows itself: names, the path under which a proxy has it, pages of other origins."""
+"""Options of a server's appearance: model names, a proxy's root path, pages of other origins."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -11,11 +11,11 @@ ANY = "*"
 
 @dataclass(frozen=True)
 class CrossOrigin:
-    """Which pages of other origins may ask, and how (CORS).
+    """Requests that pages of other origins may send (CORS).
 
-    :param origins: such as ``https://chat.example``; ``*`` is any, none turns CORS off.
-    :param methods: that they may use; ``*`` is any.  ``headers`` likewise.
-    :param credentials: whether browsers may send cookies and the like.
+    :param origins: such as ``https://chat.example``; ``*`` allows any, none turns CORS off.
+    :param methods: allowed methods; ``*`` allows any.  The same for ``headers``.
+    :param credentials: whether browsers may send cookies and other credentials.
     """
 
     origins: tuple[str, ...] = ()
@@ -26,12 +26,11 @@ class CrossOrigin:
 
 @dataclass(frozen=True)
 class FaceOptions:
-    """How the server shows itself.
+    """Options of a server's appearance to clients, browsers and proxies.
 
-    :param served_names: the first model's names; the first of them is in ``/v1/models`` and in
-        metrics.  Without any it has its own.
-    :param root_path: under which a proxy has this server, such as ``/llm``; "" for none.
-    :param cross_origin: which pages of other origins may ask.
+    :param served_names: names of the first model; the first of them is in ``/v1/models`` and in
+        metrics.  Without any, the model has its own name.
+    :param root_path: path of this server in a proxy, such as ``/llm``; "" for none.
     :param tells_tokenizer: whether ``/tokenizer_info`` shows the tokenizer's settings.
     """
 
@@ -42,9 +41,9 @@ class FaceOptions:
 
 
 def checked_root_path(root_path: str) -> str:
-    """The path under which a proxy has this server, without a slash at its end.
+    """Return the root path without a slash at its end.
 
-    :raises ChangeSomething: if it is no path.
+    :raises ChangeSomething: if ``root_path`` is not a path.
     """
     if root_path and (not root_path.startswith("/") or root_path.startswith("//")):
         raise ChangeSomething("root_path", root_path, "is no path", "give one such as /llm")
@@ -52,36 +51,36 @@ def checked_root_path(root_path: str) -> str:
 
 
 def listed(name: str, given: Sequence[str]) -> tuple[str, ...]:
-    """Values that are given one by one, or as vLLM takes them, in a JSON list.
+    """Return values that are given one by one or, as in vLLM, in a JSON list.
 
-    :param name: of what they are, for errors.
+    :param name: name of the option, for errors.
     :raises ChangeSomething: if a list cannot be read.
     """
-    found: list[str] = []
-    for one in given:
-        if not one.startswith("["):
-            found.append(one)
+    read: list[str] = []
+    for text in given:
+        if not text.startswith("["):
+            read.append(text)
             continue
         try:
-            values = decode_json(one)
+            values = decode_json(text)
         except MalformedError:
             values = [None]
         if not all(isinstance(value, str) for value in values):
             remedy = """give one at a time, or a list such as '["*"]'"""
-            raise ChangeSomething(name, one, "is not a JSON list of strings", remedy)
-        found += values
-    return tuple(found)
+            raise ChangeSomething(name, text, "is not a JSON list of strings", remedy)
+        read += values
+    return tuple(read)
 
 
 def checked_origins(given: Sequence[str]) -> tuple[str, ...]:
-    """Origins as browsers send them.
+    """Return the given origins, checked to have the form that browsers send.
 
-    :raises ChangeSomething: naming ``allowed_origins``, if one can be no browser's.
+    :raises ChangeSomething: naming ``allowed_origins``, if one has another form.
     """
     origins = listed("allowed_origins", given)
-    for one in origins:
-        scheme, mark, host = one.partition("://")
-        if one != ANY and one != "null" and (not mark or not scheme or not host or "/" in host):
+    for url in origins:
+        scheme, mark, host = url.partition("://")
+        if url != ANY and url != "null" and (not mark or not scheme or not host or "/" in host):
             remedy = f"give a scheme and a host, such as https://chat.example, or {ANY}"
-            raise ChangeSomething("allowed_origins", one, "is no origin", remedy)
+            raise ChangeSomething("allowed_origins", url, "is no origin", remedy)
     return origins

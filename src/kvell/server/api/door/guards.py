@@ -1,4 +1,4 @@
-"""What a request must pass before it is read: bounds of its body, and of how many there are."""
+"""Middleware that bounds requests: size and duration of a body, and number of requests."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -25,13 +25,13 @@ TOO_SLOW = ApiError(408, "the body did not arrive in time", "timeout_error")
 
 
 class ServedLimit:
-    """Answers 503 while too many requests await their answers.
+    """The middleware that answers 503 while too many requests await their answers.
 
-    Behind the body's limit, so a request whose body has not come takes nobody's place.  Probes and
-    scrapes are always answered: a server with much to do is well, and should be looked at.
+    It runs after ``BodyLimit``, so a request without its whole body takes no place.  Probes and
+    scrapes are always answered: a busy server is healthy, and must stay observable.
 
-    :param most: requests that may await their answers at once.
-    :param rejected: is told of each request that exceeds it.
+    :param most: number of requests that may await their answers at the same time.
+    :param rejected: called for each request that exceeds the limit.
     """
 
     def __init__(
@@ -62,17 +62,17 @@ class ServedLimit:
 
 
 class BodyLimit:
-    """Reads a body up to a limit before the app sees it; answers 413 beyond.
+    """The middleware that reads a body before the app runs, and answers 413 if it is too long.
 
-    A request whose client leaves before the end of the body never reaches the app.  One whose body
-    takes longer than it may is answered with 408.
+    If the client disconnects before the end of the body, the request never reaches the app.  A body
+    that takes too long is answered with 408.
 
     :param http: has the time that a body may take.
-    :param bounds: of the JSON in it; None looks at the length alone.
-    :param by_path: bounds of paths that have their own.
-    :param rejected: is told of each body that exceeds a bound.
-    :param reads: whether a request has a handler that reads its body; the body of any other, to an
-        unknown path for example, is left alone.
+    :param bounds: bounds of the JSON; None checks neither the JSON nor its content type.
+    :param by_path: bounds of paths that differ from ``bounds``.
+    :param rejected: called for each body that exceeds a bound.
+    :param reads: whether a request has a handler; a body without one, for example to an unknown
+        path, is not read.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class BodyLimit:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if not self._reads(scope):  # it is refused, whatever its body says
+        if not self._reads(scope):  # refused, whatever its body is
             await self._app(scope, receive, send)
             return
         try:
@@ -108,7 +108,7 @@ class BodyLimit:
         except TimeoutError:
             self._rejected("slow_client")
             response = TOO_SLOW.response(served_path(scope))
-            response.headers["connection"] = "close"  # the rest of the body may yet come
+            response.headers["connection"] = "close"  # the rest of the body may still arrive
             await response(scope, receive, send)
             return
         try:
@@ -125,9 +125,9 @@ class BodyLimit:
         await self._app(scope, _replay(body, receive), send)
 
     async def _plain(self, scope: Scope, receive: Receive) -> bytes:
-        """The whole body, as it was before it was compressed.
+        """Return the whole body, decompressed.
 
-        :raises _RefusedError: if its headers say what is not served, or it is too long.
+        :raises _RefusedError: if the headers are not supported, or the body is too long.
         """
         encoding = encoding_of(scope["headers"])
         if refused := refused_encoding(encoding):
@@ -158,7 +158,7 @@ class BodyLimit:
                 if message["type"] == "http.disconnect":
                     raise _LeftError
                 piece, more = message.get("body", b""), message.get("more_body", False)
-                if not body:  # a body that comes in one piece is not copied
+                if not body:  # do not copy a body of one piece
                     body = bytearray(piece) if more else piece
                 else:
                     body += piece
@@ -170,7 +170,7 @@ class BodyLimit:
 
 
 class _RefusedError(Exception):
-    """The body is not read any further."""
+    """A refused body."""
 
     def __init__(self, error: ApiError) -> None:
         super().__init__(error.message)
@@ -178,7 +178,7 @@ class _RefusedError(Exception):
 
 
 class _LeftError(Exception):
-    """The client left, or was cut off, before its body was complete."""
+    """A disconnect of the client before its body was complete."""
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -1,9 +1,9 @@
-"""Bounds of the HTTP face's connections: how many, and how long each may take for what."""
+"""Bounds of HTTP connections: their number and their time limits."""
 
 from dataclasses import dataclass
 
 MAX_CONNECTIONS = 4096
-"""More than requests that may run and wait by default, so that requests are refused by name."""
+"""More than may run and wait by default, so that a request too many receives an error."""
 KEEP_ALIVE_SECONDS = 5
 
 
@@ -11,13 +11,13 @@ KEEP_ALIVE_SECONDS = 5
 class HttpBounds:
     """Bounds of connections over HTTP.
 
-    :param max_connections: open at once; fewer where descriptors do not suffice.
-    :param keep_alive_seconds: between an answer and the next request of a connection.
-    :param head_seconds: in which the head of a request must be complete, from the connection's
-        start or, on a connection that was used before, from the head's first byte.
-    :param body_seconds: in which a request's body must be complete, and longer by a second for
-        each ``body_bytes_per_second`` of it that came.
-    :param unread_seconds: within which a client whose answer piles up must read of it at least
+    :param max_connections: limit of open connections; lower if file descriptors do not suffice.
+    :param keep_alive_seconds: limit between an answer and the next request of a connection.
+    :param head_seconds: limit until the head of a request is complete, from the connection's start
+        or, on a reused connection, from the head's first byte.
+    :param body_seconds: limit until a request's body is complete, plus a second for each
+        ``body_bytes_per_second`` received.
+    :param unread_seconds: period in which a client with an unread answer must read at least
         ``read_bytes_per_second``.
     """
 
@@ -31,15 +31,14 @@ class HttpBounds:
 
     @property
     def most_served(self) -> int:
-        """Requests whose answers are awaited at once.
+        """The maximum number of requests that await answers.
 
-        Some connections are left for clients that have not asked yet, so that they can be told that
-        the server is full, and so that probes of its health are answered.
+        The other connections let a full server answer probes, and refuse requests with an error.
         """
         return self.max_connections - max(4, self.max_connections // 16)
 
     def seconds_for_body(self, received_bytes: int) -> float:
-        """Seconds that a body may take if so much of it came."""
+        """Return the seconds that a body may take, after ``received_bytes`` of it have arrived."""
         return self.body_seconds + received_bytes / self.body_bytes_per_second
 
 

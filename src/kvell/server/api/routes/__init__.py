@@ -1,1 +1,1 @@
-"""Handlers, by what they serve; each class installs its own routes."""
+"""Handlers of requests; each class installs its own routes."""

@@ -61,12 +61,12 @@ from kvell.server.text.text_encoder import TokenIds
 from kvell.server.text.text_stream import TextDelta, Usage, whole_answers
 
 PROMPT_END_TOKENS = 64
-"""Tokens at the end of a prompt that tell whether the template has opened the reasoning."""
+"""Tokens at the end of a prompt that show whether the template has opened the reasoning."""
 
 
 @dataclass(frozen=True)
 class ChatApi:
-    """The handler."""
+    """The handler of chat completions."""
 
     serving: Serving
 
@@ -80,7 +80,7 @@ class ChatApi:
 
         There are ``n`` choices with a ``message`` (``content``, ``reasoning_content``,
         ``tool_calls``), ``logprobs`` and ``finish_reason`` (``stop``, ``length`` or
-        ``tool_calls``); ``usage`` counts tokens, those found in a cache too.  A stream has pieces
+        ``tool_calls``); ``usage`` counts tokens, including cached ones.  A stream has pieces
         with a ``delta`` instead of a message, and ends with ``data: [DONE]``.
         """
         return await guarded(request, self._answer(body, visit_of(request)))
@@ -89,7 +89,7 @@ class ChatApi:
         self.serving.note(body)
         with named_as_sent(body.name_sent):
             answering = await self.answering(body, visit)
-            asked = answering.asked
+            request = answering.asked
             if body.stream:
                 return await streamed(_events(answering))
             answers = await whole_answers(answering.deltas, body.choices())
@@ -97,14 +97,14 @@ class ChatApi:
         choices = []
         for index, answer in enumerate(answers):
             choices.append(answering.whole(index, answer))
-            await asyncio.sleep(0)  # others wait for the loop
+            await asyncio.sleep(0)  # let other tasks run
         tokens = await answering.reasoning_tokens()
-        return json_response(chat_body(asked.heading, choices, total, tokens))
+        return json_response(chat_body(request.heading, choices, total, tokens))
 
     async def prompt_tokens(self, body: ChatRequest, visit: Visit) -> int:
-        """How many tokens the prompt of a body has; it may be longer than what is served.
+        """Return the number of tokens of a body's prompt, even if it is too long to be served.
 
-        :raises ChangeSomething: naming the field that is wrong.
+        :raises ChangeSomething: naming the invalid field.
         """
         _, served = self.serving.named(body.model, visit.tenant)
         tools = chat_tools(body.tools)
@@ -117,7 +117,7 @@ class ChatApi:
     ) -> "Answering":
         """Check a body and submit it.
 
-        :raises ChangeSomething: naming the field that is wrong.
+        :raises ChangeSomething: naming the invalid field.
         """
         name, served = self.serving.named(body.model, visit.tenant)
         tools = chat_tools(body.tools)
@@ -140,26 +140,26 @@ class ChatApi:
         budget = reasoning_budget(body.thinking_token_budget, served.answers, reasoning, tags)
         if budget is not None:
             sampling = replace(sampling, reasoning_budget=budget)
-        asked = Asked(
+        request = Asked(
             heading_of(prefix, name, body),
             served,
             body,
             [prompt],
             visit,
-            conversation_key(one.model_dump() for one in body.messages),
+            conversation_key(message.model_dump() for message in body.messages),
             served.answers.shows_special_tokens,
             tensors,
         )
-        deltas = self.serving.deltas(asked, [sampling])
-        return Answering(asked, body, deltas, offered, choice, end, tags)
+        deltas = self.serving.deltas(request, [sampling])
+        return Answering(request, body, deltas, offered, choice, end, tags)
 
 
 @dataclass
 class Answering:
-    """A chat request that was submitted, and how its text is read.
+    """A submitted chat request, with the readers of its answers.
 
     :param prompt_end: text of the end of the prompt.
-    :param tags: tokens that end and begin the reasoning, if it has such.
+    :param tags: tokens that end and begin the reasoning; None if there are none.
     """
 
     asked: Asked
@@ -172,7 +172,7 @@ class Answering:
     _readers: dict[int, "Reader"] = field(default_factory=dict)
 
     def reader(self, index: int) -> "Reader":
-        """The reader of answer ``index``."""
+        """Return the reader of answer ``index``."""
         if index not in self._readers:
             forced = forced_tool_calls(self.choice)
             parser = self.asked.served.answers.parser(
@@ -184,9 +184,9 @@ class Answering:
         return self._readers[index]
 
     async def reasoning_tokens(self) -> int:
-        """Tokens of the reasoning that was read, of all answers.
+        """Return the number of reasoning tokens read so far, in all answers.
 
-        Where no single tokens begin and end it, they are those of its text.
+        If no single tokens begin and end the reasoning, count the tokens of its text.
         """
         prompts, tokens = self.asked.served.prompts, 0
         for reader in self._readers.values():
@@ -197,19 +197,19 @@ class Answering:
         return tokens
 
     def is_new(self, index: int) -> bool:
-        """Whether nothing of answer ``index`` was read yet."""
+        """Return whether nothing of answer ``index`` was read yet."""
         return index not in self._readers
 
     def whole(self, index: int, answer: TextDelta) -> Body:
-        """The choice of a whole answer."""
+        """Return the choice of a whole answer."""
         reader = self.reader(index)
         message = message_body(parsed(reader.read(answer)), reader.call_ids)
         return self._choice(index, answer, reader, message=message)
 
     def pieces(self, index: int, delta: TextDelta) -> list[Body]:
-        """The choices of the stream's next pieces; the last one says how the answer ended.
+        """Return the choices of the stream's next pieces; the last one has the finish reason.
 
-        Probabilities go with the first of them.
+        The first one has the log probabilities.
         """
         reader = self.reader(index)
         parts = merged(reader.read(delta))
@@ -232,14 +232,14 @@ class Answering:
 
     def _choice(self, index: int, delta: TextDelta, reader: "Reader", /, **content: Any) -> Body:
         model = self.asked.served.text
-        told = None
-        tells = self.body.output_logprobs() is not None
-        if tells and (delta.token_ids or "message" in content):
-            told = chat_logprobs(model, delta.token_ids, delta.logprobs)
+        logprobs = None
+        has_logprobs = self.body.output_logprobs() is not None
+        if has_logprobs and (delta.token_ids or "message" in content):
+            logprobs = chat_logprobs(model, delta.token_ids, delta.logprobs)
         if self.body.prompt_logprobs is not None and delta.prompt_logprobs:
             prompt = self.asked.prompts[0].tolist()
             content["prompt_logprobs"] = prompt_logprobs_body(model, prompt, delta.prompt_logprobs)
-        choice = self.asked.heading.choice(index, delta, told, **content)
+        choice = self.asked.heading.choice(index, delta, logprobs, **content)
         calls = bool(reader.call_ids) and not isinstance(self.choice, NamedFunction)
         if delta.finish_reason == "stop" and calls:
             choice["finish_reason"] = "tool_calls"
@@ -247,11 +247,11 @@ class Answering:
 
 
 class Reader:
-    """One answer's text to its parts; gives every call an id.
+    """A reader that splits one answer's text into parts, and gives every call an id.
 
-    :param count: counts the tokens of its reasoning, if they can be told by its tags.
-    :param tells_reasoning: whether its reasoning is among the parts.
-    :ivar reasoning: the texts of its reasoning.
+    :param count: counts the reasoning tokens; None if no single tokens mark the reasoning.
+    :param tells_reasoning: whether the parts include the reasoning.
+    :ivar reasoning: texts of the reasoning.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ class Reader:
         self.reasoning: list[str] = []
 
     def read(self, delta: TextDelta) -> list[AnswerDelta]:
-        """The parts that a piece of text brings, and with the last piece what was held back."""
+        """Return the parts of a piece of text; the last piece includes text that was held back."""
         parts = self._parser.push(delta.text)
         if self.count is not None:
             self.count.push(delta.token_ids)
@@ -286,12 +286,12 @@ class Reader:
 async def _prompt(
     prompts: PromptEncoder, body: ChatRequest, tools: list[dict[str, Any]], *, fits: bool = True
 ) -> tuple[TokenIds, tuple[SentTensor, ...]]:
-    """The prompt's token ids, and the tensors of its images.
+    """Return the prompt's token ids, and the tensors of its images.
 
-    :param fits: whether it must leave room for an answer; with images it always must.
+    :param fits: whether the prompt must leave room for an answer; a prompt with images always must.
     """
     images = image_urls(body.messages, taken=prompts.takes_images)
-    plain, fields = [one.plain() for one in body.messages], body.template_fields()
+    plain, fields = [message.plain() for message in body.messages], body.template_fields()
     opens, continues = body.add_generation_prompt is not False, body.continues_last()
     if not images:
         ending = {"opens_answer": opens, "continues_last": continues}
@@ -302,7 +302,7 @@ async def _prompt(
 
 
 def _refuse_beside_images(body: ChatRequest) -> None:
-    """Refuse what only conversations of text have.
+    """Refuse fields that are not supported with images.
 
     :raises ChangeSomething: naming the field.
     """
@@ -313,52 +313,52 @@ def _refuse_beside_images(body: ChatRequest) -> None:
 
 
 def _forced(sampling: SamplingParams, schema: Schema, field: str) -> SamplingParams:
-    """Sampling whose text obeys the schema of the calls, which goes before a response format.
+    """Return sampling parameters with the schema of forced calls, instead of a response format.
 
-    :param field: that the schema came in.
-    :raises ChangeSomething: if it must look like something else too.
+    :param field: field that has the schema, for errors.
+    :raises ChangeSomething: if the text has another constraint.
     """
-    asked = sampling.structured_outputs
-    if asked is not None and not asked.named.startswith("response_format"):
+    constraint = sampling.structured_outputs
+    if constraint is not None and not constraint.named.startswith("response_format"):
         problem = "does not go with calls that are forced"
         raise ChangeSomething(
-            asked.field_name, "…", problem, "use tool_choice auto, or leave it out"
+            constraint.field_name, "…", problem, "use tool_choice auto, or leave it out"
         )
     return replace(sampling, structured_outputs=json_constraint(schema, field))
 
 
 def _or_calls(sampling: SamplingParams, calls: Calls | None) -> SamplingParams:
-    """The same sampling; an answer in a response format may be calls instead."""
-    asked = sampling.structured_outputs
-    if asked is None or calls is None or not asked.named.startswith("response_format"):
+    """Return sampling parameters that allow calls instead of an answer in a response format."""
+    constraint = sampling.structured_outputs
+    if constraint is None or calls is None or not constraint.named.startswith("response_format"):
         return sampling
-    return replace(sampling, structured_outputs=replace(asked, calls=calls))
+    return replace(sampling, structured_outputs=replace(constraint, calls=calls))
 
 
 def _bound_behind(sampling: SamplingParams, reasoning: Reasoned | None) -> SamplingParams:
-    """The same sampling, whose grammar, if there is one, begins behind the reasoning."""
-    asked = sampling.structured_outputs
-    if asked is None or reasoning is None:
+    """Return sampling parameters whose grammar, if there is one, applies after the reasoning."""
+    constraint = sampling.structured_outputs
+    if constraint is None or reasoning is None:
         return sampling
-    return replace(sampling, structured_outputs=replace(asked, reasoning=reasoning))
+    return replace(sampling, structured_outputs=replace(constraint, reasoning=reasoning))
 
 
 async def _events(answering: Answering) -> AsyncGenerator[bytes, None]:
-    asked = answering.asked
-    total, so_far = Usage(), counter(asked)
+    request = answering.asked
+    total, so_far = Usage(), counter(request)
     async with aclosing(answering.deltas) as deltas:
         async for index, delta in deltas:
             if answering.is_new(index):
-                yield sse(opening_chunk(asked.heading, index))
+                yield sse(opening_chunk(request.heading, index))
             total += delta.usage
             used = None if so_far is None else so_far.after(index, delta)
             for choice in answering.pieces(index, delta):
-                chunk = chat_chunk(asked.heading, choice, used)
+                chunk = chat_chunk(request.heading, choice, used)
                 if delta.logprobs or delta.prompt_logprobs:
                     async for piece in event_pieces(chunk):
                         yield piece
                 else:
                     yield sse(chunk)
-    if asked.body.include_usage():
+    if request.body.include_usage():
         tokens = await answering.reasoning_tokens()
-        yield sse(usage_chunk(asked.heading, CHUNK, total, tokens))
+        yield sse(usage_chunk(request.heading, CHUNK, total, tokens))

@@ -1,4 +1,4 @@
-"""``/cluster``: for operators, which instances there are, and how many there should be."""
+"""``/cluster``: the instances and their number, for operators."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -16,16 +16,16 @@ from kvell.server.metrics.memory_page import contract_of_all
 
 
 class ScaleRequest(BaseModel):
-    """How many instances each role should have; roles that are not named stay as they are."""
+    """The number of instances of each role; roles that are not named stay as they are."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     instances: dict[str, int] = Field(min_length=1, max_length=8)
-    """How many instances by role, like ``{"mixed": 3}``."""
+    """Number of instances by role, like ``{"mixed": 3}``."""
 
 
 class DrainRequest(BaseModel):
-    """Which instance to take out of service."""
+    """The instance to take out of service."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -34,7 +34,7 @@ class DrainRequest(BaseModel):
 
 
 class ClusterApi:
-    """The handlers; all answer with the state that their change has begun."""
+    """The handlers of ``/cluster``; all answer with the state after their change has begun."""
 
     def __init__(self, front: Front, front_floor_bytes: int, front_pid: int) -> None:
         self._front = front
@@ -45,12 +45,12 @@ class ClusterApi:
         return self._answer(200)
 
     async def scale(self, body: ScaleRequest) -> Response:
-        """Set how many instances there are; they start or drain after the answer."""
+        """Set the number of instances per role; instances start or drain after the answer."""
         await self._front.scale(checked_counts(body.instances))
         return self._answer(202)
 
     async def drain(self, body: DrainRequest) -> Response:
-        """Take an instance out of service; it finishes what it has after the answer."""
+        """Take an instance out of service; it finishes its requests after the answer."""
         await self._front.drain(body.id)
         return self._answer(202)
 
@@ -66,7 +66,7 @@ class ClusterApi:
         promised = [status.ready.memory for status, _ in instances if status.ready]
         is_one_host = not any(status.host for status, _ in instances)
         promised_bytes = contract_of_all(promised, shares_weights=is_one_host)
-        sections = sections_of({one.instance_id: line.placements for one, line in instances})
+        sections = sections_of({status.instance_id: line.placements for status, line in instances})
         body = {
             "routing": front.routing,
             "front": {"pid": self._pid, "waiting": front.waiting},
@@ -81,18 +81,18 @@ class ClusterApi:
 
 
 def sections_of(placements: Mapping[str, Placement]) -> dict[str, dict[str, int]]:
-    """Sections that every instance has ``lent`` and ``borrowed``.
+    """Return the number of sections that every instance has ``lent`` and ``borrowed``.
 
-    :param placements: where instances say that the KV cache lies of requests that borrow.
+    :param placements: reported places of the KV cache of requests that borrow, by instance.
     """
-    found = {name: {"lent": 0, "borrowed": 0} for name in placements}
+    sections = {name: {"lent": 0, "borrowed": 0} for name in placements}
     for debtor, entries in placements.items():
         for entry in entries:
             if not entry.local:
-                found[debtor]["borrowed"] += entry.num_blocks
-            if not entry.local and entry.inst_id in found:
-                found[entry.inst_id]["lent"] += entry.num_blocks
-    return found
+                sections[debtor]["borrowed"] += entry.num_blocks
+            if not entry.local and entry.inst_id in sections:
+                sections[entry.inst_id]["lent"] += entry.num_blocks
+    return sections
 
 
 def _instance(status: MemberStatus, line: InstanceLoad) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``/v1/completions``: text after text, with the prompt and probabilities if asked for."""
+"""``/v1/completions``: continuations of texts, with prompt and log probabilities if requested."""
 
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ from kvell.server.text.text_stream import TextDelta, Usage, whole_answers
 
 @dataclass(frozen=True)
 class CompletionsApi:
-    """The handler."""
+    """The handler of text completions."""
 
     serving: Serving
 
@@ -42,7 +42,7 @@ class CompletionsApi:
         """Complete a text, or each of several.
 
         Every prompt has ``n`` choices with ``text``, ``logprobs`` and ``finish_reason`` (``stop``
-        or ``length``); ``usage`` counts tokens, those found in a cache too.  A stream has pieces
+        or ``length``); ``usage`` counts tokens, including cached ones.  A stream has pieces
         of the same form, and ends with ``data: [DONE]``.
         """
         return await guarded(request, self._answer(request, body))
@@ -54,10 +54,10 @@ class CompletionsApi:
         form = body.form()
         with named_as_sent(body.name_sent):
             prompts = [await served.prompts.prompt(prompt, form=form) for prompt in given]
-            asked = Asked(heading_of("cmpl", name, body), served, body, prompts, visit_of(request))
+            parsed = Asked(heading_of("cmpl", name, body), served, body, prompts, visit_of(request))
             defaults, room = served.text.sampling_defaults, served.prompts.answer_room
             samplings = [body.sampling(room(ids), defaults) for ids in prompts]
-            samplings = [await served.prompts.with_bad_words(one) for one in samplings]
+            samplings = [await served.prompts.with_bad_words(sampling) for sampling in samplings]
             echoes = [
                 prompt
                 if isinstance(prompt, str) and not form.cuts
@@ -70,44 +70,44 @@ class CompletionsApi:
                 for ids, echo in zip(prompts, echoes, strict=False)
                 if body.logprobs is not None
             ]
-            deltas = self.serving.deltas(asked, samplings)
-            choices = _Choices(asked, body, echoes, added_chars)
+            deltas = self.serving.deltas(parsed, samplings)
+            choices = _Choices(parsed, body, echoes, added_chars)
             if body.stream:
-                return await streamed(_events(asked, deltas, choices))
+                return await streamed(_events(parsed, deltas, choices))
             whole = await whole_answers(deltas, len(prompts) * body.choices())
         total = sum((answer.usage for answer in whole), Usage())
         made = Lazy(choices.choice(index, answer) for index, answer in enumerate(whole))
-        return json_response(completion_body(asked.heading, made, total))
+        return json_response(completion_body(parsed.heading, made, total))
 
 
 class _Choices:
-    """Makes the choices of one request's answers, whole or in pieces.
+    """The choices of one request's answers, whole or in pieces.
 
-    :param echoes: the text of each prompt, where it is a part of the answer.
-    :param added_chars: of each prompt's tokens before that text, where places are told.
+    :param echoes: text of each prompt; empty if answers do not repeat the prompts.
+    :param added_chars: number of characters that encoding added before each of ``echoes``.
     """
 
     def __init__(
         self,
-        asked: Asked,
+        request: Asked,
         body: CompletionRequest,
         echoes: Sequence[str],
         added_chars: Sequence[int],
     ) -> None:
-        self._asked, self._body, self._echoes = asked, body, echoes
+        self._asked, self._body, self._echoes = request, body, echoes
         self._added_chars = added_chars
         self._chars: dict[int, int] = {}
         self._offsets: dict[int, TokenOffsets] = {}
         self._echo_chars: dict[int, int] = {}
 
     def choice(self, index: int, delta: TextDelta) -> Body:
-        """The next piece of answer ``index``; its first piece brings the prompt."""
+        """Return the next piece of answer ``index``; its first piece has the echoed prompt."""
         is_first = index not in self._chars
         if self._body.is_prompt_alone:
             delta = replace(delta, text="", token_ids=(), logprobs=(), finish_reason="length")
         prompt = self._asked.prompts[index // self._body.choices()]
         echo = self._echoes[index // self._body.choices()] if self._echoes and is_first else ""
-        told = self._logprobs(index, delta, prompt.tolist() if echo else [], echo)
+        logprobs = self._logprobs(index, delta, prompt.tolist() if echo else [], echo)
         self._chars[index] = self._chars.get(index, 0) + len(echo) + len(delta.text)
         more: dict[str, Any] = {}
         if self._body.prompt_logprobs is not None and delta.prompt_logprobs:
@@ -115,24 +115,24 @@ class _Choices:
             more["prompt_logprobs"] = prompt_logprobs_body(
                 model, prompt.tolist(), delta.prompt_logprobs
             )
-        return self._asked.heading.choice(index, delta, told, text=echo + delta.text, **more)
+        return self._asked.heading.choice(index, delta, logprobs, text=echo + delta.text, **more)
 
     def _logprobs(self, index: int, delta: TextDelta, echoed: list[int], echo: str) -> Body | None:
         if self._body.logprobs is None:
             return None
         model = self._asked.served.text
         prompt = [None, *delta.prompt_logprobs] if echoed else []
-        tokens, told = [*echoed, *delta.token_ids], [*prompt, *delta.logprobs]
+        tokens, logprobs = [*echoed, *delta.token_ids], [*prompt, *delta.logprobs]
         added_chars = self._added_chars[index // self._body.choices()] if echoed else 0
         end = self._chars.get(index, 0) + len(echo) + len(delta.text)
         offsets = chain(
             self._echo_offsets(echoed, added_chars),
             self._answer_offsets(index, delta, len(echo), end),
         )
-        return completion_logprobs(model, tokens, told, offsets)
+        return completion_logprobs(model, tokens, logprobs, offsets)
 
     def _echo_offsets(self, echoed: Sequence[int], added_chars: int) -> Iterator[int]:
-        """Where the prompt's tokens are in its text, which lacks what was added before it."""
+        """Yield the offsets of the prompt's tokens in its text, without the added characters."""
         model = self._asked.served.text
         follow = model.token_offsets(skip_special_tokens=False)
         for token in echoed:
@@ -151,20 +151,20 @@ class _Choices:
         before, follow = self._echo_chars[index], self._offsets[index]
         for token in delta.token_ids:
             offset = before + follow.push(token)
-            # A stop string has no place in the text.
+            # A stop string is not in the text.
             yield offset if delta.finish_reason is None else min(offset, end)
 
 
-async def _events(asked: Asked, deltas: Deltas, choices: _Choices) -> AsyncGenerator[bytes, None]:
-    total, so_far = Usage(), counter(asked)
+async def _events(request: Asked, deltas: Deltas, choices: _Choices) -> AsyncGenerator[bytes, None]:
+    total, so_far = Usage(), counter(request)
     async for index, delta in deltas:
         total += delta.usage
         used = None if so_far is None else so_far.after(index, delta)
-        chunk = completion_chunk(asked.heading, choices.choice(index, delta), used)
+        chunk = completion_chunk(request.heading, choices.choice(index, delta), used)
         if delta.logprobs or delta.prompt_logprobs:
             async for piece in event_pieces(chunk):
                 yield piece
         else:
             yield sse(chunk)
-    if asked.body.include_usage():
-        yield sse(usage_chunk(asked.heading, "text_completion", total))
+    if request.body.include_usage():
+        yield sse(usage_chunk(request.heading, "text_completion", total))

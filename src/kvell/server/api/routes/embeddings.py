@@ -29,7 +29,7 @@ PATH = "/v1/embeddings"
 
 @dataclass(frozen=True)
 class EmbeddingsApi:
-    """The handler."""
+    """The handler of embeddings."""
 
     serving: Serving
 
@@ -41,7 +41,7 @@ class EmbeddingsApi:
         """Embed a text, or each of several.
 
         ``data`` has a vector of length one for every input, in order: that of its last token.
-        ``usage`` counts tokens, those found in a cache too.  Nothing is streamed.
+        ``usage`` counts tokens, including cached ones.  Nothing is streamed.
         """
         return await guarded(request, self._answer(visit_of(request), body))
 
@@ -60,11 +60,11 @@ class EmbeddingsApi:
         prefix: str = "embd",
         fields: Sequence[str] = (),
     ) -> "Embedded":
-        """Have all inputs embedded, within what the key may use.
+        """Embed all inputs, within the limits of the key.
 
-        :param prefix: of the answer's id.
-        :param fields: the client's names for the inputs, one for each, in errors; or none.
-        :raises ChangeSomething: naming an input or a model that has no embeddings.
+        :param prefix: prefix of the answer's id.
+        :param fields: request field of each input, for errors; empty means ``input``.
+        :raises ChangeSomething: naming an invalid input, or a model without embeddings.
         """
         name, served = self.serving.named(body.model, visit.tenant)
         served.text.embeddings.require_served(name)
@@ -101,7 +101,7 @@ class EmbeddingsApi:
 
 @dataclass(frozen=True)
 class Embedded:
-    """The ends of the requests for vectors, in the order of the inputs."""
+    """The results of embedding, in the order of the inputs."""
 
     answer_id: str
     model: str
@@ -109,16 +109,16 @@ class Embedded:
     usage: Usage
 
     def vectors(self) -> list[NDArray[np.float32]]:
-        """The vectors, each of length one."""
+        """Return the vectors, each of length one."""
         return [vector_of(end.embedding) for end in self.ends]
 
 
 async def _encoded(
     served: Served, body: EmbeddingsRequest, fields: Sequence[str]
 ) -> list[TokenIds]:
-    """Token ids of all inputs.
+    """Return the token ids of all inputs.
 
-    :raises ChangeSomething: when one is empty or too long, or all together are.
+    :raises ChangeSomething: if an input is empty or too long, or all together are too long.
     """
     encoded: list[TokenIds] = []
     total = 0

@@ -30,7 +30,7 @@ from kvell.server.text.text_stream import TextDelta, Usage
 
 @dataclass(frozen=True)
 class MessagesApi:
-    """The handlers."""
+    """The handlers of ``/v1/messages``."""
 
     serving: Serving
 
@@ -53,9 +53,9 @@ class MessagesApi:
         return await guarded(request, self._answer(body, visit_of(request)))
 
     async def count_tokens(self, request: Request, body: CountTokensRequest) -> Response:
-        """Count the tokens that a conversation would have as a prompt, as ``input_tokens``.
+        """Count the tokens of a conversation's prompt, as ``input_tokens``.
 
-        It may be longer than what is served.
+        The conversation may be too long to be served.
         """
         return await guarded(request, self._count(body, visit_of(request)))
 
@@ -80,34 +80,34 @@ class MessagesApi:
 
 
 class _Message:
-    """A message that grows with what is read of its answer."""
+    """A message that grows while its answer is read."""
 
-    def __init__(self, asked: MessagesRequest, answering: Answering) -> None:
+    def __init__(self, request: MessagesRequest, answering: Answering) -> None:
         self._answering = answering
         self._reader = answering.reader(0)
-        self._writer = BlockWriter(self._reader.call_ids, omits_thinking=asked.omits_thinking())
+        self._writer = BlockWriter(self._reader.call_ids, omits_thinking=request.omits_thinking())
         self._last: TextDelta | None = None
         self._usage = Usage()
 
     def read(self, delta: TextDelta) -> list[Body]:
-        """The events of the next piece of the answer."""
+        """Return the events of the next piece of the answer."""
         self._usage += delta.usage
         self._last = delta
         return self._writer.part_events(merged(self._reader.read(delta)))
 
     def end(self) -> list[Body]:
-        """The events of the answer's end."""
+        """Return the events that end the answer."""
         return self._writer.close()
 
     async def body(self) -> Body:
-        """The whole message, once its answer has ended."""
+        """Return the whole message, after its answer has ended."""
         usage = await self._used()
         return message_answer(
             self._answering.asked.heading, self._writer.blocks, self._ended(), usage
         )
 
     async def steps(self) -> AsyncGenerator[Body, None]:
-        """All events; a failure behind the first is an event too."""
+        """Yield all events; a failure after the first event becomes an event."""
         is_begun = False
         try:
             async with aclosing(self._answering.deltas) as deltas:
@@ -128,11 +128,11 @@ class _Message:
             yield error_event(api_error(error))
 
     def _begun(self) -> Body:
-        """The first event: what a cache had of the prompt is known only at the end."""
-        asked = self._answering.asked
-        usage = message_usage(Usage(sum(map(len, asked.prompts))), 0)
+        """Return the first event, without cached tokens: their number is known only at the end."""
+        request = self._answering.asked
+        usage = message_usage(Usage(sum(map(len, request.prompts))), 0)
         ended = how_ended(None, calls=False)
-        message = message_answer(asked.heading, (), ended, usage)
+        message = message_answer(request.heading, (), ended, usage)
         return {"type": "message_start", "message": message}
 
     def _ended(self) -> Body:

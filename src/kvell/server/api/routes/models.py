@@ -1,4 +1,4 @@
-"""What is served and its tokens: ``/v1/models``, ``/version``, ``/tokenize``, ``/detokenize``, …"""
+"""Models and their tokens: ``/v1/models``, ``/version``, ``/tokenize``, ``/detokenize``, …"""
 
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -17,7 +17,7 @@ from kvell.server.api.serving import Serving
 
 @dataclass(frozen=True)
 class ModelsApi:
-    """The handlers."""
+    """The handlers of models and tokens."""
 
     serving: Serving
     started_unix_seconds: int
@@ -33,12 +33,12 @@ class ModelsApi:
         app.add_api_route("/detokenize", self.detokenize, methods=["POST"])
 
     async def models(self) -> Response:
-        """List the models that requests may name, and how long requests to each may be.
+        """List the models that requests may name, and the maximum length of their requests.
 
         ``chat_template_takes_tools`` is false for a model whose chat template shows no tools, and
-        null for one without a template.
+        null for a model without a template.
         """
-        return json_response(model_list([self._card(one) for one in self.serving.models_by_name]))
+        return json_response(model_list([self._card(name) for name in self.serving.models_by_name]))
 
     async def model(self, name: str) -> Response:
         """Describe one model; 404 if it is not served."""
@@ -50,11 +50,11 @@ class ModelsApi:
         return model_card(name, served.length, self.started_unix_seconds, takes_tools)
 
     async def version(self) -> Response:
-        """Tell the version of Kvell."""
+        """Return the version of Kvell."""
         return json_response({"version": version("kvell")})
 
     async def tokenizer_info(self) -> Response:
-        """Tell the settings of the first model's tokenizer, its chat template among them.
+        """Return the settings of the first model's tokenizer, including its chat template.
 
         The status is 404 unless the server was started with ``--enable-tokenizer-info-endpoint``.
         """
@@ -75,7 +75,7 @@ class ModelsApi:
             remedy = "send one of prompt and messages"
             raise ChangeSomething("prompt", "…", "is not one text or conversation", remedy)
         if body.messages is not None:
-            plain = [one.plain() for one in body.messages]
+            plain = [message.plain() for message in body.messages]
             opens = body.add_generation_prompt
             ids = await served.prompts.chat(
                 plain,
@@ -88,9 +88,9 @@ class ModelsApi:
         else:
             ids = await served.prompts.text(body.prompt or "", body.add_special_tokens)
         tokens = ids.tolist()
-        told: dict[str, Any] = {"count": len(tokens), "max_model_len": served.length.reach_tokens}
+        sizes: dict[str, Any] = {"count": len(tokens), "max_model_len": served.length.reach_tokens}
         strings = await served.prompts.token_texts(tokens) if body.return_token_strs else None
-        return json_response({**told, "tokens": tokens, "token_strs": strings})
+        return json_response({**sizes, "tokens": tokens, "token_strs": strings})
 
     async def detokenize(self, request: Request, body: DetokenizeRequest) -> Response:
         """Turn token ids into text, which the answer has as ``prompt``."""

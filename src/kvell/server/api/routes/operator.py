@@ -1,4 +1,4 @@
-"""For operators: probes, ``/load``, ``/metrics``, ``/debug`` and ``/reset_prefix_cache``."""
+"""Routes for operators: probes, ``/load``, ``/metrics``, ``/debug`` and ``/reset_prefix_cache``."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,11 +21,11 @@ STATS_SECONDS = 2.0
 
 @dataclass(frozen=True)
 class OperatorApi:
-    """The handlers.
+    """The handlers for operators.
 
-    :param metrics: the observer that was given to the front.
-    :param floor_bytes: of this process before it served anything.
-    :param work_bytes: the most that reading texts and pictures takes beside that.
+    :param metrics: the front's observer.
+    :param floor_bytes: memory of this process before it served anything.
+    :param work_bytes: maximum further memory for reading texts and images.
     """
 
     front: Front
@@ -53,74 +53,78 @@ class OperatorApi:
     async def alive(self) -> Response:
         """Answer 200 unless all instances have failed; ``status`` as of ``/health``.
 
-        For an orchestrator's liveness probe.  A front whose instances load or restart must not be
-        killed for it: that would end the streams of others, and what comes back loads again.
+        For an orchestrator's liveness probe.  A server must not be killed because instances load or
+        restart: that would end the streams of other instances, and load all models again.
         """
         status = 503 if self.front.state == "failed" else 200
         return json_response({"status": self.front.state}, status)
 
     async def health(self) -> Response:
-        """Answer 200 while an instance serves, else 503; ``status`` says what is going on."""
+        """Answer 200 while an instance serves, else 503; ``status`` is the state of the server."""
         status = 200 if self.front.state == "serving" else 503
         return json_response({"status": self.front.state}, status)
 
     async def ping(self) -> Response:
-        """Answer as ``/health``; Amazon SageMaker asks here."""
+        """Answer like ``/health``; Amazon SageMaker uses this path."""
         return await self.health()
 
     async def load(self) -> Response:
-        """Tell how many answers run or wait, as ``server_load``."""
+        """Return the number of answers that run or wait, as ``server_load``."""
         return json_response({"server_load": self.front.in_flight + self.front.waiting})
 
     async def prometheus(self) -> Response:
-        """Give every metric in Prometheus's text format."""
-        told = await self._stats()
-        members = [one for one, _ in self.front.instances()]
-        # In a thread: the system walks all of a process's pages to say how many it takes.
-        front_bytes, *sizes = await asyncio.to_thread(_sizes_of, [one.pid_here for one in members])
-        known = self.metrics.instances
-        known.front_waiting, known.front_bytes = self.front.waiting, front_bytes
-        known.instances = {
-            one.instance_id: InstanceFigures(
-                told.get(one.instance_id), one.ready, one.restarts, size_bytes
+        """Return all metrics in Prometheus's text format."""
+        stats = await self._stats()
+        members = [member for member, _ in self.front.instances()]
+        # In a thread: the system walks all pages of a process to compute its size.
+        front_bytes, *sizes = await asyncio.to_thread(
+            _sizes_of, [member.pid_here for member in members]
+        )
+        figures = self.metrics.instances
+        figures.front_waiting, figures.front_bytes = self.front.waiting, front_bytes
+        figures.instances = {
+            member.instance_id: InstanceFigures(
+                stats.get(member.instance_id), member.ready, member.restarts, size_bytes
             )
-            for one, size_bytes in zip(members, sizes, strict=True)
+            for member, size_bytes in zip(members, sizes, strict=True)
         }
         return Response(self.metrics.render(), media_type=CONTENT_TYPE)
 
     async def memory(self) -> Response:
-        """Tell what was promised of the machine's memory and who has it now, in bytes.
+        """Return the promised memory of the machine and its present users, in bytes.
 
         The status is 503 while no instance answers.
         """
-        told = await self._stats()
-        known = {
-            one.instance_id: InstanceMemory(one.ready, told[one.instance_id], one.pid_here)
-            for one, _ in self.front.instances()
-            if one.ready is not None and one.instance_id in told
+        stats = await self._stats()
+        instances = {
+            member.instance_id: InstanceMemory(
+                member.ready, stats[member.instance_id], member.pid_here
+            )
+            for member, _ in self.front.instances()
+            if member.ready is not None and member.instance_id in stats
         }
-        if not known:
+        if not instances:
             return self._nobody()
-        is_one_host = not any(one.host for one, _ in self.front.instances())
-        page = memory_page(known, self.floor_bytes, self.work_bytes, shares_weights=is_one_host)
+        is_one_host = not any(member.host for member, _ in self.front.instances())
+        page = memory_page(instances, self.floor_bytes, self.work_bytes, shares_weights=is_one_host)
         return json_response(page)
 
     async def audit(self) -> Response:
-        """Let every instance recount its pages, and tell every contradiction that it finds.
+        """Let every instance recount its pages, and return all contradictions.
 
         The status is 503 while no instance answers.
         """
-        told = await self._stats(with_audit=True)
-        if not told:
+        audits = await self._stats(with_audit=True)
+        if not audits:
             return self._nobody()
-        problems = {name: list(stats.problems or ()) for name, stats in told.items()}
+        problems = {name: list(stats.problems or ()) for name, stats in audits.items()}
         return json_response({"clean": not any(problems.values()), "problems": problems})
 
     async def on_reset(self) -> Response:
         """Let every instance evict its cached prefixes; a body is not read.
 
-        Pages that requests in progress use stay, and others may hit them.  Requests that come later
-        find nothing else.  The status is 503 while no instance serves.
+        Only pages that requests in progress use stay, and later requests may hit them.  The status
+        is 503 while no instance serves.
         """
         if not self.front.forget_prefixes():
             return self._nobody()
@@ -130,7 +134,7 @@ class OperatorApi:
         return json_response({"error": f"no instance answers just now ({self.front.state})"}, 503)
 
     async def _stats(self, *, with_audit: bool = False) -> dict[str, Stats]:
-        """What each instance says within a bounded time; those that are silent are left out."""
+        """Return the statistics of the instances that answer within ``STATS_SECONDS``."""
         try:
             return await self.front.stats(STATS_SECONDS, with_audit=with_audit)
         except TryLater:
@@ -138,5 +142,5 @@ class OperatorApi:
 
 
 def _sizes_of(pids: Sequence[int | None]) -> list[int]:
-    """Bytes of this process and then of each instance; 0 for one that is not there."""
+    """Return the bytes of this process, then of each instance; 0 without a process here."""
     return [process_bytes(), *(tree_bytes(pid) if pid else 0 for pid in pids)]

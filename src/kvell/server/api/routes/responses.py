@@ -31,10 +31,10 @@ from kvell.server.text.text_stream import TextDelta, Usage
 
 @dataclass(frozen=True)
 class ResponsesApi:
-    """The handler.
+    """The handler of responses.
 
-    :param ignored_tools: names types of tools that are left out, once.
-    :param ignored_items: names types of items that are left out, once.
+    :param ignored_tools: logs each type of tool that is left out once.
+    :param ignored_items: logs each type of item that is left out once.
     """
 
     serving: Serving
@@ -47,11 +47,11 @@ class ResponsesApi:
         app.add_api_route("/v1/responses", self.respond, methods=["POST"], responses=described)
 
     async def respond(self, request: Request, body: ResponsesRequest) -> Response:
-        """Answer a conversation, in OpenAI's newer form.
+        """Answer a conversation, in OpenAI's newer format.
 
         ``output`` has the reasoning, the message and the calls of the answer as items.  A stream
         has OpenAI's named events, from ``response.created`` to ``response.completed``.  Nothing
-        is stored, so every request brings the whole conversation.
+        is stored, so every request has the whole conversation.
         """
         return await guarded(request, self._answer(body, visit_of(request)))
 
@@ -73,23 +73,23 @@ class ResponsesApi:
 
 
 class _Response:
-    """A response that grows with what is read of its answer."""
+    """A response that grows while its answer is read."""
 
-    def __init__(self, asked: ResponsesRequest, answering: Answering) -> None:
-        self._asked, self._answering = asked, answering
+    def __init__(self, request: ResponsesRequest, answering: Answering) -> None:
+        self._asked, self._answering = request, answering
         self._reader = answering.reader(0)
         heading = answering.asked.heading
         self._writer = OutputWriter(heading.answer_id, self._reader.call_ids)
         self._usage, self._is_whole = Usage(), True
 
     def begun(self) -> Body:
-        """The response before any output."""
+        """Return the response before any output."""
         return response_body(
             self._answering.asked.heading, self._asked, self._answering.tools, "in_progress"
         )
 
     def read(self, delta: TextDelta) -> list[Event]:
-        """The events of the next piece of the answer."""
+        """Return the events of the next piece of the answer."""
         self._usage += delta.usage
         self._is_whole = delta.finish_reason != "length"
         logprobs: list[Body] = []
@@ -99,15 +99,15 @@ class _Response:
         return self._writer.write(self._reader.read(delta), logprobs)
 
     def end(self) -> list[Event]:
-        """The events of the answer's end."""
+        """Return the events that end the answer."""
         return self._writer.close("completed" if self._is_whole else "incomplete")
 
     async def body(self) -> Body:
-        """The whole response, once its answer has ended."""
-        asked = self._answering.asked
+        """Return the whole response, after its answer has ended."""
+        request = self._answering.asked
         tokens = await self._answering.reasoning_tokens()
         return ended_body(
-            asked.heading,
+            request.heading,
             self._asked,
             self._answering.tools,
             self._writer.items,
@@ -116,7 +116,7 @@ class _Response:
         )
 
     async def steps(self) -> AsyncGenerator[Event, None]:
-        """All events; a failure behind the first is an event too."""
+        """Yield all events; a failure after the first event becomes an event."""
         is_begun = False
         begun = self.begun()
         try:

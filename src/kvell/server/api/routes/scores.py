@@ -1,4 +1,4 @@
-"""``/score`` and ``/rerank``: how alike texts are, by the cosine of their embeddings."""
+"""``/score`` and ``/rerank``: similarity of texts, by the cosine of their embeddings."""
 
 import asyncio
 import time
@@ -20,7 +20,7 @@ RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
 
 @dataclass(frozen=True)
 class ScoresApi:
-    """The handlers, over that of embeddings."""
+    """The handlers of scores, which use the handler of embeddings."""
 
     embeddings: EmbeddingsApi
 
@@ -32,15 +32,15 @@ class ScoresApi:
             app.add_api_route(path, self.rerank, methods=["POST"])
 
     async def score(self, request: Request, body: ScoreRequest) -> Response:
-        """Tell how alike two texts are, or each of several pairs.
+        """Return the similarity of two texts, or of each of several pairs.
 
         ``data`` has a ``score`` for every pair, in order: the cosine of the two texts' embeddings,
-        from -1 to 1.  ``usage`` counts tokens, those found in a cache too.
+        from -1 to 1.  ``usage`` counts tokens, including cached ones.
         """
         return await guarded(request, self._scored(visit_of(request), body))
 
     async def rerank(self, request: Request, body: RerankRequest) -> Response:
-        """Put documents in order, the most relevant to a query first.
+        """Sort documents by relevance to a query, the most relevant first.
 
         ``results`` have the ``index`` of a document, the ``document`` and its ``relevance_score``:
         the cosine of its embedding and the query's, from -1 to 1.
@@ -56,7 +56,7 @@ class ScoresApi:
         made, scores = await self._similar(visit, body, "rerank")
         answer = rerank_body(
             *(made.answer_id, made.model, scores, body.texts_by_field()["documents"], made.usage),
-            most=body.top_n or len(scores),
+            limit=body.top_n or len(scores),
             tells_documents=body.return_documents is not False,
         )
         return json_response(answer)

@@ -1,1 +1,1 @@
-"""OpenAI's request bodies, with vLLM's extensions: what is read, and within which bounds."""
+"""OpenAI's request bodies, with vLLM's extensions: fields and their bounds."""

@@ -1,4 +1,4 @@
-"""What a request that asks for beam search may say, and what does not go with it."""
+"""Requests for beam search: their parameters, and fields that they exclude."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
@@ -16,10 +16,10 @@ TAKEN = frozenset(
     {"temperature", "seed", "max_tokens", "stop_token_ids", "ignore_eos", "n", "will_return"}
     | {"min_tokens", "logprobs", "prompt_logprobs"}
 )
-"""Sampling parameters that a beam search follows, or that change nothing in it."""
+"""Sampling parameters that a beam search obeys, or that have no effect in it."""
 
 SAME: Mapping[str, Sequence[object]] = {"top_k": (-1,)}
-"""Values that mean the same as the default."""
+"""Values with the meaning of the default, by parameter."""
 
 
 def beam_searches(
@@ -29,18 +29,17 @@ def beam_searches(
     *,
     has_images: bool = False,
 ) -> list[BeamSearch]:
-    """The search of each prompt; none if the body asks for no beam search.
+    """Return the search of each prompt; none if the body asks for no beam search.
 
-    :param samplings: of the prompts, checked.
-    :param eos_token_ids: of the model.
-    :raises ChangeSomething: naming what does not go with a beam search, or needs one.
+    :param samplings: checked parameters of the prompts.
+    :raises ChangeSomething: naming a field that excludes a beam search, or needs one.
     """
     if not body.use_beam_search:
         _refuse_without(body)
         return []
     for sampling in samplings:
         _refuse_beside(body, sampling, has_images=has_images)
-    return [BeamSearch.of(_params(body, one), eos_token_ids) for one in samplings]
+    return [BeamSearch.of(_params(body, sampling), eos_token_ids) for sampling in samplings]
 
 
 def _params(body: "GenerationRequest", sampling: SamplingParams) -> BeamSearchParams:
@@ -65,7 +64,7 @@ def _params(body: "GenerationRequest", sampling: SamplingParams) -> BeamSearchPa
 
 
 def _refuse_without(body: "GenerationRequest") -> None:
-    """Refuse what says how to search when there is no search; defaults say nothing."""
+    """Refuse options of a beam search without a beam search, unless they are the defaults."""
     for name, default in (("length_penalty", 1.0), ("early_stopping", False)):
         value = getattr(body, name)
         if value is not None and value != default:
@@ -75,9 +74,9 @@ def _refuse_without(body: "GenerationRequest") -> None:
 def _refuse_beside(
     body: "GenerationRequest", sampling: SamplingParams, *, has_images: bool
 ) -> None:
-    """Refuse what would be sent in vain: beams are compared by the model's own probabilities.
+    """Refuse fields that a beam search ignores: it ranks beams by the model's probabilities.
 
-    A parameter that the client did not send, but the model's files, changes nothing.
+    Parameters of the model's files that the client did not send are ignored.
     """
 
     def refuse(name: str, value: object, remedy: str) -> None:
@@ -91,8 +90,8 @@ def _refuse_beside(
         refuse("thinking_token_budget", sampling.reasoning_budget.tokens, "leave it out")
     if sampling.structured_outputs is not None:
         refuse(FIELD, True, "leave out the form of the answer and forced calls, or use n")
-    for one in fields(SamplingParams):
-        default = one.default if one.default_factory is MISSING else one.default_factory()
-        is_sent = one.name in body.model_fields_set and one.name not in TAKEN
-        if is_sent and getattr(sampling, one.name) not in (default, *SAME.get(one.name, ())):
-            refuse(one.name, getattr(body, one.name), "leave it out")
+    for field in fields(SamplingParams):
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        is_sent = field.name in body.model_fields_set and field.name not in TAKEN
+        if is_sent and getattr(sampling, field.name) not in (default, *SAME.get(field.name, ())):
+            refuse(field.name, getattr(body, field.name), "leave it out")

@@ -13,13 +13,13 @@ from kvell.server.api.schemas.sampling_fields import MAX_INT32
 
 MAX_INPUTS = 2048
 MAX_INPUT_TOKENS = 1 << 20
-"""Of all inputs of one request."""
+"""Maximum tokens of all inputs of one request."""
 
 Encoding = Literal["float", "base64"]
 
 
 class EmbeddingsRequest(RequestBody):
-    """What is to be embedded."""
+    """The body of ``/v1/embeddings``."""
 
     others: ClassVar[Mapping[str, Other]] = EMBEDDING_OTHERS
 
@@ -28,20 +28,20 @@ class EmbeddingsRequest(RequestBody):
     encoding_format: Encoding | None = None
     """How a vector is written: ``float`` numbers, or ``base64`` of little-endian float32."""
     dimensions: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
-    """To how many numbers vectors are cut, for models that were trained to be cut."""
+    """Length to which vectors are cut, for models that were trained for it."""
     cache_salt: str | None = Field(default=None, max_length=1024)
-    """Requests with different ones share no cached prefix."""
+    """Only requests with the same salt share cached prefixes."""
     prompt_cache_key: str | None = Field(default=None, max_length=1024)
-    """Requests with the same one go to one instance, if the routing says so."""
+    """Requests with the same key go to one instance, with ``--routing session``."""
     priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
-    """Lower ones are served first."""
+    """Requests with a lower number are served first; 0 if null."""
     user: object = None
     """Accepted and not used."""
 
     def inputs(self) -> list[str | list[int]]:
-        """The inputs, each as text or token ids.
+        """Return the inputs, each as text or token ids.
 
-        :raises ChangeSomething: when there are none or too many.
+        :raises ChangeSomething: if there are none or too many.
         """
         given = self.input
         if isinstance(given, str):
@@ -54,5 +54,5 @@ class EmbeddingsRequest(RequestBody):
         return [each for each in given if not isinstance(each, int)]
 
     def encoding(self) -> Encoding:
-        """How the vectors are written."""
+        """Return the encoding of the vectors."""
         return self.encoding_format or "float"

@@ -1,4 +1,4 @@
-"""What an answer must look like, in the words of OpenAI and of vLLM."""
+"""Constraints of an answer's text, in the formats of OpenAI and of vLLM."""
 
 from typing import Literal
 
@@ -18,11 +18,11 @@ class JsonSchemaFormat(BaseModel):
     """Accepted and not used."""
     description: str | None = Field(default=None, max_length=4096)
     """Accepted and not used."""
-    # The field is called "schema", which pydantic's models use for something else.
+    # Not "schema": pydantic's models have a method of that name.
     json_schema: Schema | None = Field(default=None, alias="schema")
     """The schema that the text follows."""
     strict: bool | None = None
-    """True refuses a schema of which the text cannot follow every keyword."""
+    """True refuses a schema with keywords that the text cannot follow."""
 
 
 class ResponseFormat(BaseModel):
@@ -34,10 +34,10 @@ class ResponseFormat(BaseModel):
     json_schema: JsonSchemaFormat | None = None
     """With the type ``json_schema``: the schema."""
     plain_schema: Schema | None = Field(default=None, alias="schema")
-    """The schema, as llama.cpp and Together take it: beside the type, with either of the two."""
+    """The schema as in llama.cpp and Together: next to ``json_object`` or ``json_schema``."""
 
     def constraint(self) -> StructuredOutputs | None:
-        """What the answer must look like; None for plain text.
+        """Return the constraint of the answer's text; None for plain text.
 
         :raises ChangeSomething: if the schema is missing, too deep or too long.
         """
@@ -73,9 +73,9 @@ class StructuredField(BaseModel):
     """A context-free grammar in Lark's syntax."""
 
     def constraint(self) -> StructuredOutputs:
-        """What the answer must look like.
+        """Return the constraint of the answer's text.
 
-        :raises ChangeSomething: if it is not exactly one constraint.
+        :raises ChangeSomething: if there is not exactly one constraint.
         """
         schema = self.json_schema
         return StructuredOutputs(
@@ -88,15 +88,15 @@ class StructuredField(BaseModel):
 
 
 def json_constraint(schema: Schema | str, field: str) -> StructuredOutputs:
-    """A JSON schema as a constraint.
+    """Return a JSON schema as a constraint.
 
-    :raises ChangeSomething: if it is nested too deeply or too long.
+    :raises ChangeSomething: if the schema is nested too deeply or too long.
     """
     return StructuredOutputs(json=json_text(schema, field), named=field)
 
 
 def choice_texts(texts: list[str], field: str) -> tuple[str, ...]:
-    """Texts to choose among.
+    """Return the texts to choose among.
 
     :raises ChangeSomething: if there are none.
     """

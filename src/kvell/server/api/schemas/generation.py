@@ -33,12 +33,12 @@ MAX_STOP_CHARS = 1024
 MAX_DEADLINE_SECONDS = 86_400.0
 
 FAILS_FAST = Field(fail_fast=True)
-"""A list is read up to the first that is wrong: a million complaints would take a minute."""
+"""Validation that ends at a list's first invalid element: a million errors would take a minute."""
 TokenIds = Annotated[list[TokenId], FAILS_FAST]
 Texts = Annotated[list[str], FAILS_FAST]
 Count = Annotated[int, Field(ge=-1, le=MAX_INT32)]
 RepetitionPenalty = Annotated[float, Field(ge=1e-6)]
-"""Logits are divided by it: a smaller one would make infinities of them."""
+"""A divisor of logits; a smaller one would make logits infinite."""
 StopText = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
 StopTexts = Annotated[list[StopText], Field(max_length=128)]
 Biases = Annotated[dict[str, float], Field(max_length=MAX_BIASES)]
@@ -47,34 +47,34 @@ Priority = Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)]
 
 
 class StreamOptions(RequestPart):
-    """What a stream carries besides text."""
+    """Options of a stream."""
 
     include_usage: bool = False
-    """Send a last piece with the tokens used and no choices."""
+    """Send a last piece with the usage and no choices."""
     include_obfuscation: bool | None = None
     """Accepted and not used."""
     continuous_usage_stats: bool | None = None
-    """With ``include_usage``: every piece tells the tokens used so far."""
+    """With ``include_usage``: send the usage so far with every piece."""
 
 
 class GenerationRequest(SamplingFields):
-    """What chat and text completions share."""
+    """The fields that chat and text completions share."""
 
     stream: bool | None = False
     """Send the answer piece by piece, as server-sent events."""
     stream_options: StreamOptions | None = None
-    """What a stream carries besides text."""
+    """Options of the stream."""
     temperature: float | None = None
     top_p: float | None = None
     top_k: Count | None = None
     min_p: float | None = None
     seed: int | None = None
-    """With it, the same request has the same answer; -1 or null draws one."""
+    """With a seed, the same request has the same answer; -1 or null draws a seed."""
     stop: StopText | StopTexts | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
     ignore_eos: bool = False
     max_tokens: Count | None = None
-    """Most output tokens, at least 1; as many as fit if null."""
+    """Maximum output tokens, at least 1; as many as fit if null."""
     min_tokens: int | None = None
     n: int | None = 1
     frequency_penalty: float | None = None
@@ -83,16 +83,16 @@ class GenerationRequest(SamplingFields):
     logit_bias: Biases | None = None
     prompt_logprobs: int | None = None
     use_beam_search: bool | None = False
-    """Find the ``n`` likeliest answers, with as many beams, at most 10; nothing is drawn."""
+    """Find the ``n`` likeliest answers, with as many beams, at most 10, without sampling."""
     length_penalty: float | None = None
     """With ``use_beam_search``: scores are divided by the length to this power; 1 if null."""
     early_stopping: StrictBool | Literal["never"] | None = None
     """With ``use_beam_search``: end as soon as every beam has an answer, as in transformers."""
     return_token_ids: bool | None = False
-    """Tell the ids of the answer's tokens beside its text."""
+    """Return the ids of the answer's tokens as well as its text."""
 
     response_format: ResponseFormat | None = None
-    """Form of the answer's text, in OpenAI's words."""
+    """Constraint of the answer's text, in OpenAI's format."""
     structured_outputs: StructuredField | None = None
     guided_json: Schema | str | None = None
     """JSON schema that the text follows; an older name of ``structured_outputs.json``."""
@@ -111,15 +111,15 @@ class GenerationRequest(SamplingFields):
     """Accepted and not used."""
     will_return: StrictBool | None = None
     kv_hints: KvHints | None = None
-    """An orchestrator's advice on the KV cache, in the envelope that vLLM, SGLang and TensorRT-LLM
-    take: ``kv.retain`` says what ``will_return`` does; other actions are named in the log."""
+    """An orchestrator's advice on the KV cache, in the envelope of vLLM, SGLang and TensorRT-LLM:
+    ``kv.retain`` has the effect of ``will_return``; other actions are logged and ignored."""
     deadline_seconds: DeadlineSeconds | None = None
-    """A request that has not ended by then ends with 408."""
+    """Seconds after which a request that has not ended fails with 408."""
     priority: Priority | None = None
-    """Requests with a lower number go first; 0 if null."""
+    """Requests with a lower number are served first; 0 if null."""
 
     session_id: str | None = Field(default=None, max_length=1024)
-    """Another name of ``prompt_cache_key``, which goes before it."""
+    """Another name of ``prompt_cache_key``, used if ``prompt_cache_key`` is null."""
 
     user: object = None
     """Accepted and not used."""
@@ -133,46 +133,46 @@ class GenerationRequest(SamplingFields):
     """Accepted and not used."""
 
     def output_limit(self) -> int | None:
-        """Output tokens asked for; None means as many as fit."""
+        """Return the requested number of output tokens; None means as many as fit."""
         return self.max_tokens
 
     def limit_field(self) -> str:
-        """The field that limits the output's tokens."""
+        """Return the name of the field that limits the output tokens."""
         return "max_tokens"
 
     def name_sent(self, field: str) -> str:
-        """What the client called a field that the engine calls so."""
+        """Return the client's name of a field that the engine names ``field``."""
         return self.limit_field() if field == "max_tokens" else field
 
     def session(self) -> str:
-        """The name of the conversation, if the client says one."""
+        """Return the client's name of the conversation, or ""."""
         return self.prompt_cache_key or self.session_id or ""
 
     def output_logprobs(self) -> int | None:
-        """Likeliest tokens to tell of at each position of the answer; None to tell nothing."""
+        """Return the number of likeliest tokens at each output token; None for no probabilities."""
         return None
 
     def logprobs_field(self) -> str:
-        """The field that asks for most log probabilities."""
+        """Return the name of the field that asks for the most log probabilities."""
         return "logprobs" if self.prompt_logprobs is None else "prompt_logprobs"
 
     def scored_prompt(self) -> int | None:
-        """Likeliest tokens to tell of at each position of the prompt; None to tell nothing."""
+        """Return the number of likeliest tokens at each prompt token; None for no probabilities."""
         return self.prompt_logprobs
 
     def form(self) -> PromptForm:
-        """How the request's text becomes a prompt."""
+        """Return the form of the request's prompt."""
         limit = self.output_limit()
         return self.prompt_form(add_special_tokens=self.adds_special_tokens(), answer_tokens=limit)
 
     def adds_special_tokens(self) -> bool:
-        """Whether the prompt gets the special tokens that the model wants."""
+        """Return whether the prompt gets the model's special tokens."""
         return True
 
     def sampling(self, room: AnswerRoom, defaults: SamplingParams = NEUTRAL) -> SamplingParams:
-        """Validated sampling parameters for a prompt that leaves so much room.
+        """Return validated sampling parameters for a prompt that leaves this room.
 
-        :param defaults: what the model's files recommend.
+        :param defaults: recommendations of the model's files.
         :raises ChangeSomething: naming a field that is out of range.
         """
         temperature, top_p = self.temperature, self.top_p
@@ -201,83 +201,83 @@ class GenerationRequest(SamplingFields):
         return self.bounded(sampling)
 
     def constraint(self) -> StructuredOutputs | None:
-        """What the answer must look like; None for any text.
+        """Return the constraint of the answer's text; None for any text.
 
-        :raises ChangeSomething: if several fields say so, or one says it wrongly.
+        :raises ChangeSomething: if several fields have a constraint, or one is invalid.
         """
         forms = {
             "response_format": self.response_format,
             "structured_outputs": self.structured_outputs,
         }
-        asked = {name: form.constraint() for name, form in forms.items() if form is not None}
-        asked |= self._guided()
-        given = {name: one for name, one in asked.items() if one is not None}
+        fields = {name: form.constraint() for name, form in forms.items() if form is not None}
+        fields |= self._guided()
+        given = {name: constraint for name, constraint in fields.items() if constraint is not None}
         if len(given) > 1:
             names = ", ".join(given)
             raise ChangeSomething(next(iter(given)), "…", f"is one of {names}", "give only one")
         return next(iter(given.values()), None)
 
     def choices(self) -> int:
-        """Answers to each prompt."""
+        """Return the number of answers to each prompt."""
         return 1 if self.n is None else self.n
 
     def returns(self) -> bool | None:
-        """Whether a later prompt will begin with this one: ``will_return``, or what hints say.
+        """Return whether a later prompt will extend this one: ``will_return``, or else the hints.
 
-        :raises ChangeSomething: naming what is wrong in the hints.
+        :raises ChangeSomething: naming an invalid field of the hints.
         """
         hinted = None if self.kv_hints is None else self.kv_hints.will_return()
         return hinted if self.will_return is None else self.will_return
 
     def sequences(self) -> int:
-        """Requests to the instance that each prompt needs at once: answers, or beams."""
+        """Return the number of concurrent sequences of each prompt: answers, or beams."""
         return self.choices()
 
     def sequences_field(self) -> str:
-        """The field that says how many they are, for errors."""
+        """Return the name of the field that sets the number of sequences, for errors."""
         return "n"
 
     def include_usage(self) -> bool:
-        """Whether a stream ends with a usage chunk."""
+        """Return whether a stream ends with a usage chunk."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     def continuous_usage(self) -> bool:
-        """Whether every piece of a stream says what was used so far."""
+        """Return whether every piece of a stream has the usage so far."""
         options = self.stream_options
         return options is not None and bool(
             options.include_usage and options.continuous_usage_stats
         )
 
     def _guided(self) -> dict[str, StructuredOutputs]:
-        """Constraints under their older names."""
-        found: dict[str, StructuredOutputs] = {}
+        """Return the constraints of the older ``guided_*`` fields, by field."""
+        constraints: dict[str, StructuredOutputs] = {}
         if self.guided_json is not None:
-            found["guided_json"] = json_constraint(self.guided_json, "guided_json")
+            constraints["guided_json"] = json_constraint(self.guided_json, "guided_json")
         if self.guided_regex is not None:
             made = StructuredOutputs(regex=self.guided_regex, named="guided_regex")
-            found["guided_regex"] = made
+            constraints["guided_regex"] = made
         if self.guided_choice is not None:
             texts = choice_texts(self.guided_choice, "guided_choice")
-            found["guided_choice"] = StructuredOutputs(choice=texts, named="guided_choice")
+            constraints["guided_choice"] = StructuredOutputs(choice=texts, named="guided_choice")
         if self.guided_grammar is not None:
             made = StructuredOutputs(grammar=self.guided_grammar, named="guided_grammar")
-            found["guided_grammar"] = made
-        return found
+            constraints["guided_grammar"] = made
+        return constraints
 
     def _stop_strings(self) -> tuple[str, ...]:
-        """The texts that end an answer; an empty one, which some clients send, is none."""
+        """Return the stop strings, without the empty ones that some clients send."""
         given = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return tuple(one for one in given if one)
+        return tuple(text for text in given if text)
 
     def _biases(self) -> dict[int, float]:
-        """Biases by token id, which JSON can only have as text."""
-        found: dict[int, float] = {}
+        """Return the biases by token id, which is a text in JSON."""
+        biases: dict[int, float] = {}
         for token, bias in (self.logit_bias or {}).items():
             if not token.isascii() or not token.isdigit() or len(token) > len(str(MAX_INT32)):
                 problem = "is no token id"
                 raise ChangeSomething("logit_bias", repr(token[:40]), problem, "use token ids")
-            found[int(token)] = bias
-        return found
+            biases[int(token)] = bias
+        return biases
 
     def _max_tokens(self, room: AnswerRoom, defaults: SamplingParams) -> int:
         limit = self.output_limit()
@@ -299,37 +299,37 @@ class CompletionRequest(GenerationRequest):
     prompt: str | TokenIds | Annotated[list[TokenIds], FAILS_FAST] | Texts
     """A text, its token ids, or a list of either, at most 128."""
     max_tokens: Count | None = 16
-    """Most output tokens; 0 only with ``echo``; as many as fit if null."""
+    """Maximum output tokens; 0 only with ``echo``; as many as fit if null."""
     best_of: int | None = None
-    """Must equal ``n``, or be 1 or null; with ``use_beam_search``: how many beams."""
+    """Must equal ``n``, or be 1 or null; with ``use_beam_search``: the number of beams."""
     echo: bool | None = False
     """Begin the text with the prompt."""
     logprobs: int | None = None
-    """Tell how likely each token was, and this many likeliest tokens, at most 20."""
+    """Return the log probability of each token, and this many likeliest tokens, at most 20."""
     add_special_tokens: bool | None = True
-    """Whether texts get the special tokens that the model wants, such as one that begins a text."""
+    """Whether texts get the model's special tokens, such as one that begins a text."""
     suffix: str | None = None
-    """Only null and an empty text: nothing is written before a given end."""
+    """Only null and an empty text: answers are not fitted to a suffix."""
 
     def adds_special_tokens(self) -> bool:
-        """``add_special_tokens``."""
+        """Return ``add_special_tokens``."""
         return self.add_special_tokens is not False
 
     def output_logprobs(self) -> int | None:
-        """``logprobs``."""
+        """Return ``logprobs``."""
         return self.logprobs
 
     def scored_prompt(self) -> int | None:
-        """``logprobs`` too, where the prompt is a part of the answer."""
+        """Return ``logprobs`` if the prompt is echoed, or else ``prompt_logprobs``."""
         return self.logprobs if self.echo and self.logprobs is not None else self.prompt_logprobs
 
     def output_limit(self) -> int | None:
-        """``max_tokens``; only a prompt that is told again can be asked for alone."""
+        """Return ``max_tokens``, or 1 if the answer is the echoed prompt alone."""
         return 1 if self.is_prompt_alone else self.max_tokens
 
     @property
     def is_prompt_alone(self) -> bool:
-        """Whether the answer is the prompt and nothing else, to see how likely it is."""
+        """Whether the answer is the prompt alone, for its log probabilities."""
         return bool(self.echo) and self.max_tokens == 0
 
     @override
@@ -342,7 +342,7 @@ class CompletionRequest(GenerationRequest):
         return super().sampling(room, defaults)
 
     def sequences(self) -> int:
-        """``best_of`` beams, or ``n`` answers."""
+        """Return the number of beams, or of answers without a beam search."""
         beams = self.best_of if self.use_beam_search else None
         return self.choices() if beams is None else beams
 
@@ -351,9 +351,9 @@ class CompletionRequest(GenerationRequest):
         return "best_of" if self.use_beam_search and self.best_of is not None else "n"
 
     def prompts(self) -> list[str | list[int]]:
-        """The prompts, each as text or token ids.
+        """Return the prompts, each as text or token ids.
 
-        :raises ChangeSomething: when there are none or too many.
+        :raises ChangeSomething: if there are none or too many.
         """
         prompt = self.prompt
         if isinstance(prompt, str):

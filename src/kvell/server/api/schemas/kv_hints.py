@@ -1,7 +1,7 @@
 """``kv_hints`` 0.1: an orchestrator's advice on the KV cache of a request.
 
-vLLM, SGLang and TensorRT-LLM take the same envelope.  Its actions are advice: what Kvell has an
-equivalent of is followed, and the rest is named in the log and changes nothing.
+vLLM, SGLang and TensorRT-LLM take the same envelope.  Kvell follows the actions that it has an
+equivalent of; it logs and ignores the others.
 """
 
 from collections.abc import Mapping
@@ -27,58 +27,58 @@ class KvHintAction(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
     action_id: Name
-    """Its sender's name for it."""
+    """The sender's id of the action."""
     action_type: Name
-    """What is advised: ``kv.retain`` is followed, others are named in the log and ignored."""
+    """Kind of advice: ``kv.retain`` is followed, others are logged and ignored."""
     action_version: Name
     """Version of the payload: 1, for ``kv.retain``."""
     payload: dict[str, object]
-    """Of ``kv.retain``: ``directives`` with ``priority`` (0 to 100), ``start`` and ``end``."""
+    """With ``kv.retain``: ``directives`` with ``priority`` (0 to 100), ``start`` and ``end``."""
 
     @property
     def is_followed(self) -> bool:
-        """Whether Kvell knows this kind of advice."""
+        """Whether Kvell follows this kind and version of advice."""
         major = self.action_version.partition(".")[0]
         return self.action_type == RETAIN and major == "1"
 
 
 class KvHints(BaseModel):
-    """The envelope."""
+    """The envelope of ``kv_hints``."""
 
     model_config = ConfigDict(extra="forbid")
     protocol_version: Literal["0.1"]
-    """Of the envelope."""
+    """Version of the envelope."""
     message_id: Name
-    """Its sender's name for it."""
+    """The sender's id of the message."""
     actions: Annotated[list[KvHintAction], Field(max_length=MAX_ACTIONS)]
-    """Pieces of advice, at most 64; each stands alone."""
+    """Pieces of advice, at most 64; each is independent."""
 
     def will_return(self) -> bool | None:
-        """Whether a later prompt will begin with this one, as far as its actions say.
+        """Return whether a later prompt will begin with this one; None if no action implies it.
 
-        A directive that protects tokens says that they will be wanted; one that releases all of
-        the prompt says that they will not.  The last action that says something counts.
+        A directive that protects tokens implies that a later prompt has them; one that releases
+        the whole prompt implies the opposite.  The last action that implies either counts.
 
-        :raises ChangeSomething: naming what is wrong in an action that is followed.
+        :raises ChangeSomething: naming an invalid field of an action that is followed.
         """
-        told: bool | None = None
+        result: bool | None = None
         for index, action in enumerate(self.actions):
             if action.is_followed:
-                said = _returns(f"kv_hints.actions[{index}].payload", action.payload)
-                told = told if said is None else said
-        return told
+                returns = _returns(f"kv_hints.actions[{index}].payload", action.payload)
+                result = result if returns is None else returns
+        return result
 
     def ignored(self) -> list[str]:
-        """Kinds of advice that are not followed, with their versions."""
-        others = [one for one in self.actions if not one.is_followed]
-        return [f"{one.action_type}@{one.action_version}" for one in others]
+        """Return the kinds of advice that are not followed, with their versions."""
+        others = [action for action in self.actions if not action.is_followed]
+        return [f"{action.action_type}@{action.action_version}" for action in others]
 
 
 @dataclass(frozen=True)
 class _Directive:
-    """What one directive of ``kv.retain`` says of its tokens.
+    """A directive of ``kv.retain``.
 
-    :param is_whole: whether they are all of the prompt.
+    :param is_whole: whether its tokens are the whole prompt.
     """
 
     priority: int
@@ -92,14 +92,14 @@ def _returns(field: str, payload: Mapping[str, object]) -> bool | None:
     if not isinstance(given, list) or len(given) > MAX_DIRECTIVES:
         remedy = f"send a list of at most {MAX_DIRECTIVES}"
         raise ChangeSomething(f"{field}.directives", "…", "is no list of directives", remedy)
-    read = [_directive(f"{field}.directives[{index}]", one) for index, one in enumerate(given)]
-    if any(one.priority > 0 for one in read):
+    read = [_directive(f"{field}.directives[{index}]", item) for index, item in enumerate(given)]
+    if any(directive.priority > 0 for directive in read):
         return True
-    return False if any(one.is_whole for one in read) else None
+    return False if any(directive.is_whole for directive in read) else None
 
 
 def _directive(field: str, given: object) -> _Directive:
-    """Check one directive, as vLLM does, and read it."""
+    """Return a directive after the checks that vLLM makes."""
 
     def refuse(name: str, problem: str, remedy: str) -> NoReturn:
         raise ChangeSomething(f"{field}{name}", "…", problem, remedy)
@@ -108,8 +108,8 @@ def _directive(field: str, given: object) -> _Directive:
         refuse("", "is no object", 'send {"priority": …, "start": …, "end": …}')
     for name in given:
         if name not in _DIRECTIVE_FIELDS:
-            known = ", ".join(sorted(_DIRECTIVE_FIELDS))
-            refuse(f".{str(name)[:40]}", "is unknown", f"use {known}")
+            names = ", ".join(sorted(_DIRECTIVE_FIELDS))
+            refuse(f".{str(name)[:40]}", "is unknown", f"use {names}")
     priority, start, end = _count(given.get("priority")), _count(given.get("start", 0)), None
     if priority is None or priority > MAX_PRIORITY:
         refuse(".priority", f"is no whole number from 0 to {MAX_PRIORITY}", "use 0 to release")
@@ -132,7 +132,7 @@ def _directive(field: str, given: object) -> _Directive:
 
 
 def _count(value: object) -> int | None:
-    """A whole number that is 0 or more; None for anything else."""
+    """Return a whole number that is 0 or more; None for any other value."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         return None
     return value

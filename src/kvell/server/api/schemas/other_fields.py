@@ -1,7 +1,7 @@
-"""Fields that other servers know and Kvell does not serve: which values are taken, and why.
+"""Fields that other servers support and Kvell does not: accepted values, and reasons.
 
-Of OpenAI's and vLLM's request bodies everything is either a field of a schema here, or in one of
-these tables; ``docs/request-fields.md`` is made of both.
+Every field of OpenAI's and vLLM's request bodies is either in a schema of this package or in one of
+these tables; ``docs/request-fields.md`` is generated from both.
 """
 
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from types import MappingProxyType
 
 @dataclass(frozen=True)
 class Other:
-    """A field that is not served.
+    """A field that is not supported.
 
-    :param why: it makes no difference; given if every value is taken.
-    :param remedy: what to do instead of other values.
-    :param values: that ask for what happens anyway, beside null.
+    :param why: reason why the field has no effect; if given, every value is accepted.
+    :param remedy: alternative to a value that is refused.
+    :param values: accepted values besides null; they request the default behaviour.
     """
 
     why: str = ""
@@ -23,17 +23,17 @@ class Other:
     values: tuple[object, ...] = ()
 
     def is_taken(self, value: object) -> bool:
-        """Whether a request with this value is served."""
+        """Return whether a request with this value is accepted."""
         if self.why or value is None:
             return True
-        return any(value == one and type(value) is type(one) for one in self.values)
+        return any(value == taken and type(value) is type(taken) for taken in self.values)
 
 
 def _table(*tables: Mapping[str, Other], **fields: Other) -> Mapping[str, Other]:
-    found: dict[str, Other] = {}
+    merged: dict[str, Other] = {}
     for table in tables:
-        found.update(table)
-    return MappingProxyType(found | fields)
+        merged.update(table)
+    return MappingProxyType(merged | fields)
 
 
 _OWN_IDS = Other(why="answers have ids of their own")
@@ -83,7 +83,7 @@ CHAT_OTHERS = _table(
     chat_template=Other(remedy="start the server with --chat-template"),
     echo=Other(values=(False,), remedy="leave it out: an answer is a message of its own"),
 )
-"""Of ``/v1/chat/completions``."""
+"""Unsupported fields of ``/v1/chat/completions``."""
 
 COMPLETION_OTHERS = _table(
     _GENERATION,
@@ -93,7 +93,7 @@ COMPLETION_OTHERS = _table(
     tools=Other(values=([],), remedy="use /v1/chat/completions"),
     prompt_embeds=Other(values=([],), remedy="send a text or token ids as prompt"),
 )
-"""Of ``/v1/completions``."""
+"""Unsupported fields of ``/v1/completions``."""
 
 RESPONSES_OTHERS = _table(
     _EVERYWHERE,
@@ -111,7 +111,7 @@ RESPONSES_OTHERS = _table(
     reasoning_effort=Other(remedy="use reasoning.effort"),
     logprobs=Other(values=(False,), remedy="use include and top_logprobs"),
 )
-"""Of ``/v1/responses``."""
+"""Unsupported fields of ``/v1/responses``."""
 
 SCORE_OTHERS = _table(
     _EVERYWHERE,
@@ -119,7 +119,7 @@ SCORE_OTHERS = _table(
     truncate_prompt_tokens=Other(remedy="send shorter texts"),
     max_tokens_per_doc=Other(remedy="send shorter texts"),
 )
-"""Of ``/score`` and ``/rerank``."""
+"""Unsupported fields of ``/score`` and ``/rerank``."""
 
 MESSAGES_OTHERS = _table(
     request_id=_OWN_IDS,
@@ -130,7 +130,7 @@ MESSAGES_OTHERS = _table(
     reasoning_effort=Other(remedy="use output_config.effort"),
     instructions=Other(remedy="use system"),
 )
-"""Of ``/v1/messages``."""
+"""Unsupported fields of ``/v1/messages``."""
 
 EMBEDDING_OTHERS = _table(
     _EVERYWHERE,
@@ -146,4 +146,4 @@ EMBEDDING_OTHERS = _table(
     embed_dtype=Other(values=("float32",), remedy='use "float32"'),
     endianness=Other(values=("native", "little"), remedy='use "little"'),
 )
-"""Of ``/v1/embeddings``."""
+"""Unsupported fields of ``/v1/embeddings``."""

@@ -1,8 +1,7 @@
-"""What all request bodies have in common: nulls, and fields that are not their own.
+"""The treatment of nulls, unknown fields and unsupported fields in all request bodies.
 
-A field that nobody knows is ignored and told in the log.  A field that other servers know and this
-one does not serve is taken where it asks for what happens anyway, and refused by its name otherwise
-(:mod:`.other_fields`).
+Unknown fields are logged and ignored.  A field that other servers support is accepted if its value
+requests the default behaviour, and otherwise refused by name (:mod:`.other_fields`).
 """
 
 import re
@@ -19,17 +18,14 @@ LONGEST_VALUE = 64
 
 
 class RequestPart(BaseModel):
-    """A part of a request body: a null means the default, and fields of no meaning are kept apart.
-
-    They are pydantic's ``model_extra``.
-    """
+    """A part of a request body: null means the default, ``model_extra`` has unknown fields."""
 
     model_config = ConfigDict(extra="allow")
 
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, data: object) -> object:
-        """Null in a field that cannot be null means that it was not sent."""
+        """Drop nulls of optional fields that cannot be null."""
         if not isinstance(data, dict) or None not in data.values():
             return data
         fields = cls.model_fields
@@ -47,7 +43,7 @@ class RequestPart(BaseModel):
 class RequestBody(RequestPart):
     """A request body.
 
-    :cvar others: the fields that other servers know and this one does not serve, by name.
+    :cvar others: unsupported fields of other servers, by name.
     """
 
     others: ClassVar[Mapping[str, Other]] = MappingProxyType({})
@@ -57,7 +53,7 @@ class RequestBody(RequestPart):
 
     @model_validator(mode="after")
     def _refuse_others(self) -> "RequestBody":
-        """Refuse by name what changes an answer and is not served.
+        """Refuse unsupported fields that would change the answer.
 
         :raises ChangeSomething: naming the field.
         """
@@ -70,31 +66,31 @@ class RequestBody(RequestPart):
         return self
 
     def unknown_fields(self) -> set[str]:
-        """Names of the fields that nobody knows, as paths: ``stream_options.colour``.
+        """Return the paths of unknown fields, such as ``stream_options.colour``.
 
-        Elements of a list are one path: ``messages[].content[].colour``.
+        Elements of a list share a path: ``messages[].content[].colour``.
         """
         return {name for name in _extras(self, "") if name not in self.others}
 
 
 def renamed(field: str, names: Iterable[tuple[re.Pattern[str], str]]) -> str:
-    """What a body calls a field of the request that it is answered as.
+    """Return a body's name of a field of the chat request that the body is translated to.
 
-    :param names: patterns of the beginnings of fields, and what stands here in their place.
+    :param names: patterns of the beginnings of fields, and their replacements.
     """
     for pattern, name in names:
-        if found := pattern.match(field):
-            return found.expand(name) + field[found.end() :]
+        if match := pattern.match(field):
+            return match.expand(name) + field[match.end() :]
     return field
 
 
 def _extras(value: object, path: str) -> Iterator[str]:
-    """Paths of the fields that no model has, in a value of a model."""
+    """Yield the paths of unknown fields in a value of a model."""
     if isinstance(value, list):
-        for one in value:
-            if not isinstance(one, BaseModel):
-                return  # lists are of one kind, and a prompt of a million numbers is one
-            yield from _extras(one, f"{path}[]")
+        for element in value:
+            if not isinstance(element, BaseModel):
+                return  # elements have one type, and a prompt may be a million numbers
+            yield from _extras(element, f"{path}[]")
     elif isinstance(value, BaseModel):
         before = f"{path}." if path else ""
         for name in value.model_extra or ():

@@ -1,4 +1,4 @@
-"""Items of the ``input`` of ``/v1/responses``, and the chat messages that they are."""
+"""Items of the ``input`` of ``/v1/responses``, and their translation to chat messages."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -21,7 +21,7 @@ from kvell.server.api.schemas.chat import (
 from kvell.server.api.schemas.request_body import RequestPart
 
 OTHER_TOOLS = "*_call"
-"""The kind of items of all tools that are no functions."""
+"""The kind of the items of all tools that are not functions."""
 _FUNCTION_ITEMS = ("function_call", "function_call_output")
 _ENDS_OF_OTHER_TOOLS = ("_call", "_output")
 _OTHER_TOOLS = frozenset(
@@ -33,11 +33,11 @@ _OTHER_TOOLS = frozenset(
         "program",
     )
 )
-"""Items of tools whose types end otherwise."""
+"""Types of such items with endings that are not in ``_ENDS_OF_OTHER_TOOLS``."""
 
 
 class InputImage(RequestPart):
-    """A piece of a message that is an image: a data URL."""
+    """An image part of a message: a data URL."""
 
     type: Literal["input_image"]
     image_url: str
@@ -55,7 +55,7 @@ class MessageItem(RequestPart):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    """Who speaks."""
+    """Author of the message."""
     content: str | InputParts
     """A text, or parts that are joined."""
 
@@ -65,36 +65,36 @@ class FunctionCallItem(RequestPart):
 
     type: Literal["function_call"]
     call_id: str = Field(min_length=1, max_length=256)
-    """Id of the call, which its output names."""
+    """Id of the call; its output refers to it."""
     name: str = Field(max_length=256)
     """Name of the function."""
     arguments: object = ""
-    """Its arguments, as JSON text.  Whatever the model wrote is passed on, half an object too."""
+    """Its arguments, as JSON text; passed on as the model wrote them, even if incomplete."""
 
 
 class FunctionCallOutputItem(RequestPart):
-    """What a called function returned."""
+    """The output of a called function."""
 
     type: Literal["function_call_output"]
     call_id: str = Field(min_length=1, max_length=256)
-    """The call that this is the output of."""
+    """Id of the call whose output this is."""
     output: str | InputParts
     """A text, or parts that are joined."""
 
 
 class ReasoningItem(RequestPart):
-    """What an earlier answer thought; chat templates do not want it again."""
+    """The reasoning of an earlier answer; it is dropped, as chat templates do not need it."""
 
     type: Literal["reasoning"]
 
 
 class OtherToolItem(RequestPart):
-    """A call of a tool that is no function, or its output."""
+    """A call of a tool that is not a function, or its output."""
 
     model_config = ConfigDict(extra="ignore")
 
     type: str
-    """Such as ``web_search_call`` or ``custom_tool_call_output``."""
+    """Type of the item, such as ``web_search_call`` or ``custom_tool_call_output``."""
 
 
 def item_kind(item: Any) -> str | None:
@@ -122,11 +122,11 @@ def left_out_items(items: Sequence[InputItem]) -> set[str]:
 
 
 def chat_messages(instructions: str | None, items: str | Sequence[InputItem]) -> list[ChatMessage]:
-    """The conversation that an input is.
+    """Return the chat messages of an input.
 
-    Calls belong to the message of the assistant before them.
+    Calls become a part of the preceding message of the assistant.
 
-    :param instructions: come first, as a system message.
+    :param instructions: content of a system message at the beginning.
     :raises ChangeSomething: if there is no message, or an answer has too many calls.
     """
     messages: list[ChatMessage] = []

@@ -1,6 +1,6 @@
-"""The tools of ``/v1/responses``: functions are offered, and tools of other types left out.
+"""The tools of ``/v1/responses``: functions are offered, and other tools are left out.
 
-Agents such as Codex send them in every request, and a local server has none of them.
+Agents such as Codex send tools of other types in every request; a local server has none of them.
 """
 
 import re
@@ -16,7 +16,7 @@ Tool = Mapping[str, Any]
 
 
 def chat_functions(tools: Sequence[Tool]) -> list[dict[str, Any]]:
-    """Return the functions in chat's form; a type that is no text is refused there."""
+    """Return the functions in the format of chat, which refuses a type that is not a text."""
     kept = [tools[place] for place in _kept(tools)]
     return [
         {"type": FUNCTION, "function": tool} if _type(tool) == FUNCTION else {"type": _type(tool)}
@@ -30,21 +30,21 @@ def left_out_tools(tools: Sequence[Tool]) -> set[str]:
 
 
 def named_as_sent_tool(field: str, tools: Sequence[Tool]) -> str:
-    """Return a field's name with the place that its tool has among all that were sent."""
-    found = _PLACE.match(field)
-    if found is None:
+    """Return a field's name with the index of its tool among all sent tools."""
+    match = _PLACE.match(field)
+    if match is None:
         return field
     kept = _kept(tools)
-    place = int(found[1])
-    return f"tools[{kept[place]}]{field[found.end() :]}" if place < len(kept) else field
+    place = int(match[1])
+    return f"tools[{kept[place]}]{field[match.end() :]}" if place < len(kept) else field
 
 
 def chat_choice(
     choice: str | dict[str, Any] | None, tools: Sequence[Tool]
 ) -> str | dict[str, Any] | None:
-    """Return ``tool_choice`` in chat's form.
+    """Return ``tool_choice`` in the format of chat.
 
-    :raises ChangeSomething: if it is not known, or forces a tool that is left out.
+    :raises ChangeSomething: if ``choice`` is not known, or forces a tool that is left out.
     """
     match choice:
         case "required" if tools and not _kept(tools):
@@ -65,7 +65,7 @@ def chat_choice(
 
 
 def _kept(tools: Sequence[Tool]) -> list[int]:
-    """Return the places of the tools that are not left out."""
+    """Return the indices of the tools that are not left out."""
     return [place for place, tool in enumerate(tools) if not _is_left_out(tool)]
 
 
@@ -75,6 +75,6 @@ def _is_left_out(tool: Tool) -> bool:
 
 
 def _type(tool: Tool) -> object:
-    """Return the type of a tool; without one it is a function, as in chat."""
+    """Return the type of a tool; a tool without a type is a function, as in chat."""
     kind = tool.get("type")
     return FUNCTION if kind is None else kind

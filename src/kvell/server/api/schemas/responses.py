@@ -1,4 +1,4 @@
-"""Body of ``/v1/responses``, and the chat request that it is."""
+"""The body of ``/v1/responses``, and its translation to a chat request."""
 
 import re
 from collections.abc import Mapping
@@ -63,41 +63,41 @@ _NAMES_HERE = (
 
 
 class TextFormat(RequestPart):
-    """What the text must look like."""
+    """The constraint of the text."""
 
     type: Literal["text", "json_object", "json_schema"]
     """``text`` for any text, ``json_object`` for any JSON object, or a schema."""
     name: str = Field(default="answer", max_length=64)
-    """Told again in the answer, and not used."""
+    """Accepted and not used, but repeated in the answer."""
     description: str | None = Field(default=None, max_length=4096)
-    """Told again in the answer, and not used."""
-    # The field is called "schema", which pydantic's models use for something else.
+    """Accepted and not used, but repeated in the answer."""
+    # Not "schema": pydantic's models have a method of that name.
     json_schema: Schema | None = Field(default=None, alias="schema")
     """With the type ``json_schema``: the schema."""
     strict: bool | None = None
-    """True refuses a schema of which the text cannot follow every keyword."""
+    """True refuses a schema with keywords that the text cannot follow."""
 
     def chat(self) -> ResponseFormat:
-        """The same in the words of chat completions."""
+        """Return this constraint in the format of chat completions."""
         schema = JsonSchemaFormat(name=self.name, schema=self.json_schema, strict=self.strict)
         is_schema = self.type == "json_schema"
         return ResponseFormat(type=self.type, json_schema=schema if is_schema else None)
 
 
 class TextField(RequestPart):
-    """``text``; how wordy an answer is, is up to the model."""
+    """``text``; the verbosity of an answer is up to the model."""
 
     format: TextFormat | None = None
-    """Form of the answer's text."""
+    """Constraint of the answer's text."""
     verbosity: Literal["low", "medium", "high"] | None = None
-    """Told again in the answer, and not used."""
+    """Accepted and not used, but repeated in the answer."""
 
 
 class ReasoningField(RequestPart):
-    """``reasoning``; answers tell it whole, so nobody sums it up."""
+    """``reasoning``; answers contain the whole reasoning, and no summary."""
 
     effort: str | None = Field(default=None, max_length=32)
-    """Given to the chat template as ``reasoning_effort``."""
+    """Passed to the chat template as ``reasoning_effort``."""
     summary: str | None = Field(default=None, max_length=32)
     """Accepted and not used."""
     generate_summary: str | None = Field(default=None, max_length=32)
@@ -112,25 +112,25 @@ class ResponsesRequest(RequestBody):
     input: str | Annotated[list[InputItem], Field(max_length=MAX_MESSAGES - 1, fail_fast=True)]
     """A text, or the items of a conversation, oldest first.
 
-    Calls of tools that are no functions, and their outputs, are left out.
+    Calls of tools that are not functions, and their outputs, are left out.
     """
     instructions: str | None = None
     """A system message before the conversation."""
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     max_output_tokens: Count | None = None
-    """Most output tokens, reasoning included; as many as fit if null."""
+    """Maximum output tokens, including reasoning; as many as fit if null."""
     temperature: float | None = None
     top_p: float | None = None
     top_logprobs: int | None = None
-    """Tell this many likeliest tokens of each position, at most 20; beside ``include`` it must say
-    so too."""
+    """Return this many likeliest tokens at each position, at most 20; ``include``, if given, must
+    ask for log probabilities too."""
     include: Annotated[list[str], Field(max_length=16, fail_fast=True)] | None = None
-    """``message.output_text.logprobs`` tells how likely each token was; others add nothing."""
+    """``message.output_text.logprobs`` returns log probabilities; other values add nothing."""
     text: TextField | None = None
-    """What the text must look like."""
+    """Constraint of the text."""
     reasoning: ReasoningField | None = None
-    """How much the model reasons."""
+    """Amount of reasoning."""
     tools: Annotated[list[dict[str, Any]], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = (
         None
     )
@@ -142,12 +142,12 @@ class ResponsesRequest(RequestBody):
     """``"none"``, ``"auto"``, ``"required"``, or ``{"type": "function", "name": …}``."""
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
-    """Told again in the answer, and not used."""
+    """Accepted and not used, but repeated in the answer."""
     truncation: Literal["auto", "disabled"] | None = None
-    """A conversation that is too long is refused, whatever this says."""
+    """A conversation that is too long is refused with either value."""
 
     metadata: Annotated[dict[str, object], Field(max_length=64)] | None = None
-    """Told again in the answer."""
+    """Accepted and not used, but repeated in the answer."""
     user: object = None
     store: object = None
     service_tier: object = None
@@ -190,9 +190,9 @@ class ResponsesRequest(RequestBody):
     deadline_seconds: DeadlineSeconds | None = None
 
     def chat(self) -> ChatRequest:
-        """The same request to chat completions.
+        """Return the equivalent request to chat completions.
 
-        :raises ChangeSomething: if it needs something that is not served.
+        :raises ChangeSomething: if the request needs something that is not supported.
         """
         self._refuse_what_is_stored()
         if self.top_logprobs and not self.tells_logprobs():
@@ -212,7 +212,7 @@ class ResponsesRequest(RequestBody):
         )
 
     def with_defaults(self, defaults: SamplingParams) -> "ResponsesRequest":
-        """The body with what it is sampled by where it does not say."""
+        """Return the body with default sampling parameters instead of nulls."""
         return self.model_copy(
             update={
                 name: getattr(defaults, name)
@@ -222,7 +222,7 @@ class ResponsesRequest(RequestBody):
         )
 
     def tells_logprobs(self) -> bool:
-        """Whether the text comes with its probabilities."""
+        """Return whether the text has log probabilities."""
         if self.include is None:
             return bool(self.top_logprobs)
         return LOGPROBS in self.include
@@ -236,7 +236,7 @@ class ResponsesRequest(RequestBody):
         return set() if isinstance(self.input, str) else left_out_items(self.input)
 
     def name_here(self, field: str) -> str:
-        """What a field of the chat request is called here."""
+        """Return this body's name of a field of the chat request."""
         if self.text and self.text.format and field.startswith("structured_outputs"):
             return "text.format.schema"
         return named_as_sent_tool(renamed(field, _NAMES_HERE), self.tools or ())

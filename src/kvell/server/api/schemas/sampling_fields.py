@@ -1,4 +1,4 @@
-"""Fields of chat and text completions that say which tokens may come, and how a text is read."""
+"""Fields of chat and text completions: allowed tokens, special tokens, truncation."""
 
 from dataclasses import replace
 from typing import Annotated
@@ -24,20 +24,20 @@ LastTokens = Annotated[int, Field(ge=-1, le=MAX_INT32)]
 
 
 class SamplingFields(RequestBody):
-    """vLLM's fields beside OpenAI's; null is the default."""
+    """vLLM's additional fields; null means the default."""
 
     bad_words: BadWords | None = None
     allowed_token_ids: AllowedTokens | None = None
     include_stop_str_in_output: bool | None = False
     skip_special_tokens: bool | None = True
     spaces_between_special_tokens: bool | None = True
-    """Accepted and not used.  Special tokens stand in the text as the model wrote them."""
+    """Accepted and not used.  Special tokens are in the text as the model wrote them."""
     truncate_prompt_tokens: LastTokens | None = None
-    """Keep only so many tokens, the last, of a prompt; -1 keeps as many as leave room for
+    """Number of tokens to keep of a prompt, from its end; -1 keeps as many as leave room for
     ``max_tokens`` in the model's context."""
 
     def bounded(self, sampling: SamplingParams) -> SamplingParams:
-        """The same sampling with these fields.
+        """Return the sampling parameters with these fields.
 
         :raises ChangeSomething: naming a field that is out of range.
         """
@@ -51,10 +51,10 @@ class SamplingFields(RequestBody):
         )
 
     def prompt_form(self, *, add_special_tokens: bool, answer_tokens: int | None) -> PromptForm:
-        """How the request's text becomes a prompt.
+        """Return the form of the request's prompt.
 
-        :param answer_tokens: asked for; None for as many as fit.
-        :raises ChangeSomething: if no token is to be kept.
+        :param answer_tokens: requested output tokens; None for as many as fit.
+        :raises ChangeSomething: if the form keeps no token.
         """
         if self.truncate_prompt_tokens == 0:
             remedy = "use -1 for as many as fit, or leave it out"

@@ -1,4 +1,4 @@
-"""vLLM's body of ``/score``, and of ``/rerank`` as Jina, Cohere and vLLM have it."""
+"""vLLM's body of ``/score``, and the body of ``/rerank`` of Jina, Cohere and vLLM."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -16,16 +16,16 @@ from kvell.server.api.schemas.sampling_fields import MAX_INT32
 
 
 class ScoredRequest(RequestBody, ABC):
-    """What both have."""
+    """The fields that both bodies share."""
 
     others: ClassVar[Mapping[str, Other]] = SCORE_OTHERS
 
     cache_salt: str | None = Field(default=None, max_length=1024)
-    """Requests with different ones share no cached prefix."""
+    """Only requests with the same salt share cached prefixes."""
     prompt_cache_key: str | None = Field(default=None, max_length=1024)
-    """Requests with the same one go to one instance, if the routing says so."""
+    """Requests with the same key go to one instance, with ``--routing session``."""
     priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
-    """Lower ones are served first."""
+    """Requests with a lower number are served first; 0 if null."""
     use_activation: bool | None = None
     """Accepted and not used: similarities are scores as they are."""
     user: str | None = None
@@ -33,13 +33,13 @@ class ScoredRequest(RequestBody, ABC):
 
     @abstractmethod
     def texts_by_field(self) -> dict[str, list[str]]:
-        """The texts to compare: the fields of the first and of the second, each with its texts.
+        """Return the two fields to compare, each with its texts.
 
-        :raises ChangeSomething: if there are none, too many, or not as many of both.
+        :raises ChangeSomething: if there are no texts, too many, or they form no pairs.
         """
 
     def embedded(self) -> EmbeddingsRequest:
-        """The request for the vectors of all texts, the first ones first."""
+        """Return the request for the vectors of all texts, in the order of the fields."""
         return EmbeddingsRequest(
             input=[text for texts in self.texts_by_field().values() for text in texts],
             model=self.model,
@@ -49,7 +49,7 @@ class ScoredRequest(RequestBody, ABC):
         )
 
     def fields(self) -> list[str]:
-        """The field of each text, in the same order."""
+        """Return the field of each text, in the same order."""
         return [field for field, texts in self.texts_by_field().items() for _ in texts]
 
 
@@ -68,17 +68,17 @@ class ScoreRequest(ScoredRequest):
     @override
     def texts_by_field(self) -> dict[str, list[str]]:
         first, second = self._given("text_1", "queries"), self._given("text_2", "documents")
-        asked = {name: _texts(getattr(self, name)) for name in (first, second)}
-        _check(asked)
-        ones, others = asked.values()
+        by_field = {name: _texts(getattr(self, name)) for name in (first, second)}
+        _check(by_field)
+        ones, others = by_field.values()
         if len(ones) not in (1, len(others)):
             problem = f"are as many neither as {second}, which has {len(others)}, nor one"
             raise ChangeSomething(first, f"{len(ones)} texts", problem, "send pairs, or one text")
-        return asked
+        return by_field
 
     def _given(self, name: str, other: str) -> str:
-        """That one of two names of a field that is given."""
-        given = [one for one in (name, other) if getattr(self, one) is not None]
+        """Return the given one of two names of a field."""
+        given = [field for field in (name, other) if getattr(self, field) is not None]
         if len(given) == 1:
             return given[0]
         problem = f"is {'missing' if not given else 'given twice'}: it is {other} too"
@@ -86,42 +86,44 @@ class ScoreRequest(ScoredRequest):
 
 
 class RerankDocument(RequestPart):
-    """A document with a name for its text."""
+    """A document as an object."""
 
     text: str
-    """The document."""
+    """Text of the document."""
 
 
 Documents = Annotated[list[str | RerankDocument], FAILS_FAST]
 
 
 class RerankRequest(ScoredRequest):
-    """Body of ``/rerank``: a question, and documents that are to be put in order."""
+    """Body of ``/rerank``: a query, and documents to sort."""
 
     query: str
-    """What documents are compared with."""
+    """Text that the documents are compared with."""
     documents: Documents
     """Texts, or objects with a ``text``; at most 2,047."""
     top_n: Annotated[int, Field(ge=0, le=MAX_INT32)] | None = None
-    """So many of the best are told; all if 0 or null."""
+    """Number of the best documents to return; all if 0 or null."""
     return_documents: bool | None = None
-    """Whether results have their documents; true if null."""
+    """Whether results contain their documents; true if null."""
 
     @override
     def texts_by_field(self) -> dict[str, list[str]]:
-        texts = [one if isinstance(one, str) else one.text for one in self.documents]
-        asked = {"query": [self.query], "documents": texts}
-        _check(asked)
-        return asked
+        texts = [
+            document if isinstance(document, str) else document.text for document in self.documents
+        ]
+        by_field = {"query": [self.query], "documents": texts}
+        _check(by_field)
+        return by_field
 
 
 def _texts(given: str | list[str]) -> list[str]:
     return [given] if isinstance(given, str) else given
 
 
-def _check(asked: dict[str, list[str]]) -> None:
+def _check(by_field: dict[str, list[str]]) -> None:
     left = MAX_INPUTS
-    for field, texts in asked.items():
+    for field, texts in by_field.items():
         if not 1 <= len(texts) <= left:
             value = f"{len(texts)} texts"
             raise ChangeSomething(field, value, "is out of range", f"send 1 to {left}")

@@ -1,4 +1,4 @@
-"""Bodies of ``/tokenize`` and ``/detokenize``, as vLLM has them."""
+"""The bodies of ``/tokenize`` and ``/detokenize``, as in vLLM."""
 
 from typing import Annotated, Any
 
@@ -12,7 +12,7 @@ MAX_TOKENS = 1 << 20
 
 
 class TokenizeRequest(RequestBody):
-    """Either a text or a conversation."""
+    """The body of ``/tokenize``: a text or a conversation."""
 
     prompt: str | None = None
     """A text; null if ``messages`` are given."""
@@ -25,21 +25,21 @@ class TokenizeRequest(RequestBody):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     add_special_tokens: bool = True
-    """Whether a text gets the special tokens that prompts get."""
+    """Whether a text gets the special tokens of a prompt."""
     return_token_strs: bool | None = False
-    """Tell the text of each token too."""
+    """Return the text of each token too."""
 
     def continues_last(self) -> bool:
-        """``continue_final_message``, as of a chat request."""
+        """Return ``continue_final_message``, as in a chat request."""
         return checked_ending(self.add_generation_prompt, self.continue_final_message)
 
     def template_fields(self) -> dict[str, Any]:
-        """What the chat template gets beside messages and tools."""
+        """Return the variables of the chat template besides messages and tools."""
         return dict(self.chat_template_kwargs or {})
 
 
 class DetokenizeRequest(RequestBody):
-    """Token ids."""
+    """The body of ``/detokenize``."""
 
     tokens: Annotated[list[TokenId], Field(max_length=MAX_TOKENS, fail_fast=True)]
     """Token ids, each below the size of the vocabulary."""

@@ -1,1 +1,1 @@
-"""Anthropic's request bodies, as chat requests."""
+"""Anthropic's request bodies, and their translation to chat requests."""

@@ -1,4 +1,4 @@
-"""Content blocks of ``/v1/messages``: what a message of Anthropic's API is made of."""
+"""Content blocks of ``/v1/messages``: the parts of a message in Anthropic's API."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal
@@ -11,26 +11,23 @@ from kvell.server.api.schemas.request_body import RequestPart
 
 
 class CacheControl(RequestPart):
-    """Says that what ends here will be sent again.
+    """A mark that a later request will begin with the prompt up to here.
 
-    Every prompt is cached whether or not it has one.  One anywhere in a request means
-    ``will_return``.
+    Every prompt is cached, with or without a mark.  A mark anywhere sets ``will_return``.
     """
 
     type: Literal["ephemeral"]
     ttl: Literal["5m", "1h"] = "5m"
-    """For how long; the longest of a request is its ``prompt_cache_retention``."""
+    """Duration; the longest of a request is its ``prompt_cache_retention``."""
 
 
 class _Block(RequestPart):
-    """What all blocks may have."""
-
     cache_control: CacheControl | None = None
-    """Says that what ends here will be sent again."""
+    """A mark that a later request will begin with the prompt up to here."""
 
 
 class TextBlock(_Block):
-    """A text."""
+    """A text block."""
 
     type: Literal["text"]
     text: str
@@ -56,14 +53,14 @@ class UrlSource(RequestPart):
 
 
 class ImageBlock(_Block):
-    """An image."""
+    """An image block."""
 
     type: Literal["image"]
     source: Annotated[Base64Source | UrlSource, Field(discriminator="type")]
-    """Where the image is."""
+    """The image, in the request or as a URL."""
 
     def url(self) -> str:
-        """The URL of the image."""
+        """Return the URL of the image."""
         source = self.source
         if isinstance(source, UrlSource):
             return source.url
@@ -79,7 +76,7 @@ class ToolUseBlock(_Block):
 
     type: Literal["tool_use"]
     id: str = Field(min_length=1, max_length=256)
-    """Id of the call, which its result names."""
+    """Id of the call; its result refers to it."""
     name: str = Field(max_length=256)
     """Name of the tool."""
     input: Schema
@@ -87,11 +84,11 @@ class ToolUseBlock(_Block):
 
 
 class ToolResultBlock(_Block):
-    """What a called tool returned."""
+    """The result of a called tool."""
 
     type: Literal["tool_result"]
     tool_use_id: str = Field(min_length=1, max_length=256)
-    """The call that this is the result of."""
+    """Id of the call whose result this is."""
     content: str | SaidBlocks | None = None
     """A text, or blocks that are joined."""
     is_error: bool | None = None
@@ -99,7 +96,7 @@ class ToolResultBlock(_Block):
 
 
 class ThinkingBlock(_Block):
-    """What an earlier answer thought, for chat templates that show it."""
+    """The thinking of an earlier answer, for chat templates that show it."""
 
     type: Literal["thinking"]
     thinking: str
@@ -109,7 +106,7 @@ class ThinkingBlock(_Block):
 
 
 class RedactedThinkingBlock(_Block):
-    """Thinking that only its server can read: it is left out."""
+    """Thinking that only the server that wrote it can read; it is left out."""
 
     type: Literal["redacted_thinking"]
     data: str
@@ -124,7 +121,7 @@ Blocks = Annotated[list[Block], Field(max_length=MAX_PARTS, fail_fast=True)]
 
 
 def said_parts(content: str | Sequence[TextBlock | ImageBlock] | None) -> list[Part]:
-    """Texts and images in the words of chat completions."""
+    """Return texts and images as parts of chat messages."""
     if content is None:
         return []
     if isinstance(content, str):
@@ -133,17 +130,17 @@ def said_parts(content: str | Sequence[TextBlock | ImageBlock] | None) -> list[P
 
 
 def said_part(block: TextBlock | ImageBlock) -> Part:
-    """One text or image in the words of chat completions."""
+    """Return a text or image as a part of a chat message."""
     if isinstance(block, ImageBlock):
         return ImagePart(type="image_url", image_url=ImageUrl(url=block.url()))
     return TextPart(type="text", text=block.text)
 
 
 def cache_controls(blocks: str | Sequence[Block] | None) -> list[CacheControl]:
-    """Every cache control of these blocks and of what is inside them."""
-    found: list[CacheControl] = []
+    """Return all cache controls of blocks and of the blocks inside them."""
+    controls: list[CacheControl] = []
     for block in () if blocks is None or isinstance(blocks, str) else blocks:
-        found += [block.cache_control] if block.cache_control else []
+        controls += [block.cache_control] if block.cache_control else []
         if isinstance(block, ToolResultBlock) and isinstance(block.content, list):
-            found += [one.cache_control for one in block.content if one.cache_control]
-    return found
+            controls += [inner.cache_control for inner in block.content if inner.cache_control]
+    return controls

@@ -1,4 +1,4 @@
-"""Bodies of ``/v1/messages``, Anthropic's API, and the chat requests that they are."""
+"""The bodies of ``/v1/messages``, and their translation to chat requests."""
 
 import re
 from collections.abc import Mapping
@@ -43,57 +43,57 @@ CHOICES: dict[str, Literal["auto", "required", "none"]] = {
     "any": "required",
     "none": "none",
 }
-"""Choices of a tool, and what chat calls them."""
+"""Chat's names of the choices of a tool."""
 
 
 class MessageMetadata(RequestPart):
-    """``metadata``."""
+    """The field ``metadata``."""
 
     user_id: str | None = Field(default=None, max_length=1024)
     """Accepted and not used."""
 
 
 class ToolChoiceField(RequestPart):
-    """Which tools the answer may or must call."""
+    """The tools that the answer may or must call."""
 
     type: Literal["auto", "any", "tool", "none"]
-    """``any`` is one of the tools, ``tool`` the one that is named."""
+    """``any`` is one of the tools, ``tool`` the named one."""
     name: str | None = Field(default=None, max_length=256)
-    """With the type ``tool``: its name."""
+    """With the type ``tool``: name of the tool."""
     disable_parallel_tool_use: bool | None = None
-    """With ``any``: whether there may be one call only."""
+    """With ``any``: whether only one call is allowed."""
 
 
 class ThinkingField(RequestPart):
-    """Whether the model thinks before it answers, and how long; its template decides if absent.
+    """The thinking before an answer; the chat template decides if the field is absent.
 
-    The chat template gets it as ``enable_thinking`` and as ``thinking``.
+    The template receives whether thinking is on as ``enable_thinking`` and as ``thinking``.
     """
 
     type: Literal["enabled", "disabled", "adaptive"]
     """``adaptive`` is ``enabled`` without a budget."""
     budget_tokens: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
-    """Most tokens of thinking; the answer follows then."""
+    """Maximum tokens of thinking; the answer follows then."""
     display: Literal["summarized", "omitted"] | None = None
-    """``omitted`` leaves the text of thinking out; otherwise it is told whole."""
+    """``omitted`` leaves out the text of thinking; otherwise the answer has the whole text."""
 
 
 class SchemaFormat(RequestPart):
-    """A form of the answer's text."""
+    """A constraint of the answer's text."""
 
     type: Literal["json_schema"]
-    # The field is called "schema", which pydantic's models use for something else.
+    # Not "schema": pydantic's models have a method of that name.
     json_schema: Schema = Field(alias="schema")
     """The schema that the text follows."""
 
 
 class OutputConfig(RequestPart):
-    """What the answer is like."""
+    """Options of the answer."""
 
     effort: str | None = Field(default=None, max_length=32)
-    """Given to the chat template as ``reasoning_effort``."""
+    """Passed to the chat template as ``reasoning_effort``."""
     format: SchemaFormat | None = None
-    """Form of the answer's text."""
+    """Constraint of the answer's text."""
 
 
 class CountTokensRequest(RequestBody):
@@ -105,19 +105,19 @@ class CountTokensRequest(RequestBody):
     messages: Annotated[
         list[MessageTurn], Field(min_length=1, max_length=MAX_MESSAGES - 1, fail_fast=True)
     ]
-    """The conversation so far, oldest first.  A last turn of the assistant is gone on with."""
+    """The conversation so far, oldest first.  The answer continues a last turn of the assistant."""
     system: str | SystemBlocks | None = None
     """A system message before the conversation."""
     tools: Annotated[list[Schema], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
     """Tools that may be called: ``{"name": …, "description": …, "input_schema": …}``."""
     tool_choice: ToolChoiceField | None = None
-    """Which tools the answer may or must call; ``auto`` if null."""
+    """The tools that the answer may or must call; ``auto`` if null."""
     thinking: ThinkingField | None = None
     """Whether the model thinks before it answers, and how long."""
     output_config: OutputConfig | None = None
-    """What the answer is like."""
+    """Options of the answer."""
     cache_control: CacheControl | None = None
-    """Says that the whole prompt will be sent again."""
+    """A mark that a later request will begin with the whole prompt."""
     chat_template_kwargs: Annotated[dict[str, object], Field(max_length=62)] | None = None
     """Further variables of the chat template."""
     mcp_servers: list[Schema] | None = None
@@ -130,14 +130,14 @@ class CountTokensRequest(RequestBody):
     """Accepted and not used."""
 
     def chat(self) -> ChatRequest:
-        """The same request to chat completions.
+        """Return the equivalent request to chat completions.
 
-        :raises ChangeSomething: if it needs something that is not served.
+        :raises ChangeSomething: if the request needs something that is not supported.
         """
         return ChatRequest.model_validate(self._chat_fields())
 
     def name_here(self, field: str) -> str:
-        """What a field of the chat request is called here."""
+        """Return this body's name of a field of the chat request."""
         place = conversation(self.system, self.messages).name_here(field)
         if place is not None:
             return place
@@ -189,11 +189,11 @@ class CountTokensRequest(RequestBody):
         return {"enable_thinking": is_on, "thinking": is_on, **(self.chat_template_kwargs or {})}
 
     def _cache_hints(self) -> Schema:
-        """What the client says of its return, in Kvell's words."""
+        """Return the fields of the chat request that cache controls imply."""
         marks = [self.cache_control, *cache_controls(self.system)]
-        marks += [one for turn in self.messages for one in cache_controls(turn.content)]
+        marks += [mark for turn in self.messages for mark in cache_controls(turn.content)]
         marks += [_tool_mark(i, tool) for i, tool in enumerate(self.tools or ())]
-        ttls = [one.ttl for one in marks if one is not None]
+        ttls = [mark.ttl for mark in marks if mark is not None]
         if not ttls:
             return {}
         return {"will_return": True, "prompt_cache_retention": "1h" if "1h" in ttls else "5m"}
@@ -203,7 +203,7 @@ class MessagesRequest(CountTokensRequest):
     """Body of ``/v1/messages``, with some of vLLM's extensions."""
 
     max_tokens: Count
-    """Most output tokens, thinking included; at least 1."""
+    """Maximum output tokens, including thinking; at least 1."""
     stream: bool | None = False
     temperature: float | None = None
     top_p: float | None = None
@@ -228,10 +228,10 @@ class MessagesRequest(CountTokensRequest):
     priority: Priority | None = None
     deadline_seconds: DeadlineSeconds | None = None
     will_return: StrictBool | None = None
-    """Whether the conversation goes on; true if null and something has a cache control."""
+    """Whether the conversation continues; true if null and there is a cache control."""
 
     def omits_thinking(self) -> bool:
-        """Whether the text of thinking is left out of the answer."""
+        """Return whether the answer leaves out the text of thinking."""
         return self.thinking is not None and self.thinking.display == "omitted"
 
     def _chat_fields(self) -> Schema:
@@ -249,9 +249,9 @@ class MessagesRequest(CountTokensRequest):
 
 
 def _tool(number: int, tool: Schema) -> Schema:
-    """A tool in chat's form.
+    """Return a tool in the format of chat.
 
-    :raises ChangeSomething: if it is one that Anthropic's servers run.
+    :raises ChangeSomething: if Anthropic defines the tool.
     """
     kind = tool.get("type")
     if kind not in (None, "custom"):

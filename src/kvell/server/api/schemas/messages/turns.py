@@ -1,4 +1,4 @@
-"""Turns of ``/v1/messages``, and the chat messages that they are."""
+"""Turns of ``/v1/messages``, and their translation to chat messages."""
 
 import re
 from collections.abc import Sequence
@@ -33,9 +33,9 @@ from kvell.server.api.schemas.messages.blocks import (
 from kvell.server.api.schemas.request_body import RequestPart
 
 BILLING = "x-anthropic-billing-header:"
-"""Begins a block by which Claude Code tells its version.
+"""Prefix of a block in which Claude Code sends its version.
 
-It differs from request to request, so behind it nothing would be found in a cache.
+The block is dropped: it differs in each request, so prompts with it would miss the cache.
 """
 BETWEEN_TURNS = "\n\n"
 FAILED = "Error: "
@@ -45,15 +45,15 @@ SystemBlocks = Annotated[list[TextBlock], Field(max_length=MAX_PARTS, fail_fast=
 
 
 class MessageTurn(RequestPart):
-    """One turn of a conversation; neighbours with one role are one turn."""
+    """One turn of a conversation; consecutive turns with one role are merged."""
 
     role: Literal["user", "assistant", "system"]
-    """Who speaks."""
+    """Author of the turn."""
     content: str | Blocks
     """A text, or blocks."""
 
     def blocks(self) -> Sequence[Block]:
-        """Its blocks; a text is one."""
+        """Return the turn's blocks; a text is one block."""
         if isinstance(self.content, str):
             return [TextBlock(type="text", text=self.content)]
         return self.content
@@ -61,9 +61,9 @@ class MessageTurn(RequestPart):
 
 @dataclass
 class TurnMessages:
-    """The chat messages that a conversation is.
+    """The chat messages of a conversation.
 
-    :ivar origins: what in the request each message was made of.
+    :ivar origins: field of the request that each message was made of.
     """
 
     messages: list[ChatMessage] = field(default_factory=list)
@@ -75,22 +75,22 @@ class TurnMessages:
         return bool(self.messages) and self.messages[-1].role == "assistant"
 
     def name_here(self, place: str) -> str | None:
-        """What the request calls a place in the chat messages; None if it is no such place."""
-        found = _PLACE.fullmatch(place)
-        if found is None:
+        """Return the request's name of a place in the chat messages; None for other places."""
+        match = _PLACE.fullmatch(place)
+        if match is None:
             return None
-        origin = self.origins[int(found[1])]
-        return origin if origin == "system" else origin + (found[2] or "")
+        origin = self.origins[int(match[1])]
+        return origin if origin == "system" else origin + (match[2] or "")
 
     def going_on(self, origin: str, role: Literal["user", "assistant", "system"]) -> ChatMessage:
-        """The message that a turn goes on with: the one before it if it has the same role."""
+        """Return the message that a turn continues: the last one if it has the turn's role."""
         last = self.messages[-1] if self.messages else None
         if last is not None and last.role == role:
             return last
         return self.add(origin, ChatMessage(role=role, content=[]))
 
     def add(self, origin: str, message: ChatMessage) -> ChatMessage:
-        """One more message."""
+        """Add a message, and return it."""
         self.messages.append(message)
         self.origins.append(origin)
         return message
@@ -99,35 +99,35 @@ class TurnMessages:
 def conversation(
     system: str | list[TextBlock] | None, turns: Sequence[MessageTurn]
 ) -> TurnMessages:
-    """The chat messages of a request.
+    """Return the chat messages of a request.
 
-    :raises ChangeSomething: if it ends with a call, or has too much of something.
+    :raises ChangeSomething: if the request ends with a call, or has too many messages or blocks.
     """
-    found = TurnMessages()
+    chat = TurnMessages()
     parts = [part for part in said_parts(system) if not _is_billing(part)]
     if parts:
-        found.add("system", ChatMessage(role="system", content=parts))
+        chat.add("system", ChatMessage(role="system", content=parts))
     for number, turn in enumerate(turns):
-        _add_turn(found, f"messages[{number}]", turn)
-    _check(found, len(turns) - 1)
-    return found
+        _add_turn(chat, f"messages[{number}]", turn)
+    _check(chat, len(turns) - 1)
+    return chat
 
 
 def _is_billing(part: Part) -> bool:
     return isinstance(part, TextPart) and part.text.startswith(BILLING)
 
 
-def _add_turn(found: TurnMessages, origin: str, turn: MessageTurn) -> None:
+def _add_turn(chat: TurnMessages, origin: str, turn: MessageTurn) -> None:
     message: ChatMessage | None = None
     goes_on = False
     for number, block in enumerate(turn.blocks()):
         if isinstance(block, ToolResultBlock):
             _refuse_unless(turn.role == "user", f"{origin}.content[{number}]", block, "user")
-            found.add(origin, _result(block))
+            chat.add(origin, _result(block))
             message = None
             continue
         if message is None:
-            message = found.going_on(origin, turn.role)
+            message = chat.going_on(origin, turn.role)
             goes_on = bool(message.content)
         match block:
             case TextBlock() | ImageBlock():
@@ -171,20 +171,20 @@ def _refuse_unless(fits: bool, place: str, block: Block, role: str) -> None:
         raise ChangeSomething(f"{place}.type", block.type, "does not fit its role", remedy)
 
 
-def _check(found: TurnMessages, last: int) -> None:
-    if not found.messages:
+def _check(chat: TurnMessages, last: int) -> None:
+    if not chat.messages:
         raise ChangeSomething("messages", "[]", "has no message", "send a message")
-    if len(found.messages) > MAX_MESSAGES:
+    if len(chat.messages) > MAX_MESSAGES:
         value, remedy = (
-            f"{len(found.messages)} messages and results",
+            f"{len(chat.messages)} messages and results",
             f"send at most {MAX_MESSAGES}",
         )
         raise ChangeSomething("messages", value, "are too many", remedy)
-    for origin, message in zip(found.origins, found.messages, strict=True):
-        for many, most in ((message.tool_calls, MAX_TOOLS), (message.content, MAX_PARTS)):
-            if isinstance(many, list) and len(many) > most:
-                remedy = f"send at most {most} in one turn"
-                raise ChangeSomething(origin, f"{len(many)} blocks", "are too many", remedy)
-    if found.is_begun and found.messages[-1].tool_calls:
+    for origin, message in zip(chat.origins, chat.messages, strict=True):
+        for items, limit in ((message.tool_calls, MAX_TOOLS), (message.content, MAX_PARTS)):
+            if isinstance(items, list) and len(items) > limit:
+                remedy = f"send at most {limit} in one turn"
+                raise ChangeSomething(origin, f"{len(items)} blocks", "are too many", remedy)
+    if chat.is_begun and chat.messages[-1].tool_calls:
         problem, remedy = "ends with a call, which nothing is written behind", "send its result"
         raise ChangeSomething(f"messages[{last}].content", "tool_use", problem, remedy)
