@@ -1,4 +1,4 @@
-"""Puts an engine together: model, pool, memory core, runner, contract."""
+"""Assembly of an engine from model, pool, memory core, runner and contract."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -72,15 +72,16 @@ def load_model(
     """Load weights onto a device.
 
     :param kv_cache_dtype: one of ``kv_dtypes.KV_DTYPES``, or ``auto`` for the model's own.
-    :param kv_budget: tokens of a prompt that its layers keep (:func:`budgets.budgets_of`).
-    :param enforce_eager: run transformers' own code, even if the model has a fused pass.
+    :param kv_budget: prompt tokens that layers keep (:func:`budgets.budgets_of`).
+    :param enforce_eager: run transformers' code, even if the model has a fused pass.
     :param quantization: one of ``quantization.QUANTIZATIONS``, for models with a fused pass.
-    :param weights_fd: descriptor of a memfd in which processes of this host have the weights once;
-        not used on a GPU.
-    :param overrides: a JSON object of fields in place of its config's own.
-    :param threads: of its compiled pass; None: torch's number, giving way to other programs.
-    :raises ChangeSomething: for a missing device, a dtype that is not served, or anything wrong
-        with the model's files.
+    :param weights_fd: descriptor of a memfd that holds the weights once for all processes of this
+        host; not used on a GPU.
+    :param overrides: a JSON object of fields that replace those of the model's config.
+    :param threads: threads of the compiled pass; None: torch's number, and they rest while other
+        programs need their processors.
+    :raises ChangeSomething: for a missing device, a dtype that is not served, or a defect of the
+        model's files.
     """
     if device == "cuda" and not torch.cuda.is_available():
         raise ChangeSomething("--device", device, "has no GPU that torch can use", "use cpu")
@@ -119,14 +120,14 @@ def build_engine(
 ) -> Engine:
     """Build an engine over a loaded model, with its pool attached.
 
-    :param draft: its draft model, which is smaller; its groups lie in the same pool.
-    :param beside: further models, independent of it, that share its pool and its steps.
-    :param floor_bytes: of the process before it loaded anything, for the contract.
-    :param clock: times requests and their lateness; the machine's own if not given.
-    :param tokenizer_json: gives the first model's tokenizer, for grammars that answers follow.
+    :param draft: the smaller draft model, whose groups share the pool.
+    :param beside: further models, which share the pool and the steps.
+    :param floor_bytes: size of the process before it loaded anything, for the contract.
+    :param clock: None: the machine's clock.
+    :param tokenizer_json: returns the first model's tokenizer, for grammars.
     :raises ChangeSomething: if the KV memory cannot hold one request of max_model_len, the
-        draft model does not suit this one, models cannot be served side by side, or objectives
-        could have no effect.
+        draft model does not suit ``model``, the models cannot be served together, or objectives
+        would have no effect.
     """
     clock = clock or MonotonicClock()
     check_objectives(options)
@@ -135,7 +136,7 @@ def build_engine(
     parts = _make_parts(name, (first, *beside), draft, options)
     agent, staying = _make_agent(parts, incarnation)
     _attach_models(parts)
-    controls = {one.name: one.controls() for one in parts.served}
+    controls = {served.name: served.controls() for served in parts.served}
     runner = _make_runner(parts, controls)
     link = _make_link(parts, agent)
     if link is not None:
@@ -155,7 +156,7 @@ def build_engine(
         cold=parts.memory.chunks,
         objectives=watch_of(options, clock),
         clock=clock,
-        grammars={name: one.grammars for name, one in controls.items()},
+        grammars={name: control.grammars for name, control in controls.items()},
         page_map=PageMap(core, parts.core),
         link=link,
         staying=staying,
@@ -166,9 +167,9 @@ def build_engine(
 class _Parts:
     """Sizes, memory and limits of an engine, before anything runs.
 
-    :param name: of the first model, for messages.
+    :param name: the first model's name, for messages.
     :param served: all models, the first one first.
-    :param steps: how steps are planned, for the startup message.
+    :param steps: description of how steps are planned, for the startup message.
     """
 
     name: str
@@ -193,8 +194,8 @@ def _make_parts(
     """Check that the models can be served together, and give them a pool."""
     check_several(served, options, draft is not None)
     model = served[0].model
-    every = [one.model for one in served] + ([draft] if draft else [])
-    layers = [layer for one in served for layer in one.layers()]
+    every = [member.model for member in served] + ([draft] if draft else [])
+    layers = [layer for member in served for layer in member.layers()]
     layers += as_draft(draft.description.layers) if draft else ()
     sizes = sizes_of(every, layers, options, has_draft=draft is not None)
     rules = rules_of(sizes, served, options, draft, layers)
@@ -215,9 +216,9 @@ def _make_parts(
 
 
 def _make_agent(parts: _Parts, incarnation: int) -> tuple[Agent | None, str]:
-    """Make the agent of an engine in a pool of several, if its requests can move.
+    """Make the agent of an engine in a pool of several instances, if its requests can move.
 
-    :returns: the agent, and the setting that keeps requests from moving; "" if they can.
+    :returns: the agent, and the setting that keeps requests from moving; "" if they can move.
     :raises ChangeSomething: if requests must move and cannot.
     """
     place = parts.options.pool_place
@@ -241,10 +242,10 @@ def _make_agent(parts: _Parts, incarnation: int) -> tuple[Agent | None, str]:
 
 
 def _attach_models(parts: _Parts) -> None:
-    """Let every model compute over its groups of the pool."""
+    """Attach every model to its groups of the pool."""
     layout, pool = parts.sizes.layout, parts.memory.read
-    for one in parts.served:
-        one.model.attach(layout.seen_by(one.name), pool)
+    for served in parts.served:
+        served.model.attach(layout.seen_by(served.name), pool)
     if parts.draft is not None:
         parts.draft.attach(layout.seen_by(is_draft=True), pool)
 
@@ -258,7 +259,7 @@ def _make_runner(parts: _Parts, controls: dict[str, Controls]) -> ModelRunner:
         parts.memory.read,
         parts.draft,
         first.name,
-        {one.name: one.model for one in beside},
+        {served.name: served.model for served in beside},
         parts.memory.slot_memory,
         None if parts.buffer is None else parts.buffer.memory,
         controls,
@@ -296,7 +297,7 @@ def _make_link(parts: _Parts, agent: Agent | None) -> PoolLink | None:
 
 
 def _let_ask(model: PagedModel, runner: ModelRunner, link: PoolLink) -> None:
-    """Let passes ask creditors for attention whose pages are not read in place."""
+    """Let passes request attention from creditors over pages that are not read in place."""
     if model.fused is not None and link.asks:
         runner.queries = Queries(link.partials)
         model.fused.elsewhere = runner.queries.remote
@@ -305,8 +306,8 @@ def _let_ask(model: PagedModel, runner: ModelRunner, link: PoolLink) -> None:
 def _make_contract(parts: _Parts, floor_bytes: int) -> MemoryContract:
     sizes, buffer = parts.sizes, parts.buffer
     shares = [
-        model_share(one.name, sizes.layout, one.limits.max_model_len, sizes.fitting)
-        for one in parts.rules[1:]
+        model_share(rules.name, sizes.layout, rules.limits.max_model_len, sizes.fitting)
+        for rules in parts.rules[1:]
     ]
     return make_contract(
         parts.name,
@@ -318,21 +319,21 @@ def _make_contract(parts: _Parts, floor_bytes: int) -> MemoryContract:
         shared_bytes=sizes.shared_chunks * CHUNK_BYTES,
         floor_bytes=floor_bytes,
         cpu_buffer_bytes=buffer.memory.numel() if buffer else 0,
-        grammar_bytes=sum(one.grammar_bytes() for one in parts.served),
+        grammar_bytes=sum(served.grammar_bytes() for served in parts.served),
         fitting=sizes.fitting,
         steps=parts.steps,
     )
 
 
 def copies_beside_passes(options: EngineOptions) -> bool:
-    """Whether pages are copied to the CPU buffer and back beside passes, where they can be."""
+    """Return whether pages may be copied to the CPU buffer and back during passes."""
     if options.copies_under_pass is not None:
         return options.copies_under_pass
     return has_spare_processor(len(os.sched_getaffinity(0)), torch.get_num_threads())
 
 
 def _dtype(name: str) -> torch.dtype:
-    """A dtype by name; ``auto`` is bfloat16, for which models are made."""
+    """Return the dtype of a name; ``auto`` is bfloat16, the dtype that models are made for."""
     if name == "auto":
         return torch.bfloat16
     if name not in DTYPES:

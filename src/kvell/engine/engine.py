@@ -1,8 +1,8 @@
-"""One engine behind the instance protocol: commands in, events out, a step at a time.
+"""An engine for the instance protocol: it takes commands, runs steps and returns events.
 
-At depth 0 a step is planned, run and committed in turn.  At depth 1 steps run on a thread of
-their own, in order, while this one plans the next step and commits the one before: compiled
-passes release Python's lock.
+At depth 0, each step is planned, run and committed before the next.  At depth 1, a second thread
+runs the steps in order; meanwhile the engine's thread plans the next step and commits the previous
+one.  Compiled passes release the GIL.
 """
 
 from collections import deque
@@ -61,11 +61,11 @@ from kvell.models.images.image_store import ImageStore
 from kvell.wire.bell import Bell
 
 WARMING_SECONDS = 0.5
-"""Longest wait of a step that has nothing to compute while the pool is still being committed."""
+"""Longest wait of a step without work while the pool is still being committed."""
 
 
 class Engine:
-    """Ties core, runner and arena together; owns no policy."""
+    """The core, the runner and the arena of one instance; contains no policy."""
 
     def __init__(
         self,
@@ -86,17 +86,16 @@ class Engine:
         link: PoolLink | None = None,
         staying: str = "",
     ) -> None:
-        """:param activations: bytes that a step needs of the reserve, where it has no slot.
-        :param images: of requests in flight, put there by the caller that submits prompts with
-        images; None if the model takes text only.
-        :param clock: times how long requests wait, prefill and decode.
+        """:param activations: bytes of the activation reserve that a step without a slot needs.
+        :param images: images of requests in flight.  The caller that submits prompts with images
+        stores them; None for a text model.
         :param warmer: commits the pool's memory while steps run; None if all is committed.
         :param cold: the pool's chunks, if only a first touch commits them.
-        :param objectives: says after every step whether requests are late; None: never.
-        :param grammars: by model, the first one first; None where answers can follow none.
-        :param page_map: of the core; without one, the engine shows no pages.
-        :param link: to other instances, if the core has an agent.
-        :param staying: the setting that keeps requests from moving; "" if they can."""
+        :param objectives: None: requests are never late.
+        :param grammars: by model, the first model first; None if answers can follow no grammar.
+        :param page_map: None: the engine shows no pages.
+        :param link: the link to other instances, if the core has an agent.
+        :param staying: the setting that keeps requests from moving; "" if they can move."""
         self.core = core
         self.images = images
         self.contract = contract
@@ -123,11 +122,11 @@ class Engine:
         self.failed_steps = FailedSteps(self._clock)
 
     def warm(self) -> Warmer | None:
-        """Commit the whole pool in a thread and in huge pages, for long-lived engines (servers).
+        """Commit the whole pool in a background thread and in huge pages, for servers.
 
-        Otherwise each prompt would wait for the first touch of its pages.
+        Otherwise each prompt waits for the first touch of its pages.
 
-        :returns: the warmer, to wait for; None if there was nothing to do.
+        :returns: the warmer, on which the caller may wait; None if there is nothing to commit.
         """
         if self._cold is not None:
             self._behind = Warmer(self._cold, range(self._cold.num_chunks), is_patient=True)
@@ -135,7 +134,7 @@ class Engine:
         return self._behind
 
     def ready(self) -> Ready:
-        """The first event of an instance."""
+        """Return the first event of an instance."""
         return Ready(
             SCHEMA_VERSION,
             self._incarnation,
@@ -154,12 +153,12 @@ class Engine:
         )
 
     def pulse(self) -> Heartbeat:
-        """What the instance has at the end of its last step."""
+        """Return the heartbeat: the gauges at the end of the last step."""
         pulse = self.core.pulse()
         return replace(pulse, waiting=pulse.waiting + self.grammars.count)
 
     def handle(self, command: Command) -> list[Event]:
-        """Take a command; answers that need no step come at once."""
+        """Handle a command, and return the events that need no step."""
         if isinstance(command, AskStats):
             stats = self.core.stats()
             stats = replace(stats, waiting=stats.waiting + self.grammars.count)
@@ -179,13 +178,13 @@ class Engine:
             return []
         if isinstance(command, Drain):  # the gate in front of the engine refuses requests
             return self._drains()
-        told: CoreCommand = command
+        core_command: CoreCommand = command
         if isinstance(command, Submit) and command.tensors:
             try:
-                told = self._sent_images.take(command)
+                core_command = self._sent_images.take(command)
             except ChangeSomething as problem:
                 return [refused(command, problem)]
-        events = self._handled(told)
+        events = self._handled(core_command)
         self._sent_images.told(events)
         return events
 
@@ -204,7 +203,7 @@ class Engine:
         return self._entered(command)
 
     def _entered(self, command: CoreCommand) -> list[Event]:
-        """Hand a command to the core; whatever it needs is there."""
+        """Pass a command to the core, once its images and its grammar are ready."""
         events = [] if isinstance(command, Cancel) else self._ticked()  # deadlines count from now
         events += self._told.tell(command)
         self._do_actions()
@@ -213,7 +212,7 @@ class Engine:
         return self._times.told(events)
 
     def _shown(self, command: AskPages | AskLargePage) -> Event:
-        """What somebody who watches the pool asked for."""
+        """Return the pages that a viewer of the pool asked for."""
         if isinstance(command, AskLargePage):
             if self._page_map is None:
                 return LargePage(command.large_page, self.core.step)
@@ -223,18 +222,18 @@ class Engine:
         return self._page_map.pages(self._incarnation)
 
     def _knows_images(self, command: Submit) -> bool:
-        """Whether the image store knows the content of all images of the prompt."""
+        """Return whether the image store has the content of all images of the prompt."""
         prompt = np.frombuffer(command.prompt, "<i4")
         ends = [start + tokens - 1 for start, tokens, _ in command.images]
         contents = [int(prompt[end]) for end in ends if end in range(len(prompt))]
         return not contents or (self.images is not None and self.images.knows(contents))
 
     def wakes(self) -> int | None:
-        """A descriptor that becomes readable when :meth:`woken` has something to take in."""
+        """Return the descriptor that becomes readable when :meth:`woken` must be called."""
         return self._bell.descriptor
 
     def woken(self) -> list[Event]:
-        """Take in what other instances, copies, time and compiled grammars have brought."""
+        """Process entries of other instances, copies and time, and compiled grammars."""
         events: list[Event] = []
         self._bell.clear()
         for command, problem in self.grammars.ended():
@@ -246,13 +245,13 @@ class Engine:
         return self._times.told(events)
 
     def close(self) -> None:
-        """End the link to other instances, and the processes for grammars; no step follows."""
+        """Close the link to other instances and the processes for grammars; no step may follow."""
         self.grammars.close()
         if self._link is not None:
             self._link.close()
 
     def _drains(self) -> list[Event]:
-        """Take in no request of another instance any more."""
+        """Stop accepting requests from other instances."""
         if self.core.handovers is None:
             return []
         events = self._told.heard(Draining())
@@ -260,7 +259,7 @@ class Engine:
         return events
 
     def _ticked(self) -> list[Event]:
-        """Tell the core the time, where it deals with other instances, unless it knows."""
+        """Report the time to a core with a link to other instances, at most once a tick."""
         now = 0 if self._link is None else self._link.now()
         if self._link is None or now - self._tick < TICK_MILLISECONDS:
             return []
@@ -270,16 +269,16 @@ class Engine:
         return events
 
     def _do_actions(self) -> None:
-        """Before the next step is planned."""
+        """Pass the agent's actions to the link, before the next step is planned."""
         if self._link is not None and self.core.handovers is not None:
             self._link.do(self.core.take_actions(), self.core.handovers.next_deadline)
 
     def has_work(self) -> bool:
-        """Whether any request waits or runs, or any result is pending."""
+        """Return whether any request waits or runs, or any result is pending."""
         return self.core.has_work
 
     def has_requests(self) -> bool:
-        """Whether any request has not ended: it waits, runs, or is about to move."""
+        """Return whether any request has not ended: it waits, runs, or is about to move."""
         return self.core.has_requests or self.grammars.count > 0
 
     def step(self) -> list[Event]:
@@ -312,7 +311,7 @@ class Engine:
         return self._settled(plan, running.result)
 
     def _settled(self, plan: StepPlan, result: Callable[[], StepResult]) -> list[Event]:
-        """Commit a step, or that it failed, which only its requests notice."""
+        """Commit a step's result, or its failure, which affects only its requests."""
         try:
             computed = result()
         except StepFailed as failed:
@@ -323,20 +322,20 @@ class Engine:
 
     def _plan(self) -> StepPlan:
         plan = self._told.plan()
-        if plan.streams:  # its pages are offered before it runs
+        if plan.streams:  # the agent offers their pages before the step runs
             self._do_actions()
         if plan.admitted:
             self._times.admitted(plan.admitted)
         return plan
 
     def _prepared(self, plan: StepPlan, begun: Callable[[], None]) -> Callable[[], StepResult]:
-        """Prepare a step; returns what is left to do once the step before has run."""
+        """Prepare a step; return the function that computes it once the previous step has run."""
         if isinstance(self.runner, PreparingRunner):
             return self.runner.prepare(plan, begun)
         return partial(self.runner.run, plan)
 
     def _run(self, plan: StepPlan, compute: Callable[[], StepResult]) -> StepResult:
-        """Run a step in its slot or in the reserve, which steps use one after the other."""
+        """Run a step in its slot, or in the reserve, which steps use one after the other."""
         if plan.slot is not None:
             return compute()
         need_bytes = self._need_bytes(plan)
@@ -357,7 +356,7 @@ class Engine:
         return self._times.told(events)
 
     def _note(self, late: Lateness) -> None:
-        """Tell the core of lateness, until its window of steps holds no late request any more."""
+        """Report lateness to the core until its window of steps contains no late request."""
         if late.ttft_late or late.tpot_late:
             self._notes_due = WINDOW_ITERATIONS + 1
         if self._notes_due:
@@ -365,9 +364,9 @@ class Engine:
             self._told.note(late)
 
     def abandon(self) -> None:
-        """Forget all requests and the cache, after an exception that came from anywhere in a step.
+        """Drop all requests and the cache, after an exception at an unknown place in a step.
 
-        Steps that still run are awaited.  Nothing is reported of the requests.
+        Steps that still run are awaited.  No events are sent for the dropped requests.
 
         :raises RuntimeError: if this engine cannot serve any further request.
         """
@@ -382,7 +381,7 @@ class Engine:
         self._told.abandon()
 
     def _take_warm(self) -> None:
-        """Tell the core how many chunks were committed since the last step."""
+        """Report to the core how many chunks were committed since the last step."""
         if self._warmer is None:
             return
         is_done = self._warmer.is_done

@@ -1,4 +1,4 @@
-"""Which failed steps an instance survives, and what its log says of them."""
+"""Failed steps: which of them an instance survives, and how they are logged."""
 
 import logging
 
@@ -11,10 +11,9 @@ from kvell.engine.requests.plan import StepPlan
 logger = logging.getLogger(__name__)
 
 MOST_IN_A_ROW = 16
-"""Steps that may fail without one between that is computed: more, and the process is taken for
-broken."""
+"""Largest number of consecutive steps that may fail.  After more, the process counts as broken."""
 LOG_SECONDS = 5.0
-"""One failure in such a time is logged with its traceback; the others are counted."""
+"""Interval in which one failure is logged with its traceback; the others are counted."""
 
 _BROKEN: tuple[type[BaseException], ...] = (
     MemoryError,
@@ -26,7 +25,7 @@ _BROKEN: tuple[type[BaseException], ...] = (
 class FailedSteps:
     """The failures of one engine's steps.
 
-    :ivar last: what the last step that failed raised.
+    :ivar last: the exception of the latest failed step.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -36,14 +35,14 @@ class FailedSteps:
         self._told_seconds: float | None = None
 
     def succeeded(self) -> None:
-        """Note that a step was computed."""
+        """Reset the number of consecutive failures, since a step was computed."""
         self._in_a_row = 0
 
     def contain(self, plan: StepPlan, failed: StepFailed) -> StepFailure:
-        """Stand-in for the result of a step that failed.
+        """Return the stand-in for the result of a failed step.
 
-        :raises Exception: what the step raised, if the instance must end: the process is broken, as
-            far as is known, or another instance reads what the step was to compute.
+        :raises Exception: the step's exception, if the instance must end: the process seems
+            broken, or another instance reads what the step should have computed.
         """
         cause = failed.__cause__
         if not isinstance(cause, Exception):
@@ -70,5 +69,5 @@ class FailedSteps:
 
 
 def _is_broken(cause: Exception) -> bool:
-    """Whether later steps of this process would fail too."""
+    """Return whether later steps of this process would fail too."""
     return isinstance(cause, _BROKEN) or "CUDA error" in str(cause)

@@ -1,4 +1,4 @@
-"""Models of an engine, opened and loaded."""
+"""The opened and loaded models of an engine."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ from kvell.models.sources.source import resolve_model
 
 @dataclass(frozen=True)
 class OpenedModels:
-    """Models whose weights are loaded, in order; the first may have a draft model.
+    """Models with loaded weights, in order; the first may have a draft model.
 
-    :ivar floor_bytes: of the process before it loaded anything.
+    :ivar floor_bytes: size of the process before it loaded anything.
     """
 
     named: Sequence[NamedModel]
@@ -33,15 +33,15 @@ class OpenedModels:
 
     @property
     def main(self) -> NamedModel:
-        """The model of requests that name none."""
+        """The model of requests that name no model."""
         return self.named[0]
 
     def engine(
         self, settings: EngineSettings, journal: Journal | None = None, incarnation: int = 0
     ) -> Engine:
-        """An engine over the models.
+        """Build an engine over the models.
 
-        :raises ChangeSomething: naming the setting that cannot work.
+        :raises ChangeSomething: names the setting that cannot work.
         """
         return build_engine(
             self.loaded[0],
@@ -52,8 +52,8 @@ class OpenedModels:
             incarnation,
             draft=self.draft,
             beside=[
-                ServedModel(one.name, model, one.eos_token_ids, one.tokenizer_json)
-                for one, model in zip(self.named[1:], self.loaded[1:], strict=True)
+                ServedModel(named.name, model, named.eos_token_ids, named.tokenizer_json)
+                for named, model in zip(self.named[1:], self.loaded[1:], strict=True)
             ],
             floor_bytes=self.floor_bytes,
             tokenizer_json=self.main.tokenizer_json,
@@ -68,9 +68,10 @@ def open_served(
 ) -> OpenedModels:
     """Open the models of settings, and load their weights.
 
-    :param cache_dir: of the packaged model once converted.
-    :param weights_fd: descriptor of a memfd in which processes of this host have the weights once.
-    :raises ChangeSomething: naming the setting that cannot work.
+    :param cache_dir: directory of the packaged model after its conversion.
+    :param weights_fd: descriptor of a memfd that holds the weights once for all processes of this
+        host.
+    :raises ChangeSomething: names the setting that cannot work.
     """
     floor_bytes = process_bytes()
     overrides = settings.overrides_json
@@ -95,12 +96,12 @@ def open_served(
     budgets = [settings.kv_budget, *(None for _ in named[1:])]
     loaded = [
         load(
-            one.path,
+            model.path,
             kv_budget=budget,
             quantization=settings.quantization,
-            overrides=one.overrides,
+            overrides=model.overrides,
         )
-        for one, budget in zip(named, budgets, strict=True)
+        for model, budget in zip(named, budgets, strict=True)
     ]
     draft = load(draft_path) if draft_path is not None else None
     return OpenedModels(named, loaded, draft, floor_bytes)

@@ -1,4 +1,4 @@
-"""Changes of an index's blocks, those that follow one another as one."""
+"""Changes of an index's blocks; consecutive blocks are merged."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ from kvell.memory import GroupSpec
 class Block:
     """A block that is stored.
 
-    :param tokens: of this block, little-endian int32; empty if nobody wants them.
+    :param tokens: little-endian int32; empty if notices contain no tokens.
     :param root: digest of its cache root.
     """
 
@@ -31,7 +31,7 @@ class _Stored:
     tokens: bytearray = field(default_factory=bytearray)
 
     def take(self, block: Block) -> bool:
-        """Whether the block follows the others, and is taken."""
+        """Append a block if it follows the others; return whether it does."""
         follows = block.parent == self.hashes[-1] if self.hashes else block is self.first
         if block.group != self.first.group or not follows:
             return False
@@ -41,14 +41,14 @@ class _Stored:
 
 
 class BlockChanges:
-    """Gathers changes in order."""
+    """Changes of blocks, in order."""
 
     def __init__(self, groups: tuple[GroupSpec, ...]) -> None:
         self._groups = groups
         self._changes: list[_Stored | tuple[int, list[int]]] = []
 
     def stored(self, block: Block) -> None:
-        """A block is cached now."""
+        """Add a block that is cached now."""
         last = self._changes[-1] if self._changes else None
         if isinstance(last, _Stored) and last.take(block):
             return
@@ -57,7 +57,7 @@ class BlockChanges:
         self._changes.append(new)
 
     def removed(self, group: int, block_hash: int) -> None:
-        """A block is cached no longer."""
+        """Add a block that is no longer cached."""
         last = self._changes[-1] if self._changes else None
         if isinstance(last, tuple) and last[0] == group:
             last[1].append(block_hash)
@@ -65,23 +65,23 @@ class BlockChanges:
             self._changes.append((group, [block_hash]))
 
     def told(self) -> tuple[BlocksStored | BlocksRemoved, ...]:
-        """All changes, as the instance protocol says them."""
+        """Return all changes as records of the instance protocol."""
         return tuple(
-            self._of_stored(one)
-            if isinstance(one, _Stored)
-            else BlocksRemoved(one[0], tuple(one[1]))
-            for one in self._changes
+            self._of_stored(change)
+            if isinstance(change, _Stored)
+            else BlocksRemoved(change[0], tuple(change[1]))
+            for change in self._changes
         )
 
-    def _of_stored(self, one: _Stored) -> BlocksStored:
-        group = self._groups[one.first.group]
+    def _of_stored(self, change: _Stored) -> BlocksStored:
+        group = self._groups[change.first.group]
         return BlocksStored(
-            one.first.group,
+            change.first.group,
             group.kind.value,
-            one.first.parent,
-            tuple(one.hashes),
-            bytes(one.tokens),
-            one.first.size_tokens,
+            change.first.parent,
+            tuple(change.hashes),
+            bytes(change.tokens),
+            change.first.size_tokens,
             group.window_tokens,
-            one.first.root,
+            change.first.root,
         )

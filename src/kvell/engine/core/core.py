@@ -1,11 +1,11 @@
-"""The engine without a model: events in, plans out, results in, events out.
+"""The engine without a model: it takes commands and results, and returns plans and events.
 
-A plan may lack the results of the last ``depth`` steps: at depth 0 ``plan`` and ``commit``
-alternate; at depth 1 step n+1 is planned while n runs, and results are committed in order.  Memory
-that a step may still touch is released only with its result (the fence): a request that is
-cancelled in flight keeps its pages until then, and so does one that ended while the next step
-already computes it.  Deterministic: the same inputs in the same order give the same plans.  The
-journal relies on that, and the simulator runs this code.
+A plan may lack the results of the last ``depth`` steps.  At depth 0, ``plan`` and ``commit``
+alternate; at depth 1, step n+1 is planned while step n runs.  Results are committed in order.
+Memory that a step may still touch is released only with its result (the fence): a request that is
+cancelled in flight keeps its pages until then, and so does a request that ended while the next
+step already computes it.  The same inputs in the same order give the same plans: the journal
+relies on this, and the simulator runs this code.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,11 +52,11 @@ from kvell.mempool.transfers.methods import StreamCosts
 from kvell.vocabulary import RequestId, StepNumber
 
 MOST_STEPS_PUT_OFF = 64
-"""Steps in a row for which the device refuses memory before the youngest request is refused."""
+"""Number of consecutive steps without device memory after which the youngest request is refused."""
 
 
 class EngineCore:
-    """Requests over one memory core; knows no clock, model or process."""
+    """The requests over one memory core, without clock, model or process."""
 
     def __init__(
         self,
@@ -73,15 +73,14 @@ class EngineCore:
         pd_caching: PdCaching = DEFAULT_PD_CACHING,
         streams: StreamCosts | None = None,
     ) -> None:
-        """:param models: rules of each of several models; the first has these limits.
+        """:param models: rules of each of several models; the first has ``limits``.
         :param swapping: over the same core; None without a CPU buffer.
-        :param parking: over ``swapping``, if prompts may go ahead of decodes.
-        :param misses: over the same core; None if nobody asks why prefixes missed.
-        :param agent: over the same core; None if requests neither come from other instances nor go.
-        :param pd_caching: which of several instances cache what.
-        :param streams: what pulls cost while a step computes; the runner of steps must then
-            tell of it (``StepPlan.streams``); None: they wait for its end.
-        :raises ValueError: if steps cannot be planned ahead as ``limits.depth`` says.
+        :param parking: over ``swapping``; None if prompts never displace decodes.
+        :param misses: over the same core; None: reasons of prefix misses are not recorded.
+        :param agent: over the same core; None if requests do not move between instances.
+        :param streams: cost of pulls during a step, for which the runner must report the progress
+            of steps (``StepPlan.streams``); None: pulls wait for the end of the step.
+        :raises ValueError: if steps cannot be planned ahead as ``limits.depth`` demands.
         """
         require_depth(
             limits, core.layout, shares_pool=memory is not None, swaps=swapping is not None
@@ -89,8 +88,8 @@ class EngineCore:
         self.memory = core
         self.limits = limits
         self.step = StepNumber(0)
-        own = ModelRules("", limits, eos_token_ids, core.layout)
-        rules = {one.name: one for one in models or (own,)}
+        single = ModelRules("", limits, eos_token_ids, core.layout)
+        rules = {model.name: model for model in models or (single,)}
         self._scheduler = Scheduler(core, limits, memory, swapping, parking)
         self._requests: dict[RequestId, Request] = {}
         self._in_flight = StepsInFlight()
@@ -128,7 +127,7 @@ class EngineCore:
         return events
 
     def migrate(self, command: Migrate) -> list[Event]:
-        """Let a request go on elsewhere if it can: copied while it goes on here, then moved."""
+        """Migrate a request if it can move: it runs here while its pages are copied."""
         if not self.has_request(command.request_id, command.attempt):
             return []
         if self.handovers is None:
@@ -138,7 +137,7 @@ class EngineCore:
         return self.handovers.take_staying()
 
     def move_kvcache(self, command: MoveKvCache) -> list[Event]:
-        """Let sections of a request's pages go to a creditor (Infinite-LLM §6.2)."""
+        """Move sections of a request's pages to a creditor (Infinite-LLM §6.2)."""
         if self.handovers is not None and self.has_request(command.request_id, command.attempt):
             self._is_idle = False
             request = self._requests[command.request_id]
@@ -146,7 +145,7 @@ class EngineCore:
         return []
 
     def heard(self, entry: PeerEntry) -> list[Event]:
-        """Take in what other instances, copies and time bring; then :meth:`take_actions`."""
+        """Process an entry of other instances, copies or time; then call :meth:`take_actions`."""
         if self.handovers is None:
             raise RuntimeError("this engine has no part in a pool of several instances")
         self._is_idle = False
@@ -154,7 +153,7 @@ class EngineCore:
         return self._handed_over(self.handovers, *happened) + self._noticed()
 
     def take_actions(self) -> list[Action]:
-        """What the agent wants done, in order, before the next step is planned."""
+        """Return the agent's actions, in order, to be executed before the next step is planned."""
         return [] if self.handovers is None else self.handovers.take_actions()
 
     def _handed_over(
@@ -164,13 +163,13 @@ class EngineCore:
         for request in moved:
             request.finish_reason = "moved"
             events += self._end(request)
-        for one in came:
-            events += self._arrived(one)
-        events += [self._refuse(one, NOBODY_LENDS) for one in handovers.borrowed.take_given_up()]
+        for arrived in came:
+            events += self._arrived(arrived)
+        events += [self._refuse(r, NOBODY_LENDS) for r in handovers.borrowed.take_given_up()]
         return events + handovers.take_staying()
 
     def _arrived(self, arrived: ArrivedRequest) -> list[Event]:
-        """A request goes on here; of two attempts the later one does."""
+        """Enter a request that arrived from another instance; it replaces an earlier attempt."""
         events = self._superseded(arrived.command)
         request = self._entrance.make_arrived(arrived, self._requests)
         if isinstance(request, Finished):
@@ -183,9 +182,9 @@ class EngineCore:
         return events
 
     def _superseded(self, command: Submit) -> list[Event]:
-        """Cancel an older attempt without reporting it; the front has already given it up.
+        """Cancel an older attempt without reporting it: the front has already given it up.
 
-        Its cancel may have come while it was still on its way here.
+        The front's cancel may have arrived while the request was still moving to this instance.
         """
         old = self._requests.get(command.request_id)
         if old is None or old.attempt >= command.attempt:
@@ -194,8 +193,8 @@ class EngineCore:
         return [event for event in ended if not isinstance(event, Finished)]
 
     def cancel(self, command: Cancel) -> list[Event]:
-        """End a request; release its pages at once, or with the result of the step in flight."""
-        self._is_idle = False  # pages that were held for it are free, wherever it is
+        """End a request; release its pages now, or with the result of the step in flight."""
+        self._is_idle = False  # pages may become free that were held for the request's arrival
         if self.handovers is not None:
             self.handovers.cancelled(command)
         request = self._requests.get(command.request_id)
@@ -206,18 +205,18 @@ class EngineCore:
 
     @property
     def has_requests(self) -> bool:
-        """Whether any request is here that has not ended, or whose end a result is owed for."""
+        """Whether any request has not ended, or any result is pending."""
         return bool(self._requests or self._in_flight)
 
     def has_request(self, request_id: RequestId, attempt: int) -> bool:
-        """Whether an attempt at a request is here and has not ended."""
+        """Return whether an attempt at a request is here and has not ended."""
         request = self._requests.get(request_id)
         return request is not None and request.attempt == attempt
 
     def watch_index(self, make: Callable[[], IndexWatch]) -> list[Event]:
-        """Report what the prefix index names and drops from now on.
+        """Report the blocks that the prefix index inserts and drops from now on.
 
-        :param make: makes a watch over this core; a watch that exists reports the whole index.
+        :param make: makes a watch over this core.  If there is a watch, it reports the whole index.
         """
         if self._index_watch is not None:
             return [*self._noticed(), self._index_watch.whole()]
@@ -247,7 +246,7 @@ class EngineCore:
         return len(self._in_flight) <= self.limits.depth and self._scheduler.may_plan_ahead
 
     def plan(self) -> StepPlan:
-        """Plan the next step; :meth:`take_actions` before it runs.
+        """Plan the next step; call :meth:`take_actions` before it runs.
 
         :raises RuntimeError: if more than ``limits.depth`` results are pending.
         """
@@ -309,7 +308,7 @@ class EngineCore:
         return events + self._noticed()
 
     def _noticed(self) -> list[Event]:
-        """What the index came to name, and names no longer, if somebody watches it."""
+        """Return the changes of the prefix index, if it is watched."""
         if self._index_watch is None:
             return []
         running = (request.handle for request in self._scheduler.running)
@@ -317,34 +316,34 @@ class EngineCore:
         return [] if notice is None else [notice]
 
     def _refuse(self, request: Request, why: str) -> Event:
-        """End a running request for want of memory; it may be tried later."""
+        """End a request for lack of memory; the client may try it again later."""
         request.finish_reason = "refused"
         (finished,) = self._end(request)
         assert isinstance(finished, Finished)
         return replace(finished, message=why, try_later=True)
 
     def note(self, late: Lateness) -> None:
-        """Take in whether requests were late in the last step, from the caller's clock."""
+        """Record whether requests were late in the last step, by the caller's clock."""
         self._scheduler.note_lateness(ttft_late=late.ttft_late, tpot_late=late.tpot_late)
 
     def warm(self, chunks: int) -> None:
-        """Note that the next ``chunks`` chunks of the pool have memory; 0: no more will."""
+        """Record that the next ``chunks`` chunks of the pool have memory; 0: no more will."""
         self.step_memory.warm(chunks)
 
     def _end(self, request: Request) -> list[Event]:
         """Report the end once; release pages unless a step in flight may touch them."""
-        is_told = self._requests.get(request.request_id) is not request
+        is_reported = self._requests.get(request.request_id) is not request
         if self.handovers is not None:
             self.handovers.ended(request)
         if not self._in_flight.has(request):
             self._scheduler.finish(request)
             if request.is_spoiled and not request.step_failed:
                 forget_text(self.memory, request)
-            if self.handovers is not None and not is_told:
+            if self.handovers is not None and not is_reported:
                 self.handovers.send_back(request)
-        if self._misses is not None and not is_told and self._scheduler.looks_up(request):
+        if self._misses is not None and not is_reported and self._scheduler.looks_up(request):
             self._misses.ended(request, self.step)
-        return [] if is_told else [self._told(request)]
+        return [] if is_reported else [self._told(request)]
 
     def _told(self, request: Request) -> Finished:
         del self._requests[request.request_id]
@@ -354,65 +353,65 @@ class EngineCore:
         return end
 
     def rules(self, model: str = "") -> ModelRules:
-        """The rules of a model; "" is the first.
+        """Return the rules of a model; "" is the first.
 
         :raises ChangeSomething: if no model has that name.
         """
         return self._entrance.rules(model)
 
     def let_go(self) -> None:
-        """Give up all protected prefixes, which become plain cache, and those in the CPU buffer."""
+        """Unprotect all protected prefixes, and drop the prefixes in the CPU buffer."""
         self._scheduler.drop_reserves()
 
     def forget_prefixes(self) -> list[Event]:
-        """Evict all that is cached, in the CPU buffer too; pages that requests use stay."""
+        """Evict all cached pages, also in the CPU buffer; pages that requests use stay."""
         reset_prefix_cache(self.memory, self._scheduler, self.step)
         return self._noticed()
 
     def abandon(self) -> None:
-        """Forget all requests and the cache; see :func:`.emptying.abandon`."""
+        """Drop all requests and the cache; see :func:`.emptying.abandon`."""
         self._requests.clear()
         abandon(self.memory, self._scheduler, self._in_flight.clear(), self.step)
 
     @property
     def step_memory(self) -> StepMemory:
-        """How much a step may compute."""
+        """The memory that limits how much a step may compute."""
         return self._scheduler.memory
 
     def num_decoding(self) -> int:
-        """Running requests whose whole prompt is computed."""
+        """Return the number of running requests whose whole prompt is computed."""
         return self._figures.num_decoding
 
     def num_waiting(self) -> int:
-        """Requests that hold no pages: queued or parked."""
+        """Return the number of requests that hold no pages: queued or parked."""
         return self._figures.num_waiting
 
     def num_queued(self) -> int:
-        """Requests in the waiting queue; parked ones are not in it."""
+        """Return the number of requests in the waiting queue, which has no parked ones."""
         return len(self._scheduler.waiting)
 
     def num_running(self) -> int:
-        """Requests that hold pages."""
+        """Return the number of requests that hold pages."""
         return len(self._scheduler.running)
 
     @property
     def running(self) -> Sequence[Request]:
-        """Requests that hold pages."""
+        """The requests that hold pages."""
         return self._scheduler.running
 
     @property
     def latest_misses(self) -> tuple[Miss, ...]:
-        """Requests of which a part of the prompt was not found, the oldest first."""
+        """The latest prefix misses, the oldest first."""
         return () if self._misses is None else self._misses.latest
 
     def pulse(self) -> Heartbeat:
-        """Return the gauges; not for every step, since it counts the pool."""
+        """Return the gauges; it counts the pool, so it is too slow for every step."""
         return self._figures.heartbeat(self.step)
 
     def audit(self) -> tuple[str, ...]:
-        """Everything that contradicts itself in pages, tables and index; linear in the pool."""
+        """Return all contradictions of pages, tables and index, in time linear in the pool."""
         return tuple(audit(self.memory.layout, self.memory.snapshot()))
 
     def stats(self) -> Stats:
-        """Gauges now and counters so far."""
+        """Return the gauges now and the counters so far."""
         return self._figures.stats(self.step)

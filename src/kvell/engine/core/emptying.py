@@ -1,4 +1,4 @@
-"""Empty the prefix cache, and the whole memory core after an exception at an unknown place."""
+"""Emptying of the prefix cache, and of a memory core after an exception at an unknown place."""
 
 from collections.abc import Iterable
 
@@ -10,11 +10,11 @@ from kvell.memory import MemoryCore, audit
 from kvell.vocabulary import StepNumber
 
 NO_TEXT_ROOT = "\0nothing"
-"""Root of the holder that only makes room; nothing is ever cached under it."""
+"""Cache root of a holder that only evicts pages; nothing is ever cached under it."""
 
 
 def reset_prefix_cache(memory: MemoryCore, scheduler: Scheduler, step: StepNumber) -> None:
-    """Evict all that is cached, in the CPU buffer too; pages that requests use stay.
+    """Evict all cached pages, also in the CPU buffer; pages that requests use stay.
 
     :param step: the step that was planned last.
     """
@@ -25,13 +25,13 @@ def reset_prefix_cache(memory: MemoryCore, scheduler: Scheduler, step: StepNumbe
 def abandon(
     memory: MemoryCore, scheduler: Scheduler, plans: Iterable[StepPlan], step: StepNumber
 ) -> None:
-    """Forget all requests and the cache, whatever state an exception has left them in.
+    """Drop all requests and the cache, in whatever state an exception has left them.
 
-    Nothing that the pool holds is trusted: a step may have been interrupted before it copied or
+    The pool's contents are not trusted: a step may have been interrupted before it copied or
     computed what its plan says.
 
-    :param plans: those in flight, of which a runner may have seen nothing.
-    :raises RuntimeError: if the audit is not clean then.
+    :param plans: the plans in flight, which the runner may not have seen.
+    :raises RuntimeError: if the audit finds a problem afterwards.
     """
     released = [handle for plan in plans for handle in plan.released]
     scheduler.drop_reserves()

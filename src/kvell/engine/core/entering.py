@@ -1,4 +1,4 @@
-"""Requests made of commands: refused if they can never be served, with a seed and a turn if not."""
+"""Conversion of commands to requests; a command that can never be served is refused."""
 
 import hashlib
 from collections.abc import Container, Mapping
@@ -24,10 +24,10 @@ from kvell.vocabulary import RequestId
 
 
 class Entrance:
-    """Makes the requests of one engine core, and numbers them.
+    """The factory of one engine core's requests, which it numbers.
 
-    :param rules: of each model by its name; commands that name none mean the first.
-    :param is_cached: whether the prefixes of requests are cached where they are computed.
+    :param rules: by the model's name; commands that name no model mean the first.
+    :param is_cached: whether prefixes are cached on the instance that computes them.
     """
 
     def __init__(self, rules: Mapping[str, ModelRules], *, is_cached: bool) -> None:
@@ -36,7 +36,7 @@ class Entrance:
         self._num_made = 0
 
     def rules(self, model: str = "") -> ModelRules:
-        """The rules of a model; "" is the first.
+        """Return the rules of a model; "" is the first.
 
         :raises ChangeSomething: if no model has that name.
         """
@@ -50,14 +50,14 @@ class Entrance:
     def make(self, command: Submit, in_use: Container[RequestId]) -> Request | Finished:
         """Make the request of a command, or its end if it can never be served.
 
-        :param in_use: ids of the requests that are here.
+        :param in_use: ids of this engine's requests.
         """
         return self._made(command, np.frombuffer(command.output, "<i4").astype(np.int32), in_use)
 
     def make_arrived(
         self, arrived: ArrivedRequest, in_use: Container[RequestId]
     ) -> Request | Finished:
-        """Make a request that goes on here, with its pages, or its end if it cannot."""
+        """Make a request that arrived with its pages, or its end if it cannot continue here."""
         before = np.frombuffer(arrived.command.output, "<i4")
         output = np.append(before, np.asarray(arrived.handover.output, np.int32)).astype(np.int32)
         request = self._made(arrived.command, output, in_use)
@@ -126,22 +126,22 @@ class Entrance:
             )
         if command.pooling:
             return pooling_problem(prompt, limits, has_images=bool(command.images))
-        asked = command.sampling.max_tokens or 1
+        max_tokens = command.sampling.max_tokens or 1
         return (
             sampling_problem(command.sampling, limits, bool(command.images))
-            or request_problem(prompt, command.images, asked, limits, rules.layout)
+            or request_problem(prompt, command.images, max_tokens, limits, rules.layout)
             or output_problem(output, limits)
         )
 
 
 def _limits(command: Submit, rules: ModelRules) -> Limits:
-    """The limits of a request: one with a placement may be as long as that has room for."""
+    """Return the limits of a request; a placement allows requests as long as it has room for."""
     limits = rules.limits
     if not command.placement:
         return limits
     placed = sum(entry.num_blocks for entry in command.placement) * limits.section_tokens
-    most = max(limits.max_model_len, min(placed, limits.reach_tokens))
-    return replace(limits, max_model_len=most)
+    max_tokens = max(limits.max_model_len, min(placed, limits.reach_tokens))
+    return replace(limits, max_model_len=max_tokens)
 
 
 def _refusal(command: Submit, problem: ChangeSomething) -> Finished:
@@ -156,7 +156,7 @@ def _refusal(command: Submit, problem: ChangeSomething) -> Finished:
 
 
 def _with_seed(command: Submit) -> SamplingParams:
-    """The sampling with a seed; where none is given, one made of the request id, for replays."""
+    """Return the sampling with a seed, by default derived from the request id, for replays."""
     if command.sampling.seed is not None or command.sampling.temperature == 0:
         return command.sampling
     digest = hashlib.blake2b(command.request_id.encode(), digest_size=7).digest()

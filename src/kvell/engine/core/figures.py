@@ -16,12 +16,12 @@ from kvell.vocabulary import FinishReason, RequestId, StepNumber
 
 
 class Figures:
-    """Counts what an engine core does, and looks at what it has.
+    """The counters and gauges of one engine core.
 
-    :param misses: over the same memory core; None if nobody asks why prefixes missed.
-    :param handovers: of an engine that shares a pool with others; None: it is alone.
-    :ivar output_tokens: tokens that requests got so far.
-    :ivar team: what the threads of steps did so far.
+    :param misses: over the same memory core; None: reasons of prefix misses are not recorded.
+    :param handovers: None for an engine in no pool of several instances.
+    :ivar output_tokens: number of tokens generated so far.
+    :ivar team: counters of the threads that compute steps.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class Figures:
     def count_plan(self, plan: StepPlan, requests: Mapping[RequestId, Request]) -> None:
         """Count a planned step, and the prompts of requests that run for the first time.
 
-        :param requests: those that are here, by their ids.
+        :param requests: all requests of this engine by id.
         """
         self._preemptions += len(plan.preempted)
         self._step_sizes.add(plan.num_tokens)
@@ -58,22 +58,22 @@ class Figures:
                 self._misses.admitted(request, plan.step, self._scheduler.running)
 
     def count_end(self, reason: FinishReason) -> None:
-        """Count a request that has ended."""
+        """Count the end of a request."""
         self._finished[reason] = self._finished.get(reason, 0) + 1
 
     @property
     def num_decoding(self) -> int:
-        """Running requests whose whole prompt is computed."""
+        """Number of running requests whose whole prompt is computed."""
         return sum(1 for request in self._scheduler.running if request.is_decoding)
 
     @property
     def num_waiting(self) -> int:
-        """Requests that hold no pages: queued or parked."""
+        """Number of requests that hold no pages: queued or parked."""
         parking = self._scheduler.parking
         return len(self._scheduler.waiting) + (len(parking.parked) if parking else 0)
 
     def heartbeat(self, step: StepNumber) -> Heartbeat:
-        """Contents of a heartbeat; they cost as much as counting the pool."""
+        """Return a heartbeat; it costs as much as counting the pool."""
         totals, layout = self._memory.totals(), self._memory.layout
         running, handovers = self._scheduler.running, self._handovers
         return Heartbeat(
@@ -86,13 +86,13 @@ class Figures:
             free_bytes=layout.pool_bytes - _used_bytes(totals, layout),
             pool_bytes=layout.pool_bytes,
             placements=() if handovers is None else handovers.borrowed.placements(),
-            held_tokens=sum(one.computed for one in running),
-            waiting_tokens=sum(one.num_tokens for one in self._scheduler.waiting),
+            held_tokens=sum(request.computed for request in running),
+            waiting_tokens=sum(request.num_tokens for request in self._scheduler.waiting),
             longest=() if handovers is None else longest(handovers.borrowed, running, layout),
         )
 
     def stats(self, step: StepNumber) -> Stats:
-        """Gauges now and counters so far."""
+        """Return the gauges now and the counters so far."""
         totals, layout = self._memory.totals(), self._memory.layout
         scheduler = self._scheduler
         return Stats(
@@ -152,7 +152,7 @@ class Figures:
 
 
 def _used_bytes(totals: PoolTotals, layout: Layout) -> int:
-    """Bytes of the small pages that requests use."""
+    """Return the bytes of the small pages that requests use."""
     return sum(
         count * group.page_stride_bytes
         for count, group in zip(totals.used_pages, layout.groups, strict=True)
@@ -160,7 +160,6 @@ def _used_bytes(totals: PoolTotals, layout: Layout) -> int:
 
 
 def _group_stats(totals: PoolTotals, layout: Layout) -> tuple[GroupStats, ...]:
-    """Pages and sizes of each group."""
     return tuple(
         GroupStats(
             group.name,

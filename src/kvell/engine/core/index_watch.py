@@ -1,4 +1,4 @@
-"""Turns what a memory core's index names and drops into notices about blocks of tokens."""
+"""Notices about the blocks of tokens that a memory core's prefix index inserts and drops."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from kvell.engine.requests.model_rules import ModelRules
 from kvell.memory import DROPPED, NAMED, GroupKind, GroupSpec, HoldingCore, Tokens
 
 STATE_BLOCK_TOKENS = 16
-"""Tokens of a block of a model that has states alone."""
+"""Tokens in a block of a model that has only states."""
 KINDS = (
     GroupKind.FULL,
     GroupKind.SLIDING,
@@ -19,24 +19,24 @@ KINDS = (
     GroupKind.STATE,
     GroupKind.DROPPING,
 )
-"""Groups whose blocks are told: pages of images are found by content, not by a prefix."""
+"""Kinds of groups with reported blocks; pages of images are found by content, not by a prefix."""
 
 
 class Text(Protocol):
-    """Tokens that a handle computes or holds: a request, or what came from another instance."""
+    """The tokens of a handle: of a request, or of a text that came from another instance."""
 
     @property
     def model(self) -> str:
-        """Which of several."""
+        """The name of the model; "" if there is only one."""
         ...
 
     @property
     def cache_root(self) -> str:
-        """Of its prefix."""
+        """The cache root of the text's prefix."""
         ...
 
     def tokens(self, start: int, end: int) -> Tokens:
-        """Some of them, int32."""
+        """Return the tokens from ``start`` to ``end``, int32."""
         ...
 
 
@@ -46,7 +46,7 @@ class _Holder:
     chains: dict[int, BlockHashes] = field(default_factory=dict)
 
     def hash_at(self, end: int, block_tokens: int) -> int:
-        """The hash of the block that ends there."""
+        """Return the hash of the block that ends at token ``end``."""
         text = self.text
         chain = self.chains.get(block_tokens)
         if chain is None:
@@ -56,12 +56,12 @@ class _Holder:
 
 
 class IndexWatch:
-    """Watches one memory core.
+    """A watch of one memory core's prefix index.
 
-    :param with_tokens: whether blocks are told with their tokens.
+    :param with_tokens: whether notices contain the tokens of blocks.
 
-    States that end inside a block, and pages that are not full, have no block: nothing tells of
-    them.  A state counts as stored when all of its pages are.
+    States that end inside a block, and pages that are not full, have no block and are not
+    reported.  A state counts as stored when all of its pages are.
     """
 
     def __init__(self, core: HoldingCore, *, with_tokens: bool = True) -> None:
@@ -72,17 +72,17 @@ class IndexWatch:
         self._most_holders = 64
         self._block_at: dict[tuple[int, int], int] = {}
         self._pages_of: dict[tuple[int, int], int] = {}
-        """(group, hash) → how many pages of the block are cached."""
+        """(group, hash) → number of cached pages of the block."""
 
     def computes(self, handle: int, text: Text) -> None:
-        """Note whose handle it is, before a step computes it or what came is cached."""
+        """Record the text of a handle, before a step computes or an arrival caches its pages."""
         if handle not in self._holders:
             self._holders[handle] = _Holder(text)
 
     def notice(self, computing: Iterable[int]) -> IndexNotice | None:
-        """What changed since the last call; None if nothing that is told did.
+        """Return the reported changes since the last call; None if there are none.
 
-        :param computing: handles that go on.
+        :param computing: handles that stay open.
         """
         changes = BlockChanges(self._core.layout.groups)
         for change, group, page, end, other in self._core.index_changes().tolist():
@@ -96,22 +96,22 @@ class IndexWatch:
             elif (block := self._block_at.pop((group, page), None)) is not None:
                 self._block_at[group, other] = block
         self._forget(computing)
-        told = changes.told()
-        if not told:
+        records = changes.told()
+        if not records:
             return None
         self._sequence += 1
-        return IndexNotice(self._sequence - 1, told)
+        return IndexNotice(self._sequence - 1, records)
 
     def whole(self) -> IndexNotice:
-        """All that has been told and is cached still, in place of what was told before."""
+        """Return a snapshot of all reported blocks still cached; it replaces earlier notices."""
         groups = self._core.layout.groups
         held: dict[int, list[int]] = {}
         for (group, block), count in self._pages_of.items():
             if count == _pages(groups[group]):
                 held.setdefault(group, []).append(block)
-        told = tuple(BlocksHeld(group, tuple(blocks)) for group, blocks in sorted(held.items()))
+        records = tuple(BlocksHeld(group, tuple(blocks)) for group, blocks in sorted(held.items()))
         self._sequence += 1
-        return IndexNotice(self._sequence - 1, told, is_whole=True)
+        return IndexNotice(self._sequence - 1, records, is_whole=True)
 
     def _named(self, changes: BlockChanges, group: int, page: int, end: int, handle: int) -> None:
         spec, holder = self._core.layout.groups[group], self._holders.get(handle)
@@ -143,19 +143,19 @@ class IndexWatch:
             del self._pages_of[group, block]
 
     def _forget(self, computing: Iterable[int]) -> None:
-        """Forget handles that are closed, now and then."""
+        """Forget closed handles once there are many."""
         if len(self._holders) > self._most_holders:
             kept = set(computing)
-            self._holders = {h: one for h, one in self._holders.items() if h in kept}
+            self._holders = {h: holder for h, holder in self._holders.items() if h in kept}
             self._most_holders = 64 + 2 * len(self._holders)
 
 
 def indexed_groups(
     groups: Sequence[GroupSpec], rules: Callable[[str], ModelRules] | None = None
 ) -> tuple[IndexedGroup, ...]:
-    """What notices tell of each group of a layout.
+    """Return the properties of each group of a layout that readers of notices need.
 
-    :param rules: of a model; by default none has two rotation tables.
+    :param rules: returns the rules of a model; None: no model has two rotation tables.
     """
     return tuple(
         IndexedGroup(
@@ -185,5 +185,5 @@ def _block_tokens(groups: Sequence[GroupSpec], spec: GroupSpec) -> int:
 
 
 def _pages(spec: GroupSpec) -> int:
-    """Pages of a block."""
+    """Return the number of pages of a block."""
     return spec.slices if spec.kind is GroupKind.STATE else 1

@@ -1,9 +1,9 @@
-"""The journal: every input of the engine, in order; replayed, it gives the same plans.
+"""The journal: every input of an engine core, in order.  Its replay gives the same plans.
 
-An input is a command, a request for a plan, a result or that a step failed, news that more of the
-pool has memory, which requests were late, or that all was abandoned.  Nothing else reaches the
-deciding part of the engine, so the journal is complete, except for memory that a device refuses to
-map: in a replay it refuses none.
+An input is a command, a request for a plan, a step's result or failure, newly committed memory of
+the pool, lateness of requests, an entry of the agent, or an abandonment.  The core has no other
+inputs, so the journal is complete, except for memory that a device refuses to map: in a replay it
+refuses none.
 """
 
 from collections.abc import Callable, Iterable
@@ -38,7 +38,7 @@ class Warmed:
 
 @dataclass(frozen=True)
 class Abandoned:
-    """The loop gave up all requests and the cache, after an exception at an unknown place."""
+    """The loop dropped all requests and the cache, after an exception at an unknown place."""
 
 
 Outcome = StepResult | StepFailure
@@ -48,10 +48,7 @@ Entry = CoreCommand | PlanAsked | Abandoned | Outcome | Warmed | Lateness | Peer
 
 @dataclass
 class Journal:
-    """Every input of an engine; a replay of them makes the same plans.
-
-    :param entries: in the order in which the engine saw them.
-    """
+    """The inputs of an engine core, in order."""
 
     entries: list[Entry] = field(default_factory=list)
 
@@ -64,22 +61,22 @@ class JournaledCore:
         self.journal = journal
 
     def tell(self, entry: CoreCommand) -> list[Event]:
-        """Hand a command to the core."""
+        """Pass a command to the core."""
         self._note(entry)
         return _given(entry, self.core)
 
     def heard(self, entry: PeerEntry) -> list[Event]:
-        """Tell the core what other instances, copies and time bring."""
+        """Pass an entry of other instances, copies or time to the core."""
         self._note(entry)
         return self.core.heard(entry)
 
     def warm(self, chunks: int) -> None:
-        """Tell the core that the next ``chunks`` chunks have memory; 0: no more will."""
+        """Report to the core that the next ``chunks`` chunks have memory; 0: no more will."""
         self._note(Warmed(chunks))
         self.core.warm(chunks)
 
     def note(self, late: Lateness) -> None:
-        """Tell the core whether requests were late in the last step."""
+        """Report to the core whether requests were late in the last step."""
         self._note(late)
         self.core.note(late)
 
@@ -89,12 +86,12 @@ class JournaledCore:
         return self.core.plan()
 
     def abandon(self) -> None:
-        """Let the core forget all requests and the cache."""
+        """Let the core drop all requests and the cache."""
         self._note(Abandoned())
         self.core.abandon()
 
     def commit(self, result: Outcome) -> list[Event]:
-        """Hand a result to the core, or that the step failed."""
+        """Pass a step's result or failure to the core."""
         self._note(result)
         if isinstance(result, StepFailure):
             return self.core.fail(result)
@@ -119,7 +116,7 @@ def _given(command: CoreCommand, core: EngineCore) -> list[Event]:
 def replay(
     entries: Iterable[Entry], core: EngineCore, each: Callable[[EngineCore], None] | None = None
 ) -> list[StepPlan]:
-    """Feed a journal to a fresh core; returns its plans. ``each`` is called after every entry."""
+    """Replay a journal in a fresh core; return its plans.  Call ``each`` after every entry."""
     plans: list[StepPlan] = []
     for entry in entries:
         if isinstance(entry, CoreCommand):

@@ -1,9 +1,9 @@
-"""Which requests are late, step by step: the input of eLLM's Algorithm 2.
+"""Lateness of requests after each step: the input of eLLM's Algorithm 2.
 
-A request is late with its first token while that is overdue.  It is late with the others while
-their mean time is above the target; the mean is taken over as many tokens as answers usually have,
-so a request that pauses after its first token may still meet it.  The caller with a clock tells
-the deciding part, through the journal.
+A first token is late while it is overdue.  Later tokens are late while their mean time is above the
+target.  The mean is taken over the usual length of answers, so a request that pauses after its
+first token may still meet the target.  The engine, which has a clock, reports lateness to its core
+through the journal.
 """
 
 from collections.abc import Iterable
@@ -13,10 +13,10 @@ from kvell.engine.protocol.messages import Event, Finished, Tokens
 from kvell.vocabulary import RequestId
 
 EARLY_TTFT, EARLY_TPOT = 0.08, 0.7
-"""Fractions of the objectives at which Algorithm 2 calls a request late.  For TTFT 0.08: with an
-objective of 25 times the TTFT of a lone request, that is twice that TTFT, so any request that
-waits at all is late; a larger buffer costs nothing while no answer is slow.  For TPOT 0.7, to stop
-before the objective is missed."""
+"""Fractions of the objectives at which Algorithm 2 calls a request late.  TTFT: with an objective
+of 25 times the TTFT of a lone request, 0.08 is twice that TTFT, so any request that waits at all
+is late; a larger buffer costs nothing while no answer is slow.  TPOT: 0.7, to stop before the
+objective is missed."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +34,12 @@ class _Answer:
 
 
 class LatenessWatch:
-    """Requests in flight, and when their tokens came.
+    """The requests in flight, and the times of their tokens.
 
     :param ttft_seconds: longest time from submission to the first token.
     :param tpot_seconds: longest mean time between tokens.
-    :param expected_tokens: of an answer, until some have ended; raised to those of the longest
-        answer so far.  After that, the mean of the ended ones counts.
+    :param expected_tokens: length of an answer until an answer ends, raised to that of the longest
+        answer so far; then the mean length of ended answers is used.
     """
 
     def __init__(self, ttft_seconds: float, tpot_seconds: float, expected_tokens: int = 1) -> None:
@@ -53,15 +53,15 @@ class LatenessWatch:
     def ahead_of(
         cls, ttft_seconds: float, tpot_seconds: float, expected_tokens: int = 1
     ) -> "LatenessWatch":
-        """A watch that calls requests late before they miss these objectives."""
+        """Return a watch that calls requests late before they miss these objectives."""
         return cls(EARLY_TTFT * ttft_seconds, EARLY_TPOT * tpot_seconds, expected_tokens)
 
     def submitted(self, request_id: RequestId, now_seconds: float) -> None:
-        """Note a submitted request."""
+        """Record a submitted request."""
         self._waiting[request_id] = now_seconds
 
     def step(self, events: Iterable[Event], now_seconds: float) -> Lateness:
-        """Take in a step's events; return whether requests are late."""
+        """Process a step's events; return whether requests are late."""
         oldest = min(self._waiting.values(), default=now_seconds)
         for event in events:
             if type(event) is Tokens:

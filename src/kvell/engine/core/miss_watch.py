@@ -1,4 +1,4 @@
-"""Tells the miss log what it asks of requests and of the memory core."""
+"""Input of the miss log, from requests and the memory core."""
 
 from collections.abc import Sequence
 
@@ -26,9 +26,9 @@ class MissWatch:
         return self._log.counts
 
     def admitted(self, request: Request, step: int, running: Sequence[Request]) -> None:
-        """Note the first admission of a request whose prefix was looked up.
+        """Record the first admission of a request whose prefix was looked up.
 
-        :param running: every running request, maybe this one too.
+        :param running: all running requests; may contain ``request``.
         """
         hit_tokens = request.cached_tokens or 0
         self._log.admitted(
@@ -45,12 +45,12 @@ class MissWatch:
         )
 
     def ended(self, request: Request, step: int) -> None:
-        """Note what of a request is computed at its end."""
+        """Record the computed tokens of a request that ends."""
         tokens = request.tokens(0, request.settled)
         self._log.ended(tokens, request.cache_root, request.model, step)
 
     def _reaches(self, request: Request) -> list[Reach]:
-        """How far each group that a hit of the request needs could go alone."""
+        """Return how long a hit each group allows alone, of the groups that a hit requires."""
         lengths = self._core.reach(
             request.prompt,
             request.cache_root,
@@ -66,7 +66,7 @@ class MissWatch:
 
 
 def _computes(other: Request, request: Request, hit_tokens: int) -> bool:
-    """Whether another request has still to compute more of this prompt than was found."""
+    """Return whether another request is computing more of this prompt than the hit."""
     if other is request or other.model != request.model or other.cache_root != request.cache_root:
         return False
     if other.settled >= len(other.prompt):

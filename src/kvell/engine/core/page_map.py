@@ -1,4 +1,4 @@
-"""What an engine's pool holds, page by page, as the instance protocol says it."""
+"""The contents of an engine's pool, page by page, for the instance protocol."""
 
 from collections.abc import Sequence
 
@@ -18,20 +18,20 @@ from kvell.memory import GroupKind, GroupSpec, VisibleCore
 
 
 class PageMap:
-    """Looks at a core and at the memory core below it; changes nothing.
+    """A read-only view of an engine core's pages.
 
-    :param memory: the core's own.
+    :param memory: the memory core of ``core``.
     """
 
     def __init__(self, core: EngineCore, memory: VisibleCore) -> None:
         self._core, self._memory = core, memory
 
     def index_watch(self, *, with_tokens: bool = True) -> IndexWatch:
-        """A watch of what the prefix index names and drops from now on."""
+        """Return a watch of the blocks that the prefix index inserts and drops from now on."""
         return IndexWatch(self._memory, with_tokens=with_tokens)
 
     def pages(self, incarnation: int) -> Pages:
-        """Every large page."""
+        """Return all large pages."""
         rows = self._memory.large_pages()
         return Pages(
             incarnation,
@@ -45,7 +45,7 @@ class PageMap:
         )
 
     def large_page(self, number: int) -> LargePage:
-        """One large page, and who uses it; empty if there is none of that number."""
+        """Return one large page and its owners; empty if no large page has that number."""
         if not 0 <= number < self._memory.layout.num_large_pages:
             return LargePage(number, self._core.step)
         group, used, cached, step = self._memory.large_pages()[number].tolist()
@@ -70,7 +70,7 @@ class PageMap:
         )
 
     def _owners(self, number: int, group: int, spec: GroupSpec) -> tuple[int, list[PageOwner]]:
-        """How many of its pages running requests hold, and which do; most pages first."""
+        """Return the number of pages that running requests hold, and the owners, most first."""
         first = number * spec.pages_per_large
         owned: set[int] = set()
         owners = []
@@ -112,5 +112,5 @@ def _page_group(group: GroupSpec) -> PageGroup:
 def _ages(
     steps: "np.ndarray[tuple[int, ...], np.dtype[np.int64]]", now: int
 ) -> "np.ndarray[tuple[int, ...], np.dtype[np.int64]]":
-    """Steps since then; 0 where there is no step, and where it lies ahead."""
+    """Return the age of each step; 0 if there is no step, or it is in the future."""
     return np.where(steps < 0, 0, np.maximum(0, now - steps))

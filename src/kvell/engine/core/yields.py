@@ -1,4 +1,4 @@
-"""A step's result taken into its requests: tokens, vectors, and how likely tokens are."""
+"""Commit of a step's result to its requests: tokens, vectors and logprobs."""
 
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -43,11 +43,11 @@ class StepsInFlight:
 
     @property
     def oldest(self) -> StepInFlight:
-        """The step whose result comes next."""
+        """The step whose result is due next."""
         return self._steps[0]
 
     def require(self, step: StepNumber) -> StepInFlight:
-        """The oldest step.
+        """Return the oldest step.
 
         :raises ValueError: if that is not step number ``step``.
         """
@@ -74,8 +74,8 @@ class StepsInFlight:
         return plans
 
     def has(self, request: Request) -> bool:
-        """Whether a request is in the work of any step."""
-        return any(request is one for step in self._steps for one in step.requests)
+        """Return whether a request is in the work of any step."""
+        return any(request is member for step in self._steps for member in step.requests)
 
     @property
     def handles(self) -> set[int]:
@@ -84,10 +84,9 @@ class StepsInFlight:
 
 
 class Yields:
-    """Gives requests the tokens that steps yield, and publishes what steps have computed.
+    """The committer of steps: appends tokens to requests, and publishes computed pages.
 
-    :param rules: of each model by its name.
-    :param figures: count the tokens.
+    :param rules: by the model's name.
     """
 
     def __init__(
@@ -98,9 +97,9 @@ class Yields:
     def take(
         self, step: StepInFlight, result: StepResult, tokens: list[tuple[int, ...]]
     ) -> list[Event]:
-        """Take in a step's result; returns what requests got.
+        """Commit a step's result, and return the events of its requests.
 
-        :param tokens: of each work (:func:`yields_of`).
+        :param tokens: the tokens of each work (:func:`yields_of`).
         """
         self._figures.team.add(result.team)
         if result.missed:
@@ -114,7 +113,7 @@ class Yields:
     def _without_missed(
         self, step: StepInFlight, missed: Sequence[int], tokens: list[tuple[int, ...]]
     ) -> StepInFlight:
-        """The step without work that does not count: its requests are where they were before."""
+        """Return the step without missed work, whose requests are reset to before the step."""
         counts = [work.handle not in missed for work in step.plan.work]
         for work, request in zip(step.plan.work, step.requests, strict=True):
             if work.handle in missed:
@@ -158,7 +157,7 @@ class Yields:
         return events
 
     def finish_reason(self, request: Request, token: int) -> FinishReason | None:
-        """Why a request ends with its last token; None if it goes on."""
+        """Return why a request ends with its last token; None if it continues."""
         sampling = request.sampling
         if token in sampling.stop_token_ids:
             return "stop"
@@ -174,11 +173,11 @@ class Yields:
     ) -> None:
         handles = [work.handle for work in step.plan.work]
         settled = [request.settled for request in step.requests]
-        if any(request.is_spoiled for request in step.requests):  # nothing of these is published
+        if any(request.is_spoiled for request in step.requests):  # these are not published
             keeps = [not request.is_spoiled for request in step.requests]
             handles, settled = list(compress(handles, keeps)), list(compress(settled, keeps))
-            draft_tokens = [one for one in draft_tokens if one[0] in handles]
-            newest = [one for one in newest if one[0] in handles]
+            draft_tokens = [pair for pair in draft_tokens if pair[0] in handles]
+            newest = [pair for pair in newest if pair[0] in handles]
         self._append(draft_tokens)
         self._memory.advance(np.array(handles, np.int32), np.array(settled, np.int32))
         self._append(newest)
@@ -190,7 +189,7 @@ class Yields:
         self._memory.append(np.array(handles, np.int32), np.array(ids, np.int32))
 
     def _take_until_end(self, request: Request, tokens: tuple[int, ...]) -> list[Event]:
-        """Take the tokens one by one, up to where the request ends."""
+        """Append tokens one by one until the request ends."""
         events: list[Event] = []
         for token in tokens:
             if request.finish_reason is None and token < 0:
@@ -208,7 +207,7 @@ class Yields:
 
 
 def yields_of(plan: StepPlan, result: StepResult) -> list[tuple[int, ...]]:
-    """The tokens that each work of the plan yields; none for a prefill that is not done.
+    """Return the tokens that each work of the plan yields; none for an unfinished prefill.
 
     :raises ValueError: if the result's tokens are not those of the plan.
     """
@@ -216,18 +215,20 @@ def yields_of(plan: StepPlan, result: StepResult) -> list[tuple[int, ...]]:
     if is_even and all(work.samples for work in plan.work):  # each yields one token
         return [(token,) for token in result.token_ids]
     yields = iter(result.by_work())
-    most = [work.num_draws for work in plan.work]
-    found = [next(yields, ()) if count else () for count in most]
-    fits = all(min(1, count) <= len(f) <= count for f, count in zip(found, most, strict=True))
+    limits = [work.num_draws for work in plan.work]
+    tokens = [next(yields, ()) if limit else () for limit in limits]
+    fits = all(
+        min(1, limit) <= len(row) <= limit for row, limit in zip(tokens, limits, strict=True)
+    )
     if not fits or any(yields):
         raise ValueError(f"the tokens of step {result.step} are not those of its work")
-    return found
+    return tokens
 
 
 def end_of(request: Request, kept_tokens: int) -> Finished:
-    """The event that tells a request's end.
+    """Return the event that reports a request's end.
 
-    :param kept_tokens: of its prompt, cached now.
+    :param kept_tokens: tokens of its prompt that are cached now.
     """
     cached_tokens = min(request.cached_tokens or 0, len(request.prompt))
     return Finished(
@@ -247,7 +248,7 @@ def end_of(request: Request, kept_tokens: int) -> Finished:
 
 
 def _take_scores(step: StepInFlight, result: StepResult) -> list[Event]:
-    """Report how likely prompts were; positions told before a preemption are not told again."""
+    """Report prompt logprobs; positions reported before a preemption are not repeated."""
     events: list[Event] = []
     for work, request in zip(step.plan.work, step.requests, strict=True):
         scores = result.scored.get(work.handle)
@@ -264,7 +265,7 @@ def _take_scores(step: StepInFlight, result: StepResult) -> list[Event]:
 
 
 def _take_vectors(step: StepInFlight, result: StepResult) -> None:
-    """End requests that have their prompt's vector; the token drawn beside it is not taken."""
+    """End requests that have their prompt's vector; the token drawn with it is dropped."""
     for work, request in zip(step.plan.work, step.requests, strict=True):
         if work.handle in result.pooled and request.finish_reason is None:
             request.embedding = result.pooled[work.handle]
@@ -274,15 +275,15 @@ def _take_vectors(step: StepInFlight, result: StepResult) -> None:
 
 
 def _with_logprobs(events: Sequence[Event], step: StepInFlight, result: StepResult) -> list[Event]:
-    """The events, with how likely their tokens are where that was asked."""
-    asked = {
+    """Return the events, with logprobs for requests that asked for them."""
+    logprobs = {
         request.request_id: result.logprobs[work.handle]
         for work, request in zip(step.plan.work, step.requests, strict=True)
         if work.handle in result.logprobs
     }
     return [
-        structs.replace(event, logprobs=(asked[event.request_id],))
-        if isinstance(event, Tokens) and event.request_id in asked
+        structs.replace(event, logprobs=(logprobs[event.request_id],))
+        if isinstance(event, Tokens) and event.request_id in logprobs
         else event
         for event in events
     ]

@@ -1,1 +1,1 @@
-"""Pages in host memory: preempted requests, cached prefixes, prompts that go ahead."""
+"""Pages in host memory: of preempted and parked requests, and of cached prefixes."""

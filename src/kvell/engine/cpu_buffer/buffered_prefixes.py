@@ -1,4 +1,4 @@
-"""Cached prefixes in the CPU buffer: a second tier behind the pool's own cache.
+"""Cached prefixes in the CPU buffer: a second tier below the pool's own cache.
 
 ::
 
@@ -10,9 +10,9 @@
                         ▼ pool alone, and copying is quicker than computing
                      copied in with the plan that admits it, and cached in the pool again
 
-Prefixes give way to preempted requests.  Pages are copied, not moved: they stay here when they
-are fetched, and stay in the pool when they are copied out.  Which tier has a page does not matter
-to a hit (:mod:`kvell.mempool.tiers.lookup`); only what the pool lacks is fetched.
+Preempted requests evict prefixes.  Pages are copied, not moved: a page stays here when it is
+fetched, and stays in the pool when it is copied out.  A hit may use pages of both tiers
+(:mod:`kvell.mempool.tiers.lookup`); only pages that the pool lacks are fetched.
 """
 
 from collections import deque
@@ -32,11 +32,11 @@ from kvell.mempool.tiers.lookup import SERVED_KINDS, Tiers
 from kvell.vocabulary import MIB, RequestId
 
 MOST_REMEMBERED = 256
-"""Most ended requests to remember."""
+"""Largest number of ended requests to remember."""
 AHEAD_SHARE = 8
-"""One large page in 8 is kept empty, or cached and copied out: a step may evict it."""
+"""One large page in 8 is kept empty, or cached and copied out, so that a step may evict it."""
 MOST_BYTES = 32 * MIB
-"""Most bytes copied out by one plan; several plans copy a larger prefix."""
+"""Largest number of bytes that one plan copies out; several plans copy a larger prefix."""
 
 Moves = list[tuple[int, int, int]]
 
@@ -52,7 +52,7 @@ class _Ended:
 
 @dataclass(frozen=True)
 class _Coming:
-    """An opened request that goes on behind ``computed`` tokens, and its hit in the pool alone."""
+    """An opened request that continues after ``computed`` tokens, and its hit in the pool alone."""
 
     request_id: RequestId
     tiers: Tiers
@@ -63,7 +63,7 @@ class _Coming:
 class BufferedPrefixes:
     """The cached prefixes in the buffer; pure, used by :class:`.swapping.Swapping`.
 
-    :ivar hit_tokens: tokens that requests have hit and whose pages came from here, so far.
+    :ivar hit_tokens: number of hit tokens whose pages came from the buffer, so far.
     """
 
     def __init__(self, core: MemoryCore, buffer: PageBuffer, rule: SwapRule) -> None:
@@ -97,9 +97,9 @@ class BufferedPrefixes:
         self._ended.append(_Ended(tokens, request.cache_root, request.model))
 
     def copy_out(self, wanted_large: int) -> NewPages:
-        """Pages to copy out before a plan may evict them [m, 3]: group, page, page of the buffer.
+        """Return the pages [m, 3] to copy out before a plan evicts them: group, page, buffer page.
 
-        :param wanted_large: large pages that the plan is about to ask for.
+        :param wanted_large: number of large pages that the plan is about to need.
         """
         if not self._ended:
             return _rows([])
@@ -121,7 +121,7 @@ class BufferedPrefixes:
         return _rows(rows)
 
     def _ahead_bytes(self, evicted_pages: Sequence[int]) -> int:
-        """Bytes copied out and not evicted yet, assuming that all evicted pages were copied out."""
+        """Return the bytes copied out and not evicted yet, as if all evicted pages were copied."""
         pairs = zip(evicted_pages, self._groups, strict=True)
         evicted_bytes = sum(count * group.page_stride_bytes for count, group in pairs)
         gone_bytes, self._evicted_bytes = evicted_bytes - self._evicted_bytes, evicted_bytes
@@ -131,7 +131,7 @@ class BufferedPrefixes:
     def _copy_prefix(self, ended: _Ended, most_bytes: int, rows: Moves) -> tuple[int, int]:
         """Add the pages of an ended request that are still cached, first ones first, to ``rows``.
 
-        Returns the bytes of all of them, and of those that were not in the buffer yet.
+        :returns: the bytes of all of them, and of those that were not in the buffer yet.
         """
         digests = PrefixDigests(ended.tokens, _root(ended.model, ended.root))
         tiers = self._look_up(digests, ended.tokens, ended.root, ended.model)
@@ -153,8 +153,7 @@ class BufferedPrefixes:
         return all_bytes, new_bytes
 
     def _begin_of(self, needed: tuple[int, int, Place]) -> int:
-        """Position of a page's first token; a state, which all others are in vain without, is
-        first."""
+        """Return a page's first token; -1 for a state, without which other pages are useless."""
         group, position, _ = needed
         is_state = self._groups[group].kind is GroupKind.STATE
         return -1 if is_state else position * self._groups[group].page_tokens
@@ -166,7 +165,7 @@ class BufferedPrefixes:
         tiers: Tiers,
         most_bytes: int,
     ) -> Iterator[tuple[int, int, int]]:
-        """Take pages of the buffer for those not in it yet, while there are any."""
+        """Allocate buffer pages, while there are any, and yield the copies into them."""
         for group, place, page in cached:
             if tiers.is_buffered(group, place):
                 continue
@@ -180,8 +179,8 @@ class BufferedPrefixes:
     # ---------------------------------------------------------------------------- in
 
     def resume(self, request: Request) -> None:
-        """Resume an opened request after the prefix that both tiers have together, as far as it is
-        quicker to copy than to compute.  A request that runs alone starts from nothing."""
+        """Resume an opened request after the prefix in both tiers, as far as copying is quicker
+        than computing.  A request that runs alone starts without a prefix."""
         self._coming = None
         if not len(self.pages) or request.runs_alone or not self._serves(request):
             return
@@ -196,9 +195,9 @@ class BufferedPrefixes:
             self._coming = _Coming(request.request_id, tiers, hit, computed)
 
     def copy_in(self, request: Request, before: NewPages) -> NewPages:
-        """Pages to fetch for a request that now runs [m, 3]: group, page of the buffer, page.
+        """Return the pages to fetch for a request that now runs [m, 3]: group, buffer page, page.
 
-        :param before: rows that it held when it was opened; these are not fetched.
+        :param before: rows that the request held when it was opened; these are not fetched.
         """
         coming, self._coming = self._coming, None
         if coming is None or coming.request_id != request.request_id:
@@ -223,7 +222,7 @@ class BufferedPrefixes:
         return _rows(rows)
 
     def _tokens_of(self, fetched: Sequence[tuple[int, Place]], hit: int, computed: int) -> int:
-        """Tokens behind the hit of which some page came from here; a state is of all of them."""
+        """Return the number of tokens after the hit with a fetched page; a state covers all."""
         came = np.zeros(computed, bool)
         for group, (end, _) in fetched:
             spec = self._groups[group]
@@ -232,16 +231,16 @@ class BufferedPrefixes:
         return int(came[hit:].sum())
 
     def _look_up(self, digests: PrefixDigests, tokens: NewPages, root: str, model: str) -> Tiers:
-        known = self._core.known(tokens, root, model=model)
-        return Tiers(self.pages, self._own(model), digests, known)
+        cached = self._core.known(tokens, root, model=model)
+        return Tiers(self.pages, self._own(model), digests, cached)
 
     def _digests_of(self, request: Request, tokens: NewPages) -> PrefixDigests:
-        """Of a request's tokens; kept, since one that waits asks at every step."""
-        found = self._digests
-        if found is None or found[0] != request.request_id or len(found[1]) != len(tokens):
+        """Return the digests of a request's tokens; a waiting request needs them at every step."""
+        latest = self._digests
+        if latest is None or latest[0] != request.request_id or len(latest[1]) != len(tokens):
             digests = PrefixDigests(tokens, _root(request.model, request.cache_root))
-            self._digests = found = request.request_id, digests
-        return found[1]
+            self._digests = latest = request.request_id, digests
+        return latest[1]
 
     # ----------------------------------------------------------------------- internal
 
@@ -249,14 +248,14 @@ class BufferedPrefixes:
         return [index for index, group in enumerate(self._groups) if group.model == model]
 
     def _serves(self, request: Request) -> bool:
-        """Whether pages hold all of the request's KV, and none is a draft model's or an image's."""
+        """Return whether pages hold all of a request's KV, and none is of a draft or an image."""
         groups = (self._groups[index] for index in self._own(request.model))
         is_plain = all(group.kind in SERVED_KINDS and not group.is_draft for group in groups)
         return is_plain and not request.image_rows
 
 
 def held_already(core: MemoryCore, handle: int, before: NewPages) -> set[tuple[int, int]]:
-    """(group, position) of what need not be fetched: held before, or copied within the pool.
+    """Return (group, position) of pages that need no fetch: held before, or copied in the pool.
 
     :param before: rows of pages that the holder had when it was opened.
     """

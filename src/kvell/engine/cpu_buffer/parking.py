@@ -1,21 +1,20 @@
-"""Prefills ahead of decodes: eLLM's Algorithm 1 where KV runs short, sized by its Algorithm 2.
+"""Prefills before decodes: eLLM's Algorithm 1 if KV memory is short, sized by its Algorithm 2.
 
-A prompt that finds no room is computed all the same, if the CPU buffer's logical size allows: the
-decodes that arrived last move their pages to the buffer.  So the KV of a prefill goes to the
-buffer after its first token, unless a request finishes meanwhile, and comes back when its decode
-is scheduled::
+A prompt without room is computed anyway, if the CPU buffer's logical size allows it: the decodes
+that arrived last move their pages to the buffer.  So the KV of a prefill is copied to the buffer
+after its first token, unless a request finishes meanwhile, and copied back when its decode is
+scheduled::
 
     RUNNING, decodes ──a prompt finds no room──► PARKED ──it fits, with room to grow──► RUNNING
          └────────────preempted, in the buffer─────▲
 
-The request that arrived first decodes first: it is parked last and comes back first, so a request
-goes to the buffer about once, and the longest wait is as short as possible.  While the buffer's
-logical size is used up, or the first parked request has waited for long, parked requests come back
-before any prompt is admitted: else small prompts could forever take the pages that a large request
-waits for.
+The request that arrived first decodes first: it is parked last and resumed first.  So a request is
+parked about once, and the longest wait is as short as possible.  While the buffer's logical size is
+used up, or the first parked request has waited long, parked requests resume before any prompt is
+admitted: otherwise small prompts could forever take the pages that a large request waits for.
 
-Our pages hold all layers of a group, so whole requests are parked and not layers: a prompt needs
-its pages on the device while it is computed.
+A page holds all layers of a group, so whole requests are parked and not layers: a prompt needs its
+pages on the device while it is computed.
 """
 
 from collections.abc import Collection, Sequence
@@ -27,10 +26,10 @@ from kvell.memory import MemoryCore, pool_bytes_for
 from kvell.vocabulary import RequestId
 
 ROOM_TOKENS = 64
-"""Room for a parked request to come back, in tokens per request: else it would soon leave again."""
+"""Room needed to resume a parked request, in tokens per request; with less it soon leaves again."""
 
 MOST_STEPS_PARKED = 16_384
-"""After this many steps, no prompt is admitted until the first parked request is back."""
+"""Number of steps after which no prompt is admitted until the first parked request is resumed."""
 
 
 class Parking:
@@ -38,7 +37,7 @@ class Parking:
 
     :param sizes: the buffer's logical size, in its large pages.
     :ivar parked: in order of arrival.
-    :ivar count: how often a request was parked for a prompt.
+    :ivar count: number of times that a request was parked for a prompt.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class Parking:
 
     @property
     def comes_first(self) -> bool:
-        """Whether parked requests must come back before a prompt is admitted."""
+        """Whether parked requests must be resumed before a prompt is admitted."""
         if not self.parked:
             return False
         steps = self._step - self._since[self.parked[0].request_id]
@@ -67,7 +66,7 @@ class Parking:
     def give_way(
         self, request: Request, running: Sequence[Request], admitted: Collection[RequestId]
     ) -> list[Request]:
-        """Requests to park so that this one finds pages and a seat, youngest first.
+        """Return the requests to park so that ``request`` gets pages and a seat, youngest first.
 
         Empty unless they free enough and the buffer may hold them.
 
@@ -95,7 +94,7 @@ class Parking:
     def park(self, request: Request, size_bytes: int, *, gave_way: bool = True) -> None:
         """Park a request whose pages are in the buffer.
 
-        :param gave_way: whether it made way for a prompt, rather than being preempted.
+        :param gave_way: whether it is parked for a prompt, rather than preempted.
         """
         self.count += gave_way
         self._last_key += 1
@@ -108,7 +107,7 @@ class Parking:
         self.parked.insert(place, request)
 
     def leave(self, request: Request) -> None:
-        """Note that the request runs again, or has ended."""
+        """Remove a request that runs again, or has ended."""
         key = self._keys.pop(request.request_id, None)
         if key is not None:
             del self._since[request.request_id]
@@ -116,7 +115,7 @@ class Parking:
             self.parked.remove(request)
 
     def clear(self) -> None:
-        """Forget all parked requests, whatever state an exception has left them in."""
+        """Forget all parked requests, in whatever state an exception has left them."""
         for key in self._keys.values():
             self.sizes.release(key)
         self._keys.clear()
@@ -124,7 +123,7 @@ class Parking:
         self.parked.clear()
 
     def _missing_bytes(self, request: Request) -> int:
-        """Bytes that its prompt needs beyond the empty large pages."""
+        """Return the bytes that a request needs beyond the empty large pages."""
         layout = self._core.layout
         is_shared = len({group.model for group in layout.groups}) > 1
         seen = layout.seen_by(request.model) if is_shared else layout

@@ -1,4 +1,4 @@
-"""Preempted requests in the CPU buffer: which pages go out, and which come back.
+"""Preempted requests in the CPU buffer, whose pages are copied out and back.
 
 ::
 
@@ -11,7 +11,7 @@
                        RUNNING: pages in with the plan that computes its next token
 
 A plan copies pages out before it does anything else, and in before it copies or computes anything
-on the device.  Pages cached on the device when the request comes back are not fetched.
+on the device.  Pages that are cached on the device when the request resumes are not fetched.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ from kvell.memory import GroupKind, GroupSpec, MemoryCore
 from kvell.vocabulary import RequestId
 
 SWAPPABLE = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED, GroupKind.STATE})
-"""Kinds whose pages are all there is to save of the computed tokens."""
+"""Kinds whose pages are all the state of computed tokens."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Saved:
 class Swapping:
     """The requests in the buffer; used by the scheduler, and pure like it.
 
-    :param prefixes: cached there too, where requests leave room; None: requests only.
+    :param prefixes: cached prefixes in the rest of the buffer; None: requests only.
     """
 
     def __init__(
@@ -66,27 +66,27 @@ class Swapping:
         self._next_holder = 1
 
     def begin(self) -> None:
-        """Begin to plan a step; buffer pages that the step before fetched become free."""
+        """Begin to plan a step; buffer pages that the previous step fetched become free."""
         self.buffer.settle()
         if self.prefixes is not None:
             self.prefixes.begin()
 
     def has(self, request: Request) -> bool:
-        """Whether the request is in the buffer."""
+        """Return whether a request is in the buffer."""
         return request.request_id in self._saved
 
     def size_bytes(self, request: Request) -> int:
-        """Bytes that the request would take in the buffer; 0 if it cannot go there."""
+        """Return the bytes that a request would take in the buffer; 0 if it cannot be swapped."""
         return self.buffer.size_bytes(self._need([request]))
 
     def has_room(self, requests: Sequence[Request]) -> bool:
-        """Whether the buffer can take them all, after prefixes have given way."""
+        """Evict prefixes as needed; return whether the buffer can take all requests."""
         need = self._need(requests)
         self._make_room(need)
         return self.buffer.has_room(need)
 
     def _need(self, requests: Sequence[Request]) -> list[int]:
-        """Pages of each group."""
+        """Return the number of pages to save of each group."""
         rows = np.concatenate([self._worth_keeping(request) for request in requests])
         count = len(self._core.layout.groups)
         need: list[int] = np.bincount(rows[:, 0], minlength=count).tolist()
@@ -95,10 +95,9 @@ class Swapping:
     def save(self, request: Request, *, asks: bool = True) -> NewPages:
         """Save a request that is about to lose its pages.
 
-        Returns the pages to copy out [m, 3]: group, page, page of the buffer.  Empty where
-        recomputing is quicker or the buffer is full.
-
         :param asks: whether to ask the rule; False: copy even if recomputing is quicker.
+        :returns: the pages to copy out [m, 3]: group, page, buffer page.  Empty if recomputing is
+            quicker or the buffer is full.
         """
         rows = self._worth_keeping(request)
         groups = self._core.layout.groups
@@ -131,7 +130,7 @@ class Swapping:
             self.prefixes.pages.make_room(need)
 
     def _worth_keeping(self, request: Request) -> NewPages:
-        """(group, position, page) of the pages to save; none if the request cannot be swapped."""
+        """Return (group, position, page) of pages to save; none if a request cannot be swapped."""
         if not self._can_swap(request):
             return _no_rows()
         rows = self._core.held_pages(request.handle)[:, 1:]
@@ -141,12 +140,12 @@ class Swapping:
         return kept
 
     def _can_swap(self, request: Request) -> bool:
-        """Whether it has computed more than it hit, and only in pages that can be moved.
+        """Return whether a request has computed more than it hit, all in swappable pages.
 
-        What other instances hold for one that borrows would be lost all the same.
+        A borrowing request is not swapped, since it would lose its remote sections anyway.
         """
-        own = [g for g in self._core.layout.groups if g.model == request.model]
-        is_plain = all(g.kind in SWAPPABLE for g in own) and not request.image_rows
+        seen = [g for g in self._core.layout.groups if g.model == request.model]
+        is_plain = all(g.kind in SWAPPABLE for g in seen) and not request.image_rows
         if not is_plain or request.away_tokens:
             return False
         return request.computed > self._core.hit_tokens(request.handle)
@@ -154,7 +153,7 @@ class Swapping:
     def resume(self, request: Request) -> None:
         """Resume a reopened request where it was, if that is beyond its hit.
 
-        Its pages are not on the device yet: :meth:`fetch` says where they come from.
+        Its pages are not on the device yet: :meth:`fetch` returns their sources.
         """
         saved = self._saved.get(request.request_id)
         if saved is None and self.prefixes is not None:
@@ -165,25 +164,25 @@ class Swapping:
         request.computed, request.repeats = saved.computed, saved.repeats
 
     def fetch(self, request: Request, before: NewPages) -> NewPages:
-        """Pages to fetch for a request that now runs [m, 3]: group, page of the buffer, page.
+        """Return the pages to fetch for a request that now runs [m, 3]: group, buffer page, page.
 
-        :param before: rows that it held when it was opened; these are not fetched.
+        :param before: rows that the request held when it was opened; these are not fetched.
         """
         saved = self._saved.pop(request.request_id, None)
         if saved is None:
-            found = _no_rows()
+            copied = _no_rows()
             if self.prefixes is not None:
-                found = self.prefixes.copy_in(request, before)
-                self._count("in", found[:, [0, 2, 1]])
-            return found
+                copied = self.prefixes.copy_in(request, before)
+                self._count("in", copied[:, [0, 2, 1]])
+            return copied
         self.buffer.release(saved.holder)
         if saved.computed <= self._core.hit_tokens(request.handle):
             return _no_rows()
-        known = held_already(self._core, request.handle, before)
+        held = held_already(self._core, request.handle, before)
         rows = [
             (group, saved.pages[group, position], page)
             for _, group, position, page in self._core.held_pages(request.handle).tolist()
-            if (group, position) not in known and self._is_computed(group, position, saved)
+            if (group, position) not in held and self._is_computed(group, position, saved)
         ]
         fetched = np.asarray(rows, np.int32).reshape(-1, 3)
         self._count("in", fetched[:, [0, 2, 1]])
@@ -195,36 +194,35 @@ class Swapping:
         return not spec.kind.counts_tokens or position * spec.page_tokens < saved.computed
 
     def ended(self, request: Request) -> None:
-        """Note an ended request whose pages are about to be cached on the device."""
+        """Remember an ended request whose pages are about to be cached on the device."""
         if self.prefixes is not None:
             self.prefixes.ended(request)
 
     def copy_out(self, wanted_large: int) -> NewPages:
-        """Cached pages to copy out before this plan may evict them [m, 3]: group, page, page of
-        the buffer.
+        """Return the pages [m, 3] to copy out before a plan evicts them: group, page, buffer page.
 
-        :param wanted_large: large pages that the plan is about to ask for.
+        :param wanted_large: number of large pages that the plan is about to need.
         """
-        found = _no_rows()
+        copied = _no_rows()
         if self.prefixes is not None:
-            found = self.prefixes.copy_out(wanted_large)
-            self._count("out", found)
-        return found
+            copied = self.prefixes.copy_out(wanted_large)
+            self._count("out", copied)
+        return copied
 
     def counters(self) -> dict[str, int]:
-        """Counters of swaps, recomputations, and prefixes copied out and in."""
+        """Return the counters of swaps, recomputations, and prefixes copied out and in."""
         return self.rungs | (self.prefixes.rungs if self.prefixes else {})
 
     def figures(self) -> dict[str, int]:
-        """The buffer's figures, the number of requests in it, and the pages of prefixes."""
-        found = self.buffer.figures() | {"holders": len(self._saved)}
+        """Return the buffer's figures, its number of requests, and its pages of prefixes."""
+        figures = self.buffer.figures() | {"holders": len(self._saved)}
         if self.prefixes is None:
-            return found
+            return figures
         cached = {
             "cached_pages": len(self.prefixes.pages),
             "cache_hit_tokens": self.prefixes.hit_tokens,
         }
-        return found | cached
+        return figures | cached
 
     def drop_prefixes(self) -> None:
         """Drop all cached prefixes."""
@@ -238,7 +236,7 @@ class Swapping:
             self.buffer.release(saved.holder)
 
     def clear(self) -> None:
-        """Drop all requests and all cached prefixes, whatever state an exception has left."""
+        """Drop all requests and all cached prefixes, in whatever state an exception left them."""
         self._saved.clear()
         self.drop_prefixes()
         self.buffer.clear()
@@ -257,7 +255,7 @@ class Swapping:
 
 
 def moved_bytes(rows: NewPages, groups: Sequence[GroupSpec]) -> int:
-    """Bytes of a plan's offloads or fetches [m, 3], whose first column is the group."""
+    """Return the bytes of a plan's offloads or fetches [m, 3], whose first column is the group."""
     return _size_bytes(rows, groups)
 
 

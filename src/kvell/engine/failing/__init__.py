@@ -1,1 +1,1 @@
-"""Steps and requests that fail: what ends, and what the others notice of it."""
+"""Failed steps and requests, and their effect on other requests."""

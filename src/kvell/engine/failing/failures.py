@@ -1,9 +1,9 @@
-"""What fails in a step, and how the requests end whose work that was.
+"""Failures in a step, and the ends of the affected requests.
 
-Two things fail.  A row of logits may hold no numbers: then its request ends, with words, and is not
-tried again, since it would fail likewise everywhere.  Or a whole step raises an exception: then all
-requests whose work it was end *here*, and the front may try each again beside no other suspect.
-Pure: no clock, no log.
+There are two kinds.  A row of logits may be NaN or infinite: then its request ends with a message
+and is not tried again, since it would fail on every instance.  Or a whole step raises an exception:
+then all its requests end *here*, and the front may try each again, without other suspects in the
+same steps.  Pure: no clock, no log.
 """
 
 from collections.abc import Sequence
@@ -23,16 +23,16 @@ NONE_ALLOWED = (
 
 
 class StepFailed(Exception):  # noqa: N818 - it says what happened
-    """A step whose copies of pages are all made, and whose tokens were not computed.
+    """The failure of a step after all its page copies, before its tokens were computed.
 
-    Its ``__cause__`` is the exception that the computation raised.
+    Its ``__cause__`` is the exception of the computation.
     """
 
 
 class StepFailure(Struct, frozen=True, gc=False):
-    """Stands in the journal for the result of a step that failed.
+    """The result of a failed step, also in the journal.
 
-    :param problem: what happened, for the requests' ends.
+    :param problem: message for the ends of its requests.
     """
 
     step: StepNumber
@@ -42,7 +42,7 @@ class StepFailure(Struct, frozen=True, gc=False):
 def end_without_token(request: Request, mark: int) -> None:
     """End a request for which a step has no next token.
 
-    :param mark: in the token's place: NO_TOKEN, or NOT_NUMBERS.
+    :param mark: the value in place of the token: NO_TOKEN or NOT_NUMBERS.
     """
     request.finish_reason = "error"
     if mark == NO_TOKEN:
@@ -56,7 +56,7 @@ def end_without_token(request: Request, mark: int) -> None:
 
 
 def end_without_vector(request: Request) -> None:
-    """End a request whose prompt has a vector that is no numbers."""
+    """End a request whose prompt's vector is NaN or infinite."""
     request.finish_reason, request.is_spoiled = "error", True
     request.problem = (
         "the prompt's vector is not numbers (NaN or infinite): the model's weights, or what it "
@@ -65,7 +65,7 @@ def end_without_vector(request: Request) -> None:
 
 
 def end_without_scores(request: Request) -> None:
-    """End a request whose prompt cannot be scored, since logits are no numbers."""
+    """End a request whose prompt cannot be scored, since its logits are NaN or infinite."""
     request.finish_reason, request.is_spoiled = "error", True
     request.problem = (
         "the model's logits are not numbers (NaN or infinite) in the prompt: its weights, or what "
@@ -74,10 +74,9 @@ def end_without_scores(request: Request) -> None:
 
 
 def end_failed(requests: Sequence[Request], failure: StepFailure) -> None:
-    """End the requests of a failed step, which may each be tried again.
+    """End the requests of a failed step, each of which may be tried again.
 
-    Where some came under suspicion, these alone are blamed.  Those that have ended before keep
-    their reason.
+    If some are suspects, only these are blamed.  Requests that ended before keep their reason.
     """
     has_suspect = any(request.is_suspect for request in requests)
     for request in requests:
@@ -89,15 +88,15 @@ def end_failed(requests: Sequence[Request], failure: StepFailure) -> None:
 
 
 def forget_text(memory: MemoryCore, request: Request) -> None:
-    """Evict what a closed request has left in the prefix index, unless others have it too.
+    """Evict a closed request's text from the prefix index, unless other requests have it too.
 
-    Which of its tokens are spoiled is unknown.  Pages before the first of them hold numbers,
-    whoever shares them: kernels leave out what a row may not read.
+    It is unknown which of its tokens are spoiled.  Shared pages before the first spoiled token are
+    correct, since kernels skip what a row may not read.
     """
     tokens = request.tokens(0, request.settled)
     if not len(tokens):
         return
-    known = memory.known(tokens, request.cache_root, model=request.model)
-    for length in sorted(set(np.unique(known[:, 3]).tolist()), reverse=True):
+    cached = memory.known(tokens, request.cache_root, model=request.model)
+    for length in sorted(set(np.unique(cached[:, 3]).tolist()), reverse=True):
         if memory.delete(tokens[:length], request.cache_root, model=request.model):
             return

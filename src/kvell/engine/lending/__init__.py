@@ -1,1 +1,1 @@
-"""Sections of requests whose pages lie at other instances: a debtor's side of the loans."""
+"""Remote sections of requests: the debtor's side of the loans."""

@@ -1,25 +1,25 @@
-"""Sections of running requests whose pages lie in the memory of other instances, the creditors.
+"""Sections of running requests whose pages are stored at other instances, the creditors.
 
 ::
 
     computed here ──move_kvcache──► ASKED ──granted──► FILLING ──filled──► AWAY, read there
          ▲                            │                   │                  │
          │◄──── refused, no creditor ─┴───────────────────┘                  │ recalled
-         └────────── copied back, or computed anew from there on if lost ◄───┘
+         └────────── copied back, or recomputed from there on if lost ◄──────┘
 
-Sections go in order, from the first of a text on, so what is left here is always its end.  The
-last section never goes: a request writes there.  On one host what is away is read in place, since a
-creditor's pool continues the numbers of the pool's own pages
-(:mod:`kvell.mempool.transports.neighbours`); elsewhere its creditor is asked for attention over it
-(:mod:`kvell.models.fused.partials`), and what is wanted back is computed anew, not copied.
+Sections leave in order, from the first of a text on, so the local sections are always its end.  The
+last section never leaves, since the request writes there.  On one host, steps read remote sections
+in place: a creditor's pool continues the page numbers of the own pool
+(:mod:`kvell.mempool.transports.neighbours`).  Across hosts, the creditor computes attention over
+them (:mod:`kvell.models.fused.partials`), and recalled sections are recomputed, not copied.
 
-A request that is longer than the memory here comes with a placement.  What is recalled of it, and
-has no room here, goes to another creditor, which pulls it from the one that wants it back.
+A request that is longer than the local memory has a placement.  Its recalled sections without room
+here move to another creditor, which pulls them from the creditor that recalls them.
 
-A request that gives way, or loses a section, keeps those before it where they are, and goes on
-behind them once it is let in again.
+A request that is preempted, or loses a section, keeps its earlier sections where they are, and
+continues after them once it is admitted again.
 
-Pure: the loans themselves are a machine of the memory pool (:mod:`kvell.mempool.loans`).
+Pure: the loans themselves are a state machine of the memory pool (:mod:`kvell.mempool.loans`).
 Source: Infinite-LLM §4, §5.2.1, §6.2 (Listing 1).
 """
 
@@ -53,9 +53,9 @@ NO_ROWS = np.empty((0, 4), np.int32)
 
 
 class Borrowed:
-    """The borrowing requests of one engine core: what an rManager does for a debtor.
+    """The borrowing requests of one engine core: the debtor's part of an rManager.
 
-    :param agent: of the instance, over the scheduler's memory core.
+    :param agent: the instance's agent, over the scheduler's memory core.
     """
 
     def __init__(self, scheduler: Scheduler, agent: Agent) -> None:
@@ -71,38 +71,38 @@ class Borrowed:
 
     @property
     def section_tokens(self) -> int:
-        """Tokens that go at once."""
+        """Tokens in a section."""
         return self.sections.section_tokens
 
     def __len__(self) -> int:
         return len(self._borrowers) + len(self._placements) + len(self._joins)
 
     def has(self, request: Request) -> bool:
-        """Whether any of a request's pages are elsewhere, on their way, or will be."""
+        """Return whether any pages of a request are remote, on their way, or will be."""
         name = request.request_id
         return name in self._borrowers or name in self._placements or request in self._joins
 
     @property
     def next_deadline(self) -> Tick | None:
-        """When :meth:`advance` has something to do."""
-        found = (one.retry_at for one in self._placements.values())
-        return min((at for at in found if at is not None), default=None)
+        """The time at which :meth:`advance` has something to do; None if there is none."""
+        times = (placement.retry_at for placement in self._placements.values())
+        return min((at for at in times if at is not None), default=None)
 
     def sections_asked(self, request: Request) -> int | None:
-        """Return how many sections are elsewhere or on their way; None for a placed request."""
+        """Return the number of remote sections, also on their way; None for a placed request."""
         borrower = self._borrowers.get(request.request_id)
-        asked = 0 if borrower is None else len(borrower.loans)
-        return None if request.request_id in self._placements else asked
+        count = 0 if borrower is None else len(borrower.loans)
+        return None if request.request_id in self._placements else count
 
     def sections_away(self, request: Request) -> int:
-        """Return how many of a request's sections are read elsewhere."""
+        """Return the number of a request's sections that are read at creditors."""
         borrower = self._borrowers.get(request.request_id)
         return 0 if borrower is None else borrower.away
 
     def tally(self) -> dict[str, int]:
-        """Return sections ``borrowed`` now, and those so far of each end, and ``shared`` ones."""
+        """Return the number of sections ``borrowed`` now, and the other counts so far."""
         return {
-            "borrowed": sum(one.away for one in self._borrowers.values()),
+            "borrowed": sum(borrower.away for borrower in self._borrowers.values()),
             "returned": self._returned,
             "replaced": self._recalls.replaced,
             "shared": self._joins.shared,
@@ -110,20 +110,20 @@ class Borrowed:
         }
 
     def placements(self) -> tuple[RequestPlacementEntry, ...]:
-        """Where the sections lie of requests of which some are elsewhere, or on their way."""
-        return tuple(e for one in self._borrowers.values() for e in self.sections.placed(one))
+        """Return where the sections of all borrowing requests are."""
+        return tuple(e for debtor in self._borrowers.values() for e in self.sections.placed(debtor))
 
     def place(self, request: Request, entries: Sequence[RequestPlacementEntry]) -> None:
-        """Let a new request that is longer than the memory here lie where the entries say."""
+        """Record the placement of a new request that is longer than the local memory."""
         if entries:
             here = sum(entry.num_blocks for entry in entries if entry.local)
             request.local_tokens = here * self.section_tokens
             self._placements[request.request_id] = Placement.of(request, entries)
 
     def join(self, request: Request) -> list[Action]:
-        """Let a new request go on behind what another one has elsewhere of the same text.
+        """Let a new request share another request's remote sections of the same text.
 
-        :returns: nothing if none has; else it waits until :meth:`take_joined` has it.
+        :returns: empty if there are none; else the request waits for :meth:`take_joined`.
         """
         if not resumes(request.model, self._core.layout.groups):
             return []
@@ -132,20 +132,20 @@ class Borrowed:
     def take_joined(self) -> list[Request]:
         """Return requests whose creditors have answered."""
         joined = self._joins.take_answered()
-        self._borrowers |= {one.request.request_id: one for one in joined if one.away}
-        return [one.request for one in joined]
+        self._borrowers |= {debtor.request.request_id: debtor for debtor in joined if debtor.away}
+        return [debtor.request for debtor in joined]
 
     def take_given_up(self) -> list[Request]:
-        """Return requests for which nobody has had memory for too long."""
+        """Return requests for which no instance has had memory for too long."""
         given_up, self._given_up = self._given_up, []
         return given_up
 
     def move_kvcache(self, request: Request, num_blocks: int, dst: str) -> str:
-        """Let further sections of a request go to a creditor, as far as they are computed in time.
+        """Plan to move further sections of a request to a creditor, once they are computed.
 
         :param num_blocks: sections of ``SECTION_TOKENS`` tokens.
         :param dst: the creditor, which may refuse each of them.
-        :returns: why none goes; "" if they may.
+        :returns: why no section can move; "" if they can.
         """
         problem = local_reason(request.model, self._core.layout.groups) or request.local_reason
         if problem or num_blocks < 1:
@@ -159,14 +159,14 @@ class Borrowed:
             placement.widen(dst)
             return ""
         borrower = self._borrower(request)
-        borrower.creditors.clear()  # a plan replaces what is left of the one before
+        borrower.creditors.clear()  # a new plan replaces the rest of the previous one
         borrower.creditors.extend([dst] * num_blocks)
         return ""
 
     def advance(self, done: StepNumber | None = None) -> list[Action]:
-        """Ask for room for sections that are computed; to be called between steps.
+        """Request loans for sections that are computed; call it between steps.
 
-        :param done: the latest step that is over; None if that is known.
+        :param done: the latest step that has ended; None: the same as in the last call.
         """
         self._done = self._done if done is None else done
         actions: list[Action] = []
@@ -192,7 +192,7 @@ class Borrowed:
         return actions
 
     def take_in(self, news: LoanNews) -> list[Action]:
-        """Act on what happened to a loan; to be called between steps."""
+        """Process an event of a loan; call it between steps."""
         borrower = self.sections.borrower(news.loan)
         if borrower is None:
             return []
@@ -215,7 +215,7 @@ class Borrowed:
             if isinstance(news, LoanRecalled) and self._recalls.moves(borrower, index):
                 return self._recalls.recalled(borrower, index)
             return self._lose(borrower, index)
-        # Nobody reads it yet.  Later sections stay here too, so that the rest is one run.
+        # No step reads it yet.  Later sections stay here too, so that the local rest is one run.
         borrower.creditors.clear()
         if placement is not None:
             placement.refuses(borrower.creditor_of[news.loan])
@@ -223,9 +223,9 @@ class Borrowed:
         return self.sections.give_back(cut) + self._ask_on(borrower)
 
     def before_plan(self, step: StepNumber) -> NewPages:
-        """Let filled sections go, and recalled ones come home, before a step is planned.
+        """Make filled sections remote and recalled ones local, before a step is planned.
 
-        :returns: tables' rows [m, 4] of what is read elsewhere from now on.
+        :returns: table rows [m, 4] of the creditors' pages that are read from now on.
         """
         self._planned = step
         self.sections.begin_step()
@@ -250,9 +250,9 @@ class Borrowed:
         return np.array(rows, np.int32).reshape(-1, 4)
 
     def planned(self, plan: StepPlan, rows: NewPages) -> tuple[StepPlan, list[Action]]:
-        """Return the plan with what it reads elsewhere and copies home, and what comes before it.
+        """Return the plan with its remote reads and copies back, and the actions that precede it.
 
-        :param rows: of :meth:`before_plan`.
+        :param rows: the result of :meth:`before_plan`.
         """
         if not self._borrowers:
             return plan, []
@@ -265,7 +265,7 @@ class Borrowed:
         for borrower in list(self._borrowers.values()):
             was_in = borrower.has_pages
             actions += [] if was_in else self._keep(borrower)
-            if not was_in and borrower.has_pages:  # this plan lets it in
+            if not was_in and borrower.has_pages:  # this plan admits it
                 again = self.sections.rows(borrower, range(borrower.away))
                 pages.append(np.array(again, np.int32).reshape(-1, 4))
             actions += self.sections.cut_moved(borrower, plan.new_pages)
@@ -286,53 +286,53 @@ class Borrowed:
         return plan, actions
 
     def missed(self, handles: Sequence[int]) -> list[Action]:
-        """Act on rows that do not count: their requests compute what they lost anew."""
+        """Handle rows that do not count: their requests recompute what they lost."""
         actions: list[Action] = []
-        late = [one for one in self._borrowers.values() if one.handle in handles]
-        for borrower in [one for one in late if one.has_pages]:
+        late = [debtor for debtor in self._borrowers.values() if debtor.handle in handles]
+        for borrower in [debtor for debtor in late if debtor.has_pages]:
             lost = self.sections.first_lost(borrower)
             can_repeat = repeats(borrower.request.model, self._core.layout.groups)
             if lost is None and can_repeat and borrower.asks_again():
                 continue
-            borrower.request.is_spoiled = True  # a state was advanced from what was read
+            borrower.request.is_spoiled = True  # a state was advanced with what was read
             actions += self._lose(borrower, lost or 0)
         return actions
 
     def ended(self, request: Request) -> list[Action]:
-        """A request ends here, however: creditors get their memory back."""
+        """End the loans of a request that ends: creditors get their memory back."""
         self._placements.pop(request.request_id, None)
         borrower = self._borrowers.get(request.request_id)
         return self._joins.end(request) if borrower is None else self._forget(borrower)
 
     def audit(self) -> list[str]:
-        """Every contradiction in what is away, a sentence for each."""
+        """Return all contradictions in remote sections, one sentence each."""
         problems = self._joins.audit()
-        for one in self._borrowers.values():
-            problems += [*one.audit(self.section_tokens), *self.sections.audit(one)]
+        for borrower in self._borrowers.values():
+            problems += [*borrower.audit(self.section_tokens), *self.sections.audit(borrower)]
         return problems
 
     # ------------------------------------------------------------------ one request
 
     def _borrower(self, request: Request) -> Borrower:
-        """The borrower that a running request is, from now on if it was none."""
+        """Return the borrower of a running request; create it if there is none."""
         if request.request_id not in self._borrowers:
             self._borrowers[request.request_id] = Borrower(request, request.handle)
         return self._borrowers[request.request_id]
 
     def _ask_on(self, borrower: Borrower) -> list[Action]:
-        """Ask for room for the next sections, as far as they are computed."""
+        """Request loans for the next sections that are computed."""
         actions: list[Action] = []
         while borrower.next_is_computed(self.section_tokens):
             creditor = self._next_creditor(borrower)
             if not creditor:
                 break
-            loan, asked = self.sections.ask(borrower, creditor)
+            loan, loan_actions = self.sections.ask(borrower, creditor)
             borrower.loans.append(loan)
-            actions += asked
+            actions += loan_actions
         return actions
 
     def _next_creditor(self, borrower: Borrower) -> str:
-        """Who is to have the next section; "" for nobody."""
+        """Return the creditor for the next section; "" if there is none."""
         placement = self._placements.get(borrower.request.request_id)
         if placement is None:
             return borrower.creditors.popleft() if borrower.creditors else ""
@@ -340,19 +340,19 @@ class Borrowed:
         return placement.creditor(at, self._agent.now) if at < last else ""
 
     def _replace(self, borrower: Borrower) -> list[int]:
-        """Read sections where they are now; returns which."""
+        """Switch replaced sections to their new creditors; return these sections."""
         sections, over = self._recalls.replace(borrower)
         borrower.end_with(self._planned, over)
         return sections
 
     def _send_away(self, borrower: Borrower, sections: int) -> None:
-        """Let the first sections be elsewhere, and no others."""
+        """Make exactly the first ``sections`` sections remote."""
         borrower.away = sections
         borrower.request.away_tokens = sections * self.section_tokens
         self._core.send_away(borrower.handle, borrower.request.away_tokens)
 
     def _come_home(self, borrower: Borrower, first: int) -> None:
-        """Ask for pages here for sections from ``first`` on; they are copied once they are had."""
+        """Make sections from ``first`` on local; they are copied once they have pages."""
         self._returned += borrower.away - first
         for index in range(first, borrower.away):
             borrower.returning.update(self.sections.beyond(borrower, index))
@@ -362,7 +362,7 @@ class Borrowed:
         self._send_away(borrower, first)
 
     def _lose(self, borrower: Borrower, index: int) -> list[Action]:
-        """A section that a request needs is gone: it computes it anew, and all behind it."""
+        """Handle the loss of a section: the request recomputes it and all later ones."""
         request = borrower.request
         self._lost += borrower.away - index
         if request.state is not RequestState.RUNNING or request.finish_reason is not None:
@@ -371,21 +371,21 @@ class Borrowed:
             self._scheduler.start_again(request)
         return self._keep(borrower, index)
 
-    def _keep(self, borrower: Borrower, most: int | None = None) -> list[Action]:
-        """A request has given its pages back, and may have been let in again since.
+    def _keep(self, borrower: Borrower, limit: int | None = None) -> list[Action]:
+        """Keep the first remote sections of a request that has given its pages back.
 
-        Its first sections stay where they are, if it can go on behind them.
+        The request may run again by now; if it cannot continue after these sections, all loans end.
 
-        :param most: of its sections; None: all that are elsewhere.
+        :param limit: largest number of sections to keep; None: all that are remote.
         """
         request = borrower.request
-        most = borrower.away if most is None else min(most, borrower.away)
-        sections = min([most, *borrower.wanted_back])
+        limit = borrower.away if limit is None else min(limit, borrower.away)
+        sections = min([limit, *borrower.wanted_back])
         if not resumes(request.model, self._core.layout.groups) or request.finish_reason:
             sections = 0
         is_in = request.state is RequestState.RUNNING
         if is_in and request.away_tokens != sections * self.section_tokens:
-            sections = 0  # all of that lies here
+            sections = 0  # the request holds these sections here
         if not sections:
             return self._forget(borrower)
         loans = self.sections.cut(borrower, sections) + borrower.ends

@@ -1,4 +1,4 @@
-"""One request that has sections at other instances, or is about to."""
+"""One request that has remote sections, or will have some."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -16,22 +16,22 @@ MOST_LATE_STEPS = 3
 
 @dataclass
 class Borrower:
-    """A request with sections elsewhere, or on their way.
+    """A request with remote sections, or sections on their way.
 
-    :ivar creditors: to whom further sections go, in order.
-    :ivar loans: of its first sections, in order; the first ``filled`` may be read.
-    :ivar creditor_of: each loan.
-    :ivar by_queries: whether creditors are asked for attention over what is away; else it is read
-        in place.
-    :ivar late: steps in a row that creditors did not answer in time, and ``late_at``: the tokens
-        that were computed then.
-    :ivar away: sections that its tables say are elsewhere; without pages, those that still are.
-    :ivar recalled: the first section that must come home; None if none must.
-    :ivar wanted_back: recalled sections that other creditors are to have; of these, ``replacing``
-        have loans there, and ``replaced`` are filled.
-    :ivar returning: pages that are still to be copied home, by their places.
-    :ivar ends: loans that are given back with the result of step ``ends_with``, which may read
-        them.
+    :ivar creditors: the creditors of further sections, in order.
+    :ivar loans: loans of the first sections, in order; the first ``filled`` may be read.
+    :ivar creditor_of: the creditor of each loan.
+    :ivar by_queries: whether creditors compute attention over remote sections; else steps read
+        them in place.
+    :ivar late: number of consecutive steps that creditors did not answer in time;
+        ``late_at``: the number of computed tokens then.
+    :ivar away: number of sections that the tables mark as remote; without pages, of those that
+        still are.
+    :ivar recalled: the first section that must be copied back; None if there is none.
+    :ivar wanted_back: recalled sections that move to other creditors; of these, ``replacing`` have
+        loans there, and ``replaced`` are filled.
+    :ivar returning: the creditors' pages that are still to be copied back, by their places.
+    :ivar ends: loans to give back with the result of step ``ends_with``, which may read them.
     """
 
     request: Request
@@ -54,23 +54,23 @@ class Borrower:
 
     @property
     def has_pages(self) -> bool:
-        """Whether the request still holds what the loans belong to; a preempted one does not."""
+        """Whether the request still has the pages of ``handle``; a preempted one has not."""
         return self.request.handle == self.handle
 
     def next_is_computed(self, section_tokens: int) -> bool:
-        """Whether the next section can go: it is complete, and not the last one."""
+        """Return whether the next section can leave: it is complete, and not the last one."""
         end = (len(self.loans) + 1) * section_tokens
         return self.recalled is None and end <= self.request.settled
 
     def end_with(self, step: StepNumber, loans: Sequence[Loan]) -> None:
-        """Note loans that are given back once a step is over."""
+        """Add loans to give back once a step has ended."""
         self.ends += loans
         self.ends_with = step
 
     def take_ends(self, done: StepNumber) -> list[Loan]:
         """Return the loans that no step reads any more.
 
-        :param done: the latest step that is over.
+        :param done: the latest step that has ended.
         """
         if self.returning or done < self.ends_with:
             return []
@@ -78,9 +78,9 @@ class Borrower:
         return ends
 
     def asks_again(self) -> bool:
-        """Creditors did not answer in time; returns whether they are asked again in the next step.
+        """Count a late answer of creditors; return whether the next step asks them again.
 
-        Not after ``MOST_LATE_STEPS`` in a row: then what they lend is computed anew.
+        After ``MOST_LATE_STEPS`` in a row, what they lend is recomputed instead.
         """
         if self.request.settled != self.late_at:
             self.late, self.late_at = 0, self.request.settled
@@ -88,7 +88,7 @@ class Borrower:
         return self.by_queries and self.late <= MOST_LATE_STEPS
 
     def starts_again(self, sections: int) -> None:
-        """Its request has no pages here now, and of it only so many first sections."""
+        """Keep only the first ``sections`` sections, after the request has lost its pages."""
         self.away = self.filled = sections
         self.recalled = None
         self.creditors.clear()
@@ -96,27 +96,27 @@ class Borrower:
         self.ends = []
 
     def audit(self, section_tokens: int) -> list[str]:
-        """Every contradiction in what is away, a sentence for each."""
-        found, name = list[str](), self.request.request_id
+        """Return all contradictions in remote sections, one sentence each."""
+        problems, name = list[str](), self.request.request_id
         if self.has_pages and self.away * section_tokens != self.request.away_tokens:
-            found.append(f"{name}: {self.request.away_tokens} tokens are away")
+            problems.append(f"{name}: {self.request.away_tokens} tokens are away")
         kept = 0 if self.has_pages else self.away * section_tokens
         if self.request.kept_tokens != kept:
-            found.append(f"{name}: {self.request.kept_tokens} tokens are kept, not {kept}")
+            problems.append(f"{name}: {self.request.kept_tokens} tokens are kept, not {kept}")
         if not self.away <= self.filled <= len(self.loans):
-            found.append(f"{name}: {self.away} sections away of {self.filled} filled")
+            problems.append(f"{name}: {self.away} sections away of {self.filled} filled")
         if self.away * section_tokens >= max(1, self.request.num_tokens):
-            found.append(f"{name}: its last section is away")
-        return found
+            problems.append(f"{name}: its last section is away")
+        return problems
 
     def copies_home(self, rows: NewPages) -> list[PageCopy]:
-        """Return the copies for pages that it was given for what comes home.
+        """Return the copies of returning pages to the local pages that a plan allocates.
 
-        They are made last.  A page that was moved again in the same plan is the later one.
+        They are made last.  If the plan moves a page again, the later row counts.
 
         :param rows: [m, 4] of a plan: handle, group, position, page.
         """
-        own = rows[rows[:, 0] == self.handle]
-        given = {(group, position): page for _, group, position, page in own.tolist()}
-        found = [place for place in self.returning if place in given]
-        return [PageCopy(place[0], self.returning.pop(place), given[place]) for place in found]
+        local = rows[rows[:, 0] == self.handle]
+        given = {(group, position): page for _, group, position, page in local.tolist()}
+        places = [place for place in self.returning if place in given]
+        return [PageCopy(place[0], self.returning.pop(place), given[place]) for place in places]

@@ -1,14 +1,14 @@
-"""Requests that go on behind sections which lie at creditors for another one over the same text.
+"""Requests that share the remote sections of another request with the same text.
 
 ::
 
-    submitted ──the loans are shared──► JOINING ──all are answered──► waits in line behind them
-        │                                  └── none stands any more ──┐
-        └── nobody borrows more of its text than is cached here ──────┴► waits in line
+    submitted ──the loans are shared──► JOINING ──all are answered──► queued, continues after them
+        │                                  └── none is valid any more ┐
+        └── no request borrows more of its text than is cached here ──┴► queued
 
-So a prefix is hit that is in nobody's cache, and neither memory nor time is needed for it: the
-request attends to what its creditors have.  Each request has rights of its own, so it does not
-matter which of them ends first, and what is recalled is lost by each alone.  Pure.
+So a request hits a prefix that is in no cache, and needs neither memory nor time for it: it attends
+to the creditors' pages.  Each request has its own rights, so the requests may end in any order, and
+each handles recalls alone.  Pure.
 
 Source: DESIGN.md §15.9; loans of :mod:`kvell.mempool.loans` with ``Borrow.shares``.
 """
@@ -25,7 +25,7 @@ from kvell.mempool.transfers.actions import Action
 from kvell.vocabulary import RequestId
 
 JOIN_TICKS: Tick = 2_000
-"""How long a request waits for its creditors at most."""
+"""Longest time that a request waits for its creditors."""
 NEVER_HELD = -1
 """Handle of a borrower that has had no pages here so far."""
 
@@ -33,8 +33,8 @@ NEVER_HELD = -1
 class JoiningRequests:
     """The joining requests of one engine core.
 
-    :param cached: how many of a request's first tokens are cached here.
-    :ivar shared: sections that requests have gone on behind so far.
+    :param cached: returns how many of a request's first tokens are cached here.
+    :ivar shared: number of sections that requests have shared so far.
     """
 
     def __init__(self, sections: SectionLoans, cached: Callable[[Request], int]) -> None:
@@ -44,36 +44,36 @@ class JoiningRequests:
         self.shared = 0
 
     def __contains__(self, request: Request) -> bool:
-        """Whether a request waits for its creditors."""
+        """Return whether a request waits for its creditors."""
         return request.request_id in self._joining
 
     def __len__(self) -> int:
         return len(self._joining)
 
     def begin(self, request: Request, others: Iterable[Borrower]) -> list[Action]:
-        """Share the loans of whoever has most of a new request's text elsewhere.
+        """Share the loans of the borrower with most of a new request's text.
 
-        :param others: that borrow here.
-        :returns: nothing if none has more of it than is cached.
+        :param others: the borrowers of this instance.
+        :returns: empty if no borrower has more of the text than is cached.
         """
-        most, best = 0, None
+        best_count, best = 0, None
         for other in others:
             count = self._common(request, other)
-            if count > most:
-                most, best = count, other
-        if best is None or most * self._sections.section_tokens <= self._cached(request):
+            if count > best_count:
+                best_count, best = count, other
+        if best is None or best_count * self._sections.section_tokens <= self._cached(request):
             return []
         borrower = Borrower(request, NEVER_HELD, by_queries=best.by_queries)
         self._joining[request.request_id] = borrower
         actions: list[Action] = []
-        for loan in best.loans[:most]:
-            shared, asked = self._sections.share(borrower, loan, JOIN_TICKS)
+        for loan in best.loans[:best_count]:
+            shared, loan_actions = self._sections.share(borrower, loan, JOIN_TICKS)
             borrower.loans.append(shared)
-            actions += asked
+            actions += loan_actions
         return actions
 
     def take_in(self, borrower: Borrower, news: LoanNews) -> list[Action]:
-        """Act on what happened to a loan; :meth:`take_answered` when it was the last."""
+        """Process an event of a loan; after the last, :meth:`take_answered` has the borrower."""
         actions: list[Action] = []
         if isinstance(news, LoanFilled):
             self._sections.note_filled(borrower)
@@ -89,12 +89,12 @@ class JoiningRequests:
         return actions
 
     def take_answered(self) -> list[Borrower]:
-        """Return those that wait for nothing any more: with what they share, or without loans."""
+        """Return the borrowers whose join attempt has ended, with or without shared loans."""
         answered, self._answered = self._answered, []
         return answered
 
     def end(self, request: Request) -> list[Action]:
-        """A request ends that may still be joining."""
+        """End the join attempt of a request that ends, if there is one."""
         borrower = self._joining.get(request.request_id)
         if borrower is None or borrower.request is not request:
             return []  # a later attempt at it may join, while this one's last step ends
@@ -102,20 +102,20 @@ class JoiningRequests:
         return self._sections.give_back(self._sections.cut(borrower, 0))
 
     def audit(self) -> list[str]:
-        """Every contradiction in the loans of those that join, a sentence for each."""
+        """Return all contradictions in the loans of joining requests, one sentence each."""
         tokens = self._sections.section_tokens
         return [
             problem
-            for one in self._joining.values()
-            for problem in (*one.audit(tokens), *self._sections.audit(one))
+            for borrower in self._joining.values()
+            for problem in (*borrower.audit(tokens), *self._sections.audit(borrower))
         ]
 
     def _common(self, request: Request, other: Borrower) -> int:
-        """How many sections both texts have in common that stand, and are not wanted back."""
+        """Return the number of common sections whose loans are valid and not recalled."""
         of, tokens = other.request, self._sections.section_tokens
         if (of.model, of.cache_root) != (request.model, request.cache_root) or of.image_rows:
             return 0
         first_gone = self._sections.first_lost(other)
-        most = other.away if first_gone is None else min(other.away, first_gone)
-        mine, its = request.tokens(0, request.num_tokens - 1), of.tokens(0, most * tokens)
+        num_valid = other.away if first_gone is None else min(other.away, first_gone)
+        mine, its = request.tokens(0, request.num_tokens - 1), of.tokens(0, num_valid * tokens)
         return common_prefix(mine, its) // tokens

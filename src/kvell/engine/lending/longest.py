@@ -1,6 +1,6 @@
-"""Which running requests of an instance have most sections that could lie elsewhere.
+"""The running requests of an instance with the most sections that could move to creditors.
 
-What the rManager's heartbeat says of requests that lie at one instance alone (Infinite-LLM §6.2).
+The rManager reports them in its heartbeat (Infinite-LLM §6.2).
 """
 
 import heapq
@@ -19,27 +19,26 @@ def longest(
 ) -> tuple[RequestPlacementEntry, ...]:
     """Return at most ``MOST_LONGEST`` requests, the one with most such sections first.
 
-    Those that came with a placement are not among them: it says where they lie.
-
-    :param layout: of the pool.
+    Requests with a placement are left out: it says where their sections are.
     """
     lendable = {
-        model: not local_reason(model, layout.groups) for model in {one.model for one in running}
+        model: not local_reason(model, layout.groups)
+        for model in {request.model for request in running}
     }
     counts = (
-        (-_sections(borrowed, one), one.request_id)
-        for one in running
-        if lendable[one.model] and one.finish_reason is None
+        (-_sections(borrowed, request), request.request_id)
+        for request in running
+        if lendable[request.model] and request.finish_reason is None
     )
-    most = heapq.nsmallest(MOST_LONGEST, (one for one in counts if one[0] < 0))
+    entries = heapq.nsmallest(MOST_LONGEST, (entry for entry in counts if entry[0] < 0))
     at = borrowed.sections.instance
-    return tuple(RequestPlacementEntry(name, at, -count, local=True) for count, name in most)
+    return tuple(RequestPlacementEntry(name, at, -count, local=True) for count, name in entries)
 
 
 def _sections(borrowed: Borrowed, request: Request) -> int:
-    """Whole sections that are here, may go, and do not yet; the last one stays."""
-    asked = borrowed.sections_asked(request)
-    if asked is None:
+    """Return the number of whole local sections that may leave; the last one stays."""
+    num_asked = borrowed.sections_asked(request)
+    if num_asked is None:
         return 0
     settled = min(request.settled, request.num_tokens - 1)
-    return settled // borrowed.section_tokens - asked
+    return settled // borrowed.section_tokens - num_asked

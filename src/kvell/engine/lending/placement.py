@@ -1,7 +1,7 @@
-"""Where the sections of a request go that is longer than this instance's memory.
+"""Placement of the sections of a request that is longer than this instance's memory.
 
 The front plans it with the request (:mod:`kvell.cluster.steering.placements`).  A creditor may
-refuse a section all the same: then the next one is asked, and all of them again a little later.
+still refuse a section: then the next creditor is asked, and all of them again a little later.
 
 Source: Infinite-LLM §6.2 (Listing 1).
 """
@@ -14,31 +14,32 @@ from kvell.engine.requests.request import Request
 from kvell.mempool.owners import Tick
 
 RETRY_TICKS: Tick = 500
-"""After so long creditors are asked again that have all refused."""
+"""Time after which creditors are asked again if all have refused."""
 PATIENCE_TICKS: Tick = 20_000
 MOST_PATIENCE_TICKS: Tick = 60_000
-"""How long a request that cannot go on waits for a creditor; then it is refused, to try later.
+"""Time for which a blocked request waits for a creditor; then it is refused, to try later.
 
-Up to the latter if they have refused less than ``ENOUGH_ROUNDS`` times, since steps take long.
+``MOST_PATIENCE_TICKS`` applies while all have refused fewer than ``ENOUGH_ROUNDS`` times, since
+steps may take long.
 """
 ENOUGH_ROUNDS = 8
 PATIENCE_STEPS = 40
 LONGEST_PATIENCE_TICKS: Tick = 300_000
-"""Where steps take long, so do the short requests that a creditor's memory is waited for with: it
-is given up after so many steps then, and after five minutes at last."""
+"""With slow steps, the short requests that occupy a creditor's memory take long too.  A blocked
+request then waits for ``PATIENCE_STEPS`` steps, but at most for this time."""
 NOBODY_LENDS = "it is longer than the memory of its instance, and no other has any to lend now"
 
 
 @dataclass
 class Placement:
-    """Where the sections of one request go, whatever becomes of its pages here.
+    """The creditors of one request's sections; they outlast its pages here.
 
-    :ivar planned: the creditor of each section that goes, in order.
-    :ivar creditors: all that may be asked, each once, in order.
-    :ivar refused: those that have refused since all were asked last.
-    :ivar retry_at: when all are asked again; None while some have not refused.
-    :ivar rounds: how often all have refused since it went on.
-    :ivar gives_up_at: when a request that is held up is given up; None while it goes on.
+    :ivar planned: the creditor of each section that leaves, in order.
+    :ivar creditors: all instances that may be asked, each once, in order.
+    :ivar refused: creditors that have refused since all were last asked.
+    :ivar retry_at: time at which all are asked again; None while some have not refused.
+    :ivar rounds: number of times that all have refused since the request last made progress.
+    :ivar gives_up_at: time at which a blocked request is given up; None while it is not blocked.
     """
 
     request: Request
@@ -51,22 +52,22 @@ class Placement:
 
     @classmethod
     def of(cls, request: Request, entries: Sequence[RequestPlacementEntry]) -> "Placement":
-        """The placement of a request that has just come."""
+        """Return the placement of a new request."""
         away = [entry for entry in entries if not entry.local]
         planned = [entry.inst_id for entry in away for _ in range(entry.num_blocks)]
         return cls(request, planned, list(dict.fromkeys(entry.inst_id for entry in away)))
 
     @property
     def _end_at(self) -> Tick | None:
-        """When the request is given up, unless it goes on."""
+        """The time at which the request is given up, unless it continues before."""
         if self.gives_up_at is None or self.rounds >= ENOUGH_ROUNDS:
             return self.gives_up_at
         return self.gives_up_at + MOST_PATIENCE_TICKS - PATIENCE_TICKS
 
     def creditor(self, section: int, now: Tick, without: str = "") -> str:
-        """The instance that is asked for a section next; "" if it is too early to ask anybody.
+        """Return the instance to ask for a section next; "" if it is too early to ask any.
 
-        :param without: one that is not asked, since it wants the section's pages back.
+        :param without: the creditor that recalls the section, which is not asked.
         """
         for name in (self.planned[section], *self.creditors):
             if name not in self.refused and name != without:
@@ -76,24 +77,24 @@ class Placement:
         return ""
 
     def refuses(self, creditor: str) -> None:
-        """A creditor has refused, or is no more."""
+        """Record that a creditor has refused, or is dead."""
         self.refused.add(creditor)
 
     def grants(self) -> None:
-        """A creditor has granted room: the request goes on once its pages are there."""
+        """Record that a creditor has granted memory, so that the request will continue."""
         self.gives_up_at, self.rounds = None, 0
 
     def widen(self, creditor: str) -> None:
-        """Let one more instance be asked, at once."""
+        """Add an instance that may be asked immediately."""
         if creditor not in self.creditors:
             self.creditors.append(creditor)
         self.refused.discard(creditor)
 
     def tick(self, now: Tick, *, is_asking: bool, step_ticks: Tick = 0) -> bool:
-        """Time has passed; returns whether the request is given up: all refused after its time.
+        """Advance the time; return whether to give up: all refused after the deadline.
 
-        :param step_ticks: how long the instance's steps take.
-        :param is_asking: whether a creditor still has to answer, or to fetch what it lends for.
+        :param step_ticks: duration of the instance's steps.
+        :param is_asking: whether a creditor has not answered yet, or is pulling a section.
         """
         if not self.request.is_held_up:
             self.grants()

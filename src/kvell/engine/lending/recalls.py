@@ -1,4 +1,4 @@
-"""Sections that their creditors want back: they come home, or go on to another creditor.
+"""Recalled sections: they are copied back, or move to another creditor.
 
 Pure.  Source: Infinite-LLM §5.2.1, §6.2 (Listing 1).
 """
@@ -18,8 +18,8 @@ from kvell.vocabulary import RequestId
 class Recalls:
     """The recalled sections of one engine core's borrowers.
 
-    :param placements: of requests that are longer than the memory here.
-    :ivar replaced: sections that another creditor has had so far.
+    :param placements: placements of requests that are longer than the local memory.
+    :ivar replaced: number of sections that have moved to another creditor so far.
     """
 
     def __init__(
@@ -29,13 +29,13 @@ class Recalls:
         self.replaced = 0
 
     def moves(self, borrower: Borrower, index: int) -> bool:
-        """Whether a section can go elsewhere: nothing is copied home over a connection."""
+        """Return whether a recalled section can move; it is not copied back across hosts."""
         return not borrower.by_queries or self._goes_on(borrower, index)
 
     def recalled(self, borrower: Borrower, index: int) -> list[Action]:
-        """A creditor wants a section back: it comes home with all behind it, if that has room.
+        """Handle the recall of a section: it is copied back with all later ones, if they fit.
 
-        Of a request that is longer than the memory here, another creditor gets it.
+        If the request is too long for the local memory, another creditor gets the section.
         """
         if self._goes_on(borrower, index):
             borrower.wanted_back.add(index)
@@ -45,9 +45,9 @@ class Recalls:
         return self._sections.give_back(self._sections.cut(borrower, borrower.away))
 
     def ask_others(self, borrower: Borrower) -> list[Action]:
-        """Ask further creditors for room for sections that are recalled.
+        """Request loans for recalled sections from further creditors.
 
-        One that none of them takes is lost at the deadline, with all behind it.
+        A section that no creditor takes is lost at the deadline, with all later ones.
         """
         actions: list[Action] = []
         for index in sorted(borrower.wanted_back - borrower.replacing.keys()):
@@ -55,14 +55,14 @@ class Recalls:
             old = borrower.creditor_of[borrower.loans[index]]
             creditor = placement.creditor(index, self._agent.now, without=old)
             if creditor:
-                borrower.replacing[index], asked = self._sections.ask(borrower, creditor)
-                actions += asked
+                borrower.replacing[index], loan_actions = self._sections.ask(borrower, creditor)
+                actions += loan_actions
         return actions
 
     def take_in(self, borrower: Borrower, news: LoanNews) -> list[Action]:
-        """Act on what happened to a loan of a section that another creditor wants back."""
+        """Process an event of a loan that replaces a recalled one."""
         loan = news.loan
-        index = next(at for at, one in borrower.replacing.items() if one == loan)
+        index = next(at for at, other in borrower.replacing.items() if other == loan)
         if isinstance(news, LoanGranted) and self._sections.is_readable(loan):
             passed_on = self._sections.pass_on(loan, borrower.loans[index])
             if passed_on is not None:
@@ -77,14 +77,14 @@ class Recalls:
         return self._sections.give_back([loan]) + self.ask_others(borrower)
 
     def replace(self, borrower: Borrower) -> tuple[list[int], list[Loan]]:
-        """Read sections where they are now; returns which, and the loans that are over with it."""
+        """Switch filled sections to their new creditors; return them and the loans that end."""
         replaced = sorted(borrower.replaced)
         borrower.replaced.clear()
         self.replaced += len(replaced)
         return replaced, [self._sections.replace(borrower, at) for at in replaced]
 
     def _goes_on(self, borrower: Borrower, index: int) -> bool:
-        """Whether a section goes to another creditor: there is no room for its request here."""
+        """Return whether a section must move to another creditor: it does not fit here."""
         request = borrower.request
         home_tokens = request.num_tokens - index * self._sections.section_tokens
         return 0 < request.local_tokens < home_tokens

@@ -1,4 +1,4 @@
-"""The loans of borrowing requests: one for each section, and where its pages are."""
+"""The loans of borrowing requests, one for each section."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,15 +14,14 @@ from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import Action
 
 GRANT_TICKS: Tick = 30_000
-"""How long a creditor keeps room for a section that it has granted and not been offered yet."""
+"""Longest time from a creditor's grant until a section is offered to it."""
 
 
 class SectionLoans:
-    """Which loan is whose section; asks for them, fills them, and gives them back.
+    """The loans of all borrowers of an instance: requested, filled and given back here.
 
-    :param agent: of the instance.
-    :ivar section_tokens: that go at once.
-    :ivar step_ticks: how long the last steps took, the longest of some.
+    :ivar section_tokens: tokens in a section.
+    :ivar step_ticks: duration of the longest recent step.
     """
 
     def __init__(self, agent: Agent, section_tokens: int) -> None:
@@ -34,21 +33,21 @@ class SectionLoans:
 
     @property
     def instance(self) -> str:
-        """The debtor."""
+        """The name of the debtor: this instance."""
         return self._agent.instance
 
     def begin_step(self) -> None:
-        """A step is about to be planned; the one before has ended."""
+        """Measure the previous step, before the next one is planned."""
         took_ticks = self._agent.now - self._begun_at
         self.step_ticks = max(took_ticks, self.step_ticks * 7 // 8)
         self._begun_at = self._agent.now
 
     def borrower(self, loan: Loan) -> Borrower | None:
-        """Return whose section a loan has; None if that is over."""
+        """Return the borrower of a loan; None if the loan has ended."""
         return self._borrowers.get(loan)
 
     def ask(self, borrower: Borrower, creditor: str) -> tuple[Loan, list[Action]]:
-        """Ask for room for a section; the answer comes as news, even one that is known at once."""
+        """Request a loan for a section; even an immediate answer arrives as ``LoanNews``."""
         model = borrower.request.model
         counts = self._sections(borrower).page_counts()
         loan, actions = self._loans.borrow(
@@ -59,9 +58,9 @@ class SectionLoans:
         return loan, actions
 
     def share(self, borrower: Borrower, other: Loan, ticks: Tick) -> tuple[Loan, list[Action]]:
-        """Ask for the pages of a loan that stands once more; the answer comes as news.
+        """Request a second loan of the pages of a valid one; the answer arrives as ``LoanNews``.
 
-        :param ticks: within which it must come.
+        :param ticks: the time limit of the answer.
         """
         creditor, _ = self._loans.creditor_of(other)
         loan, actions = self._loans.share(other, self._agent.now, ticks, step_ticks=self.step_ticks)
@@ -70,9 +69,9 @@ class SectionLoans:
         return loan, actions
 
     def is_readable(self, loan: Loan) -> bool:
-        """Whether attention can read what a creditor lends, in place or by asking it.
+        """Return whether attention can read a loan, in place or by queries to the creditor.
 
-        All sections of a request are read in one of the two ways.
+        All sections of a request are read in the same way.
         """
         creditor, borrower = self._loans.creditor_of(loan), self._borrowers[loan]
         asks, reads = creditor in self._agent.answering, creditor in self._agent.neighbours
@@ -81,16 +80,16 @@ class SectionLoans:
         return asks if borrower.by_queries else reads
 
     def let_pull(self, borrower: Borrower, section: int) -> list[Action]:
-        """Let a creditor pull a section from here."""
+        """Let a creditor pull a section from this instance."""
         held = self._core.held_pages(borrower.handle)
         pages = self._sections(borrower).own(held, section)
         loan = borrower.loans[section]
         return self._loans.fill(loan, pages, step_ticks=self.step_ticks)
 
     def pass_on(self, loan: Loan, source: Loan) -> list[Action] | None:
-        """Let a creditor pull a section from the one that wants it back; None if that is too late.
+        """Let a creditor pull a section from the creditor that recalls it; None if it is too late.
 
-        :param source: the loan of the latter.
+        :param source: the recalled loan.
         """
         standing = self._loans.standing().get(source)
         if standing is None:
@@ -99,17 +98,17 @@ class SectionLoans:
         return self._loans.fill(loan, pages, standing, step_ticks=self.step_ticks)
 
     def cut_moved(self, borrower: Borrower, rows: NewPages) -> list[Action]:
-        """End loans that creditors fill from pages which a step moves; they are asked for again.
+        """End loans that creditors fill from pages that a step moves; they are requested again.
 
-        :param rows: of the plan.  The actions are carried out before the step runs.
+        :param rows: new pages of the plan, [m, 4].  The actions are executed before its step runs.
         """
         filling = range(borrower.filled, len(borrower.loans))
-        own = rows[rows[:, 0] == borrower.handle] if filling else rows[:0]
-        moved = [one for one in self._sections(borrower).of_rows(own) if one in filling]
+        local = rows[rows[:, 0] == borrower.handle] if filling else rows[:0]
+        moved = [number for number in self._sections(borrower).of_rows(local) if number in filling]
         return self.give_back(self.cut(borrower, min(moved))) if moved else []
 
     def note_filled(self, borrower: Borrower) -> None:
-        """Count the first sections that may be read."""
+        """Update the number of first sections that may be read."""
         standing = self._loans.standing()
         while borrower.filled < len(borrower.loans):
             if borrower.loans[borrower.filled] not in standing:
@@ -117,7 +116,7 @@ class SectionLoans:
             borrower.filled += 1
 
     def replace(self, borrower: Borrower, section: int) -> Loan:
-        """Note that another creditor has a section; returns the loan that is over with that."""
+        """Switch a section to its loan from another creditor; return the loan that ends."""
         old = borrower.loans[section]
         borrower.loans[section] = borrower.replacing.pop(section)
         borrower.wanted_back.discard(section)
@@ -125,11 +124,11 @@ class SectionLoans:
         return old
 
     def forget(self, borrower: Borrower, loan: Loan) -> None:
-        """Note that a loan has no section any more."""
+        """Forget a loan that has no section any more."""
         del self._borrowers[loan], borrower.creditor_of[loan]
 
     def cut(self, borrower: Borrower, section: int) -> list[Loan]:
-        """Take the loans from a section on off a request; the caller gives them back."""
+        """Remove the loans of ``section`` and later ones; the caller gives them back."""
         others = [at for at in borrower.replacing if at >= section]
         loans = borrower.loans[section:] + [borrower.replacing.pop(at) for at in others]
         del borrower.loans[section:]
@@ -141,11 +140,11 @@ class SectionLoans:
         return loans
 
     def give_back(self, loans: Sequence[Loan]) -> list[Action]:
-        """End loans that are not read any more."""
+        """End loans that no step reads any more."""
         return [action for loan in loans for action in self._loans.give_back(loan)]
 
     def rows(self, borrower: Borrower, sections: Iterable[int]) -> list[tuple[int, int, int, int]]:
-        """Tables' rows of sections that are read in place: handle, group, position, page."""
+        """Return the table rows of sections read in place: handle, group, position, page."""
         if borrower.by_queries:
             return []
         return [
@@ -155,51 +154,55 @@ class SectionLoans:
         ]
 
     def first_lost(self, borrower: Borrower) -> int | None:
-        """The first section that may not be there any more; None if all stand, for all we know."""
+        """Return the first section that is lost or recalled; None if none is, as far as known."""
         standing = self._loans.standing()
-        gone = [at for at, one in enumerate(borrower.loans[: borrower.away]) if one not in standing]
+        gone = [
+            at for at, loan in enumerate(borrower.loans[: borrower.away]) if loan not in standing
+        ]
         recalled = [] if borrower.recalled is None else [borrower.recalled]
         return min([*gone, *borrower.wanted_back, *recalled], default=None)
 
     def beyond(self, borrower: Borrower, section: int) -> dict[Place, int]:
-        """A creditor's pages of a section, numbered as pages behind the own pool."""
+        """Return a creditor's pages of a section, numbered as pages after the own pool."""
         standing = self._loans.standing()[borrower.loans[section]]
         first = self._agent.neighbours[standing.creditor, standing.incarnation]
         return self._sections(borrower).beyond(standing.pages, first, section)
 
     def rights(self, borrower: Borrower) -> list[BorrowedPages]:
-        """What must stand until a step is over that computes the request."""
+        """Return the rights that must be valid until a step that computes the request has ended."""
         standing = self._loans.standing()
         loans = [*borrower.loans[: borrower.away], *(borrower.ends if borrower.returning else ())]
-        found = [standing.get(loan) for loan in loans]
-        # A right that is gone already is told as one that cannot stand: the row is missed.
-        told = [("", 0, 0) if o is None else (o.creditor, o.incarnation, o.right) for o in found]
-        return [BorrowedPages(borrower.handle, *one, borrower.by_queries) for one in told]
+        rights = [standing.get(loan) for loan in loans]
+        # Encode a revoked right as invalid, so that the row is missed.
+        rows = [("", 0, 0) if r is None else (r.creditor, r.incarnation, r.right) for r in rights]
+        return [BorrowedPages(borrower.handle, *row, borrower.by_queries) for row in rows]
 
     def asked_for(self, borrower: Borrower) -> list[tuple[int, int]]:
-        """Handle and tokens of a request whose first tokens are in no page of its tables."""
+        """Return handle and tokens of a request whose first tokens are in no page of its tables."""
         is_asked = borrower.by_queries and borrower.away
         return [(borrower.handle, borrower.away * self.section_tokens)] if is_asked else []
 
     def placed(self, borrower: Borrower) -> list[RequestPlacementEntry]:
-        """Where a request's sections are; those on their way count as there already."""
+        """Return where a request's sections are; those on their way count as remote."""
         request = borrower.request
         counts = Counter(borrower.creditor_of[loan] for loan in borrower.loans)
         here = -(-request.num_tokens // self.section_tokens) - borrower.away
-        name, own = request.request_id, self.instance
-        away = [RequestPlacementEntry(name, *one, local=False) for one in counts.items()]
-        return [RequestPlacementEntry(name, own, here, local=True), *away]
+        name, debtor = request.request_id, self.instance
+        away = [RequestPlacementEntry(name, *item, local=False) for item in counts.items()]
+        return [RequestPlacementEntry(name, debtor, here, local=True), *away]
 
     def audit(self, borrower: Borrower) -> list[str]:
-        """Every contradiction in the loans of a request, a sentence for each."""
+        """Return all contradictions in the loans of a request, one sentence each."""
         loans = (*borrower.loans, *borrower.replacing.values())
         name = borrower.request.request_id
-        found = [
+        problems = [
             f"{name}: {loan} is not its" for loan in loans if self.borrower(loan) is not borrower
         ]
         if set(borrower.creditor_of) != set(loans):
-            found.append(f"{name}: it has {set(loans)} and asked for {set(borrower.creditor_of)}")
-        return found
+            problems.append(
+                f"{name}: it has {set(loans)} and asked for {set(borrower.creditor_of)}"
+            )
+        return problems
 
     def _sections(self, borrower: Borrower) -> Sections:
         return Sections(borrower.request.model, self._core.layout.groups, self.section_tokens)

@@ -1,4 +1,4 @@
-"""What a section is: so many tokens of one request, in all groups with full attention."""
+"""Sections: a fixed number of tokens of one request, in all groups with full attention."""
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
@@ -12,9 +12,9 @@ Place = tuple[int, int]
 
 
 class Sections:
-    """The pages of a model's sections, in the order in which a loan has them.
+    """The pages of a model's sections, in the order of a loan's pages.
 
-    :param groups: of the layout; only those of the model with full attention count.
+    :param groups: all groups of the layout; those of the model with full attention count.
     :param section_tokens: a multiple of their pages' tokens.
     """
 
@@ -23,14 +23,14 @@ class Sections:
         self._section_tokens = section_tokens
 
     def page_counts(self) -> list[int]:
-        """Return the pages of each group of the layout in a section."""
+        """Return the number of pages of a section, for each group of the layout."""
         counts = [0] * self._num_groups
         for index, group in self._groups:
             counts[index] = self._section_tokens // group.page_tokens
         return counts
 
     def own(self, held: NewPages, section: int) -> list[int]:
-        """Return the pages that hold a section here.
+        """Return the local pages of a section.
 
         :param held: rows [m, 4] of a request: handle, group, position, page.
         """
@@ -40,10 +40,10 @@ class Sections:
     def beyond(
         self, pages: Sequence[Sequence[int]], first_large: int, section: int
     ) -> dict[Place, int]:
-        """Return a creditor's pages of a section as numbers behind the own pool, by their places.
+        """Return a creditor's pages of a section by place, numbered as pages after the own pool.
 
-        :param pages: of the creditor, for each group of the layout.
-        :param first_large: the large page at which its pool begins there.
+        :param pages: pages of the creditor, for each group of the layout.
+        :param first_large: the large page at which the creditor's pool begins in these numbers.
         """
         per_large = {index: group.pages_per_large for index, group in self._groups}
         return {
@@ -68,21 +68,21 @@ class Sections:
 
 
 def full_groups(model: str, groups: Sequence[GroupSpec]) -> Iterator[tuple[int, GroupSpec]]:
-    """Yield the groups of a model whose sections may lie elsewhere, with their indices."""
+    """Yield the groups of a model whose sections may be remote, with their indices."""
     for index, group in enumerate(groups):
         if group.model == model and group.kind is GroupKind.FULL:
             yield index, group
 
 
 def local_reason(model: str, groups: Sequence[GroupSpec]) -> str:
-    """Why all pages of a model's requests stay here; "" if sections may lie elsewhere."""
-    own = [group for group in groups if group.model == model]
+    """Return why all pages of a model's requests stay here; "" if sections may be remote."""
+    seen = [group for group in groups if group.model == model]
     full = [group for _, group in full_groups(model, groups)]
     if not full:
         return "its model has no full attention"
-    if any(group.kind is GroupKind.DROPPING for group in own):
+    if any(group.kind is GroupKind.DROPPING for group in seen):
         return "its model drops tokens"
-    if any(group.counts_images for group in own):
+    if any(group.counts_images for group in seen):
         return "images lie among the text in its pages"
     if any(SECTION_TOKENS % group.page_tokens for group in full):
         return f"its pages do not divide {SECTION_TOKENS} tokens"
@@ -90,20 +90,20 @@ def local_reason(model: str, groups: Sequence[GroupSpec]) -> str:
 
 
 def resumes(model: str, groups: Sequence[GroupSpec]) -> bool:
-    """Whether a request can go on behind sections that lie elsewhere with no other pages here."""
-    own = [group for group in groups if group.model == model]
-    return all(group.kind is GroupKind.FULL and not group.is_draft for group in own)
+    """Return whether a request can continue after remote sections, without pages here."""
+    seen = [group for group in groups if group.model == model]
+    return all(group.kind is GroupKind.FULL and not group.is_draft for group in seen)
 
 
 def repeats(model: str, groups: Sequence[GroupSpec]) -> bool:
-    """Whether a step that did not count can be computed again where it was: no state has moved."""
+    """Return whether a step that did not count can be repeated: no state was advanced."""
     return all(group.kind is not GroupKind.STATE for group in groups if group.model == model)
 
 
 def section_bytes(groups: Sequence[GroupSpec], tokens: int = SECTION_TOKENS) -> int:
-    """Return the bytes of a section in the groups whose pages may lie elsewhere.
+    """Return the bytes of a section in the groups whose pages may be remote.
 
-    :param tokens: of a section.
+    :param tokens: tokens in a section.
     """
-    # Where instances share a pool there is one model, which has no name, and no draft model.
+    # Instances that share a pool have one model, whose name is "", and no draft model.
     return tokens * sum(group.token_bytes for _, group in full_groups("", groups))

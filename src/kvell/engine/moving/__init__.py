@@ -1,1 +1,1 @@
-"""Requests that move between instances, and texts that follow them or are fetched for them."""
+"""Requests that move between instances, and the copies of text before and after them."""

@@ -1,16 +1,16 @@
-"""Where a request's prefix is cached at the instance that goes on with it."""
+"""Cache root of a request at the instance that it moves to."""
 
 from kvell.engine.requests.cache_roots import RESERVED, is_long_root, long_root
 from kvell.mempool.rendezvous import PdCaching
 
 
 def handed_over_root(root: str, pd_caching: PdCaching, unique: str) -> str:
-    """Return the cache root of a request at the instance that goes on with it.
+    """Return the cache root of a request at the instance that it moves to.
 
-    :param root: where its prompt is computed.
-    :param unique: names the request among all instances.
+    :param root: the cache root at the instance that computes its prompt.
+    :param unique: a name of the request that is unique among all instances.
     """
     if pd_caching >= 2:
         return root
-    own = f"{RESERVED}moved {unique}"
-    return long_root(own) if is_long_root(root) else own
+    unshared = f"{RESERVED}moved {unique}"
+    return long_root(unshared) if is_long_root(root) else unshared

@@ -1,4 +1,4 @@
-"""Messages about a request that moves to another instance: what it takes along."""
+"""Encoding of a request that moves to another instance."""
 
 from dataclasses import dataclass, replace
 
@@ -15,10 +15,10 @@ _SUBMITS = msgspec.msgpack.Decoder(Submit)
 
 
 class Handover(msgspec.Struct, frozen=True):
-    """State of a request that goes with its pages.
+    """State of a request that is sent with its pages.
 
-    :param output: tokens behind those computed.
-    :param root: of its prefix, where it goes on.
+    :param output: tokens after the computed ones.
+    :param root: cache root of its prefix at the target.
     :param returns_to: the instance that gets its text when it has ended; "" for none.
     """
 
@@ -34,7 +34,7 @@ _HANDOVERS = msgspec.msgpack.Decoder(Handover)
 
 @dataclass(frozen=True)
 class ArrivedRequest:
-    """A request that has come, with its pages under a handle."""
+    """A request that has arrived, with its pages under a handle."""
 
     command: Submit
     handover: Handover
@@ -43,19 +43,19 @@ class ArrivedRequest:
 
 
 def encode_announcement(command: Submit, request: Request) -> bytes:
-    """Encode what another instance gets before a request's pages: its command, with its output.
+    """Encode the announcement of a request, sent before its pages: its command with its output.
 
-    The token that nobody has computed yet is not in it: that comes with the pages.
+    The newest token is not in it: it is not computed yet, and is sent with the pages.
     """
-    known = request.tokens(len(request.prompt), request.num_tokens)
+    tokens = request.tokens(len(request.prompt), request.num_tokens)
     if request.is_decoding:
-        known = known[:-1]
-    output = np.ascontiguousarray(known, "<i4").tobytes()
+        tokens = tokens[:-1]
+    output = np.ascontiguousarray(tokens, "<i4").tobytes()
     return msgspec.msgpack.encode(replace(command, goes_to="", pulls_from="", output=output))
 
 
 def is_legible(message: Prepare | Offer) -> bool:
-    """Whether what a message says of a request can be read when the request is here."""
+    """Return whether the private part of a message about a request can be decoded."""
     try:
         decode(_SUBMITS if isinstance(message, Prepare) else _HANDOVERS, message.private)
     except MalformedError:
@@ -64,25 +64,25 @@ def is_legible(message: Prepare | Offer) -> bool:
 
 
 def is_cancelled(announced: bytes, command: Cancel) -> bool:
-    """Whether a command means the request of an announcement."""
-    told = decode(_SUBMITS, announced)
-    return told.request_id == command.request_id and not command.spares(told.attempt)
+    """Return whether a command cancels an announced request."""
+    submit = decode(_SUBMITS, announced)
+    return submit.request_id == command.request_id and not command.spares(submit.attempt)
 
 
 def encode_handover(request: Request, root: str, returns_to: str) -> bytes:
-    """Encode what goes with the pages of a request whose announced tokens are computed."""
+    """Encode the handover of a request whose announced tokens are computed."""
     beyond = request.tokens(request.computed, request.num_tokens).tolist()
     cached, preemptions = request.cached_tokens or 0, request.preemptions
     return msgspec.msgpack.encode(Handover(beyond, cached, preemptions, root, returns_to))
 
 
 def decode_arrival(announced: bytes, private: bytes, computed: int, handle: int) -> ArrivedRequest:
-    """Decode a request from what came before its pages, and with them."""
-    told = decode(_HANDOVERS, private)
-    return ArrivedRequest(decode(_SUBMITS, announced), told, computed, handle)
+    """Decode a request from its announcement and its handover (``private``)."""
+    handover = decode(_HANDOVERS, private)
+    return ArrivedRequest(decode(_SUBMITS, announced), handover, computed, handle)
 
 
 def places_of(core: MemoryCore, request: Request) -> dict[tuple[int, int], int]:
-    """(group, position) → page of all that a running request holds."""
+    """Return (group, position) → page for all pages of a running request."""
     held = core.held_pages(request.handle)[:, 1:].tolist()
     return {(group, position): page for group, position, page in held}

@@ -1,4 +1,4 @@
-"""A request that leaves, or will."""
+"""A request that leaves, or will leave."""
 
 from dataclasses import dataclass
 
@@ -7,11 +7,11 @@ from kvell.engine.requests.request import Request
 
 @dataclass(frozen=True)
 class GoingRequest:
-    """A request that is on its way to another instance, or will be.
+    """A request that moves to another instance, or will move.
 
-    :param length: tokens that were announced: the text that is computed when it moves.
-    :param root: of its prefix there.
-    :param returns_to: the instance that gets its text in the end; "" for none.
+    :param length: number of announced tokens: the text that is computed when it moves.
+    :param root: cache root of its prefix at the target.
+    :param returns_to: the instance that gets its text when it has ended; "" for none.
     """
 
     request: Request

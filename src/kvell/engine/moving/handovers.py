@@ -1,4 +1,4 @@
-"""Requests that move between instances with what they have computed.
+"""Requests that move between instances with their computed pages.
 
 At the instance that computes a prompt (``Submit.goes_to``)::
 
@@ -6,13 +6,13 @@ At the instance that computes a prompt (``Submit.goes_to``)::
         │                        │            │                       │
         └──── no room there, the other side dies, too long ───────────┴──► it runs here
 
-and at the other one: ``Prepare`` holds pages, and when the text has come a request begins with its
-first tokens computed.  Its pages may be offered when its last chunk is planned, and are pulled
-layer by layer then while that is computed.  A request is its sender's until the receiver has all
-of it, so a death on either side loses nothing that the other cannot go on with.  A request may
-also leave in the middle of its answer (:mod:`kvell.engine.moving.migrations`), wait until a third
-instance has sent what it has of its prompt, and have its text sent back when it has ended.  Pure:
-messages come in, and actions go out (:mod:`kvell.mempool.transfers.actions`).
+At the receiver, ``Prepare`` reserves pages; once they are filled, a request begins with its first
+tokens computed.  The sender may offer pages when the last chunk is planned; the receiver then pulls
+them layer by layer while that chunk is computed.  The sender owns a request until the receiver has
+all of it, so if either side dies, the other can continue.  A request may also leave in the middle
+of its answer (:mod:`kvell.engine.moving.migrations`), wait for a third instance's pages of its
+prompt, and have its text sent back when it has ended.  Pure: it takes messages and returns actions
+(:mod:`kvell.mempool.transfers.actions`).
 """
 
 from collections import deque
@@ -52,22 +52,21 @@ from kvell.vocabulary import RequestId, StepNumber
 
 NOTHING_LENT = dict.fromkeys(("lent", "borrowed", "returned", "replaced", "shared", "lost"), 0)
 JOINS = 0
-"""What a request waits for that shares loans; no fetch has this number."""
+"""The number that a request awaits while it shares loans; no fetch has this number."""
 HANDOVER_TICKS: Tick = 600_000
-"""How long a request may take from its announcement until it is pulled: prompts wait in line."""
+"""Longest time from a request's announcement until it is pulled, including time in the queue."""
 FETCH_TICKS: Tick = 2_000
-"""How long a request waits for what another instance has of its prompt."""
-RECALL_TICKS: Tick = 2_000  # from then on a creditor takes what it lent and needs
+"""Longest time that a request waits for another instance's pages of its prompt."""
+RECALL_TICKS: Tick = 2_000  # then the creditor takes its pages back
 RETURN_TICKS: Tick = 60_000
-"""How long it may take until an instance has the text of a request that has ended."""
+"""Longest time until an instance has the text of a request that has ended."""
 
 
 class Handovers:
     """The moving requests of one engine core.
 
-    :param agent: of the instance, over the scheduler's memory core.
-    :param pd_caching: which instances cache what of requests that are handed over.
-    :param streams: what pulls cost that begin before the pass has ended; None: none do.
+    :param agent: the instance's agent, over the scheduler's memory core.
+    :param streams: cost of pulls that begin before the pass has ended; None: no pull does.
     """
 
     def __init__(
@@ -86,7 +85,7 @@ class Handovers:
         self._going: dict[Transfer, GoingRequest] = {}
         self._transfers: dict[RequestId, Transfer] = {}
         self._awaited: dict[int, set[Transfer | int]] = {}
-        """By number, replies a deferred request waits for: ``Prepared``, a fetch, or ``JOINS``."""
+        """Replies awaited by each request's number: of a transfer, of a fetch, or ``JOINS``."""
         self._fetching: dict[int, Request] = {}
         self._moving: set[RequestId] = set()
         self._actions: list[Action] = []
@@ -96,37 +95,37 @@ class Handovers:
         agent.loans.lending.is_wanted = scheduler.wants_memory
 
     def watch_insertions(self, computes: Callable[[int, HeldText], None]) -> None:
-        """Say whose handle it is when a text from another instance is cached."""
+        """Report each text from another instance, with its handle, when it is cached."""
         self.agent.holds.watch = lambda hold: computes(hold.handle, HeldText.of(hold))
 
     @property
     def num_idle(self) -> int:
-        """Requests that need no step: those that are put off, and those that move."""
+        """Number of requests that need no step: deferred or moving ones."""
         return len(self._awaited) + len(self._moving)
 
     @property
     def holds_pages(self) -> bool:
-        """Whether pages are held that are no running request's, and will be given back."""
+        """Whether any pages belong to no running request and will be freed later."""
         return bool(len(self.agent.holds) or self._moving or len(self.borrowed))
 
     @property
     def next_deadline(self) -> Tick | None:
-        """When :class:`Ticked` has something to do."""
-        found = self.agent.next_deadline, self.borrowed.next_deadline
-        return min((at for at in found if at is not None), default=None)
+        """The time at which a :class:`Ticked` has something to do; None if there is none."""
+        times = self.agent.next_deadline, self.borrowed.next_deadline
+        return min((at for at in times if at is not None), default=None)
 
     def take_actions(self) -> list[Action]:
-        """What is to be done, in order, before the next step is planned."""
+        """Return the actions to execute, in order, before the next step is planned."""
         actions, self._actions = self._actions, []
         return actions
 
     def take_staying(self) -> list[Event]:
-        """Tell of requests that were to move and do not, since the last call."""
+        """Return refusals for the requests that could not move since the last call."""
         stays, self._stays = self._stays, []
         return [MigrationRefused(r.request_id, r.attempt) for r in stays if r.finish_reason is None]
 
     def enter(self, request: Request, command: Submit) -> bool:
-        """Take note of a request if it can move; whether it waits until others have answered."""
+        """Register a new request; return whether it waits for other instances' answers."""
         self.borrowed.place(request, command.placement)
         if staying_reason(request, self._core.layout.groups):
             return False
@@ -149,7 +148,7 @@ class Handovers:
         return bool(awaited)
 
     def begin_migration(self, request: Request, target: str) -> None:
-        """Let a request go on elsewhere, in the middle of its answer, unless it moves anyway."""
+        """Begin to migrate a request in the middle of its answer, unless it moves anyway."""
         if request.request_id in self._transfers:
             return
         if request.request_id not in self._commands or self.borrowed.has(request):
@@ -159,7 +158,7 @@ class Handovers:
         self._actions += self._left()
 
     def move_kvcache(self, request: Request, num_blocks: int, dst: str) -> str:
-        """Let sections of a request go to a creditor; returns why none does, or ""."""
+        """Plan to move sections of a request to a creditor; return why none can move, or ""."""
         if request.request_id in self._transfers:
             return "it is to move to another instance"
         problem = self.borrowed.move_kvcache(request, num_blocks, dst)
@@ -167,7 +166,7 @@ class Handovers:
         return problem
 
     def _announce(self, target: str, going: GoingRequest) -> Transfer:
-        """Ask another instance for room."""
+        """Announce a request to another instance, which reserves pages for it."""
         request = going.request
         transfer, actions = self.agent.sending.begin(
             target,
@@ -187,7 +186,7 @@ class Handovers:
         return transfer
 
     def _fetch(self, request: Request, source: str) -> int:
-        """Ask another instance for what it has of the prompt, beyond what is here."""
+        """Request another instance's pages of the prompt, beyond the pages cached here."""
         tokens = request.tokens(0, request.num_tokens)
         now = self.agent.now
         number, actions = self.agent.asking.ask(
@@ -204,7 +203,7 @@ class Handovers:
         return number
 
     def send_back(self, request: Request) -> None:
-        """A request has ended well: the instance that computed its prompt gets its text."""
+        """Send the text of a request that ended well to the instance that computed its prompt."""
         is_here = request.returns_to in ("", self.agent.instance)
         if is_here or request.finish_reason not in ("stop", "length"):
             return
@@ -222,9 +221,10 @@ class Handovers:
     def heard(
         self, entry: PeerEntry, *, is_owed_a_result: bool = False
     ) -> tuple[list[Request], list[ArrivedRequest]]:
-        """Take in what happened; returns requests that have moved, and those that came.
+        """Process an entry; return the requests that have moved away, and those that have arrived.
 
-        :param is_owed_a_result: of a step: no deadline takes what it has read before the next tick.
+        :param is_owed_a_result: whether a step runs: no deadline expires before the next tick,
+            since the step may read what a deadline takes.
         """
         if isinstance(entry, Ticked) and is_owed_a_result:
             self.agent.now = entry.now
@@ -235,12 +235,12 @@ class Handovers:
         return self._sorted(actions)
 
     def planned(self, plan: StepPlan, requests: Sequence[Request]) -> tuple[int, ...]:
-        """Offer pages of requests whose announced text the plan computes to its end, if that pays.
+        """Offer the pages of requests whose announced text the plan completes, if that pays.
 
-        To be called before the step runs, and :meth:`take_actions` then, when no other step does.
+        Call it before the step runs, while no other step does; then call :meth:`take_actions`.
 
-        :param requests: of the plan's work.
-        :returns: numbers of the transfers that stream.
+        :param requests: the requests of the plan's work.
+        :returns: numbers of the transfers that are pulled during the step.
         """
         if self._streams is None or not self._transfers:
             return ()
@@ -265,9 +265,9 @@ class Handovers:
     def computed(
         self, step: StepNumber, requests: Sequence[Request]
     ) -> tuple[list[Request], list[ArrivedRequest]]:
-        """A step's requests have their tokens: those whose prompt is computed begin to move.
+        """Begin to move requests whose announced text a step has completed.
 
-        To be called between steps.
+        Call it between steps.
         """
         actions = self.borrowed.advance(step) if len(self.borrowed) else []
         if not self._transfers and not len(self._migrations):
@@ -282,8 +282,7 @@ class Handovers:
         return self._sorted(actions + self._left())
 
     def _left(self) -> list[Action]:
-        """Begin copies for requests that are to leave; those whose copies are elsewhere leave with
-        what has come since."""
+        """Begin the copies of migrating requests; move copied ones, with their tokens since."""
         actions = self._migrations.advance()
         for request, target in self._migrations.take_ready():
             going = GoingRequest(request, request.settled, request.cache_root, request.returns_to)
@@ -295,33 +294,33 @@ class Handovers:
         self._scheduler.lift(request)
         self._moving.add(request.request_id)
         going = self._going[transfer]
-        told = encode_handover(request, going.root, going.returns_to)
-        return self.agent.sending.ready(transfer, places_of(self._core, request), told)
+        handover = encode_handover(request, going.root, going.returns_to)
+        return self.agent.sending.ready(transfer, places_of(self._core, request), handover)
 
     def sections(self) -> dict[str, int]:
-        """Return sections ``lent`` now, and :meth:`.Borrowed.tally`."""
+        """Return the number of sections ``lent`` now, and :meth:`.Borrowed.tally`."""
         return {"lent": len(self.agent.loans.lending), **self.borrowed.tally()}
 
     def plan_borrows(self, plan: StepPlan, rows: NewPages) -> StepPlan:
-        """The plan with what it reads elsewhere; memory that is lent and wanted is recalled."""
+        """Return the plan with its remote reads; recall lent memory if the plan lacks memory."""
         if len(self.agent.loans.lending) and self._scheduler.lacks_memory(plan):
-            one = [int(group.kind is GroupKind.FULL) for group in self._core.layout.groups]
-            self._sorted(self.agent.loans.lending.recall(one, self.agent.now, RECALL_TICKS))
+            counts = [int(group.kind is GroupKind.FULL) for group in self._core.layout.groups]
+            self._sorted(self.agent.loans.lending.recall(counts, self.agent.now, RECALL_TICKS))
         plan, actions = self.borrowed.planned(plan, rows)
         self._actions += actions
         return plan
 
     def missed(self, handles: Sequence[int]) -> None:
-        """Let requests compute anew what they read elsewhere too late."""
+        """Let requests recompute the sections that they read too late at creditors."""
         self._actions += self.borrowed.missed(handles)
 
     def cancelled(self, command: Cancel) -> None:
-        """Let a request that is on its way here not begin."""
+        """Refuse a cancelled request that is still on its way here."""
         receiving = self.agent.receiving
         self._actions += receiving.refuse(lambda announced: is_cancelled(announced, command))
 
     def ended(self, request: Request) -> None:
-        """A request ends here, however: nobody may read its pages any more."""
+        """End the loans and transfers of a request that ends: no instance may read its pages."""
         self._actions += self.borrowed.ended(request)
         self._commands.pop(request.request_id, None)
         self._migrations.forget(request)
@@ -331,12 +330,12 @@ class Handovers:
             return
         del self._going[transfer]
         self._moving.discard(request.request_id)
-        # Its own end is no news.
+        # The caller needs no report of this end.
         actions = self.agent.sending.cancel(transfer, "the request has ended")
         self._actions += [action for action in actions if not isinstance(action, Ended)]
 
     def _sorted(self, actions: Sequence[Action]) -> tuple[list[Request], list[ArrivedRequest]]:
-        """Act on what concerns requests; the rest is for those who do I/O."""
+        """Process actions that concern requests, and queue the others for :meth:`take_actions`."""
         moved: list[Request] = []
         came: list[ArrivedRequest] = []
         pending = deque(actions)
@@ -361,7 +360,7 @@ class Handovers:
         return moved, came
 
     def _answered(self, request: Request, what: Transfer | int) -> None:
-        """Another instance has answered; a request waits in line once all have."""
+        """Record an answer of another instance; enqueue the request once all have answered."""
         awaited = self._awaited.get(request.number)
         if awaited is None or what not in awaited:
             return
@@ -371,7 +370,7 @@ class Handovers:
             self._scheduler.enqueue(request)
 
     def _ended(self, action: Ended) -> list[Request]:
-        """A transfer is over: its request has moved, or stays."""
+        """Handle the end of a transfer; return its request if that has moved."""
         if action.transfer not in self._going:
             stays = self._migrations.copied(action.transfer, action.problem)
             self._stays += [] if stays is None else [stays]

@@ -1,4 +1,4 @@
-"""Texts that came from another instance, as watchers of the prefix index want them."""
+"""Texts from other instances, for the watch of the prefix index."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -9,9 +9,9 @@ from kvell.mempool.holds import Hold
 
 @dataclass(frozen=True, eq=False)
 class HeldText:
-    """A text that a hold has.
+    """The text of a hold.
 
-    :param text: int32, all of it.
+    :param text: all tokens, int32.
     """
 
     text: Tokens
@@ -20,9 +20,9 @@ class HeldText:
 
     @classmethod
     def of(cls, hold: Hold) -> Self:
-        """The text of a hold."""
+        """Return the text of a hold."""
         return cls(hold.tokens, hold.model, hold.root)
 
     def tokens(self, start: int, end: int) -> Tokens:
-        """Some of its tokens, int32."""
+        """Return the tokens from ``start`` to ``end``, int32."""
         return self.text[start:end]

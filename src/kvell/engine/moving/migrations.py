@@ -1,12 +1,12 @@
-"""Requests that leave in the middle of their answer: copy, delta, switch.
+"""Live migration of requests in the middle of their answer: copy, delta, switch.
 
 ::
 
     asked ──decodes──► COPYING ──all is there──► READY ──after a step──► moves, like any request
                           └── no room there, it dies, too long ──► stays
 
-While what it has computed is copied, and cached there, the request goes on.  Then it is lifted
-out of the steps, and moves with the little that has come since.  Source: Llumnix §4.1; DESIGN §9.
+The request runs on while its computed pages are copied to the target and cached there.  Then it
+leaves the steps, and moves with the few tokens since.  Source: Llumnix §4.1; DESIGN §9.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ from kvell.mempool.transfers.messages import Transfer
 from kvell.vocabulary import RequestId
 
 COPY_TICKS: Tick = 60_000
-"""How long copying may take before the request stays."""
+"""Longest time of a copy; after that, the request stays."""
 
 
 @dataclass
 class _Leaving:
-    """A request that is to leave.
+    """A request that will leave.
 
-    :ivar copy: what it has computed, on its way; None before, and when there was nothing to copy.
+    :ivar copy: transfer of its computed pages; None before, and if there was nothing to copy.
     """
 
     request: Request
@@ -36,7 +36,7 @@ class _Leaving:
 
 
 class Migrations:
-    """Requests of one engine core that are to leave."""
+    """The migrating requests of one engine core."""
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
@@ -47,11 +47,11 @@ class Migrations:
         return len(self._leaving)
 
     def ask(self, request: Request, target: str) -> None:
-        """Let a request leave for another instance; it stays if that has no room."""
+        """Plan to migrate a request to ``target``; it stays if the target has no room."""
         self._leaving[request.request_id] = _Leaving(request, target)
 
     def advance(self) -> list[Action]:
-        """Begin to copy what requests have, once they decode; to be called between steps."""
+        """Begin to copy the pages of requests that decode; call it between steps."""
         actions: list[Action] = []
         for leaving in self._leaving.values():
             is_new = leaving.copy is None and not leaving.is_copied
@@ -76,7 +76,7 @@ class Migrations:
         return actions
 
     def copied(self, transfer: Transfer, problem: str) -> Request | None:
-        """A copy has ended, if it was one of a request that leaves; returns one that stays."""
+        """Record the end of a transfer; return its request if its copy failed, so that it stays."""
         leaving = self._leaving.get(self._copies.pop(transfer, RequestId("")))
         if leaving is None or leaving.copy != transfer:
             return None
@@ -86,22 +86,22 @@ class Migrations:
         return self._leaving.pop(leaving.request.request_id).request
 
     def take_ready(self) -> list[tuple[Request, str]]:
-        """Requests that can switch now, each with where it goes; to be called between steps."""
+        """Return the requests that can switch now, with their targets; call it between steps."""
         ready = [
-            one
-            for one in self._leaving.values()
-            if one.is_copied and _is_between_steps(one.request)
+            leaving
+            for leaving in self._leaving.values()
+            if leaving.is_copied and _is_between_steps(leaving.request)
         ]
-        for one in ready:
-            del self._leaving[one.request.request_id]
-        return [(one.request, one.target) for one in ready]
+        for leaving in ready:
+            del self._leaving[leaving.request.request_id]
+        return [(leaving.request, leaving.target) for leaving in ready]
 
     def forget(self, request: Request) -> None:
-        """A request has ended, or leaves in another way; a copy goes on and is cached there."""
+        """Forget a request that has ended or leaves otherwise; a copy that runs is completed."""
         self._leaving.pop(request.request_id, None)
 
 
 def _is_between_steps(request: Request) -> bool:
-    """Whether a request decodes, and no step computes it just now."""
+    """Return whether a request decodes, and no step computes it now."""
     runs = request.state is RequestState.RUNNING and request.finish_reason is None
     return runs and request.is_decoding and request.settled == request.computed

@@ -1,4 +1,4 @@
-"""Which requests are served where their prompt is computed."""
+"""Requests that must be served where their prompt is computed."""
 
 from collections.abc import Sequence
 
@@ -6,21 +6,18 @@ from kvell.engine.requests.request import Request
 from kvell.memory import GroupKind, GroupSpec
 
 MOVABLE = frozenset(GroupKind) - {GroupKind.DROPPING}
-"""Kinds whose pages are all there is of the computed tokens; embeddings are not needed by then."""
+"""Kinds whose pages are all the state of computed tokens; embeddings are not needed any more."""
 
 
 def staying_reason(request: Request, groups: Sequence[GroupSpec]) -> str:
-    """Why a request is served where its prompt is computed; "" if it can move.
-
-    Everything that cannot move is named here.
-    """
-    own = [group for group in groups if group.model == request.model]
-    if request.image_rows and any(group.counts_images for group in own):
+    """Return why a request must be served where its prompt is computed; "" if it can move."""
+    seen = [group for group in groups if group.model == request.model]
+    if request.image_rows and any(group.counts_images for group in seen):
         return "its images lie among the text in its pages"
     if request.is_scored:
         return "how likely its prompt is, is told here"
     if request.pooling:
         return "it makes no tokens"
-    if any(group.kind not in MOVABLE or group.is_draft for group in own):
+    if any(group.kind not in MOVABLE or group.is_draft for group in seen):
         return "its model has pages that cannot be moved yet"
     return ""

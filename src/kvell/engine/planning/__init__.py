@@ -1,1 +1,1 @@
-"""Step plans: who runs, and what a step computes."""
+"""Step plans: the requests that run, and the work of a step."""

@@ -1,4 +1,4 @@
-"""Who is let in: waiting requests in turn, parked ones, and those that came with pages; pure."""
+"""Admission of waiting requests in turn, parked ones, and those that arrived with pages; pure."""
 
 from collections.abc import Iterable
 
@@ -17,17 +17,17 @@ from kvell.engine.requests.request import NO_HANDLE, Request, RequestState
 from kvell.memory import MemoryCore, alignment_tokens, common_prefix
 
 INITIAL_EXPECTED_OUTPUT = 128
-"""Output tokens expected of a request until one has finished."""
+"""Output tokens expected of a request until a request has finished."""
 
 MAX_HELD_BACK = 16
-"""Most requests that wait for a prefix while others are admitted past them."""
+"""Largest number of requests that wait for a prefix while others are admitted before them."""
 
 
 class Admission:
-    """Lets requests in as far as their whole prompts fit beside what running ones need next.
+    """The admission of requests whose whole prompts fit, with what running ones need next.
 
     :param shares_pool: whether activations share the pool, so a request may fit a step later.
-    :ivar lacks_memory: whether a request was turned away for want of memory in the latest step.
+    :ivar lacks_memory: whether a request was not admitted for lack of memory in the latest step.
     """
 
     def __init__(
@@ -46,18 +46,18 @@ class Admission:
             for model in {group.model for group in core.layout.groups}
         }
         self._outputs: dict[str, tuple[int, int]] = {}
-        """By model, how many requests have finished, and with how many tokens of output."""
+        """By model, the number of finished requests and of their output tokens."""
         self.lacks_memory = False
         self._turned_away: Request | None = None
         self._made_way_in_vain: Request | None = None
 
     def clear(self) -> None:
-        """Forget which requests were turned away."""
+        """Forget which requests were not admitted."""
         self.lacks_memory = False
         self._turned_away = self._made_way_in_vain = None
 
     def admit(self, draft: PlanDraft) -> None:
-        """Admit waiting requests in turn, past those that wait for a prefix."""
+        """Admit waiting requests in turn; those that wait for a prefix are passed over."""
         self.lacks_memory = False
         held_back: list[Request] = []
         while len(held_back) < MAX_HELD_BACK and self._may_admit(draft):
@@ -73,9 +73,9 @@ class Admission:
         self._make_way(draft)
 
     def _make_way(self, draft: PlanDraft) -> None:
-        """Let a request of a tenant above its share wait in favour of one below (:mod:`.shares`).
+        """Preempt a request of a tenant above its share for one of a tenant below (:mod:`.shares`).
 
-        Where decodes are parked for prompts, these have their own way in.
+        With parking, prompts displace decodes in another way.
         """
         head = self._seats.waiting.first()
         if head is None or self._seats.parking is not None:
@@ -117,7 +117,7 @@ class Admission:
         return self._admit_ahead(request, draft)
 
     def _admit_ahead(self, request: Request, draft: PlanDraft) -> bool:
-        """Park decodes in the CPU buffer until the request's prompt can go ahead of them."""
+        """Park decodes in the CPU buffer until the request's prompt can be admitted."""
         if self._seats.parking is None or self._seats.is_swapped(request):
             return False
         if request is self._made_way_in_vain or self._chunks.prompt_budget(draft, parks=True) <= 0:
@@ -126,7 +126,7 @@ class Admission:
             self._seats.park(other, draft)
             if self._admit_one(request, draft):
                 return True
-            # Not again until a request ends: else decodes would go out and come back in vain.
+            # Not again until a request ends: else decodes would be copied out and back in vain.
             self._made_way_in_vain = request
         return False
 
@@ -144,7 +144,7 @@ class Admission:
             self._chunks.protected.yield_all()
         kept = request.kept_tokens
         if kept and self.cached(request) >= kept:
-            kept = 0  # it lies here too
+            kept = 0  # it is cached here too
         handle = self._core.open(
             tokens,
             kept_root(f"{request.number}/{request.preemptions}") if kept else self._root(request),
@@ -173,11 +173,11 @@ class Admission:
             return self._admit_one(request, draft)
         if self._seats.running or request.runs_alone or not self._chunks.memory.is_complete:
             return False
-        request.runs_alone = True  # the cached pages that it would reuse are in its way
+        request.runs_alone = True  # the cached pages that it would reuse block it
         return self._admit_one(request, draft)
 
     def enter_arrived(self, draft: PlanDraft) -> None:
-        """Let requests run whose pages came from another instance, as far as there are seats."""
+        """Admit requests whose pages came from another instance, while there are seats."""
         while self._seats.arrived and len(self._seats.running) < self._limits.max_num_seqs:
             if self._seats.runs_alone():
                 return
@@ -193,7 +193,7 @@ class Admission:
             draft.admitted.append(request.request_id)
 
     def has_room_for(self, handle: int, computed: int) -> bool:
-        """Whether a text may come from elsewhere, beside what running requests need next."""
+        """Return whether a remote text fits here, with what running requests need next."""
         others = _ints(request.handle for request in self._seats.running)
         until = _ints(request.end_for_now + 1 for request in self._seats.running)
         return self._core.fits(handle, computed + 1, 1, others, until)
@@ -212,7 +212,7 @@ class Admission:
         request.state = RequestState.RUNNING
         request.entered_tokens = request.num_tokens - request.settled
         request.entered_output = request.num_output
-        scored_tokens = len(request.prompt) if request.is_scored else 0  # each is told about
+        scored_tokens = len(request.prompt) if request.is_scored else 0  # each is reported
         self._seats.waiting.charge(request.request_id, request.entered_tokens + scored_tokens)
         self._seats.enter(request)
         self.lacks_memory = False
@@ -227,9 +227,9 @@ class Admission:
         return True
 
     def _fits(self, request: Request, draft: PlanDraft, room_tokens: int) -> bool:
-        """Whether the whole remaining prompt fits beside what running requests need next.
+        """Return whether the whole remaining prompt fits, with what running requests need next.
 
-        Of a prompt that is longer than the memory, as much as is ever here at once.
+        Of a prompt that is longer than the memory, only the local part must fit.
         """
         others = _ints(r.handle for r in self._seats.running)
         until = _ints(r.end_for_now + 1 + room_tokens for r in self._seats.running)
@@ -241,7 +241,7 @@ class Admission:
         return self._core.fits(request.handle, wanted, chunk, others, until)
 
     def _waits_for_prefix(self, request: Request) -> bool:
-        """Whether a running request is about to publish more of this prompt than is cached."""
+        """Return whether a running request will soon publish more of this prompt than is cached."""
         if request.prefix_wait_steps >= self._limits.max_prefix_wait_steps:
             return False
         if self._seats.is_swapped(request):
@@ -256,9 +256,9 @@ class Admission:
         return True
 
     def cached(self, request: Request, *, prompt_alone: bool = False) -> int:
-        """Tokens of a request that are cached now, so that it could go on behind them.
+        """Return the number of a request's cached tokens, after which it could continue.
 
-        :param prompt_alone: of its prompt without what it has made.
+        :param prompt_alone: whether to look up its prompt without its output.
         """
         return self._core.peek(
             request.prompt if prompt_alone else request.tokens(0, request.num_tokens),
@@ -269,7 +269,7 @@ class Admission:
         )
 
     def _shared_ahead(self, request: Request, other: Request) -> int:
-        """Length of the prefix that both share, if ``other`` has not computed it all; else 0."""
+        """Return the length of the common prefix, or 0 if ``other`` has computed all of it."""
         if other.settled >= len(other.prompt) or other.cache_root != request.cache_root:
             return 0
         if other.model != request.model:
@@ -281,7 +281,7 @@ class Admission:
         return shared if shared > other.settled else 0
 
     def _root(self, request: Request) -> str:
-        """The cache root of a request's prefix.
+        """Return the cache root of a request's prefix.
 
         A request that drops tokens hits no prefix, since its last tokens must all be computed to
         choose what to keep; nothing is ever cached under the root of such requests.
@@ -296,10 +296,10 @@ class Admission:
         return max(1, min(request.max_tokens, mean) - len(request.output))
 
     def note_end(self, request: Request) -> None:
-        """Take in that a request has ended, and how long its answer was."""
+        """Record the end of a request, and the length of its answer."""
         self._made_way_in_vain = None
         if request.pooling:
-            return  # it says nothing of how long answers are
+            return  # it has no answer
         count, total = self._outputs.get(request.model, (0, 0))
         self._outputs[request.model] = (count + 1, total + len(request.output))
 

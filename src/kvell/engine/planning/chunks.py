@@ -1,6 +1,6 @@
-"""What a step computes of running requests: decodes, prefill chunks, draft tokens; pure.
+"""Work of a step for running requests: decodes, prefill chunks, draft tokens; pure.
 
-How much of it fits is asked of the memory core, and of the owner of activation memory.
+The memory core and the owner of activation memory decide how much of it fits.
 """
 
 from collections.abc import Iterable
@@ -20,11 +20,11 @@ from kvell.memory import GroupKind, MemoryCore
 
 
 class Chunks:
-    """Plans work for the requests that have seats.
+    """The planner of work for the requests that have seats.
 
-    :param memory: how much a step may compute; None if activations have a reserve of their own.
-    :ivar protected: prefixes that are given up before a request is preempted or put off.
-    :ivar must_settle: whether planning goes on only with the results of steps in flight.
+    :param memory: None if activations have their own reserve.
+    :ivar protected: prefixes that are given up before a request is preempted or deferred.
+    :ivar must_settle: whether planning must wait for the results of steps in flight.
     :raises ValueError: if draft tokens would need activations of a shared pool.
     """
 
@@ -43,7 +43,7 @@ class Chunks:
             raise ValueError("draft tokens have no activations of their own in a shared pool yet")
 
     def plan_decodes(self, draft: PlanDraft) -> None:
-        """Plan the decodes that the budget has tokens for; some give way for memory."""
+        """Plan the decodes that the budget has tokens for; preempt some if memory is short."""
         decodes = self._decodes(draft.budget)
         lengths = [r.num_tokens for r in decodes]
         while decodes and not self.memory.before_decodes(lengths):
@@ -71,7 +71,7 @@ class Chunks:
                 decodes = [r for r in decodes if r.state is RequestState.RUNNING]
 
     def _decodes(self, budget: int) -> list[Request]:
-        """The decodes that the budget has tokens for, in order of admission."""
+        """Return the decodes that the budget has tokens for, in order of admission."""
         decodes = []
         for request in self._seats.wanting():
             if request.is_decoding and not (request.is_held_up or request.outgrows_table):
@@ -91,20 +91,20 @@ class Chunks:
             self.plan_chunk(request, draft)
 
     def prompt_budget(self, draft: PlanDraft, *, parks: bool = False) -> int:
-        """Prompt tokens that the step may still compute.
+        """Return the number of prompt tokens that the step may still compute.
 
         :param parks: whether the step parks decodes for them.
         """
-        most = [draft.budget]
+        bounds = [draft.budget]
         enough, crowded = self._limits.enough_prompt_tokens, self._limits.crowded_prompt_tokens
         if enough is not None and draft.prompt_tokens:
-            most.append(enough - draft.prompt_tokens)
+            bounds.append(enough - draft.prompt_tokens)
         if crowded is not None and (parks or self._is_crowded()):
-            most.append(crowded - draft.prompt_tokens)
-        return min(most)
+            bounds.append(crowded - draft.prompt_tokens)
+        return min(bounds)
 
     def _is_crowded(self) -> bool:
-        """Whether decodes are parked for want of pages, not of seats: a step reads a full pool."""
+        """Return whether decodes are parked for lack of pages, not seats: the pool is full."""
         has_seats = len(self._seats.running) < self._limits.max_num_seqs
         return has_seats and self._seats.parking is not None and bool(self._seats.parking.parked)
 
@@ -139,42 +139,42 @@ class Chunks:
         return True
 
     def _scored_budget(self, request: Request, draft: PlanDraft) -> int:
-        """Prompt tokens that may be scored: each has a row of logits, and so has every seat.
+        """Return the number of prompt tokens that may be scored, each of which takes a logits row.
 
-        Its own seat's row is the request's, so it advances in every step.
+        Every other seat keeps a row; the request has its own, so it advances in every step.
         """
         others = sum(other is not request for other in self._seats.running)
         return max(0, self._limits.max_num_seqs - max(draft.num_logits, others))
 
     def plan_draft_tokens(self, draft: PlanDraft) -> None:
-        """Add draft tokens to decodes, with what all other work has left."""
+        """Add draft tokens to decodes, with the budget that all other work leaves."""
         if not self._speculation.is_on:
             return
         decoding = {
             request.handle: request for request in self._seats.running if request.is_decoding
         }
-        most = min(draft.budget, self._limits.max_step_draft_tokens)
-        new_pages = bool(decoding) and most > 0 and self._may_grow_for_draft_tokens(draft)
+        budget = min(draft.budget, self._limits.max_step_draft_tokens)
+        new_pages = bool(decoding) and budget > 0 and self._may_grow_for_draft_tokens(draft)
         for index, work in enumerate(draft.work):
-            if most > 0 and work.handle in decoding:
+            if budget > 0 and work.handle in decoding:
                 tokens, rows = self._speculation.draft_tokens(
-                    decoding[work.handle], most, new_pages
+                    decoding[work.handle], budget, new_pages
                 )
                 draft.add_pages(rows, [work.handle])
                 draft.add_draft_tokens(index, tokens)
-                most -= len(tokens)
+                budget -= len(tokens)
 
     def _may_grow_for_draft_tokens(self, draft: PlanDraft) -> bool:
         waits = bool(self._seats.waiting) and len(self._seats.running) < self._limits.max_num_seqs
         return not draft.preempted and not waits and self._speculation.has_room(self._seats.running)
 
     def planned_tokens(self, draft: PlanDraft) -> int:
-        """Tokens of the step's work so far."""
+        """Return the number of tokens of the step's work so far."""
         return self._limits.max_num_batched_tokens - draft.budget
 
     def _largest(self, request: Request, wanted: int, draft: PlanDraft) -> int:
-        """How far memory allows, up to ``wanted``; never inside tokens that one step must compute
-        together."""
+        """Return up to which token, at most ``wanted``, memory allows; never inside tokens that
+        one step must compute together."""
         tokens, rows = self.planned_tokens(draft), len(draft.work)
         if draft.has_scored:
             rows = max(rows, draft.num_logits)
@@ -190,11 +190,11 @@ class Chunks:
         return until
 
     def drops(self, request: Request) -> bool:
-        """Whether the request will keep only a part of its prompt."""
+        """Return whether the request will keep only a part of its prompt."""
         return self._budget_tokens is not None and len(request.prompt) > self._budget_tokens
 
     def checkpoints(self, draft: PlanDraft) -> NewPages:
-        """Plan state checkpoints, once all else has its pages, and cut the work there."""
+        """Plan state checkpoints, after all other work has its pages, and cut the work there."""
         if not self._has_states:
             return np.empty((0, 5), np.int32)
         decoding = {request.handle for request in self._seats.running if request.is_decoding}

@@ -1,4 +1,4 @@
-"""Which images of a request need no encoder because their embeddings are in the pool."""
+"""Images of a request that need no encoder, because their embeddings are in the pool."""
 
 from collections.abc import Sequence
 from itertools import accumulate
@@ -10,7 +10,7 @@ from kvell.memory import GroupKind, GroupSpec
 def embedded_images(
     groups: Sequence[GroupSpec], held: NewPages, images: Sequence[tuple[int, int, int]]
 ) -> int:
-    """How many leading images have all their pages when the request starts.
+    """Return how many leading images have all their pages when the request starts.
 
     :param held: int32 [m, 4], pages that the request starts with (columns of
         ``MemoryCore.held_pages``).

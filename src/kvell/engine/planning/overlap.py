@@ -6,8 +6,8 @@
     depth 1   plan 1 ─ run 1 ──────────┬─ run 2 ──────────────────┬─ run 3 …
                        plan 2          └─ commit 1 ─ plan 3       └─ commit 2 ─ plan 4
 
-Plan n+1 does not know which requests ended in step n, nor which tokens it drew: the runner fills
-those in.  Where a plan depends on more of the step before, steps are planned one after the other.
+Plan n+1 is made without the ends and the tokens of step n; the runner fills the tokens in.  If a
+plan depends on more of the previous step, steps are planned one after the other.
 """
 
 from dataclasses import replace
@@ -21,10 +21,10 @@ _TEXT_KINDS = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED})
 
 
 def overlap_problem(limits: Limits, layout: Layout, *, shares_pool: bool, swaps: bool) -> str:
-    """Why steps of this configuration cannot be planned ahead; empty if they can.
+    """Return why steps of this configuration cannot be planned ahead; "" if they can.
 
     :param shares_pool: activations are slots of the pool, which the next plan releases.
-    :param swaps: pages of preempted or parked requests go to the CPU buffer.
+    :param swaps: pages of preempted or parked requests are copied to the CPU buffer.
     """
     kinds = {group.kind for group in layout.groups}
     if limits.num_speculative_tokens:
@@ -45,18 +45,18 @@ def overlap_problem(limits: Limits, layout: Layout, *, shares_pool: bool, swaps:
 def chosen_depth(
     limits: Limits, layout: Layout, *, wanted: bool, shares_pool: bool, swaps: bool
 ) -> tuple[Limits, str]:
-    """The limits with the depth to use, and what the startup message says about it."""
+    """Return the limits with the depth to use, and its description in the startup message."""
     problem = ""
     if wanted:
         problem = overlap_problem(limits, layout, shares_pool=shares_pool, swaps=swaps)
     if problem:
         return replace(limits, depth=0), f"planned in turn: {problem}"
-    said = "each is planned while the one before runs" if wanted else ""
-    return replace(limits, depth=MOST_DEPTH if wanted else 0), said
+    steps = "each is planned while the one before runs" if wanted else ""
+    return replace(limits, depth=MOST_DEPTH if wanted else 0), steps
 
 
 def require_depth(limits: Limits, layout: Layout, *, shares_pool: bool, swaps: bool) -> None:
-    """Check that steps can be planned as far ahead as ``limits.depth`` says.
+    """Check that steps can be planned as far ahead as ``limits.depth`` demands.
 
     :raises ValueError: if they cannot.
     """

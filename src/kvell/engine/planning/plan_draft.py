@@ -1,4 +1,4 @@
-"""A step plan under construction: what the scheduler has decided so far."""
+"""Step plans under construction."""
 
 from collections.abc import Collection, Sequence
 
@@ -11,12 +11,12 @@ from kvell.vocabulary import RequestId
 
 
 class PlanDraft:
-    """A step plan under construction.
+    """A step plan under construction: the scheduler's decisions so far.
 
     :param budget: tokens that the step may still compute.
     :ivar prompt_tokens: tokens of its prefill chunks.
     :ivar has_scored: whether any work may have more rows of logits than it draws from.
-    :ivar has_pooled: whether any work may have a vector to give.
+    :ivar has_pooled: whether any work may return a vector.
     """
 
     def __init__(self, budget: int) -> None:
@@ -91,7 +91,7 @@ class PlanDraft:
 
     @property
     def num_logits(self) -> int:
-        """Rows of logits of all work so far."""
+        """Number of rows of logits of all work so far."""
         return sum(work.num_logits for work in self.work)
 
     def add_draft_tokens(self, index: int, tokens: NewPages) -> None:
@@ -120,23 +120,23 @@ class PlanDraft:
             self._pages.append(rows)
 
     def offload(self, rows: NewPages) -> None:
-        """Add pages that go to the CPU buffer [m, 3]."""
+        """Add pages to copy to the CPU buffer [m, 3]."""
         if len(rows):
             self._offloads.append(rows)
 
     def fetch(self, rows: NewPages) -> None:
-        """Add pages that come back from it [m, 3]."""
+        """Add pages to copy back from the CPU buffer [m, 3]."""
         if len(rows):
             self._fetches.append(rows)
 
     @property
     def offloads(self) -> NewPages:
-        """All pages that go out [m, 3]: group, page, page of the buffer."""
+        """All pages to copy out [m, 3]: group, page, buffer page."""
         return _joined(self._offloads)
 
     @property
     def fetches(self) -> NewPages:
-        """All pages that come back [m, 3]: group, page of the buffer, page."""
+        """All pages to copy back [m, 3]: group, buffer page, page."""
         return _joined(self._fetches)
 
     def cut(self, ends: Collection[tuple[int, int]]) -> None:
@@ -150,7 +150,7 @@ class PlanDraft:
         ]
 
     def put_off_last(self) -> None:
-        """Take the work planned last out of this step; its request keeps its new pages."""
+        """Remove the work planned last from this step; its request keeps its new pages."""
         self.budget += self.work.pop().count
 
     def forget(self, request: Request) -> None:
@@ -162,7 +162,7 @@ class PlanDraft:
         self._pages = [rows[rows[:, 0] != request.handle] for rows in self._pages]
 
     def new_pages(self) -> NewPages:
-        """All rows so far, in order [m, 4]: handle, group, position, page."""
+        """Return all rows so far, in order [m, 4]: handle, group, position, page."""
         return np.concatenate(self._pages) if self._pages else np.empty((0, 4), np.int32)
 
 

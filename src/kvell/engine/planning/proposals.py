@@ -1,9 +1,9 @@
-"""Speculation without a draft model: look draft tokens up in the text, then verify them.
+"""Speculation without a draft model: draft tokens are looked up in the text, then verified.
 
-Draft tokens are what followed the last time the text ended like this.  A step computes them
-after the newest token.  A draft token is accepted if it is the very token that the model draws
-there, as it would have without speculation (a draw's random number is a function of seed and
-output position alone).  So speculation never changes tokens, only how many a step yields.
+They are the tokens that followed the latest earlier occurrence of the text's end.  A step computes
+them after the newest token.  A draft token is accepted if the model draws the same token there, as
+it would without speculation (a draw's random number is a function of seed and output position
+alone).  So speculation never changes tokens, only how many a step yields.
 """
 
 from collections.abc import Sequence
@@ -14,18 +14,18 @@ import numpy.typing as npt
 from kvell.engine.requests.plan import StepPlan, StepResult, TokenWork
 
 LOOKUP_WINDOW_TOKENS = 32_768
-"""Draft tokens are looked up in this many newest tokens: a look-up takes 0.1 ms at most."""
+"""Number of newest tokens in which draft tokens are looked up, in at most 0.1 ms."""
 TOKEN_BYTES = 4
 
 Ints = npt.NDArray[np.int32]
 
 
 def propose(history: bytearray, count: int, longest: int, shortest: int) -> Ints:
-    """Propose up to ``count`` draft tokens, int32; none if the text never ended like this before.
+    """Propose up to ``count`` draft tokens, int32; none if the text's end occurs only once.
 
-    They are what followed the most recent earlier occurrence of the longest suffix of
-    ``shortest`` to ``longest`` tokens.  Where that reaches the end of the text it starts over,
-    as a text that repeats itself would.  Tokens of images (negative) end it.
+    They are the tokens after the latest earlier occurrence of the longest suffix of ``shortest`` to
+    ``longest`` tokens.  If they reach the end of the text they start over, as in a text that
+    repeats itself.  Tokens of images (negative) end them.
 
     :param history: the text's token ids, little-endian int32.
     """
@@ -43,7 +43,7 @@ def propose(history: bytearray, count: int, longest: int, shortest: int) -> Ints
 
 
 def verified(plan: StepPlan, sampled: Sequence[int]) -> StepResult:
-    """What a step yields: each work's tokens up to and with the first that differs from its draft.
+    """Return a step's result: each work's tokens through the first that differs from its draft.
 
     :param sampled: the token drawn from each row of the step's logits, in order.
     """
@@ -71,19 +71,19 @@ def _kept(work: TokenWork, sampled: Sequence[int]) -> Sequence[int]:
 
 
 def _earlier(history: bytearray, size: int) -> int | None:
-    """Where the last ``size`` tokens last occurred before; that occurrence may overlap them."""
+    """Return the latest earlier position of the last ``size`` tokens, which it may overlap."""
     width, end = size * TOKEN_BYTES, len(history)
     if size * TOKEN_BYTES >= end:
         return None
     suffix = history[end - width :]
     low = max(0, end - LOOKUP_WINDOW_TOKENS * TOKEN_BYTES)
-    found = history.rfind(suffix, low, end - TOKEN_BYTES)
-    while found > 0 and found % TOKEN_BYTES:  # a match across token boundaries
-        found = history.rfind(suffix, low, found + width - 1)
-    return found // TOKEN_BYTES if found >= 0 else None
+    offset = history.rfind(suffix, low, end - TOKEN_BYTES)
+    while offset > 0 and offset % TOKEN_BYTES:  # a match across token boundaries
+        offset = history.rfind(suffix, low, offset + width - 1)
+    return offset // TOKEN_BYTES if offset >= 0 else None
 
 
 def _tokens_from(history: bytearray, start: int, count: int) -> Ints:
-    known = bytes(history[start * TOKEN_BYTES : (start + count) * TOKEN_BYTES])
-    tokens = np.frombuffer(known, "<i4").astype(np.int32)
+    content = bytes(history[start * TOKEN_BYTES : (start + count) * TOKEN_BYTES])
+    tokens = np.frombuffer(content, "<i4").astype(np.int32)
     return np.resize(tokens, count)

@@ -1,8 +1,8 @@
 """Leases on prefixes that several requests share, as the common page pool decides.
 
-A lease's pages count as used, so nothing evicts them.  They are a reserve all the same: the
-scheduler gives leases up before it preempts or puts off a request for want of pages, and all of
-them before it leaves a request waiting while none runs.
+A lease's pages count as used, so nothing evicts them.  They are still a reserve: the scheduler
+gives up leases before it preempts or defers a request for lack of pages, and all of them before a
+request waits while none runs.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ FOR_GOOD = (1 << 31) - 1
 
 
 class ProtectedPrefixes:
-    """Holds the leases of one scheduler; does nothing unless ``limits.common_pool``."""
+    """The leases of one scheduler; there are none unless ``limits.common_pool``."""
 
     def __init__(self, core: MemoryCore, limits: Limits) -> None:
         self.yielded = 0
@@ -42,8 +42,8 @@ class ProtectedPrefixes:
         return self._policy.protected_tokens
 
     def admitted(self, request: Request, expected_output: int, unfinished: int) -> None:
-        """Note a request that runs for the first time; requests with images are left out, since
-        their pages are their own."""
+        """Record a request that runs for the first time, except requests with images, whose pages
+        are not shared."""
         if not self._limits.common_pool or request.images is not None:
             return
         chain = chain_of(request.prompt, request.cache_root, self._limits.common_pool_chunk_tokens)
@@ -77,8 +77,8 @@ class ProtectedPrefixes:
     def _keep(self, chain: Chain, request: Request, *, lease: bool) -> None:
         """Lease a prefix up to where requests diverge, or at least renew its pages there.
 
-        Otherwise the pages of windowed layers there are evicted first, and nobody could resume
-        from the rest.  One more token is asked for: the core leaves the last one to compute.
+        Otherwise the pages of windowed layers there are evicted first, and no request could resume
+        from the rest.  One more token is opened, since the core leaves the last one to compute.
         """
         length = self._tokens_of(chain)
         handle = self._core.open(request.tokens(0, length + 1), request.cache_root, FOR_GOOD)
@@ -91,7 +91,7 @@ class ProtectedPrefixes:
             self._policy.remove(chain)
 
     def yield_least(self) -> bool:
-        """Give up the lease that is worth least; False if nothing is protected."""
+        """Give up the lease with the least value; return False if nothing is protected."""
         if not self._leases:
             return False
         chain = self._policy.least()
@@ -101,7 +101,7 @@ class ProtectedPrefixes:
         return True
 
     def yield_all(self) -> bool:
-        """Give up all leases; False if nothing is protected."""
+        """Give up all leases; return False if nothing is protected."""
         count = len(self._leases)
         while self.yield_least():
             pass

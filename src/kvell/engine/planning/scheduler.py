@@ -7,21 +7,21 @@ Pure: no clock, no I/O, no torch.  One step is planned as
 2. prefill chunks in order of admission, each as large as the token budget and
    the memory allow;
 3. admissions in turn (:mod:`kvell.engine.requests.turns`), none in a step that
-   preempted: a request is admitted when its whole remaining prompt fits beside what
-   the running ones still need; one of a tenant that holds more than another gives way to
-   that one's;
-4. draft tokens (:mod:`kvell.engine.planning.speculation`), with what is left.
+   preempted: a request is admitted when its whole remaining prompt fits, with what
+   the running ones still need; a request of a tenant that holds more may be preempted
+   for one of a tenant that holds less;
+4. draft tokens (:mod:`kvell.engine.planning.speculation`), with the rest of the budget.
 
 Without chunked prefill (:mod:`kvell.engine.planning.whole_prompts`) 2 and 3 come first, and 1
 only in a step without them.
 
 Prefixes that several requests share may be protected (:mod:`kvell.engine.planning.protected`).
-Protection is given up before a request is preempted or put off, and before one waits while none
-runs.
+Protection is given up before a request is preempted or deferred, and before a request waits while
+none runs.
 
-A request that runs out of pages while nobody else runs is blocked by the way its own pages are
+A request that runs out of pages while no other runs is blocked by its own pages, which are
 scattered over large pages.  It starts again from nothing and runs alone, for which the contract's
-page counts (:mod:`kvell.prefix.groups.capacity`) promise enough pages.
+page counts (:mod:`kvell.prefix.groups.capacity`) guarantee enough pages.
 """
 
 from collections.abc import Iterable, Sequence
@@ -44,16 +44,16 @@ from kvell.memory import MemoryCore
 from kvell.vocabulary import StepNumber
 
 COMPACT_LARGE_PAGES = 4
-"""Most large pages into which one step gathers scattered pages."""
+"""Largest number of large pages into which one step gathers scattered pages."""
 
 
 class Scheduler:
-    """Plans steps for the requests over one memory core.
+    """The planner of steps for the requests over one memory core.
 
-    In layers, each of which knows those before it: seats (who runs), chunks (what is computed of
-    them), admission (who is let in).
+    It has three layers, each over the previous one: seats (the requests that run), chunks (their
+    work), admission.
 
-    :ivar steps_put_off: latest steps in a row that had work, but no memory for any of it.
+    :ivar steps_put_off: number of latest consecutive steps that had work, but no memory for it.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Scheduler:
         parking: Parking | None = None,
     ) -> None:
         """:param swapping: the CPU buffer; None if preempted requests lose what they computed.
-        :param parking: over ``swapping``, if prompts may go ahead of decodes."""
+        :param parking: over ``swapping``; None if prompts never displace decodes."""
         shares_pool = memory is not None
         require_whole_prompts(limits, shares_pool=shares_pool, parks=parking is not None)
         self.limits, self.swapping, self.parking = limits, swapping, parking
@@ -79,27 +79,27 @@ class Scheduler:
 
     @property
     def memory(self) -> StepMemory:
-        """How much a step may compute."""
+        """The memory that limits how much a step may compute."""
         return self._chunks.memory
 
     @property
     def protected(self) -> ProtectedPrefixes:
-        """Prefixes that several requests share."""
+        """The protected prefixes that several requests share."""
         return self._chunks.protected
 
     @property
     def rungs(self) -> dict[str, int]:
-        """How often the scheduler found a way when memory was short, by the way's name."""
+        """Number of uses of each remedy for short memory, by its name."""
         return self._seats.rungs
 
     @property
     def running(self) -> list[Request]:
-        """Requests that hold pages and are in steps."""
+        """The requests that hold pages and are in steps."""
         return self._seats.running
 
     @property
     def waiting(self) -> TurnQueue[Request]:
-        """Requests that hold no pages."""
+        """The requests that hold no pages."""
         return self._seats.waiting
 
     def enqueue(self, request: Request) -> None:
@@ -107,12 +107,12 @@ class Scheduler:
         self._seats.waiting.add(request)
 
     def enqueue_arrived(self, request: Request) -> None:
-        """Let a request that came with its pages run as soon as there is a seat."""
+        """Let a request that arrived with its pages run as soon as there is a seat."""
         self._seats.waiting.count_served(request)
         self._seats.arrived.append(request)
 
     def has_room_for(self, handle: int, computed: int) -> bool:
-        """Whether a text may come from elsewhere, beside what running requests need next."""
+        """Return whether a remote text fits here, with what running requests need next."""
         return self._admission.has_room_for(handle, computed)
 
     def lift(self, request: Request) -> None:
@@ -120,37 +120,37 @@ class Scheduler:
         self._seats.lift(request)
 
     def resume(self, request: Request) -> None:
-        """Let a request that was lifted go on; it waits if its seat is taken."""
+        """Let a lifted request run again; it waits if its seat is taken."""
         self._seats.go_on(request)
 
     def start_again(self, request: Request) -> None:
-        """Let a running request whose pages are lost compute all of its tokens anew."""
+        """Let a running request whose pages are lost recompute all of its tokens."""
         self._seats.start_again(request)
 
     def finish(self, request: Request) -> None:
-        """End the request, whatever its state, and give its pages back."""
+        """End a request in any state, and free its pages."""
         self._seats.finish(request)
         self._admission.note_end(request)
 
     def charge_for(self, events: Iterable[Event]) -> None:
-        """Charge the parties of requests for the tokens that these have got."""
+        """Charge the parties of requests for new output tokens."""
         for event in events:
             if isinstance(event, Tokens):
                 self._seats.waiting.charge(event.request_id, len(event.token_ids))
 
     def note_lateness(self, *, ttft_late: bool, tpot_late: bool) -> None:
-        """Take in whether requests were late in the last step."""
+        """Record whether requests were late in the last step."""
         if self.parking is not None:
             self.parking.sizes.note_iteration(ttft_late=ttft_late, tpot_late=tpot_late)
 
     def drop_reserves(self) -> None:
-        """Give up all protected prefixes, and those in the CPU buffer."""
+        """Unprotect all protected prefixes, and drop the prefixes in the CPU buffer."""
         self._chunks.protected.yield_all()
         if self.swapping is not None:
             self.swapping.drop_prefixes()
 
     def clear(self, closed: Sequence[int]) -> None:
-        """Forget all requests, whatever state an exception has left them in.
+        """Forget all requests, in whatever state an exception has left them.
 
         :param closed: handles that the caller has closed.
         """
@@ -159,7 +159,7 @@ class Scheduler:
         self.steps_put_off = 0
 
     def plan(self, step: StepNumber, in_flight: int = 0) -> StepPlan:
-        """Decide step ``step``; pages are taken, nothing is computed yet.
+        """Plan step ``step``: its pages are allocated, nothing is computed yet.
 
         :param in_flight: number of planned steps whose results are pending.
         """
@@ -208,8 +208,8 @@ class Scheduler:
     def may_plan_ahead(self) -> bool:
         """Whether there is anything to plan before the results of steps in flight arrive.
 
-        False while memory is short: nobody is preempted or put off for want of pages that a
-        result may free.  False too while the sampling of a request needs its latest token.
+        False while memory is short: no request is preempted or deferred for lack of pages that a
+        result may free.  Also False while the sampling of a request needs its latest token.
         """
         if self._chunks.must_settle or any(
             request.sampling.looks_back for request in self._seats.running
@@ -221,11 +221,11 @@ class Scheduler:
         )
 
     def lacks_memory(self, plan: StepPlan) -> bool:
-        """Whether requests gave way, or were not let in, for want of memory in the latest plan."""
+        """Return whether the latest plan preempted or did not admit requests for lack of memory."""
         return bool(plan.preempted) or self._admission.lacks_memory
 
     def wants_memory(self) -> bool:
-        """Whether requests that are still here were not let in for want of memory."""
+        """Return whether a waiting request was not admitted for lack of memory."""
         return self._admission.lacks_memory and bool(self._seats.waiting)
 
     @property
@@ -234,7 +234,7 @@ class Scheduler:
         return len(self._seats.wanting())
 
     def _grant(self, step: StepNumber, draft: PlanDraft) -> None:
-        """Get activations for the whole step; work that the device refuses is put off."""
+        """Get activations for the whole step; work that the device refuses is deferred."""
         planned = len(draft.work)
         while not self._chunks.memory.grant(
             step, self._chunks.planned_tokens(draft), draft.num_logits
@@ -246,40 +246,39 @@ class Scheduler:
             self.steps_put_off += 1
 
     def _plan_running(self, draft: PlanDraft) -> None:
-        """Plan what comes before admissions."""
         if self.limits.enable_chunked_prefill:
             self._chunks.plan_decodes(draft)
         self._chunks.plan_prefills(draft)
 
     def _unstick(self, draft: PlanDraft) -> None:
-        """Preempt one after another while running requests block each other for want of pages.
+        """Preempt requests one by one while running requests block each other for lack of pages.
 
-        Those that wait until more of them lies elsewhere block nobody.
+        Requests that wait until more of their sections are remote block no others.
         """
         if self._seats.in_flight:
             self._chunks.must_settle |= not draft.work
             return
-        while not draft.work and any(not one.is_held_up for one in self._seats.running):
+        while not draft.work and any(not request.is_held_up for request in self._seats.running):
             self._seats.preempt_one(draft)
             self._chunks.plan_decodes(draft)
             if self.limits.enable_chunked_prefill or not draft.work:
                 self._chunks.plan_prefills(draft)
 
     def looks_up(self, request: Request) -> bool:
-        """Whether a prefix of the request may be found in the cache, and is kept there."""
+        """Return whether prefixes of the request are looked up in the cache and kept there."""
         return not (request.is_scored or request.runs_alone or self._chunks.drops(request))
 
     def cached_prompt_tokens(self, request: Request) -> int:
-        """Tokens of a request's prompt that a repeat of it would find in the cache."""
+        """Return how many tokens of its prompt a repeated request would find in the cache."""
         return self._admission.cached(request, prompt_alone=True)
 
     def _copies(self, draft: PlanDraft) -> tuple[PageCopy, ...]:
-        """Copy-on-write copies of this step, without those of preempted requests."""
+        """Return the copy-on-write copies of this step, without those of preempted requests."""
         rows = self._core.copies().tolist()
         return tuple(PageCopy(*row[1:]) for row in rows if row[0] not in draft.forgotten)
 
     def _wanted_large(self) -> int:
-        """Most large pages that the first waiting request will ask for."""
+        """Return the most large pages that the first waiting request will need."""
         first = self._seats.waiting.first()
         if first is None:
             return 0

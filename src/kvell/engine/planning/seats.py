@@ -1,4 +1,4 @@
-"""Who runs: requests that wait, enter, leave, are preempted or parked, and end; pure."""
+"""Seats and queues: requests wait, run, are preempted, parked and ended; pure."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -16,11 +16,11 @@ from kvell.memory import MemoryCore
 class Seats:
     """The queues of requests over one memory core, and the requests that run.
 
-    :ivar running: requests that hold pages and are in steps; the first one gives way last.
+    :ivar running: requests that hold pages and are in steps; the first one is preempted last.
     :ivar waiting: requests that hold no pages.
     :ivar arrived: requests that came from other instances, with pages, and have no seat yet.
     :ivar in_flight: planned steps whose results are pending.
-    :ivar rungs: how often the scheduler found a way when memory was short, by the way's name.
+    :ivar rungs: number of uses of each remedy for short memory, by its name.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Seats:
         parking: Parking | None = None,
     ) -> None:
         """:param swapping: the CPU buffer; None if preempted requests lose what they computed.
-        :param parking: over ``swapping``, if prompts may go ahead of decodes."""
+        :param parking: over ``swapping``; None if prompts never displace decodes."""
         self.swapping, self.parking = swapping, parking
         self.waiting: TurnQueue[Request] = TurnQueue()
         self.arrived: deque[Request] = deque()
@@ -46,7 +46,7 @@ class Seats:
         self.waiting.add(request)
 
     def wanting(self) -> list[Request]:
-        """Running requests that still have tokens to compute; all if no step is in flight."""
+        """Return the running requests with tokens to compute; all if no step is in flight."""
         return [r for r in self.running if r.wants_work] if self.in_flight else self.running
 
     @property
@@ -55,11 +55,11 @@ class Seats:
         return len(self.wanting())
 
     def is_swapped(self, request: Request) -> bool:
-        """Whether a request's pages are in the CPU buffer."""
+        """Return whether a request's pages are in the CPU buffer."""
         return self.swapping is not None and self.swapping.has(request)
 
     def runs_alone(self) -> bool:
-        """Whether a running request runs alone: nobody may run beside it."""
+        """Return whether a running request runs alone, so that no other may run."""
         return any(request.runs_alone for request in self.running)
 
     def enter(self, request: Request) -> None:
@@ -77,7 +77,7 @@ class Seats:
         request.state = RequestState.MOVING
 
     def go_on(self, request: Request) -> None:
-        """Let a request that was lifted go on; it waits if its seat is taken."""
+        """Let a lifted request run again; it waits if its seat is taken."""
         if len(self.running) < self._limits.max_num_seqs:
             request.state = RequestState.RUNNING
             self.enter(request)
@@ -88,7 +88,7 @@ class Seats:
         self.waiting.put_back([request])
 
     def finish(self, request: Request) -> None:
-        """End the request, whatever its state, and give its pages back."""
+        """End a request in any state, and free its pages."""
         if request.state is RequestState.RUNNING:
             self.running.remove(request)
             if self.swapping is not None and not request.is_spoiled:
@@ -106,7 +106,7 @@ class Seats:
         request.state = RequestState.FINISHED
 
     def preempt_one(self, draft: PlanDraft) -> Request:
-        """Preempt whoever gives way for want of memory (:mod:`.shares`)."""
+        """Preempt and return the request that must free memory (:mod:`.shares`)."""
         victim = gives_way(self.running)
         victim.runs_alone |= len(self.running) == 1
         return self.preempt(victim, draft)
@@ -130,14 +130,14 @@ class Seats:
         return victim
 
     def _give_up(self, request: Request, draft: PlanDraft) -> None:
-        """Take a request off the step and close its pages; it is waiting again."""
+        """Remove a request from the step and close its pages; it is waiting again."""
         draft.forget(request)
         self._close(request, returns=True)
         request.state = RequestState.WAITING
         request.computed = request.settled = request.repeats = 0
 
     def park(self, request: Request, draft: PlanDraft) -> None:
-        """Park a running request in the CPU buffer, for a prompt that goes ahead of it."""
+        """Park a running request in the CPU buffer, in favour of a prompt."""
         assert self.parking is not None and self.swapping is not None
         size_bytes = self.swapping.size_bytes(request)
         self.running.remove(request)
@@ -147,7 +147,7 @@ class Seats:
         draft.parked.append(request.request_id)
 
     def start_again_long(self) -> None:
-        """Let requests that outgrew the short rotation table compute all tokens under the long one.
+        """Let requests that outgrew the short rotation table recompute all under the long one.
 
         A request in a step in flight waits for its result.
         """
@@ -157,7 +157,7 @@ class Seats:
                 request.choose_table()
 
     def start_again(self, request: Request) -> None:
-        """Let a request that has pages compute all of its tokens anew, when its turn comes."""
+        """Let a request that has pages recompute all of its tokens, when its turn comes."""
         (self.arrived if request in self.arrived else self.running).remove(request)
         self._close(request, returns=True)
         request.state, request.is_spoiled = RequestState.WAITING, False
@@ -166,12 +166,12 @@ class Seats:
         self.waiting.put_back([request])
 
     def take_released(self) -> tuple[int, ...]:
-        """Handles that were closed since the last call, in order."""
+        """Return the handles that were closed since the last call, in order."""
         released, self._released = tuple(self._released), []
         return released
 
     def clear(self, closed: Sequence[int]) -> None:
-        """Forget all requests, whatever state an exception has left them in.
+        """Forget all requests, in whatever state an exception has left them.
 
         :param closed: handles that the caller has closed.
         """

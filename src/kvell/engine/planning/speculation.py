@@ -1,19 +1,19 @@
-"""Which running requests get draft tokens, and how many: speculation uses only what is left over.
+"""Draft tokens of running requests: speculation uses only what other work leaves.
 
 Draft tokens are planned after all other work of a step.  They take the rest of the token budget,
-and new pages only if every running request could still continue and nobody waits for memory:
-nobody is preempted, put off or refused for a draft token.  The request's next tokens need those
-pages anyway; if draft tokens are rejected, they need them a little later.
+and new pages only if every running request could still continue and no request waits for memory:
+no request is preempted, deferred or refused for a draft token.  The request's next tokens need
+those pages anyway, or a little later if draft tokens are rejected.
 
 A state cannot be rolled back to before a rejected draft token.  So states advance over known
-tokens only: a step computes draft tokens from them, and discards the states that result.  Accepted
-draft tokens are computed once more in the next step, beside the newest token.
+tokens only: a step computes draft tokens from them, and discards the resulting states.  The next
+step computes accepted draft tokens once more, with the newest token.
 
-Sampling that is not plain (penalties, grammars, log probabilities) gets no draft tokens either.
+Requests with sampling that is not plain (penalties, grammars, log probabilities) get no draft
+tokens, nor do requests that run alone, which have memory for themselves only.
 
-No draft token lies beyond the short rotation table of its request, or the draft model's context.
+Draft tokens end at the short rotation table of their request and the draft model's context.
 
-A request that runs alone gets no draft tokens: it was promised memory for itself only.
 Groups whose positions are not the text's take no pages for draft tokens when memory is short.
 """
 
@@ -31,7 +31,7 @@ _TEXT_KINDS = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED})
 
 
 class Speculation:
-    """Plans the draft tokens of each step over one memory core."""
+    """The planner of draft tokens over one memory core."""
 
     def __init__(self, core: MemoryCore, limits: Limits) -> None:
         groups = [g for g in core.layout.groups if g.kind is not GroupKind.STATE]
@@ -42,28 +42,28 @@ class Speculation:
         self._page_tokens = sorted({group.page_tokens for group in groups})
 
     def has_room(self, running: Sequence[Request]) -> bool:
-        """Whether every request could take new pages for draft tokens, and still continue if all
-        of them are rejected."""
+        """Return whether all requests could take new pages for draft tokens, and still continue if
+        all of these are rejected."""
         if any(request.runs_alone for request in running):
             return False
-        most = self._limits.num_speculative_tokens + 1
+        count = self._limits.num_speculative_tokens + 1
         first, others = running[0], running[1:]
         return self._core.fits(
             first.handle,
-            first.num_tokens + most,
-            most,
+            first.num_tokens + count,
+            count,
             np.fromiter((r.handle for r in others), np.int32),
-            np.fromiter((r.num_tokens + most for r in others), np.int32),
+            np.fromiter((r.num_tokens + count for r in others), np.int32),
         )
 
-    def draft_tokens(self, request: Request, most: int, new_pages: bool) -> tuple[Ints, NewPages]:
-        """Draft tokens to compute after the newest token, and the new pages they take.
+    def draft_tokens(self, request: Request, budget: int, new_pages: bool) -> tuple[Ints, NewPages]:
+        """Return the draft tokens to compute after the newest token, and the new pages they take.
 
-        :param most: tokens that the step has left.
+        :param budget: tokens that the step has left.
         :param new_pages: whether pages may be taken.
         """
         count = min(
-            most,
+            budget,
             self._limits.num_speculative_tokens,
             request.max_tokens - len(request.output) - 1,
         )
@@ -74,15 +74,15 @@ class Speculation:
         if count <= 0 or request.runs_alone or not request.sampling.is_plain:
             return np.empty(0, np.int32), np.empty((0, 4), np.int32)
         tokens = self._tokens(request, count)
-        known, until = request.num_tokens, request.num_tokens + len(tokens)
+        start, until = request.num_tokens, request.num_tokens + len(tokens)
         if new_pages:
             until = self._core.largest(request.handle, until)
         else:
-            until = min(until, self._held_until(known))
+            until = min(until, self._held_until(start))
         _, rows = self._core.grow(
             np.asarray([request.handle], np.int32), np.asarray([until], np.int32)
         )
-        return tokens[: until - known], rows
+        return tokens[: until - start], rows
 
     def _tokens(self, request: Request, count: int) -> Ints:
         limits = self._limits
@@ -91,7 +91,7 @@ class Speculation:
         return propose(request.history(), count, limits.prompt_lookup_max, limits.prompt_lookup_min)
 
     def _held_until(self, num_tokens: int) -> int:
-        """Tokens that fit into the pages that hold ``num_tokens``."""
+        """Return the number of tokens that fit into the pages that hold ``num_tokens``."""
         if not self._is_text:
             return num_tokens
         ends = (-(-num_tokens // size) * size for size in self._page_tokens)

@@ -1,8 +1,8 @@
-"""How much a step may compute, given its KV cache and its activations.
+"""Memory of a step, for KV and activations, which limits how much the step may compute.
 
 The scheduler asks a :class:`StepMemory`.  There are two: :class:`RigidMemory` for a pool of KV
-alone, where activations have a reserve beside it; and :class:`SharedMemory` for one pool of both,
-where a step's KV and activations are granted together or not at all (eLLM §4.4.1)::
+alone, with a separate reserve for activations; and :class:`SharedMemory` for one pool of both,
+which grants a step's KV and activations together or not at all (eLLM §4.4.1)::
 
     begin ─► decodes: inflate for their growth ─► prefill chunks: the largest for which KV and
              activations both fit ─► grant: one slot for the activations of the whole step
@@ -26,11 +26,11 @@ from kvell.memory import GroupKind, MemoryCore
 from kvell.vocabulary import StepNumber
 
 CLOSENESS = 64
-"""The search for a prefill chunk that fits stops within one part in 64 of the largest."""
+"""The search for the largest prefill chunk that fits stops within one part in 64 of it."""
 
 
 class StepMemory(Protocol):
-    """Memory of one step; ``tokens`` and ``rows`` (of logits) are those planned so far."""
+    """The memory of one step; ``tokens`` and ``rows`` (of logits) are those planned so far."""
 
     rungs: dict[str, int]
 
@@ -38,7 +38,7 @@ class StepMemory(Protocol):
     """Activations of the step granted last; None if they have a reserve."""
 
     def begin(self, step: StepNumber) -> None:
-        """Begin to plan a step; the one before is completed."""
+        """Begin to plan a step; the previous one is completed."""
         ...
 
     def before_decodes(self, lengths: Sequence[int]) -> bool:
@@ -49,11 +49,11 @@ class StepMemory(Protocol):
         ...
 
     def give(self, tokens: int, rows: int) -> bool:
-        """Return whether KV, which ran out of pages, has got more."""
+        """Give more pages to KV, which ran out of them; return whether it got any."""
         ...
 
     def largest(self, handle: int, computed: int, wanted: int, tokens: int, rows: int) -> int:
-        """How far, up to ``wanted``, a request's tokens may be computed beside the rest."""
+        """Return up to which token, at most ``wanted``, a request may be computed."""
         ...
 
     def before_admission(self, chunk_tokens: int, tokens: int, rows: int) -> None:
@@ -61,7 +61,7 @@ class StepMemory(Protocol):
         ...
 
     def grant(self, step: StepNumber, tokens: int, rows: int) -> bool:
-        """Give the planned step its activations; False if the device refuses them."""
+        """Give the planned step its activations; return False if the device refuses them."""
         ...
 
     @property
@@ -70,16 +70,16 @@ class StepMemory(Protocol):
         ...
 
     def warm(self, count: int) -> None:
-        """Note that the next ``count`` chunks of the pool have memory; 0: no more will."""
+        """Record that the next ``count`` chunks of the pool have memory; 0: no more will."""
         ...
 
     def figures(self) -> dict[str, int]:
-        """Chunks by owner and state now, and counters so far; empty if nothing is shared."""
+        """Return chunks by owner and state, and counters so far; empty if nothing is shared."""
         ...
 
 
 class RigidMemory:
-    """:class:`StepMemory` of a pool of KV alone: activations have their own reserve."""
+    """The :class:`StepMemory` of a pool of KV alone: activations have their own reserve."""
 
     def __init__(self, core: MemoryCore) -> None:
         self.rungs: dict[str, int] = {}
@@ -87,25 +87,25 @@ class RigidMemory:
         self._core = core
 
     def begin(self, step: StepNumber) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def before_decodes(self, lengths: Sequence[int]) -> bool:
-        """Always True: the reserve was sized for any step."""
+        """Return True: the reserve is sized for any step."""
         return True
 
     def give(self, tokens: int, rows: int) -> bool:
-        """Always False: the pool never grows."""
+        """Return False: the pool never grows."""
         return False
 
     def largest(self, handle: int, computed: int, wanted: int, tokens: int, rows: int) -> int:
-        """How far the core has pages."""
+        """Return up to which token, at most ``wanted``, the core has pages."""
         return self._core.largest(handle, wanted)
 
     def before_admission(self, chunk_tokens: int, tokens: int, rows: int) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def grant(self, step: StepNumber, tokens: int, rows: int) -> bool:
-        """Always True: the reserve was sized for any step."""
+        """Return True: the reserve is sized for any step."""
         return True
 
     @property
@@ -114,15 +114,15 @@ class RigidMemory:
         return True
 
     def warm(self, count: int) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def figures(self) -> dict[str, int]:
-        """Empty: nothing is shared."""
+        """Return an empty dict: nothing is shared."""
         return {}
 
 
 class SharedMemory:
-    """:class:`StepMemory` of one pool for KV and activations, over a balloon.
+    """The :class:`StepMemory` of one pool for KV and activations, over a balloon.
 
     :param core: the scheduler's memory core; the balloon withholds its large pages.
     """
@@ -146,7 +146,7 @@ class SharedMemory:
         self._step = StepNumber(0)
 
     def begin(self, step: StepNumber) -> None:
-        """Release the slot of the step before, and tend the balloon."""
+        """Release the slot of the previous step, and tend the balloon."""
         if self._slot is not None:
             self.memory.release(self._slot, self._step)
             self._slot = self.slot = None
@@ -167,11 +167,11 @@ class SharedMemory:
         return self._ensure(chunks) >= chunks
 
     def give(self, tokens: int, rows: int) -> bool:
-        """Inflate KV by all that the step's activations leave."""
+        """Inflate KV by all chunks that the step's activations leave."""
         return self._inflate(self._layout.num_large_pages, self._need.chunks(tokens, rows)) > 0
 
     def largest(self, handle: int, computed: int, wanted: int, tokens: int, rows: int) -> int:
-        """The most tokens for which both KV and activations fit."""
+        """Return up to which token both KV and activations fit."""
         count = self._affordable(wanted - computed, tokens, rows)
         if count <= 0:
             return computed
@@ -188,7 +188,7 @@ class SharedMemory:
         self._inflate(self._layout.num_large_pages, kept)
 
     def grant(self, step: StepNumber, tokens: int, rows: int) -> bool:
-        """Grant the step one slot; False, and counted, if the device refuses it."""
+        """Grant the step one slot; if the device refuses it, count that and return False."""
         chunks = self._need.chunks(tokens, rows)
         if not chunks:
             return True
@@ -207,18 +207,18 @@ class SharedMemory:
         return self._has_ended or not len(self.memory.balloon.uncommitted_chunks)
 
     def warm(self, count: int) -> None:
-        """Note that the next ``count`` chunks of the pool have memory; 0: no more will."""
+        """Record that the next ``count`` chunks of the pool have memory; 0: no more will."""
         self._has_ended |= not count
         self.memory.warm(count)
 
     def figures(self) -> dict[str, int]:
-        """Chunks by owner and state now, counters so far, and the largest step's chunks."""
+        """Return chunks by owner and state, counters so far, and the largest step's chunks."""
         return self.memory.figures() | {"largest_step_chunks": self.most_activation_chunks}
 
     # ------------------------------------------------------------------- chunk sizes
 
     def _affordable(self, count: int, tokens: int, rows: int) -> int:
-        """How many of ``count`` tokens could have activations if KV needed nothing."""
+        """Return how many of ``count`` tokens could have activations if KV needed no chunks."""
         idle = self._ensure(self._kept(tokens + count, rows))
         if idle >= self._kept(tokens + count, rows):
             return count
@@ -235,7 +235,7 @@ class SharedMemory:
     def _balanced(
         self, handle: int, computed: int, bounds: tuple[int, int], tokens: int, rows: int
     ) -> int:
-        """The most tokens that KV and activations both allow, by bisection.
+        """Return up to which token KV and activations both fit, by bisection.
 
         Fewer tokens need fewer activations, which leaves more chunks for KV.
 
@@ -249,20 +249,20 @@ class SharedMemory:
             else:
                 high = middle
         self._share(tokens + low, rows)
-        # Chunks went back and forth and may now lie under other large pages: ask again.
+        # Chunks have changed owners and may now be under other large pages: ask again.
         return self._core.largest(handle, computed + low)
 
     def _reaches(self, handle: int, until: int) -> bool:
         return self._core.largest(handle, until) == until
 
     def _share(self, tokens: int, rows: int) -> bool:
-        """Give activations what a step of ``tokens`` needs, KV the rest; whether that fits."""
+        """Give activations the chunks for ``tokens``, KV the rest; return whether they fit."""
         kept = self._kept(tokens, rows)
         self._inflate(self._layout.num_large_pages, kept)
         return self._ensure(kept) >= kept
 
     def _kept(self, tokens: int, rows: int) -> int:
-        """Chunks for a step of ``tokens`` with one more request, plus θ if any request decodes."""
+        """Return the chunks for ``tokens`` and one more request, plus θ if any request decodes."""
         chunks = self._need.chunks(tokens, rows + 1)
         if not self._decodes:
             return chunks
@@ -272,7 +272,7 @@ class SharedMemory:
         return chunks + threshold_chunks(growth, total)
 
     def _large_pages(self, tokens: int) -> int:
-        """Large pages that ``tokens`` more of one request may fill, at most."""
+        """Return the most large pages that ``tokens`` more of one request may fill."""
         return sum(
             -(-tokens // (group.page_tokens * group.pages_per_large)) + 1
             for group in self._layout.groups
@@ -283,7 +283,7 @@ class SharedMemory:
     def _inflate_for(self, num_large: int, keep_chunks: int) -> None:
         """Inflate to ``num_large`` empty large pages, or by 50 MB if that is more (eLLM §5.1).
 
-        The next steps then find their pages there.
+        The next steps then need not inflate.
         """
         short = num_large - self._core.empty_large_pages()
         if short > 0:

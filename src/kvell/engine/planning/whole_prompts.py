@@ -5,12 +5,12 @@
     chunked   a: decode │ a: decode + b: 512 of 800 │ a: decode + b: 288 of 800 │ a, b: decode
     whole     a: decode │             b: 800        │         a, b: decode      │ a, b: decode
 
-A step computes either whole prompts, as many as fit its budget, or decodes.  Prompts go first, so
-decodes wait while there are prompts with a seat and pages.  A preempted request computes what it
-lost in one step too.
+A step computes either whole prompts, as many as fit its budget, or decodes.  Prompts run first, so
+decodes wait while there are prompts with a seat and pages.  A preempted request recomputes what it
+lost in one step, too.
 
-A prompt whose tokens are scored is cut into chunks all the same: each of its tokens has a row of
-logits, and a step has only as many rows as seats.
+A prompt whose tokens are scored is still cut into chunks: each of its tokens has a row of logits,
+and a step has only as many rows as seats.
 """
 
 from dataclasses import replace
@@ -24,10 +24,10 @@ FLAG = "--no-enable-chunked-prefill"
 
 
 def least_end(request: Request, wanted: int, limits: Limits) -> int:
-    """Where a step's work for a request must end at least, or else it is put off.
+    """Return up to which token a step must compute a request at least, or else defer it.
 
-    :param wanted: tokens of the request that are computed behind the step if memory allows it.
-    :returns: the number of tokens computed behind the step, above ``request.computed``.
+    :param wanted: up to which token it will be computed if memory allows it.
+    :returns: a number of tokens above ``request.computed``.
     """
     if limits.enable_chunked_prefill or request.is_scored:
         return request.computed + 1
@@ -35,7 +35,7 @@ def least_end(request: Request, wanted: int, limits: Limits) -> int:
 
 
 def has_budget(request: Request, budget: int, limits: Limits) -> bool:
-    """Whether a step's budget is enough for what it must compute of a request at least.
+    """Return whether a step's budget is enough for the least that it must compute of a request.
 
     :param budget: tokens that the step may still compute.
     """
@@ -45,22 +45,20 @@ def has_budget(request: Request, budget: int, limits: Limits) -> bool:
 
 
 def without_chunks(limits: Limits, layout: Layout) -> Limits:
-    """Limits with whole prompts: a request is as long as one step and the pool allow at most.
+    """Return limits with whole prompts: one step and the pool bound the length of a request.
 
-    A whole prompt takes pages of windows for all of its tokens at once, so fewer tokens may fit
+    A whole prompt takes pages of windows for all of its tokens together, so fewer tokens may fit
     than with chunks.
-
-    :param layout: of the pool.
     """
-    most = limits.max_num_batched_tokens
-    longest = longest_request(layout, min(limits.max_model_len, most), most)
+    step_tokens = limits.max_num_batched_tokens
+    longest = longest_request(layout, min(limits.max_model_len, step_tokens), step_tokens)
     return replace(
-        limits, enable_chunked_prefill=False, max_model_len=longest, min_chunk_tokens=most
+        limits, enable_chunked_prefill=False, max_model_len=longest, min_chunk_tokens=step_tokens
     )
 
 
 def check_whole_prompts(max_num_batched_tokens: int, max_model_len: int) -> None:
-    """Check that one step can compute any prompt, and any that is computed again.
+    """Check that one step can compute any prompt, and recompute any request.
 
     :raises ChangeSomething: if it cannot.
     """
@@ -73,8 +71,8 @@ def check_whole_prompts(max_num_batched_tokens: int, max_model_len: int) -> None
 def require_whole_prompts(limits: Limits, *, shares_pool: bool, parks: bool) -> None:
     """Check that steps of whole prompts can always be computed.
 
-    :param shares_pool: activations lie in the pool, where a step may get fewer than it asks for.
-    :param parks: decodes give way to prompts, and come back one by one.
+    :param shares_pool: activations share the pool, where a step may get fewer than it asks for.
+    :param parks: decodes are parked for prompts, and resumed one by one.
     :raises ValueError: if they cannot.
     """
     if limits.enable_chunked_prefill:

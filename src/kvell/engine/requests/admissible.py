@@ -1,4 +1,4 @@
-"""Which prompts can be served at all; the front and the engine both check here."""
+"""Checks whether a request can be served at all, in the front and in the engine."""
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +12,9 @@ from kvell.memory import Facts, Layout, facts_of, fits_alone
 def prompt_problem(
     prompt: npt.NDArray[np.int32], limits: Limits, output_tokens: int = 1
 ) -> ChangeSomething | None:
-    """What the user must change about a prompt (int32 [n]); None if it can be served.
+    """Return what the user must change about a prompt (int32 [n]); None if it can be served.
 
-    :param output_tokens: for which there must be room behind it, 0 or 1.
+    :param output_tokens: number of tokens that must fit after the prompt, 0 or 1.
     """
     if not len(prompt):
         return ChangeSomething("prompt", "''", "has no tokens", "give at least one")
@@ -39,7 +39,7 @@ def prompt_problem(
 
 
 def output_problem(output: npt.NDArray[np.int32], limits: Limits) -> ChangeSomething | None:
-    """What is wrong with the output of an earlier attempt (int32 [n]); None if it can go on."""
+    """Return what is wrong with an earlier attempt's output (int32 [n]); None if it is valid."""
     wrong = output[(output < 0) | (output >= limits.vocab_size)]
     if not len(wrong):
         return None
@@ -54,7 +54,7 @@ def output_problem(output: npt.NDArray[np.int32], limits: Limits) -> ChangeSomet
 def sampling_problem(
     sampling: SamplingParams, limits: Limits, has_images: bool
 ) -> ChangeSomething | None:
-    """What is wrong with sampling for this model; None if it can be served."""
+    """Return what is wrong with sampling for this model; None if it can be served."""
     forms = sampling.bad_words_token_ids
     if sampling.bad_words and not forms:
         problem = "needs the model's tokenizer, and it has none"
@@ -88,7 +88,7 @@ def request_problem(
     limits: Limits,
     layout: Layout,
 ) -> ChangeSomething | None:
-    """What the user must change about a prompt, with images or without; None if it can be served.
+    """Return what the user must change about a prompt and its images; None if it can be served.
 
     :param max_tokens: most output tokens.
     """
@@ -107,7 +107,7 @@ def images_problem(
     layout: Layout,
     length: int,
 ) -> ChangeSomething | None:
-    """What the user must change about a prompt's images; None if they can be served.
+    """Return what the user must change about a prompt's images; None if they can be served.
 
     :param images: (first token in the prompt, tokens there, image tokens).
     :param length: tokens that prompt and output will have together.

@@ -1,4 +1,4 @@
-"""Beam search, decided: beams and how likely their next tokens are go in, the next beams come out.
+"""Decisions of beam search: beams and the logprobs of their next tokens give the next beams.
 
 The rules are those of transformers' ``generate(num_beams=…, do_sample=False)``::
 
@@ -30,19 +30,19 @@ EarlyStopping = bool | Literal["never"]
 class BeamSearchParams:
     """Parameters of a beam search, with vLLM's and transformers' names.
 
-    :param beam_width: beams that are followed, and answers that are found; 1 to 10.
+    :param beam_width: number of beams, and of answers; 1 to 10.
     :param max_tokens: most output tokens.
-    :param ignore_eos: go on past the model's end-of-sequence token.
-    :param temperature: is checked and changes nothing: beams are compared by the model's own
+    :param ignore_eos: continue after the model's end-of-sequence token.
+    :param temperature: checked, but without effect: beams are compared by the model's own
         probabilities.
     :param length_penalty: the exponent of the length in scores; above 0 longer answers gain.
     :param early_stopping: True ends as soon as there are ``beam_width`` answers; False when the
         best running beam, as long as it is now, is no better than the worst answer; ``never``
         when no longer beam could become better, if log probabilities stay below 0.
-    :param min_tokens: no token ends an answer before it has so many.
-    :param stop_token_ids: an answer ends after any of these tokens, too.
-    :param logprobs: tell how likely each token was, and this many likeliest tokens, at most 20.
-    :raises ChangeSomething: naming the field that is out of range.
+    :param min_tokens: no token ends an answer before this length.
+    :param stop_token_ids: an answer also ends after any of these tokens.
+    :param logprobs: report each token's logprob, and this many likeliest tokens, at most 20.
+    :raises ChangeSomething: names the field that is out of range.
     """
 
     beam_width: int
@@ -85,11 +85,11 @@ class BeamSearchParams:
 
 @dataclass(frozen=True)
 class Beam:
-    """One answer as far as it goes.
+    """One answer so far.
 
-    :param token_ids: of the answer, a stop token included.
-    :param logprobs: of its tokens, each with the candidates beside it.
-    :param score: by which answers are ordered, once it has ended.
+    :param token_ids: tokens of the answer, a stop token included.
+    :param logprobs: logprobs of its tokens, each with the likeliest tokens at its position.
+    :param score: key for the order of ended answers.
     :param finish_reason: ``stop`` at a stop token, ``length`` at the limit; None while it runs.
     """
 
@@ -105,7 +105,7 @@ class BeamSearch:
     """The state of one prompt's search.
 
     :param ends: tokens that end an answer.
-    :param running: beams that go on, likeliest first; all are of one length.
+    :param running: beams that continue, likeliest first; all are of one length.
     :param finished: the best answers so far, best first, at most ``beam_width``.
     """
 
@@ -116,41 +116,41 @@ class BeamSearch:
 
     @classmethod
     def of(cls, params: BeamSearchParams, eos_token_ids: frozenset[int]) -> "BeamSearch":
-        """A search that begins.
+        """Return a new search.
 
-        :param eos_token_ids: of the model.
-        :raises ChangeSomething: if more tokens may end an answer than can be told apart.
+        :param eos_token_ids: end-of-sequence tokens of the model.
+        :raises ChangeSomething: if more tokens may end an answer than logprobs can include.
         """
         ends = frozenset(params.stop_token_ids)
         if not params.ignore_eos:
             ends |= eos_token_ids
-        most = MAX_LOGPROBS - params.beam_width
-        if len(ends) > most:
-            problem = f"makes {len(ends)} tokens that end an answer, and there may be {most}"
+        max_ends = MAX_LOGPROBS - params.beam_width
+        if len(ends) > max_ends:
+            problem = f"makes {len(ends)} tokens that end an answer, and there may be {max_ends}"
             value, remedy = len(params.stop_token_ids), "use fewer of them, or a smaller beam_width"
             raise ChangeSomething("stop_token_ids", f"{value} tokens", problem, remedy)
         return cls(params, ends)
 
     @property
     def candidates(self) -> int:
-        """Likeliest tokens that must be known of each beam: enough that so many can go on."""
+        """Number of likeliest tokens needed of each beam, so that ``beam_width`` can continue."""
         return self.params.beam_width + len(self.ends)
 
     def sampling(self) -> SamplingParams:
-        """Parameters of the request that tells how likely a beam's next tokens are."""
-        told = max(self.candidates, self.params.logprobs or 0)
-        return SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, logprobs=told)
+        """Return the parameters of a request for the logprobs of a beam's next tokens."""
+        count = max(self.candidates, self.params.logprobs or 0)
+        return SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True, logprobs=count)
 
-    def after(self, told: Sequence[TokenLogprobs]) -> "BeamSearch":
-        """The search after one more token of every beam.
+    def after(self, logprobs: Sequence[TokenLogprobs]) -> "BeamSearch":
+        """Return the search after one more token of every beam.
 
-        :param told: of each running beam, with at least :attr:`candidates` likeliest tokens.
+        :param logprobs: of each running beam, with at least :attr:`candidates` likeliest tokens.
         """
         width, length = self.params.beam_width, len(self.running[0].token_ids) + 1
         is_last = length >= self.params.max_tokens
         penalty = length**self.params.length_penalty
         finished, running = list(self.finished), list[Beam]()
-        for place, beam in enumerate(self._longer(told)):
+        for place, beam in enumerate(self._longer(logprobs)):
             if is_last or beam.token_ids[-1] in self.ends:
                 if place < width:
                     finished.append(self._ended(beam, penalty))
@@ -161,17 +161,17 @@ class BeamSearch:
 
     @property
     def is_over(self) -> bool:
-        """Whether the answers that are found are those of the search."""
+        """Whether the finished answers are the result of the search."""
         if not self.running:
             return True
-        asked = self.params
-        if len(self.finished) < asked.beam_width:
+        params = self.params
+        if len(self.finished) < params.beam_width:
             return False
-        if asked.early_stopping is True:
+        if params.early_stopping is True:
             return True
-        may_grow = asked.early_stopping == "never" and asked.length_penalty > 0
-        length = asked.max_tokens if may_grow else len(self.running[0].token_ids)
-        best_score: float = self.running[0].cumulative_logprob / length**asked.length_penalty
+        may_grow = params.early_stopping == "never" and params.length_penalty > 0
+        length = params.max_tokens if may_grow else len(self.running[0].token_ids)
+        best_score: float = self.running[0].cumulative_logprob / length**params.length_penalty
         return best_score <= self.finished[-1].score
 
     def _ended(self, beam: Beam, penalty: float) -> Beam:
@@ -179,26 +179,26 @@ class BeamSearch:
         is_stopped = beam.token_ids[-1] in self.ends
         return replace(beam, score=score, finish_reason="stop" if is_stopped else "length")
 
-    def _longer(self, told: Sequence[TokenLogprobs]) -> list[Beam]:
-        """Every running beam with each of its likeliest next tokens; the likeliest beams first."""
+    def _longer(self, logprobs: Sequence[TokenLogprobs]) -> list[Beam]:
+        """Return running beams, each with one of its likeliest next tokens; likeliest first."""
         may_end = len(self.running[0].token_ids) >= self.params.min_tokens
-        found = [
-            (beam.cumulative_logprob + logprob, beam, one, rank)
-            for beam, one in zip(self.running, told, strict=True)
-            for rank, (token, logprob) in enumerate(one.top[: self.candidates], start=1)
+        beams = [
+            (beam.cumulative_logprob + logprob, beam, likely, rank)
+            for beam, likely in zip(self.running, logprobs, strict=True)
+            for rank, (token, logprob) in enumerate(likely.top[: self.candidates], start=1)
             if may_end or token not in self.ends
         ]
-        found.sort(key=lambda candidate: -candidate[0])  # of equal ones the better beam's first
-        return [_longer(*candidate, self.params.logprobs) for candidate in found[: self._needed]]
+        beams.sort(key=lambda candidate: -candidate[0])  # of equal ones the better beam's first
+        return [_longer(*candidate, self.params.logprobs) for candidate in beams[: self._needed]]
 
     @property
     def _needed(self) -> int:
-        """Candidates of all beams that matter: as many as the beams may go on behind their ends."""
+        """Number of candidates that matter: enough that ``beam_width`` continue after all ends."""
         return self.params.beam_width * (1 + len(self.ends))
 
 
-def _longer(total: float, beam: Beam, told: TokenLogprobs, rank: int, logprobs: int | None) -> Beam:
-    """A beam with its next token, of this rank among the likeliest."""
-    token, logprob = told.top[rank - 1]
-    one = TokenLogprobs(logprob, rank, told.top[: logprobs or 0])
-    return Beam((*beam.token_ids, token), (*beam.logprobs, one), total)
+def _longer(total: float, beam: Beam, likely: TokenLogprobs, rank: int, shown: int | None) -> Beam:
+    """Return a beam with its next token, which has this rank among the likeliest."""
+    token, logprob = likely.top[rank - 1]
+    newest = TokenLogprobs(logprob, rank, likely.top[: shown or 0])
+    return Beam((*beam.token_ids, token), (*beam.logprobs, newest), total)

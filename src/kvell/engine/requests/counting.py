@@ -11,7 +11,7 @@ STEP_TOKENS_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 
 class StepSizes:
     """A histogram of steps by the number of tokens computed.
 
-    :ivar tokens: of all steps together.
+    :ivar tokens: number of tokens of all steps.
     """
 
     def __init__(self) -> None:
@@ -24,12 +24,12 @@ class StepSizes:
         self._counts[bisect_left(STEP_TOKENS_BUCKETS, tokens)] += 1
 
     def by_size(self) -> tuple[int, ...]:
-        """Number of steps in each bucket, not cumulative; the last bucket is above all bounds."""
+        """Return the number of steps per bucket, not cumulative; the last has no upper bound."""
         return tuple(self._counts)
 
 
 class DraftTokens:
-    """Steps of requests with draft tokens, and how many of these were accepted, by position."""
+    """Counts of draft tokens, and of accepted ones by position."""
 
     def __init__(self) -> None:
         self.drafts = 0
@@ -52,12 +52,12 @@ class DraftTokens:
         return sum(self._accepted)
 
     def accepted_by_position(self) -> tuple[int, ...]:
-        """Accepted draft tokens at each position after the newest token."""
+        """Return the accepted draft tokens at each position after the newest token."""
         return tuple(self._accepted)
 
 
 class TeamCounts:
-    """What the threads of steps had, and lost to other programs on their processors."""
+    """The time of steps' threads, and the part lost to other programs on their processors."""
 
     def __init__(self) -> None:
         self._last: TeamTime | None = None
@@ -72,8 +72,8 @@ class TeamCounts:
         self._lost_seconds += team.lost_seconds
 
     def figures(self) -> dict[str, float]:
-        """What :class:`kvell.engine.protocol.statistics.Stats` says of it; empty if no step had
-        threads of its own."""
+        """Return figures for :class:`kvell.engine.protocol.statistics.Stats`; empty if no step had
+        its own threads."""
         if self._last is None:
             return {}
         return {

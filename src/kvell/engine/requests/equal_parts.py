@@ -1,16 +1,16 @@
-"""What tenants have in equal parts."""
+"""Equal parts of a bounded quantity for tenants."""
 
 from kvell.errors import Bound, TryLater
 
 
 class EqualParts:
-    """Counts by tenant; those who are here have it in equal parts.
+    """Counts by tenant; the tenants with a count share ``most`` in equal parts.
 
-    One that has nothing here is refused only when all of them together have twice as much.
+    A tenant without a count is refused only if the total would exceed twice ``most``.
 
-    :param most: of all together, as a rule; what comes while nothing is here is always taken.
-    :param bound: that is exceeded when there is too much.
-    :param what: is counted, and what it does; in errors.
+    :param most: usual bound of the total; any count is accepted while the total is 0.
+    :param bound: name of the bound, in errors.
+    :param what: the counted things and a verb, in errors.
     """
 
     def __init__(self, most: int, bound: Bound, what: str) -> None:
@@ -19,23 +19,23 @@ class EqualParts:
 
     @property
     def total(self) -> int:
-        """Of all."""
+        """The sum over all tenants."""
         return sum(self._parts.values())
 
     def take(self, tenant: str, count: int) -> None:
-        """Count more of a tenant.
+        """Add to the count of a tenant.
 
-        :raises TryLater: if there is too much already.
+        :raises TryLater: if the sum would be too large.
         """
-        own, total = self._parts.get(tenant, 0), self.total
-        most_own = self._most // (len(self._parts) + (tenant not in self._parts))
-        is_above_part = own and own + count > most_own
+        held, total = self._parts.get(tenant, 0), self.total
+        part = self._most // (len(self._parts) + (tenant not in self._parts))
+        is_above_part = held and held + count > part
         if is_above_part or (total and total + count > 2 * self._most):
-            raise TryLater(f"{own or total} {self._what}; try again", bound=self._bound)
-        self._parts[tenant] = own + count
+            raise TryLater(f"{held or total} {self._what}; try again", bound=self._bound)
+        self._parts[tenant] = held + count
 
     def give_back(self, tenant: str, count: int) -> None:
-        """Count less of a tenant."""
+        """Subtract from the count of a tenant."""
         left = self._parts.get(tenant, 0) - count
         if left:
             self._parts[tenant] = left

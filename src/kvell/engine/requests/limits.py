@@ -14,18 +14,18 @@ class Limits:
     """Constants of a run.
 
     :param max_num_batched_tokens: tokens computed in one step.
-    :param max_num_seqs: requests running at once.
+    :param max_num_seqs: requests running at the same time.
     :param max_model_len: prompt and output tokens of one request.
-    :param reach_tokens: the same of a request to which other instances lend memory; 0: none do.
-    :param section_tokens: that they lend at once.
+    :param reach_tokens: the same for a request that borrows memory of other instances; 0: none can.
+    :param section_tokens: tokens in a section, the unit of such loans.
     :param vocab_size: token ids are below it.
     :param min_chunk_tokens: a prefill is admitted only if chunks of this size would fit.
     :param max_prefix_wait_steps: steps a request waits for another to compute its prefix.
     :param common_pool: protect prefixes that several requests share.
     :param common_pool_chunk_tokens: length of a protected prefix is a multiple of it.
-    :param common_pool_share: part of the pool that may be protected; None: as replayed history
-        says.
-    :param num_speculative_tokens: draft tokens of a request in one step, at most (0: none).
+    :param common_pool_share: part of the pool that may be protected; None: chosen by replaying
+        past requests.
+    :param num_speculative_tokens: most draft tokens of a request in one step (0: none).
     :param has_drafter: a draft model proposes draft tokens when a step runs; else they are
         looked up in the text when it is planned.
     :param prompt_lookup_max: longest suffix of a text to look up for draft tokens.
@@ -34,16 +34,15 @@ class Limits:
     :param enough_prompt_tokens: prompt tokens that keep the device busy: another prompt joins a
         step only up to this number, so prompts are computed one after another.  None: up to the
         step's budget; prompts that share a step then all get their first tokens at its end.
-    :param crowded_prompt_tokens: most prompt tokens of a step while decodes are parked for want
-        of pages: as many as are computed while the other decodes read a full pool.  None: no
-        bound.
+    :param crowded_prompt_tokens: most prompt tokens of a step while decodes are parked for lack of
+        pages: as many as are computed while the other decodes read a full pool.  None: no bound.
     :param observing_tokens: last tokens of a prompt, computed in one step because they choose
         the tokens that its layers keep (0: none do).
-    :param depth: pending results that a plan does without (0: plan, run, commit in turn).
-    :param short_rope_tokens: the longest text under the short of two rotation tables (LongRoPE);
+    :param depth: number of pending results that a plan may lack (0: plan, run, commit in turn).
+    :param short_rope_tokens: longest text under the short one of two rotation tables (LongRoPE);
         0: there is one table.
-    :param draft_tokens_end: the draft model's context, beyond which no draft token lies; 0: it is
-        no shorter than the model's.
+    :param draft_tokens_end: the draft model's context, where draft tokens end; 0: it is no shorter
+        than the model's.
     :param enable_chunked_prefill: prompts are cut into chunks, and decodes share their steps; else
         see :mod:`kvell.engine.planning.whole_prompts`.
     """
@@ -74,7 +73,7 @@ class Limits:
 
     @property
     def max_step_draft_tokens(self) -> int:
-        """Most draft tokens of all requests in one step."""
+        """Largest number of draft tokens of all requests in one step."""
         return max_step_draft_tokens(self.max_num_seqs, self.num_speculative_tokens)
 
 
@@ -88,5 +87,5 @@ def draft_tokens_end(own_tokens: int, draft_tokens: int | None) -> int:
 
 
 def max_step_draft_tokens(max_num_seqs: int, num_speculative_tokens: int) -> int:
-    """Most draft tokens of all requests in one step."""
+    """Return the largest number of draft tokens of all requests in one step."""
     return min(max_num_seqs * num_speculative_tokens, MAX_STEP_DRAFT_TOKENS)

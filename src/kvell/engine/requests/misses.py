@@ -1,10 +1,9 @@
-"""Why a prompt's prefix missed: what was seen before, compared with what was found.
+"""Reasons of prefix misses: a prompt's prefixes seen before, compared with its hit.
 
-Pure and bounded.  Prefixes are remembered by digests, at lengths that lie closer together near
-the beginning of a prompt: ``MARKS`` says how close, so a prompt of 8,192 tokens has 92 of them.
-Each is remembered twice, with its cache root and without, and those not seen for longest are
-forgotten.  A prompt counts as seen once it is admitted, even if it is cancelled before it is
-computed.
+Pure and bounded.  Prefixes are remembered by digests, at lengths that are denser near the beginning
+of a prompt (``MARKS``): a prompt of 8,192 tokens has 92 of them.  Each digest is remembered with
+and without its cache root; the least recently seen ones are forgotten.  A prompt counts as seen
+once it is admitted, even if it is cancelled before it is computed.
 """
 
 import hashlib
@@ -21,11 +20,11 @@ from kvell.engine.protocol.pages import Miss, MissReason
 from kvell.vocabulary import RequestId
 
 MARKS = ((16, 256), (64, 4096), (256, None))
-"""(tokens between marks, up to which length); None: without end."""
+"""(tokens between marks, greatest length with this distance); None: without end."""
 MOST_SEEN = 32_768
-"""Most digests that are remembered; they take 6 MB."""
+"""Largest number of remembered digests, which take 6 MB."""
 MOST_MISSES = 64
-"""Latest misses that are kept."""
+"""Number of latest misses that are kept."""
 DIGEST_BYTES = 8
 
 
@@ -33,9 +32,9 @@ DIGEST_BYTES = 8
 class Admission:
     """A request at its first admission.
 
-    :param tokens: int32, of the prompt.
-    :param root: requests of other roots share no prefix with it.
-    :param hit_tokens: found in the cache.
+    :param tokens: tokens of the prompt, int32.
+    :param root: cache root; requests under other roots share no prefix with it.
+    :param hit_tokens: number of tokens found in the cache.
     """
 
     request_id: RequestId
@@ -48,14 +47,14 @@ class Admission:
 
 @dataclass(frozen=True)
 class Reach:
-    """How far a group alone could resume a prompt, in tokens."""
+    """The length of the hit that one group allows alone, in tokens."""
 
     group: str
     tokens: int
 
 
 def marks_within(length: int) -> list[int]:
-    """Lengths up to ``length`` at which prefixes are remembered, in order."""
+    """Return the lengths up to ``length`` at which prefixes are remembered, in order."""
     marks: list[int] = []
     for stride, end in MARKS:
         last = length if end is None else min(length, end)
@@ -64,7 +63,7 @@ def marks_within(length: int) -> list[int]:
 
 
 def prefix_digests(tokens: npt.NDArray[np.int32], model: str, marks: Sequence[int]) -> list[bytes]:
-    """Digests of the prefixes of these lengths; equal ones mean equal tokens of one model."""
+    """Return digests of the prefixes of these lengths; equal ones mean equal tokens and model."""
     content = memoryview(tokens.astype("<i4", copy=False).tobytes())
     chain = hashlib.blake2b(f"{len(model)}:{model}".encode(), digest_size=DIGEST_BYTES)
     digests, start = [], 0
@@ -76,9 +75,9 @@ def prefix_digests(tokens: npt.NDArray[np.int32], model: str, marks: Sequence[in
 
 
 class MissLog:
-    """Remembers prefixes, and keeps the latest misses with a reason each.
+    """The remembered prefixes, and the latest misses with their reasons.
 
-    :param most_seen: digests that are remembered at most.
+    :param most_seen: largest number of remembered digests.
     """
 
     def __init__(self, most_seen: int = MOST_SEEN, most_misses: int = MOST_MISSES) -> None:
@@ -94,12 +93,12 @@ class MissLog:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Misses since the start, by every reason there is."""
+        """Number of misses since the start, for each possible reason."""
         return dict(self._counts)
 
     @property
     def num_seen(self) -> int:
-        """Digests that are remembered."""
+        """Number of remembered digests."""
         return len(self._seen)
 
     def admitted(
@@ -108,15 +107,15 @@ class MissLog:
         is_being_computed: Callable[[], bool],
         reaches: Callable[[], Sequence[Reach]],
     ) -> None:
-        """Note an admitted request, and why a part of its prompt was not found.
+        """Record an admitted request, and why a part of its prompt was not found.
 
-        The last token of a prompt is always computed, so it cannot be missed, and less than what
-        lies between two marks is not counted as a miss.
+        The last token of a prompt is always computed, so it is never missed.  Fewer tokens than
+        are between two marks do not count as a miss.
 
-        :param is_being_computed: whether another request is computing more of its prompt than was
-            found; asked only if more was seen.
-        :param reaches: of every group that a hit needs; asked only if more was seen and nobody is
-            computing it.
+        :param is_being_computed: returns whether another request is computing more of the prompt
+            than the hit; called only if more was seen.
+        :param reaches: returns the reach of every group that a hit needs; called only if more was
+            seen and no request is computing it.
         """
         marks = marks_within(len(admission.tokens))
         digests = prefix_digests(admission.tokens, admission.model, marks)
@@ -130,7 +129,7 @@ class MissLog:
         self._remember([*digests, *rooted], admission.step)
 
     def ended(self, tokens: npt.NDArray[np.int32], root: str, model: str, step: int) -> None:
-        """Note what is computed at a request's end; a conversation's next turn begins with it."""
+        """Record the tokens of an ended request; a conversation's next turn begins with them."""
         digests = prefix_digests(tokens, model, marks_within(len(tokens)))
         self._remember([*digests, *_rooted(digests, root)], step)
 
@@ -165,7 +164,7 @@ class MissLog:
         )
 
     def _longest(self, marks: Sequence[int], keys: Sequence[bytes]) -> tuple[int, int]:
-        """The longest remembered prefix and the step at which it was seen last; 0 tokens: none."""
+        """Return the longest remembered prefix and the step that last saw it; (0, 0) for none."""
         for mark, key in zip(reversed(marks), reversed(keys), strict=True):
             step = self._seen.get(key)
             if step is not None:
@@ -190,11 +189,11 @@ def _lost(
     is_being_computed: Callable[[], bool],
     reaches: Callable[[], Sequence[Reach]],
 ) -> tuple[MissReason, tuple[str, ...]]:
-    """Why a prefix that was seen under the same root was not found."""
+    """Return why a prefix seen under the same root was not found, and the groups that lack it."""
     if is_being_computed():
         return "being_computed", ()
     reached = reaches()
-    short = tuple(one.group for one in reached if one.tokens < seen_tokens)
+    short = tuple(reach.group for reach in reached if reach.tokens < seen_tokens)
     if short and len(short) == len(reached):
         return "evicted", ()
     return "not_resumable", short

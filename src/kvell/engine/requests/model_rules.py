@@ -1,4 +1,4 @@
-"""The rules that one of an engine's models has for its requests; knows no model itself."""
+"""Rules of one of an engine's models for its requests, without the model itself."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,8 +11,8 @@ from kvell.memory import GroupKind, Layout
 class ModelRules:
     """The rules of one model.
 
-    :param name: what requests call it; "" where an engine has one model only.
-    :param limits: the engine's, with the lengths and token ids of this model.
+    :param name: name of the model in requests; "" if an engine has only one model.
+    :param limits: limits of the engine, with the lengths and token ids of this model.
     :param layout: the pool with the groups that its requests hold pages of.
     """
 
@@ -23,5 +23,5 @@ class ModelRules:
 
     @cached_property
     def has_states(self) -> bool:
-        """Whether it has state layers, which cannot be rolled back past a draft token."""
+        """Whether the model has state layers, which cannot be rolled back past a draft token."""
         return any(group.kind is GroupKind.STATE for group in self.layout.groups)

@@ -26,36 +26,36 @@ TO_DRAFT = -1
 """Stands for a draft token that a draft model proposes when the step runs."""
 
 NO_TOKEN = -1
-"""Stands for the token of a request whose grammar has become too complex to follow; NOT_NUMBERS for
-that of one whose logits are no numbers."""
+"""Stands for the token of a request whose sampling allows none, or whose grammar is too complex;
+NOT_NUMBERS for that of a request whose logits are not numbers."""
 
 NONE_ASKED: Mapping[int, Any] = MappingProxyType({})
 
 PENDING = -(1 << 31)
-"""Stands for a token that the step before draws; the runner fills it in when the step runs."""
+"""Stands for a token that the previous step draws; the runner fills it in when the step runs."""
 
 
 class TokenWork(Struct, frozen=True, eq=False, gc=False):
-    """Compute tokens ``start … start+count-1`` of a request.
+    """The computation of tokens ``start … start+count-1`` of a request.
 
     :param handle: names the request's tables; never reused.
     :param token_ids: int32 [count], the tokens themselves, TO_DRAFT for draft tokens, or PENDING.
-    :param sampling: how the last known of them yields a token; None if it yields none.
+    :param sampling: how the last token before drafts yields a token; None if it yields none.
     :param output_index: output position of that token.
     :param cuts: positions at which state groups must be able to give their state.
     :param proposed: number of draft tokens at the end of the tokens; each yields a token too,
         which counts if it and all draft tokens before it are accepted.
-    :param images: of the request's prompt: (first token, tokens there, image tokens).
-    :param image_ids: the ids that stand for them in the prompt.
+    :param images: images of the prompt: (first token, tokens there, image tokens).
+    :param image_ids: the ids that stand for images in the prompt.
     :param embedded: number of leading images whose embeddings are in pages already.
     :param prompt_tokens: length of the request's prompt.
     :param model: which of several models computes them.
-    :param past: int32, the request's tokens from the first up to the last of these; for a prompt
-        whose tokens are scored, all of the prompt.  Only for sampling that is not plain.
-    :param scores: not None if all these tokens give logits, to tell how likely the prompt was,
-        and so many of the likeliest tokens at each position.
-    :param uses_long_rope: whether its request's keys are rotated by the long of two tables.
-    :param pools: whether the vector of its last token is wanted, in place of the token it yields.
+    :param past: int32, the request's tokens up to the last of these; for a scored prompt, all of
+        the prompt.  Only for sampling that is not plain.
+    :param scores: number of likeliest tokens to report at each position of the prompt, for which
+        all these tokens need logits; None: the prompt is not scored.
+    :param uses_long_rope: whether its request's keys are rotated by the long one of two tables.
+    :param pools: whether the vector of its last token is wanted, instead of the token it yields.
     """
 
     request_id: RequestId
@@ -89,7 +89,7 @@ class TokenWork(Struct, frozen=True, eq=False, gc=False):
 
     @property
     def num_draws(self) -> int:
-        """Number of tokens that are drawn, at its end."""
+        """Number of tokens that are drawn at its end."""
         return 0 if self.sampling is None else 1 + self.proposed
 
     @property
@@ -106,7 +106,7 @@ class TokenWork(Struct, frozen=True, eq=False, gc=False):
 
 @dataclass(frozen=True)
 class PageCopy:
-    """Copy a logical page of a group onto another, before the step computes."""
+    """The copy of a logical page of a group onto another, before the step computes."""
 
     group: int
     source: int
@@ -116,11 +116,11 @@ class PageCopy:
 class BorrowedPages(NamedTuple):
     """Pages of another instance that a step reads for a request.
 
-    :param handle: of the request.
+    :param handle: handle of the request.
     :param instance: the creditor, and its ``incarnation``.
-    :param right: the number under which the creditor lets this instance read them; 0: it is gone.
-    :param by_queries: whether the creditor is asked for attention over them; else they are read in
-        place.  Then a request's are all that it borrows, from its first section on, in order.
+    :param right: number of the creditor's right for this instance to read them; 0: it is revoked.
+    :param by_queries: whether the creditor computes attention over them; else they are read in
+        place.  With queries, these are all pages that a request borrows, in order of sections.
     """
 
     handle: int
@@ -132,10 +132,10 @@ class BorrowedPages(NamedTuple):
 
 @dataclass(frozen=True)
 class StepSlot:
-    """A step's activations where they share a pool with KV: chunks of the activation range.
+    """The chunks of the activation range for a step, if activations share a pool with KV.
 
-    Granted with the plan and released when the next step is planned, so the step's result is the
-    fence.
+    The slot is granted with the plan and released when the next step is planned, so the step's
+    result is the fence.
 
     :param start: position of its first chunk.
     """
@@ -150,25 +150,25 @@ class StepPlan:
 
     :param released: handles whose tables may be forgotten.
     :param offloads: int32 [m, 3], pages copied to the CPU buffer before anything else is done:
-        (group, page, page of the buffer).
-    :param fetches: int32 [m, 3], pages copied back from it: (group, page of the buffer, page).
-    :param copies: pages copied before they are written (copy-on-write), or that come home.
-    :param new_pages: int32 [m, 4]: (handle, group, page position, logical page); numbers behind the
-        pool's own are pages of other instances (:mod:`kvell.mempool.transports.neighbours`).
+        (group, page, buffer page).
+    :param fetches: int32 [m, 3], pages copied back from it: (group, buffer page, page).
+    :param copies: pages copied before they are written (copy-on-write), or back from creditors.
+    :param new_pages: int32 [m, 4]: (handle, group, page position, logical page); numbers after the
+        own pool's are pages of other instances (:mod:`kvell.mempool.transports.neighbours`).
     :param work: decodes first, then prefill chunks in order of admission.
     :param checkpoints: int32 [m, 5], state pages written at cuts: (handle, group, tokens the
         state stands for, slice of the state, page).
     :param preempted: requests that lost their pages to this plan.
-    :param parked: requests whose pages went to the CPU buffer and that now wait there.
+    :param parked: requests whose pages are copied to the CPU buffer, where they wait.
     :param admitted: requests that run from this step on.
-    :param slot: memory for the activations of ``work``; None where they have a reserve.
-    :param pools: whether any of ``work`` may have a vector to give.
-    :param streams: numbers of the transfers whose pages are pulled while ``work`` is computed: who
-        pulls them is told how far it is.
-    :param borrowed: pages of other instances that the step reads.  Rows whose right is gone when
+    :param slot: memory for the activations of ``work``; None if they have a reserve.
+    :param pools: whether any of ``work`` may return a vector.
+    :param streams: numbers of the transfers whose pages are pulled while ``work`` is computed; the
+        runner reports its progress to the receivers.
+    :param borrowed: pages of other instances that the step reads.  Rows whose right is revoked when
         the step has read them are missed (:attr:`StepResult.missed`).
     :param away: (handle, tokens) of work whose first tokens are in no page of full attention here:
-        their creditors are asked for attention over them.
+        their creditors compute attention over them.
     """
 
     step: StepNumber
@@ -204,14 +204,14 @@ class StepPlan:
         return sum(work.num_logits for work in self.work)
 
     def missed(self, stands: Callable[[BorrowedPages], bool] | None) -> tuple[int, ...]:
-        """Return the requests for which pages were read in place that are others' by now, maybe.
+        """Return the requests whose pages, read in place, may have been reused in the meantime.
 
-        To be called when all is read: rights that still stand stood while it was.
+        Call it after all reads: a right that is valid then was valid during them.
 
-        :param stands: whether pages may still be read; None: none may.
+        :param stands: returns whether pages may still be read; None: none may.
         """
-        read = [one for one in self.borrowed if not one.by_queries]
-        gone = {one.handle for one in read if stands is None or not stands(one)}
+        read = [pages for pages in self.borrowed if not pages.by_queries]
+        gone = {pages.handle for pages in read if stands is None or not stands(pages)}
         return tuple(sorted(gone))
 
     def __eq__(self, other: object) -> bool:
@@ -223,12 +223,12 @@ class StepPlan:
 
 
 class TeamTime(Struct, frozen=True, gc=False):
-    """What the threads of a step had, and lost to others on their processors.
+    """The time of a step's threads, and the part lost to other programs on their processors.
 
-    :param threads: that computed the step; of several models the most.
-    :param is_shared: they went as beside others.
-    :param thread_seconds: of all threads together.
-    :param lost_seconds: of these, when a thread could have run and another program did.
+    :param threads: number of threads that computed the step; the largest of several models.
+    :param is_shared: whether they shared work as if other programs used their processors.
+    :param thread_seconds: duration of the passes, times their threads.
+    :param lost_seconds: the part in which a thread could have run and another program did.
     """
 
     threads: int
@@ -238,17 +238,18 @@ class TeamTime(Struct, frozen=True, gc=False):
 
 
 class StepResult(Struct, frozen=True, gc=False):
-    """The tokens a step sampled, in the order of its sampling work.
+    """The tokens that a step sampled, in the order of its sampling work.
 
-    :param token_ids: NO_TOKEN or NOT_NUMBERS where the request cannot go on.
-    :param counts: tokens of each sampling work; empty if each has one.
-    :param logprobs: of the token drawn for a handle, for requests that asked.
-    :param scored: how likely the prompt's tokens behind those computed were, by handle; empty
-        where logits are no numbers.
+    :param token_ids: NO_TOKEN or NOT_NUMBERS if the request cannot continue.
+    :param counts: number of tokens of each sampling work; empty if each has one.
+    :param logprobs: by handle, logprobs of the drawn token, for requests that asked for them.
+    :param scored: by handle, logprobs of the prompt tokens after the computed ones; empty if logits
+        are not numbers.
     :param missed: handles whose tokens do not count, since pages that they borrowed may have been
         read too late.
-    :param pooled: vectors of prompts by handle, float32 as little-endian bytes; empty likewise.
-    :param team: of compiled passes; None: there was none.
+    :param pooled: by handle, vectors of prompts, float32 as little-endian bytes; empty if they are
+        not numbers.
+    :param team: threads of compiled passes; None: there was no such pass.
     """
 
     step: StepNumber
@@ -261,7 +262,7 @@ class StepResult(Struct, frozen=True, gc=False):
     team: TeamTime | None = None
 
     def by_work(self) -> list[tuple[int, ...]]:
-        """The tokens of each sampling work.
+        """Return the tokens of each sampling work.
 
         :raises ValueError: if the counts are not those of the tokens.
         """

@@ -1,7 +1,7 @@
-"""Which prompts can have a vector; the front and the engine both check here.
+"""Checks of prompts that ask for a vector, in the front and in the engine.
 
-Only the last token's is served.  A mean over all tokens would need every token's hidden state, and
-a cached prefix has keys and values alone: it would have to be computed again.
+Only the vector of the last token is served.  A mean over all tokens needs every token's hidden
+state, but a cached prefix has only keys and values: it would have to be recomputed.
 """
 
 import numpy as np
@@ -29,9 +29,9 @@ def served_pooling(pooling: str) -> Pooling:
 def pooling_problem(
     prompt: npt.NDArray[np.int32], limits: Limits, *, has_images: bool
 ) -> ChangeSomething | None:
-    """What the user must change about a prompt (int32 [n]); None if it can have a vector.
+    """Return what the user must change about a prompt (int32 [n]); None if it can have a vector.
 
-    It may be as long as a request can be, since no output follows.
+    The prompt may be as long as a request, since no output follows.
     """
     if has_images:
         problem = "cannot be part of an embedded prompt"

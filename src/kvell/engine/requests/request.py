@@ -6,7 +6,7 @@
        ▲                  │ │
        └────preempt───────┘ └──cancel──► FINISHED   (from WAITING too)
 
-A request is MOVING while another instance pulls its pages; it runs in no step meanwhile.
+A request is MOVING while another instance pulls its pages; meanwhile it runs in no step.
 """
 
 from dataclasses import dataclass, field
@@ -28,7 +28,7 @@ NO_HANDLE = 0
 
 
 class RequestState(StrEnum):
-    """Where a request is in its life."""
+    """The state of a request."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -38,30 +38,30 @@ class RequestState(StrEnum):
 
 @dataclass(eq=False)
 class Request:
-    """Tokens, progress, and the handle of its pages while it runs.
+    """The tokens, progress and, while it runs, the page handle of a request.
 
     :ivar number: number of requests submitted before it.
-    :ivar turn: its place among those that wait.
-    :ivar model: which of several models computes it.
-    :ivar computed: tokens that are computed, or will be by steps in flight.
-    :ivar settled: those of them whose step has its result.
-    :ivar drawing: pending tokens, which steps in flight draw.
-    :ivar scored: position in the prompt up to which it was told how likely its tokens are.
-    :ivar pooling: what it wants of its prompt in place of tokens; "" for nothing.
-    :ivar embedding: what it got, float32 as little-endian bytes.
-    :ivar problem: why it ended, if that was an error.
-    :ivar is_spoiled: whether what it computed may be wrong, and is kept for nobody.
-    :ivar step_failed: whether it is suspected, if it ended with a step that failed.
-    :ivar suspect_at: output tokens that it came with under suspicion; negative if it did not.
+    :ivar turn: its party in the queue.
+    :ivar model: name of the model that computes it, if there are several.
+    :ivar computed: number of tokens that are computed, or will be by steps in flight.
+    :ivar settled: number of those whose step has a result.
+    :ivar drawing: number of pending tokens, which steps in flight draw.
+    :ivar scored: position in the prompt up to which logprobs are reported.
+    :ivar pooling: kind of vector that it wants instead of tokens; "" for none.
+    :ivar embedding: its vector, float32 as little-endian bytes.
+    :ivar problem: the reason of its end, if that is an error.
+    :ivar is_spoiled: whether its computed tokens may be wrong, so that they are not cached.
+    :ivar step_failed: whether it is a suspect, if it ended with a failed step.
+    :ivar suspect_at: number of output tokens that it had when it was submitted as a suspect;
+        negative if it was none.
     :ivar returns_to: the instance that gets its text when it has ended; "" for none.
-    :ivar local_tokens: most of its newest tokens whose pages are here, since it is longer than this
-        instance's memory; 0: all of them.
-    :ivar found_tokens: of its first tokens, those that were cached here when it was let in.
-    :ivar away_tokens: of its first tokens, those whose pages lie at other instances.
-    :ivar kept_tokens: while it has no pages here, those of its first tokens whose pages still lie
-        elsewhere; it goes on behind them.
-    :ivar entered_tokens: that it had to compute when it was last let in, before it could make the
-        next one; ``entered_output`` it had made by then.
+    :ivar local_tokens: largest number of its newest tokens with pages here, if it is longer than
+        this instance's memory; 0: all of them.
+    :ivar found_tokens: number of its first tokens that were cached here at its admission.
+    :ivar away_tokens: number of its first tokens whose pages are at other instances.
+    :ivar kept_tokens: the same while it has no pages here; it continues after these tokens.
+    :ivar entered_tokens: tokens that it had to compute at its last admission before it could make
+        the next one; ``entered_output``: its output tokens then.
     :ivar short_rope_tokens: the longest text under its model's short rotation table; 0: its model
         has one table.
     :ivar repeats: accepted draft tokens to compute again, since states do not advance over drafts.
@@ -110,43 +110,43 @@ class Request:
 
     @property
     def is_suspect(self) -> bool:
-        """Whether it is to blame if its step fails."""
+        """Whether the request is to blame if its step fails."""
         return len(self.output) == self.suspect_at
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output tokens, pending ones included."""
+        """Number of prompt and output tokens, pending ones included."""
         return len(self.prompt) + len(self.output) + self.drawing
 
     @property
     def uses_long_rope(self) -> bool:
-        """Whether its keys are rotated by its model's long table."""
+        """Whether the keys are rotated by the model's long table."""
         return is_long_root(self.cache_root)
 
     @property
     def outgrows_table(self) -> bool:
-        """Whether its next token needs all of its keys computed again, under the long table."""
+        """Whether all keys must be recomputed under the long table before the next token."""
         return 0 < self.short_rope_tokens < self.num_tokens and not self.uses_long_rope
 
     def choose_table(self) -> None:
-        """Let its keys be computed under the table for its length; it has none yet."""
+        """Choose the rotation table for the request's length, while it has no keys."""
         if self.outgrows_table:
             self.cache_root = long_root(self.cache_root)
 
     @property
     def may_outgrow_table(self) -> bool:
-        """Whether its keys may have to be computed again as it grows."""
+        """Whether the keys may have to be recomputed as the request grows."""
         return self.short_rope_tokens > 0 and not self.uses_long_rope
 
     @property
     def local_reason(self) -> str:
-        """Why all of its pages stay here for now; "" if sections may lie elsewhere."""
+        """The reason why all pages stay here for now; "" if sections may be remote."""
         beyond = f"its keys change beyond {self.short_rope_tokens} tokens"
         return beyond if self.may_outgrow_table else ""
 
     @property
     def num_output(self) -> int:
-        """Output tokens, pending ones included."""
+        """Number of output tokens, pending ones included."""
         return len(self.output) + self.drawing
 
     @property
@@ -156,32 +156,32 @@ class Request:
 
     @property
     def wants_work(self) -> bool:
-        """Whether the request goes on after the steps in flight."""
+        """Whether the request continues after the steps in flight."""
         return self.finish_reason is None and self.num_output < self.max_tokens
 
     @property
     def remaining(self) -> int:
-        """Tokens left to compute; while decoding, the newest and those to repeat."""
+        """Number of tokens left to compute; while decoding, the newest and those to repeat."""
         return len(self.prompt) + len(self.output) + self.drawing - self.computed
 
     @property
     def end_for_now(self) -> int:
-        """Tokens that may be computed for now; more once further sections lie elsewhere."""
+        """Number of tokens that may be computed for now; more once further sections are remote."""
         return min(self.num_tokens, self._window_end) if self.local_tokens else self.num_tokens
 
     @property
     def _window_end(self) -> int:
-        """Where tokens end that may lie here for now; one at least behind what was cached."""
+        """End of the tokens that may be local for now, at least one after the cached ones."""
         return max(self.away_tokens + self.local_tokens, self.found_tokens + 1)
 
     @property
     def is_held_up(self) -> bool:
-        """Whether it waits until more of it lies elsewhere."""
+        """Whether the request is blocked until further sections are remote."""
         return self.local_tokens > 0 and self.computed >= self._window_end
 
     @property
     def borrows(self) -> bool:
-        """Whether other instances hold some of it, or it waits until they do."""
+        """Whether the request has remote sections, or is blocked until it has more."""
         return self.away_tokens > 0 or self.is_held_up
 
     @property
@@ -191,38 +191,38 @@ class Request:
         return made > 0 and len(self.prompt) + made - self.computed == 1 + self.repeats
 
     def begin(self, until: int, draws: bool) -> None:
-        """Note a planned step that computes the tokens before ``until``, and may draw the next."""
+        """Record a planned step that computes the tokens before ``until``, maybe draws the next."""
         self.computed = until
         self.drawing += draws
 
     def settle(self, until: int, draws: bool) -> None:
-        """Note that step's result; ``until`` includes accepted draft tokens."""
+        """Record that step's result; ``until`` includes accepted draft tokens."""
         self.settled = until
         self.computed = max(self.computed, until)
         self.drawing -= draws
 
     @cached_property
     def image_ids(self) -> tuple[int, ...]:
-        """The id at the end of each image in the prompt, which tells its content."""
+        """The id at the end of each image in the prompt, which identifies its content."""
         return tuple(int(self.prompt[start + tokens - 1]) for start, tokens, _ in self.image_rows)
 
     def history(self) -> bytearray:
-        """All tokens as little-endian int32, to search in; one buffer, extended at every call."""
-        known = len(self._history) // 4
-        self._history += self.tokens(known, self.num_tokens).astype("<i4").tobytes()
+        """Return all tokens as little-endian int32, in one buffer that is extended at each call."""
+        length = len(self._history) // 4
+        self._history += self.tokens(length, self.num_tokens).astype("<i4").tobytes()
         return self._history
 
     @property
     def is_scored(self) -> bool:
-        """Whether somebody asks how likely the prompt is."""
+        """Whether logprobs of the prompt are requested."""
         return self.sampling.prompt_logprobs is not None
 
     def past(self, end: int) -> npt.NDArray[np.int32]:
-        """The tokens before ``end``, int32; the whole prompt at least if it is scored."""
+        """Return the tokens before ``end``, int32; at least the whole prompt if it is scored."""
         return self.tokens(0, max(end, len(self.prompt)) if self.is_scored else end)
 
     def tokens(self, start: int, end: int) -> npt.NDArray[np.int32]:
-        """Tokens start … end-1, int32, across prompt and output; PENDING for those being drawn."""
+        """Return tokens start … end-1 of prompt and output, int32; PENDING for those in flight."""
         size = len(self.prompt)
         if end <= size:
             return self.prompt[start:end]

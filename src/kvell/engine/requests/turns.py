@@ -1,4 +1,4 @@
-"""Whose turn it is among requests that wait: priorities first, then tenants, then their groups.
+"""Turns of waiting requests: by priority first, then by tenant, then by group of the tenant.
 
 ::
 
@@ -8,10 +8,10 @@
                 └─ tenant "blue" ─── group "cmpl-3": f
 
 Among tenants, and among the groups of a tenant, the party that was served the fewest tokens so far
-is next, as in VTC (Sheng et al., 2024): prompts are charged when they are begun, output as it is
-made.  A party of which nothing waited begins no lower than the next one stands, so nobody saves
-turns up, and no lower than a clock of virtual tokens: what anybody is charged moves that on by its
-part of the parties that are here, so nobody starves behind parties that come all the time.
+is next, as in VTC (Sheng et al., 2024): prompts are charged when they begin, output as it is made.
+A party without waiting requests resumes with at least the service of the next party, so no party
+saves up turns, and with at least a clock of virtual tokens.  Every charge, divided by the number of
+parties with requests, advances the clock, so no party starves while others keep arriving.
 """
 
 import heapq
@@ -23,15 +23,15 @@ from typing import Generic, Protocol, TypeVar
 from kvell.vocabulary import RequestId
 
 FEWEST_KEPT = 64
-"""A round forgets parties that are idle only when it knows of more than so many."""
+"""Number of parties from which on a round forgets idle ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
     """The party that a request belongs to.
 
-    :param priority: requests with lower ones come first, of any tenant.
-    :param group: requests that were asked for together; the groups of a tenant take turns.
+    :param priority: requests with a lower one come first, of any tenant.
+    :param group: requests that were submitted together; the groups of a tenant take turns.
     """
 
     priority: int = 0
@@ -40,7 +40,7 @@ class Turn:
 
 
 NO_PARTY = Turn()
-"""Of requests that nobody told apart: they are served in the order in which they came."""
+"""The party of requests without a tenant or group, which are served in order of arrival."""
 
 
 class Waits(Protocol):
@@ -48,12 +48,12 @@ class Waits(Protocol):
 
     @property
     def request_id(self) -> RequestId:
-        """Its id, unlike those of all others that wait or are served."""
+        """The request's id, unique among all requests that wait or are served."""
         ...
 
     @property
     def turn(self) -> Turn:
-        """The party that it belongs to; read when it comes."""
+        """The request's party; read when the request arrives."""
         ...
 
 
@@ -63,7 +63,7 @@ class _Party:
 
     :ivar service: in virtual tokens.
     :ivar last_turn: number of its last turn; 0 for none.
-    :ivar came: number of the time that it last began to wait.
+    :ivar came: sequence number of its latest beginning to wait.
     :ivar is_listed: whether its round has a place for it, maybe an old one.
     """
 
@@ -76,12 +76,12 @@ class _Party:
 
     @property
     def place(self) -> tuple[float, int, int]:
-        """The party with the least place is next; of equal service, the one that waited longest."""
+        """The sort key of the party, of which the least is next: service, then longest wait."""
         return (self.service, self.last_turn, self.came)
 
     @property
     def is_here(self) -> bool:
-        """Whether any of its requests waits or is served."""
+        """Whether any request of the party waits or is served."""
         return bool(self.num_waiting or self.num_served)
 
 
@@ -104,7 +104,7 @@ class _Round(Generic[Party]):
     """Parties that take turns.
 
     :ivar clock: in virtual tokens.
-    :ivar num_here: parties of which a request waits or is served.
+    :ivar num_here: number of parties with a request that waits or is served.
     """
 
     def __init__(self, make: Callable[[], Party]) -> None:
@@ -117,7 +117,7 @@ class _Round(Generic[Party]):
         self.parties: dict[str, Party] = {}
 
     def comes(self, name: str) -> Party:
-        """The party of a request that comes; :meth:`waits` or :meth:`serves` follows."""
+        """Return the party of a request that arrives; the caller counts it as waiting or served."""
         party = self.parties.get(name)
         if party is None:
             if len(self.parties) >= self._most_kept:
@@ -141,7 +141,7 @@ class _Round(Generic[Party]):
                 heapq.heappush(self._places, (party.place, party))
 
     def takes(self, party: Party) -> None:
-        """Count a request of the party whose turn it is: it waits no longer, and is served."""
+        """Count a request of the party whose turn it is: it no longer waits, and is served."""
         self._turns += 1
         self.clock = max(self.clock, party.service)
         party.last_turn = self._turns
@@ -149,15 +149,15 @@ class _Round(Generic[Party]):
         party.num_served += 1
 
     def leaves(self, party: Party) -> None:
-        """Count a request that is here no longer; it was taken off the party's numbers."""
+        """Count a request that has left; the party's numbers are without it already."""
         self.num_here -= not party.is_here
-        if not self.num_here:  # everybody got all that was asked for
+        if not self.num_here:  # no request waits or is served
             self.parties.clear()
             self._places.clear()
             self.clock, self._most_kept = 0.0, FEWEST_KEPT
 
     def next(self) -> Party | None:
-        """The waiting party whose turn it is; None if nobody waits."""
+        """Return the waiting party whose turn it is; None if no party waits."""
         while self._places:
             place, party = self._places[0]
             if not party.num_waiting:
@@ -170,30 +170,32 @@ class _Round(Generic[Party]):
         return None
 
     def next_but(self, names: Collection[str]) -> Party | None:
-        """The same among all but some; in the time of looking at each."""
-        waits = [one for name, one in self.parties.items() if one.num_waiting and name not in names]
-        return min(waits, key=lambda one: one.place, default=None)
+        """Return the same without the parties of ``names``, in time linear in all parties."""
+        waits = [
+            party for name, party in self.parties.items() if party.num_waiting and name not in names
+        ]
+        return min(waits, key=lambda party: party.place, default=None)
 
     def charge(self, party: Party, tokens: int) -> None:
-        """Count what a party was served."""
+        """Count tokens that a party was served, and advance the clock."""
         party.service += tokens
         self.clock += tokens / self.num_here
 
     def _forget(self) -> None:
-        """Drop idle parties whose service so far makes no difference any more."""
+        """Drop idle parties whose service does not exceed the clock, so that it has no effect."""
         for name, party in list(self.parties.items()):
             if not party.is_here and party.service <= self.clock:
                 del self.parties[name]
-        self._places = [(one.place, one) for one in self.parties.values() if one.num_waiting]
-        for one in self.parties.values():
-            one.is_listed = bool(one.num_waiting)
+        self._places = [(kept.place, kept) for kept in self.parties.values() if kept.num_waiting]
+        for kept in self.parties.values():
+            kept.is_listed = bool(kept.num_waiting)
         heapq.heapify(self._places)
         self._most_kept = max(FEWEST_KEPT, 2 * len(self.parties))
 
 
 @dataclass(frozen=True)
 class _Membership(Generic[Item]):
-    """Where a request belongs."""
+    """The parties that a request belongs to."""
 
     item: Item
     priority: int
@@ -203,11 +205,11 @@ class _Membership(Generic[Item]):
 
 
 class TurnQueue(Generic[Item]):
-    """Requests that wait or are served, each until :meth:`discard`.
+    """The requests that wait or are served, each until :meth:`discard`.
 
-    Whoever is let in is taken, and charged for its prompt; all are charged for what they make.
-    Adding and taking cost the logarithm of the parties that wait.  Charges are put together until
-    something depends on them: output is charged token by token.
+    An admitted request is taken and charged for its prompt; all are charged for their output.
+    Adding and taking cost the logarithm of the number of waiting parties.  Charges are collected
+    until something depends on them, since output is charged token by token.
     """
 
     def __init__(self) -> None:
@@ -217,21 +219,21 @@ class TurnQueue(Generic[Item]):
         self._uncharged: defaultdict[RequestId, int] = defaultdict(int)
 
     def __len__(self) -> int:
-        """Those that wait."""
+        """Return the number of waiting requests."""
         return len(self._waiting)
 
     def __contains__(self, item: Item) -> bool:
-        """Whether a request waits."""
+        """Return whether a request waits."""
         return self.get(item.request_id) is item
 
     def __iter__(self) -> Iterator[Item]:
-        """Those that wait: those that were put back first, then the others as they came."""
-        tenants = [one for level in self._levels.values() for one in level.parties.values()]
-        back = {one: None for tenant in tenants for one in tenant.returned}
-        yield from [self._waiting[one] for one in (back | dict.fromkeys(self._waiting))]
+        """Yield waiting requests: first those that were put back, then others as they arrived."""
+        tenants = [party for level in self._levels.values() for party in level.parties.values()]
+        back = {name: None for tenant in tenants for name in tenant.returned}
+        yield from [self._waiting[name] for name in (back | dict.fromkeys(self._waiting))]
 
     def get(self, request_id: RequestId) -> Item | None:
-        """The request of an id; None if it does not wait."""
+        """Return the request with an id; None if it does not wait."""
         return self._waiting.get(request_id)
 
     def add(self, item: Item) -> None:
@@ -243,20 +245,20 @@ class TurnQueue(Generic[Item]):
         self._waiting[item.request_id] = item
 
     def count_served(self, item: Item) -> None:
-        """Count a request as served that has not waited here."""
+        """Add a request that is served without having waited here."""
         membership = self._comes(item)
         membership.tenant.num_served += 1
         membership.group.num_served += 1
 
     def knows(self, item: Item) -> bool:
-        """Whether a request waits or is served."""
-        one = self._here.get(item.request_id)
-        return one is not None and one.item is item
+        """Return whether a request waits or is served."""
+        membership = self._here.get(item.request_id)
+        return membership is not None and membership.item is item
 
     def first(self, but: Collection[str] = ()) -> Item | None:
-        """The request whose turn it is; None if none waits.
+        """Return the request whose turn it is; None if none waits.
 
-        :param but: tenants that are passed over.
+        :param but: tenants to pass over.
         """
         self._settle()
         for priority in sorted(self._levels):
@@ -272,65 +274,65 @@ class TurnQueue(Generic[Item]):
         return None
 
     def take(self, item: Item) -> None:
-        """Serve a request from now on; :meth:`charge` and :meth:`put_back` are for its taker."""
+        """Serve a waiting request from now on; the caller charges it, or puts it back."""
         self._settle()
         del self._waiting[item.request_id]
-        one = self._here[item.request_id]
-        one.tenants.takes(one.tenant)
-        if item.request_id in one.tenant.returned:
-            del one.tenant.returned[item.request_id]  # its group has had this turn
+        member = self._here[item.request_id]
+        member.tenants.takes(member.tenant)
+        if item.request_id in member.tenant.returned:
+            del member.tenant.returned[item.request_id]  # its group has had this turn
             return
-        del one.group.ids[item.request_id]
-        one.tenant.groups.takes(one.group)
+        del member.group.ids[item.request_id]
+        member.tenant.groups.takes(member.group)
 
     def charge(self, request_id: RequestId, tokens: int) -> bool:
-        """Charge tenant and group of a request with tokens of any kind, if it is here."""
+        """Charge tenant and group of a request for tokens; return whether the request is here."""
         if request_id not in self._here:
             return False
         self._uncharged[request_id] += tokens
         return True
 
     def put_back(self, items: Sequence[Item], *, behind_returned: bool = False) -> None:
-        """Let requests wait again that are served, before all others of their tenants, in order.
+        """Let served requests wait again, before all others of their tenants, in order.
 
-        :param behind_returned: whether those that were put back before stay in front of them.
+        :param behind_returned: whether requests that were put back earlier stay before them.
         """
         self._settle()
         for item in items if behind_returned else reversed(items):
             if not self.knows(item):
                 self.count_served(item)
-            one = self._here[item.request_id]
-            one.tenant.num_served -= 1
-            one.tenants.waits(one.tenant)
-            one.tenant.returned[item.request_id] = None
-            one.tenant.returned.move_to_end(item.request_id, last=behind_returned)
+            member = self._here[item.request_id]
+            member.tenant.num_served -= 1
+            member.tenants.waits(member.tenant)
+            member.tenant.returned[item.request_id] = None
+            member.tenant.returned.move_to_end(item.request_id, last=behind_returned)
             self._waiting[item.request_id] = item
 
     def discard(self, item: Item) -> bool:
-        """Forget a request, whether it waits or is served; whether it waited."""
+        """Forget a request that waits or is served; return whether it waited."""
         if not self.knows(item):
             return False  # another may have its id now
         self._settle()
-        one = self._here.pop(item.request_id)
+        member = self._here.pop(item.request_id)
         waited = self._waiting.pop(item.request_id, None) is not None
-        if item.request_id in one.tenant.returned:
-            del one.tenant.returned[item.request_id]
-            one.group.num_served -= 1
+        if item.request_id in member.tenant.returned:
+            del member.tenant.returned[item.request_id]
+            member.group.num_served -= 1
         elif waited:
-            del one.group.ids[item.request_id]
-            one.group.num_waiting -= 1
+            del member.group.ids[item.request_id]
+            member.group.num_waiting -= 1
         else:
-            one.group.num_served -= 1
-        one.tenant.num_waiting -= waited
-        one.tenant.num_served -= not waited
-        one.tenant.groups.leaves(one.group)
-        one.tenants.leaves(one.tenant)
-        if not one.tenants.num_here:
-            del self._levels[one.priority]
+            member.group.num_served -= 1
+        member.tenant.num_waiting -= waited
+        member.tenant.num_served -= not waited
+        member.tenant.groups.leaves(member.group)
+        member.tenants.leaves(member.tenant)
+        if not member.tenants.num_here:
+            del self._levels[member.priority]
         return waited
 
     def clear(self) -> list[Item]:
-        """Forget all that wait; those that were put back are first."""
+        """Forget and return all waiting requests, those that were put back first."""
         items = list(self)
         for item in items:
             self.discard(item)
@@ -346,14 +348,14 @@ class TurnQueue(Generic[Item]):
         tenants = self._levels[turn.priority]
         tenant = tenants.comes(turn.tenant)
         group = tenant.groups.comes(turn.group)
-        one = _Membership(item, turn.priority, tenants, tenant, group)
-        self._here[item.request_id] = one
-        return one
+        membership = _Membership(item, turn.priority, tenants, tenant, group)
+        self._here[item.request_id] = membership
+        return membership
 
     def _settle(self) -> None:
-        """Charge what was put together, while the parties are here that were when it was made."""
+        """Charge the collected tokens, before the set of parties with requests changes."""
         for request_id, tokens in self._uncharged.items():
-            one = self._here[request_id]
-            one.tenants.charge(one.tenant, tokens)
-            one.tenant.groups.charge(one.group, tokens)
+            member = self._here[request_id]
+            member.tenants.charge(member.tenant, tokens)
+            member.tenant.groups.charge(member.group, tokens)
         self._uncharged.clear()
