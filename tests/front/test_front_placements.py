@@ -154,6 +154,20 @@ def test_those_that_are_longer_wait_in_turn_by_tenant() -> None:
     assert order == ["a0", "b", "a1", "a2"]
 
 
+def test_one_that_found_memory_at_once_is_charged_among_its_kind() -> None:
+    queue = opened(*NAMES)
+    order = []
+    for tenant, name in (("a", "a0"), ("a", "a1"), ("a", "a2"), ("b", "b")):
+        queue.add(replace(entry(90, name=name), tenant=tenant))
+        order += [(at, command) for at, command in queue.due(0.0)]
+    assert [str(command.request_id) for _, command in order] == ["a0"]
+    for step in range(1, 4):
+        at, command = order[-1]
+        queue.heard(at, Finished(command.request_id, command.attempt, "length"), float(step))
+        order += queue.due(float(step))
+    assert [str(command.request_id) for _, command in order] == ["a0", "b", "a1", "a2"]
+
+
 def test_what_a_request_held_is_free_again_when_it_ends() -> None:
     """Not only with the next heartbeats, which come later."""
     queue = opened(*NAMES)

@@ -133,15 +133,17 @@ class WaitingLine:
             if not lines:
                 had_their_part.add(entry.tenant)
                 continue
-            is_long = self._routes.placements.is_long(entry)
-            line = None if is_long and self._long else self._routes.line_for(entry, lines, now)
+            if self._routes.placements.is_long(entry):  # its tenant is charged among its kind
+                self._may_lend |= not self._long
+                self._turns.discard(entry)
+                self._long.add(entry)
+                yield from self._due_long(open_lines, now)
+                continue
+            line = self._routes.line_for(entry, lines, now)
             if line is not None:
                 self._take(self._turns, entry)
                 yield entry, line
                 _close_full(open_lines, line)
-            elif is_long:
-                self._turns.discard(entry)
-                self._long.add(entry)
             elif entry.attempts.on_probation:  # it waits until another suspect is cleared
                 self._turns.take(entry)
                 aside.append(entry)
