@@ -1,1 +1,1 @@
-"""The memory of all instances behind one set of calls (MemServe §4)."""
+"""The memory of all instances behind one API (MemServe §4)."""

@@ -1,4 +1,4 @@
-"""Where a page is in the whole pool, and for how long that holds."""
+"""Addresses of pages in the whole pool, and leases on them."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -6,14 +6,14 @@ from typing import Literal, NamedTuple
 from kvell.mempool.owners import Owner, Tick
 
 Medium = Literal["device", "host"]
-"""What a page is in: the pool, or the buffer behind it."""
+"""The medium of a page: the pool, or the host buffer of a library."""
 
 
 class Address(NamedTuple):
-    """A page of one instance.
+    """The address of a page of one instance.
 
-    :param group: index of its layer group, ``position`` which page of the text it is.
-    :param page: its number in the group, ``offset`` where it begins in its medium, in bytes.
+    :param group: the index of its layer group; ``position`` is its index in the text.
+    :param page: its number in the group; ``offset`` is its start in its medium, in bytes.
     """
 
     instance: str
@@ -30,7 +30,7 @@ class Lease:
     """Pages that are held until a deadline.
 
     :param deadline: in ticks of the instance.
-    :param hit_tokens: of the text that was matched; 0 for memory that was asked for.
+    :param hit_tokens: the matched tokens of a text; 0 for allocated memory.
     """
 
     owner: Owner

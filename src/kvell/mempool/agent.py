@@ -1,4 +1,4 @@
-"""One instance's part in the pool, without I/O: what happens comes in, what is to be done goes out.
+"""One instance's part in the pool, without I/O: events in, actions out.
 
 The scheduler's process, the library and the simulator run the same agent.
 """
@@ -41,11 +41,11 @@ from kvell.mempool.transfers.sending import Sending
 
 
 class Agent:
-    """Holds, and both sides of transfers and of loans, over one memory core.
+    """The holds, and both sides of transfers and of loans, over one memory core.
 
-    :param content: what decides the bytes of a page beside the layout (weights, element types).
-    :param most_transfers: that come at once; further ones are refused.
-    :param most_lent: pages of each group that are lent at most; None: 31/32 of those with full
+    :param content: what besides the layout decides the bytes of a page (weights, element types).
+    :param most_transfers: the most concurrent incoming transfers; further ones are refused.
+    :param most_lent: the most pages of each group to lend; None: 31/32 of those with full
         attention.
     """
 
@@ -62,14 +62,14 @@ class Agent:
         self.fingerprint = layout_fingerprint(core.layout.groups, content)
         self.now: Tick = 0
         self.neighbours: dict[tuple[str, int], int] = {}
-        """By instance and incarnation: the large page at which its pool continues this one's."""
+        """By peer and incarnation: the large page at which the peer's mapped pool begins."""
         self.answering: set[tuple[str, int]] = set()
-        """Those that compute attention over what they lend, for queries."""
+        """The peers that compute attention over lent pages, for query rows."""
         self.out_of_reach: set[str] = set()
-        """Instances whose pages can only be copied."""
+        """The instances whose pages can only be copied."""
         self.holds = Holds(core)
         most_pages = [
-            one.pages_per_large * core.layout.num_large_pages for one in core.layout.groups
+            group.pages_per_large * core.layout.num_large_pages for group in core.layout.groups
         ]
         numbers = RightNumbers()
         self.sending = Sending(instance, incarnation, self.fingerprint, most_pages, numbers)
@@ -85,30 +85,30 @@ class Agent:
 
     @property
     def next_deadline(self) -> Tick | None:
-        """When :class:`.Ticked` has something to do; None while nothing is held or under way."""
+        """The next time at which :class:`.Ticked` has an effect; None if there is none."""
         parts = (self.holds, self.sending, self.receiving, self.asking, self.loans)
-        found = [part.next_deadline for part in parts]
-        return min((deadline for deadline in found if deadline is not None), default=None)
+        deadlines = [part.next_deadline for part in parts]
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def handle(self, entry: PeerEntry) -> list[Action]:
-        """Handle one input; return the actions it causes.  The last ``Ticked`` says the time."""
+        """Handle one event and return its actions.  The time is that of the last ``Ticked``."""
         return self._followed(self._handled(entry))
 
     def _followed(self, actions: Sequence[Action]) -> list[Action]:
-        """The actions with what follows from them for copies and asks.
+        """Return the actions with their consequences for copies and requests for texts.
 
-        Pages of a copy that is over are let go here: the caller carries the actions out
-        before anybody else gets pages.
+        Pages of a finished copy are released here. The caller executes the actions before it
+        allocates pages again.
         """
-        found: list[Action] = []
+        followed: list[Action] = []
         for action in actions:
-            found.append(action)
+            followed.append(action)
             if isinstance(action, Ended):
                 self.copies.ended(action.transfer)
-                found += self.asking.ended(action)
+                followed += self.asking.ended(action)
             elif isinstance(action, Arrived) and action.is_inserted:
-                found += self.asking.arrived(action)
-        return found
+                followed += self.asking.arrived(action)
+        return followed
 
     def _handled(self, entry: PeerEntry) -> list[Action]:
         if isinstance(entry, Heard):
@@ -132,7 +132,6 @@ class Agent:
         return self._tick(entry.now)
 
     def _heard(self, peer: str, message: PeerMessage) -> list[Action]:
-        """A message of another instance."""
         if isinstance(message, LoanMessage):
             return self.loans.heard(peer, message, self.now)
         if isinstance(message, Prepare):
@@ -150,13 +149,13 @@ class Agent:
         if isinstance(message, Declined):
             return self.asking.declined(peer, message)
         if isinstance(message, Written):
-            return []  # it is for the mover
+            return []  # ``Mover`` handles it
         assert isinstance(message, Abandon)
         mine = self.sending.abandoned(peer, message)
         return mine + self.receiving.abandoned(peer, message)
 
     def _tick(self, now: Tick) -> list[Action]:
-        """Time has passed: transfers and loans that took too long, and then holds that are over."""
+        """End late transfers and loans, and then expired holds."""
         self.now = now
         actions = self.sending.tick(now) + self.receiving.tick(now) + self.asking.tick(now)
         actions += self.loans.tick(now)
@@ -164,9 +163,9 @@ class Agent:
         return actions
 
     def _instance_died(self, instance: str, incarnation: int) -> list[Action]:
-        """Another instance is no more: its transfers and loans end, and what it held is given back.
+        """End the transfers and loans of a dead instance, and release its holds here.
 
-        What it was sending is given back once nobody writes into it.
+        Holds of its incoming transfers are released once no copy writes into them.
         """
         self.neighbours.pop((instance, incarnation), None)
         self.answering.discard((instance, incarnation))

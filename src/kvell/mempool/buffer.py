@@ -1,12 +1,12 @@
-"""Host memory behind the pool of a library: texts that are swapped out and in, and found in both.
+"""The host memory of a library's pool: texts are swapped out and in, and matched in both.
 
 ::
 
-             swap_out: copied, and the pool's pages given back if nobody else has them
+             swap_out: copied, and the pool's pages freed unless another user has them
     pool  ◄────────────────────────────────────────────────────────────────────────►  buffer
-             swap_in: what the pool lacks is copied and cached there; it stays here too
+             swap_in: missing pages are copied and cached in the pool; they stay here too
 
-All on the thread that has the memory core.  Between two instances only pages of pools travel.
+All calls run on the thread of the memory core.  Instances exchange only pages of pools.
 """
 
 from collections import Counter
@@ -29,28 +29,28 @@ from kvell.mempool.transfers.copies import whole
 from kvell.mempool.transports.page_copies import Bytes
 
 Media = Literal["device", "host", "mixed"]
-"""Where a text is looked for: in the pool, in the buffer, or in both together."""
+"""The tiers to match a text in: the pool, the buffer, or both together."""
 MEDIA: tuple[Media, ...] = get_args(Media)
 
 FoundPage = tuple[Medium, int, int, int]
-"""Medium, group, position, page there."""
+"""The medium, group, position and page number of a page."""
 
 
 @dataclass(frozen=True)
 class _Tiered:
-    """What is held of both tiers: pages of the pool under a handle, and keys that are pinned."""
+    """The held pages of both tiers: those of the pool by a handle, those of the buffer by keys."""
 
     handle: int
     keys: tuple[Key, ...]
 
 
 class HostBuffer:
-    """The buffer of one pool.
+    """The host buffer of one pool.
 
-    :param holds: of the pool, whose deadlines count here too.
-    :param pool: bytes of the pool, uint8.
-    :param size_bytes: of host memory; whole large pages of it are used.
-    :raises ChangeSomething: if it is less than a large page.
+    :param holds: the holds of the pool, whose deadlines count here too.
+    :param pool: the bytes of the pool, uint8.
+    :param size_bytes: the size of host memory, rounded down to whole large pages.
+    :raises ChangeSomething: if the size is less than a large page.
     """
 
     def __init__(self, core: HoldingCore, holds: Holds, pool: Bytes, size_bytes: int) -> None:
@@ -69,10 +69,10 @@ class HostBuffer:
         self._users: Counter[Key] = Counter()
 
     def swap_out(self, tokens: Tokens, root: str, model: str) -> int:
-        """Copy what is cached of a text here, and give its pages of the pool back if nobody else
-        has them; returns its tokens that are here now.
+        """Copy a text's cached pages here, and free its pages in the pool without other users.
 
-        :raises TryLater: if the buffer has too little room; then the text is where it was.
+        :returns: the number of the text's tokens in the buffer.
+        :raises TryLater: if the buffer has too little room; then the text stays in the pool.
         """
         digests, tiers = self._look_up(tokens, root, model)
         length = tiers.longest
@@ -80,7 +80,7 @@ class HostBuffer:
             return 0
         places = list(tiers.places(length))
         keys = tuple(tiers.key(group, place) for group, _, place in places)
-        self.pages.touch(keys)  # none of them makes way for another
+        self.pages.touch(keys)  # so that none of them evicts another
         taken: list[Key] = []
         for key, (group, _, place) in zip(keys, places, strict=True):
             if key in self.pages:
@@ -99,7 +99,7 @@ class HostBuffer:
         return length
 
     def swap_in(self, tokens: Tokens, root: str, model: str) -> int:
-        """Bring a text into the pool and cache it there; returns its tokens that are there now.
+        """Copy a text to the pool, cache it there, and return the number of its cached tokens.
 
         :raises TryLater: if the pool has too little room.
         """
@@ -110,8 +110,8 @@ class HostBuffer:
             self._core.close(handle, renew=False)
             return hit
         self._core.receive(handle, length)
-        one, until = np.asarray([handle], np.int32), np.asarray([length], np.int32)
-        served, rows = self._core.grow(one, until)
+        handles, until = np.asarray([handle], np.int32), np.asarray([length], np.int32)
+        served, rows = self._core.grow(handles, until)
         if not served:
             self._core.close(handle, renew=False)
             raise TryLater(f"the pool has too little room for {length} tokens")
@@ -128,13 +128,13 @@ class HostBuffer:
                 keys.append(tiers.key(group, place))
                 self._pool_view(group, page)[:] = self.view(group, self.pages.page(keys[-1]))
         self.pages.touch(reversed(keys))
-        self._core.advance(one, until)
+        self._core.advance(handles, until)
         self._core.close(handle)
         return length
 
     def delete(self, tokens: Tokens, root: str, model: str) -> int:
-        """Forget texts along this one that are here and not held, but for what others share with
-        them; returns the number of pages."""
+        """Forget the stored prefixes of a text that are not held, and return the number of freed
+        pages; pages that other texts share stay."""
         self._begin()
         digests, gone = PrefixDigests(tokens, _name(root, model)), 0
         for end in range(len(tokens), 0, -1) if self._texts else ():
@@ -150,8 +150,7 @@ class HostBuffer:
     def hold(
         self, owner: Owner, deadline: Tick, tokens: Tokens, root: str, model: str, media: Media
     ) -> tuple[Hold, list[FoundPage]]:
-        """Hold the longest prefix that is found in some media, until a deadline of the pool's
-        holds; and where its pages are."""
+        """Hold the longest prefix in the given media until a deadline, and return its pages."""
         _, tiers = self._look_up(tokens, root, model, in_pool=media == "mixed")
         handle, length = 0, tiers.longest
         if media == "mixed":
@@ -181,7 +180,7 @@ class HostBuffer:
         return hold, pages
 
     def sweep(self) -> None:
-        """Let go of what was held beside holds that are over."""
+        """Release the pages of both tiers whose holds have ended."""
         for owner in [owner for owner in self._tiered if owner not in self._holds]:
             over = self._tiered.pop(owner)
             self.pages.unpin(over.keys)
@@ -189,7 +188,7 @@ class HostBuffer:
                 self._core.close(over.handle, renew=False)
 
     def view(self, group: int, page: int) -> npt.NDArray[np.uint8]:
-        """The bytes of a page of the buffer."""
+        """Return the bytes of a page of the buffer."""
         size_bytes = self.pages.groups[group].page_stride_bytes
         return self.memory[page * size_bytes : (page + 1) * size_bytes]
 
@@ -203,16 +202,16 @@ class HostBuffer:
     def _look_up(
         self, tokens: Tokens, root: str, model: str, *, in_pool: bool = True
     ) -> tuple[PrefixDigests, Tiers]:
-        """All of the tokens may be found."""
+        """Return the digests and tiers of a text. A hit may cover all of its tokens."""
         self._begin()
         own = [index for index, group in enumerate(self.pages.groups) if group.model == model]
         for group in (self.pages.groups[index] for index in own):
             if group.kind not in SERVED_KINDS or group.is_draft:
                 problem = f"has layers whose pages stay in the pool: {group.name}"
                 raise ChangeSomething("model", model or "''", problem, "leave its texts there")
-        known = self._core.known(tokens, root, model=model)
+        indexed = self._core.known(tokens, root, model=model)
         digests = PrefixDigests(whole(tokens), _name(root, model))
-        return digests, Tiers(self.pages, own, digests, known if in_pool else known[:0])
+        return digests, Tiers(self.pages, own, digests, indexed if in_pool else indexed[:0])
 
     def _pool_view(self, group: int, page: int) -> npt.NDArray[np.uint8]:
         size_bytes = self.pages.groups[group].page_stride_bytes

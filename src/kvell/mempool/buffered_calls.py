@@ -1,4 +1,4 @@
-"""The pool's calls on host memory behind it: swaps, and matches of any medium."""
+"""The pool's calls on its host memory: swaps, and matches in any medium."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -16,7 +16,7 @@ from kvell.mempool.owners import HoldKind, Owner, Tick
 
 
 class _Pool(Protocol):
-    """What these calls need of the pool."""
+    """The members of the pool that these calls use."""
 
     layout: Layout
     instance: str
@@ -33,27 +33,26 @@ class _Pool(Protocol):
 
 
 class BufferedCalls:
-    """Part of :class:`.pool.MemPool`; every call runs on the node's thread."""
+    """The part of :class:`.pool.MemPool` for host memory; every call runs on the node's thread."""
 
     def swap_out(self: _Pool, tokens: Sequence[int], *, root: str = "", model: str = "") -> int:
-        """Copy what is cached of a text to host memory, and give its pages of the pool back if
-        nobody else has them.
+        """Copy a text's cached pages to host memory, and free the pool's pages without other users.
 
-        :returns: tokens that can be swapped in again.
+        :returns: the number of tokens that can be swapped in again.
         :raises ChangeSomething: without ``cpu_buffer_bytes``, or for layers with images or drafts.
-        :raises TryLater: if host memory has too little room; then the text is where it was.
+        :raises TryLater: if host memory has too little room; then the text stays in the pool.
         """
         text, buffer = np.asarray(tokens, np.int32), buffer_of(self._buffer)
         return self._node.ask(lambda: buffer.swap_out(text, root, model))
 
     def swap_in(self: _Pool, tokens: Sequence[int], *, root: str = "", model: str = "") -> int:
-        """Bring a text into the pool, as far as it is not there, and cache it.
+        """Copy the missing pages of a text to the pool and cache it there.
 
-        What host memory has of it stays there too, until others need the room.
+        The pages also stay in host memory until other texts need the room.
 
-        :returns: tokens that the pool has now.
+        :returns: the number of tokens that the pool has now.
         :raises ChangeSomething: as :meth:`swap_out`.
-        :raises TryLater: if the pool has too little room, its cached pages included.
+        :raises TryLater: if the pool has too little room, even after evictions.
         """
         text, buffer = np.asarray(tokens, np.int32), buffer_of(self._buffer)
         return self._node.ask(lambda: buffer.swap_in(text, root, model))
@@ -83,15 +82,15 @@ class BufferedCalls:
         return buffer_of(self._buffer).view(address.group, address.page)
 
     def _bring_in(self: _Pool, tokens: Sequence[int], root: str, model: str) -> None:
-        """What host memory has of a text is to be sent; on the node's thread."""
+        """Swap a text in before it is sent. Runs on the node's thread."""
         if self._buffer is not None:
             self._buffer.swap_in(np.asarray(tokens, np.int32), root, model)
 
 
 def buffer_of(buffer: HostBuffer | None) -> HostBuffer:
-    """The pool's host memory.
+    """Return the pool's host memory.
 
-    :raises ChangeSomething: if it has none.
+    :raises ChangeSomething: if the pool has none.
     """
     if buffer is None:
         problem, remedy = "gives no host memory to swap to", "give the MemPool some bytes of it"

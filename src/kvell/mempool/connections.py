@@ -1,4 +1,4 @@
-"""Connections of an instance to others: those that it opens, and those that it lets in."""
+"""Connections of an instance to others, opened or accepted."""
 
 import contextlib
 import ipaddress
@@ -28,14 +28,14 @@ from kvell.wire.session import Purpose, check_secret, open_session
 
 logger = logging.getLogger(__name__)
 TAKERS = 8
-"""Threads that take in proven peers: each waits for the node, or for descriptors."""
+"""The threads that set up authenticated peers. Each may wait for the node or for descriptors."""
 
 
 def listening(address: Endpoint | None, secret: bytes) -> socket.socket | None:
-    """A socket that listens at an address; None for none.
+    """Return a socket that listens at an address, or None without an address.
 
-    :raises ChangeSomething: when the address is none, cannot be bound, or the secret is too short
-        for it.
+    :raises ChangeSomething: when the address is invalid or cannot be bound, or the secret is too
+        short for TCP.
     """
     if address is None:
         return None
@@ -45,18 +45,18 @@ def listening(address: Endpoint | None, secret: bytes) -> socket.socket | None:
 
 
 class PeerConnections:
-    """Meets other instances of the cluster; the same for both transports.
+    """The connections to other instances of the cluster, the same for both transports.
 
-    :param told: who this is.
-    :param memory: own pool, uint8 [pool_bytes], and ``descriptor`` the memfd that it is.
-    :param listener: of :func:`listening`.
-    :param enters: gets each peer that has connected to it, on a thread of its own.
-    :param answers: answers queries over lent pages that come over TCP; None: nobody asks any here.
+    :param greeting: the identity of this instance.
+    :param memory: the pool, uint8 [pool_bytes]; ``descriptor`` is its memfd.
+    :param listener: from :func:`listening`.
+    :param enters: receives each peer that has connected here, on a separate thread.
+    :param answers: computes attention over lent pages for queries over TCP; None: no queries.
     """
 
     def __init__(
         self,
-        told: Greeting,
+        greeting: Greeting,
         secret: bytes,
         memory: Bytes,
         descriptor: int,
@@ -67,13 +67,13 @@ class PeerConnections:
     ) -> None:
         self._secret, self._enters = secret, enters
         self._descriptors = descriptor, rights.descriptor
-        # Peers come back to the address that they see, so it is the one that listens.
+        # Peers connect back to the address that they see, so connections start from the listener's.
         self._source, port = "", 0
         is_tcp = listener is not None and listener.family != socket.AF_UNIX
         if listener is not None and is_tcp:
             host, port = listener.getsockname()[:2]
             self._source = "" if ipaddress.ip_address(host).is_unspecified else host
-        self._told = msgspec.structs.replace(told, port=port)
+        self._told = msgspec.structs.replace(greeting, port=port)
         self._pages = PageServer(memory, rights)
         self._partials = None if answers is None else PartialsServer(answers)
         self._taken: set[socket.socket] = set()
@@ -87,20 +87,20 @@ class PeerConnections:
 
     @property
     def address(self) -> Endpoint | None:
-        """Where it listens."""
+        """The address of the listener."""
         return None if self.doorway is None else self.doorway.address
 
     def open(self) -> None:
-        """Begin to let others in."""
+        """Start to accept connections."""
         if self.doorway is not None:
             self.doorway.open()
 
     def connect(self, endpoint: Endpoint, name: str = "") -> Peer:
-        """Connect to an instance; the caller waits.
+        """Connect to an instance and wait for the connection.
 
-        :param name: it must have; "": any.
-        :raises TryLater: when nobody answers there.
-        :raises ChangeSomething: when it is no instance of this cluster, or another.
+        :param name: the required name of the instance; "": any.
+        :raises TryLater: when no instance answers there.
+        :raises ChangeSomething: when the peer is no instance of this cluster, or has another name.
         """
         if isinstance(endpoint, str):
             self._check_tcp()
@@ -109,10 +109,10 @@ class PeerConnections:
         except OSError as error:
             raise TryLater(f"no instance answers at {endpoint} ({error})") from error
         try:
-            told = open_session(BlockingSocket(sock), self._told, self._secret, "messages")
-            if name and told.instance != name:
-                raise ProtocolError(f"{told.instance} answers there, not {name}")
-            return self._peer(sock, told, endpoint)
+            peer = open_session(BlockingSocket(sock), self._told, self._secret, "messages")
+            if name and peer.instance != name:
+                raise ProtocolError(f"{peer.instance} answers there, not {name}")
+            return self._peer(sock, peer, endpoint)
         except ProtocolError as error:
             sock.close()
             raise ChangeSomething("peer", endpoint, str(error), "give another address") from error
@@ -121,11 +121,11 @@ class PeerConnections:
             raise TryLater(f"no instance answers at {endpoint} ({error})") from error
 
     def close(self) -> None:
-        """Let nobody in any more, and send nobody pages; nothing is read when this returns."""
+        """Stop accepting peers and serving pages. No page is read once this returns."""
         if self.doorway is not None:
             self.doorway.close()
         for sock in list(self._taken):
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # it is closed already
                 sock.shutdown(socket.SHUT_RDWR)
         self._takers.shutdown()
         self._pages.close()
@@ -141,30 +141,32 @@ class PeerConnections:
                 'give address="tcp://127.0.0.1:0"',
             )
 
-    def _came(self, told: Greeting, sock: socket.socket) -> None:
-        """An instance has connected."""
+    def _came(self, greeting: Greeting, sock: socket.socket) -> None:
+        """Set up an instance that has connected."""
         self._taken.add(sock)
-        self._takers.submit(self._take, told, sock)
+        self._takers.submit(self._take, greeting, sock)
 
-    def _reads(self, told: Greeting, sock: socket.socket) -> None:
-        """An instance has connected to read pages."""
-        self._pages.serve(told.instance, BlockingSocket(sock))
+    def _reads(self, greeting: Greeting, sock: socket.socket) -> None:
+        """Serve an instance that has connected to read pages."""
+        self._pages.serve(greeting.instance, BlockingSocket(sock))
 
-    def _asks(self, told: Greeting, sock: socket.socket) -> None:
-        """An instance has connected to ask for attention over what it borrows."""
+    def _asks(self, greeting: Greeting, sock: socket.socket) -> None:
+        """Serve an instance that has connected for attention over its borrowed pages."""
         if self._partials is not None:
-            self._partials.answer_peer(told.instance, BlockingSocket(sock))
+            self._partials.answer_peer(greeting.instance, BlockingSocket(sock))
 
-    def _take(self, told: Greeting, sock: socket.socket) -> None:
+    def _take(self, greeting: Greeting, sock: socket.socket) -> None:
         try:
             is_here = sock.family == socket.AF_UNIX
             host = "" if is_here else sock.getpeername()[0]
-            peer = self._peer(sock, told, None if is_here else tcp_endpoint(host, told.port))
+            peer = self._peer(
+                sock, greeting, None if is_here else tcp_endpoint(host, greeting.port)
+            )
         except (OSError, ProtocolError):
             sock.close()
             return
         except Exception:
-            logger.exception("%s, which has connected, could not be taken in", told.instance)
+            logger.exception("%s, which has connected, could not be taken in", greeting.instance)
             sock.close()
             return
         finally:
@@ -174,28 +176,28 @@ class PeerConnections:
         except TryLater:
             peer.close()
         except Exception:
-            logger.exception("%s, which has connected, could not be taken in", told.instance)
+            logger.exception("%s, which has connected, could not be taken in", greeting.instance)
             peer.close()
 
-    def _peer(self, sock: socket.socket, told: Greeting, endpoint: Endpoint | None) -> Peer:
-        """A peer that has proved to know the secret.
+    def _peer(self, sock: socket.socket, greeting: Greeting, endpoint: Endpoint | None) -> Peer:
+        """Return an authenticated peer.
 
-        :param endpoint: at which its pages are read over TCP; else both map the other's memory.
+        :param endpoint: the TCP address for reading its pages; otherwise both sides map memory.
         """
         if isinstance(endpoint, str):
-            pages = TcpPages(partial(self._open, "pages", endpoint, told))
-            asks = partial(self._open, "partials", endpoint, told)
+            pages = TcpPages(partial(self._open, "pages", endpoint, greeting))
+            asks = partial(self._open, "partials", endpoint, greeting)
             partials = None if self._partials is None else PartialsLine(asks)
-            return Peer(sock, told, pages, partials)
+            return Peer(sock, greeting, pages, partials)
         descriptors = exchange_descriptors(sock, self._descriptors, GREETING_SECONDS)
-        return Peer(sock, told, MappedPages(told.pool_bytes, descriptors))
+        return Peer(sock, greeting, MappedPages(greeting.pool_bytes, descriptors))
 
-    def _open(self, purpose: Purpose, endpoint: str, told: Greeting) -> BlockingSocket:
-        """A connection for pages of a peer, or for attention over them."""
+    def _open(self, purpose: Purpose, endpoint: str, peer: Greeting) -> BlockingSocket:
+        """Return a connection for pages of a peer, or for attention over them."""
         channel = BlockingSocket(connect_to(endpoint, GREETING_SECONDS, self._source))
         try:
-            found = open_session(channel, self._told, self._secret, purpose)
-            if (found.instance, found.incarnation) != (told.instance, told.incarnation):
+            answer = open_session(channel, self._told, self._secret, purpose)
+            if (answer.instance, answer.incarnation) != (peer.instance, peer.incarnation):
                 raise ProtocolError("another instance answers in its place")
         except BaseException:
             channel.close()

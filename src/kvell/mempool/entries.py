@@ -1,4 +1,4 @@
-"""What happens to an instance's part in the pool: the inputs of its agent."""
+"""The events of an instance's part in the pool: the inputs of its agent."""
 
 from typing import NamedTuple
 
@@ -7,21 +7,21 @@ from kvell.mempool.transfers.messages import PeerMessage, Transfer
 
 
 class Heard(NamedTuple):
-    """A message of another instance came."""
+    """A message of another instance arrived."""
 
     peer: str
     message: PeerMessage
 
 
 class PullEnded(NamedTuple):
-    """A copy has ended; ``problem`` is "" if it counts."""
+    """A copy has ended; ``problem`` is "" if it is valid."""
 
     transfer: Transfer
     problem: str
 
 
 class PeerLost(NamedTuple):
-    """An incarnation of another instance is no more; 0: it could not be reached."""
+    """An incarnation of another instance is dead; 0: the instance could not be reached."""
 
     peer: str
     incarnation: int
@@ -32,9 +32,12 @@ BY_QUERIES = -2
 
 
 class PeerMapped(NamedTuple):
-    """An incarnation of another instance is met, whose pool continues one's own from this large
-    page on; ``NOT_IN_PLACE``: its pages can only be copied; ``BY_QUERIES``: it computes attention
-    over what it lends, for query rows that it is sent."""
+    """An incarnation of another instance is connected.
+
+    :param first_large: the large page at which its mapped pool begins after this instance's;
+        ``NOT_IN_PLACE``: its pages can only be copied; ``BY_QUERIES``: it computes attention over
+        lent pages, for query rows.
+    """
 
     peer: str
     incarnation: int
@@ -48,7 +51,7 @@ class Ticked(NamedTuple):
 
 
 class Draining(NamedTuple):
-    """The instance is taken out of service: no further text comes in, and no memory is lent."""
+    """The instance is draining: it accepts no more texts and lends no more memory."""
 
 
 PeerEntry = Heard | PullEnded | PeerLost | PeerMapped | Ticked | Draining

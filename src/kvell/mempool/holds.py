@@ -1,15 +1,15 @@
-"""Pages of one instance that are held for somebody, each until a deadline.
+"""Pages of one instance that are held for an owner, each until a deadline.
 
 ::
 
     hold_text ──► HELD ──claim──► a request of the scheduler
     hold_pages ─►  │ │
                    │ ├─insert──► cached
-                   │ └─expire, release, its owner's instance dies ──► gone
-                   └─receive──► HELD, with pages for what comes
+                   │ └─expire, release, its owner's instance dies ──► freed
+                   └─receive──► HELD, with pages for the tokens that arrive
 
-A hold is a lease of the memory core, which never evicts, moves or withholds its pages.  Pure: time
-is told in ticks.
+A hold is a lease of the memory core, which never evicts, moves or withholds its pages.  This
+module does no I/O; callers pass the time in ticks.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,17 +22,17 @@ from kvell.memory import HoldingCore, Images, Ints, Tokens
 from kvell.mempool.owners import Owner, Tick
 
 FOR_GOOD = (1 << 31) - 1
-"""The step until which the memory core leases: deadlines are kept here, in ticks."""
+"""The last step of all leases in the memory core, never reached: ``Holds`` keeps the deadlines."""
 
 
 @dataclass
 class Hold:
     """One hold.
 
-    :ivar handle: of the memory core.
-    :ivar tokens: int32, of its text; empty for pages without one.
-    :ivar hit_tokens: of these the ones that were found.
-    :ivar root: of its prefix, and ``model`` which of several.
+    :ivar handle: the handle in the memory core.
+    :ivar tokens: the tokens of its text, int32; empty for pages without a text.
+    :ivar hit_tokens: the number of matched tokens.
+    :ivar root: the root of its prefix.
     """
 
     owner: Owner
@@ -48,7 +48,7 @@ class Holds:
     """All holds over one memory core.
 
     :param core: shared with the scheduler, which closes none of these handles.
-    :ivar watch: is told of texts that are cached now, just before.
+    :ivar watch: called with each received text just before it is cached.
     """
 
     def __init__(self, core: HoldingCore) -> None:
@@ -70,7 +70,7 @@ class Holds:
 
     @property
     def next_deadline(self) -> Tick | None:
-        """When the next hold expires; None if there is none."""
+        """The time at which the next hold expires, or None."""
         return min((hold.deadline for hold in self._holds.values()), default=None)
 
     def hold_text(
@@ -86,9 +86,9 @@ class Holds:
     ) -> Hold:
         """Hold the longest prefix of a text that every layer group can resume from.
 
-        :param tokens: int32; at most all but the last are found.
-        :param images: int32 [n, 3] as for ``MemoryCore.open``; None without any.
-        :raises ValueError: if the owner holds something already, or the images are not in the text.
+        :param tokens: int32; all but the last can be matched.
+        :param images: int32 [n, 3], as for ``MemoryCore.open``.
+        :raises ValueError: if the owner has a hold already, or the images are not in the text.
         """
         self._require_new(owner)
         handle = self._core.open(
@@ -101,9 +101,9 @@ class Holds:
     def hold_pages(
         self, owner: Owner, deadline: Tick, counts: Ints, *, model: str = ""
     ) -> Hold | None:
-        """Hold empty pages of each group [groups]; None if there are too few.
+        """Hold empty pages of each group [groups], or return None if there are too few.
 
-        :raises ValueError: if the owner holds something already, or for another model's groups.
+        :raises ValueError: if the owner has a hold already, or for another model's groups.
         """
         self._require_new(owner)
         handle = self._core.reserve(counts, FOR_GOOD, model=model)
@@ -112,82 +112,82 @@ class Holds:
         return self._add(Hold(owner, handle, deadline, np.empty(0, np.int32), 0))
 
     def receive(self, owner: Owner, computed: int) -> Ints | None:
-        """Take pages for the first ``computed`` tokens, whose contents are about to come.
+        """Allocate pages for the first ``computed`` tokens, whose contents are about to arrive.
 
-        :returns: what is missing [m, 3]: group, position, page; None if there is no room, and
-            then the hold is gone.
-        :raises ValueError: if the text cannot come in pages (a part of an image, tokens that are
-            dropped).
+        :returns: the pages to fill [m, 3]: group, position, page; None if there is no room, and
+            then the hold is released.
+        :raises ValueError: if the text cannot be received in pages (a part of an image, dropped
+            tokens).
         """
         hold = self._holds[owner]
         if computed <= hold.hit_tokens:
-            # Nothing comes.  Its last page would be taken anew, while others may evict this one.
+            # Nothing arrives. ``receive`` would allocate a new last page and make this evictable.
             return np.empty((0, 3), np.int32)
         handle = hold.handle
         self._core.receive(handle, computed)
-        one, until = np.asarray([handle], np.int32), np.asarray([computed], np.int32)
-        served, rows = self._core.grow(one, until)
+        handles, until = np.asarray([handle], np.int32), np.asarray([computed], np.int32)
+        served, rows = self._core.grow(handles, until)
         if not served:
             self.release(owner)
             return None
         return rows[:, 1:]
 
     def pages(self, owner: Owner) -> Ints:
-        """All pages that are held [m, 3]: group, position, page; half-full ones and states too."""
+        """Return all held pages and states, full or not [m, 3]: group, position, page."""
         return _pages_held(self._core, self._holds[owner].handle)
 
     def places(self, owner: Owner) -> dict[tuple[int, int], int]:
-        """The same as (group, position) → page."""
+        """Return the result of :meth:`pages` as (group, position) → page."""
         return places_held(self._core, self._holds[owner].handle)
 
     def adopt(self, owner: Owner, tokens: Tokens, root: str = "") -> None:
-        """Make pages without a text those of a text that is wholly computed and in them.
+        """Assign held pages, which contain the computed tokens of a text, to that text.
 
-        :raises ValueError: if they are not as many as the text takes in each group.
+        :raises ValueError: if a group has another number of pages than the text needs.
         """
         hold = self._holds[owner]
         self._core.adopt(hold.handle, tokens, root)
         hold.tokens, hold.root = np.array(tokens, np.int32), root
 
     def insert(self, owner: Owner, computed: int) -> None:
-        """Cache the first ``computed`` tokens, whose contents have come; the hold ends."""
+        """Cache the first ``computed`` tokens, whose contents have arrived, and end the hold."""
         hold = self._holds.pop(owner)
         if self.watch is not None:
             self.watch(hold)
-        one, until = np.asarray([hold.handle], np.int32), np.asarray([computed], np.int32)
-        self._core.advance(one, until)
+        handles, until = np.asarray([hold.handle], np.int32), np.asarray([computed], np.int32)
+        self._core.advance(handles, until)
         self._core.close(hold.handle)
 
     def claim(self, owner: Owner) -> int:
-        """End the hold and keep its pages; returns the handle, which is the caller's now."""
+        """End the hold, keep its pages and return its handle, which the caller then owns."""
         return self._holds.pop(owner).handle
 
     def extend(self, owner: Owner, deadline: Tick) -> bool:
-        """Hold for longer; whether the hold was still there."""
+        """Extend a hold and return whether it still existed."""
         hold = self._holds.get(owner)
         if hold is not None:
             hold.deadline = max(hold.deadline, deadline)
         return hold is not None
 
     def release(self, owner: Owner) -> bool:
-        """Give the pages back; idempotent.  Whether the hold was still there."""
+        """Release the pages and return whether the hold still existed. Idempotent."""
         hold = self._holds.pop(owner, None)
         if hold is not None:
             self._core.close(hold.handle, renew=False)
         return hold is not None
 
     def expire(self, now: Tick) -> list[Owner]:
-        """Give back what has passed its deadline; returns whose it was."""
+        """Release expired holds and return their owners."""
         return self._release_where(lambda hold: hold.deadline <= now)
 
     def instance_died(self, instance: str, incarnation: int) -> list[Owner]:
-        """Give back what an incarnation of an instance, or an earlier one, held."""
+        """Release the holds of an incarnation of an instance and of earlier ones."""
         return self._release_where(
             lambda hold: hold.owner.instance == instance and hold.owner.incarnation <= incarnation
         )
 
     def audit(self) -> list[str]:
-        """Every contradiction with the memory core, a sentence for each."""
+        """Return all contradictions with the memory core, a sentence for each."""
         leases = {h.handle for h in self._core.snapshot().holders if h.is_lease}
         return [
             f"{hold.owner}: handle {hold.handle} is no lease of the core"
@@ -211,7 +211,7 @@ class Holds:
 
 
 def places_held(core: HoldingCore, handle: int) -> dict[tuple[int, int], int]:
-    """(group, position) → page of all that a lease holds, half-full ones and states too."""
+    """Return all pages of a lease by (group, position), with partly filled ones and states."""
     return {(group, at): page for group, at, page in _pages_held(core, handle).tolist()}
 
 

@@ -1,4 +1,4 @@
-"""The pool's calls between instances: texts that are sent, and texts that are asked for."""
+"""The pool's calls between instances: sending texts and fetching texts."""
 
 import queue
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ TRANSFER_SECONDS = 30.0
 
 
 class MovingCalls(BufferedCalls):
-    """Part of :class:`.pool.MemPool`, which makes what is used here."""
+    """The part of :class:`.pool.MemPool` for transfers."""
 
     layout: Layout
     instance: str
@@ -44,20 +44,20 @@ class MovingCalls(BufferedCalls):
 
     @property
     def address(self) -> Endpoint | None:
-        """Where others connect to; with the port that was free."""
+        """The address of the listener, with the actual port."""
         return self._node.address
 
     def connect(self, address: Endpoint) -> str:
-        """Connect to another instance; returns its name.
+        """Connect to another instance and return its name.
 
-        :param address: as it says in its own ``address``.
-        :raises TryLater: when nobody answers there.
-        :raises ChangeSomething: when it is no instance of this cluster.
+        :param address: the ``address`` of that instance.
+        :raises TryLater: when no instance answers there.
+        :raises ChangeSomething: when the peer is no instance of this cluster.
         """
         return self._node.connect(address)
 
     def peers(self) -> list[str]:
-        """Instances that are connected."""
+        """Return the connected instances."""
         return self._node.peers()
 
     def transfer(
@@ -70,12 +70,12 @@ class MovingCalls(BufferedCalls):
         private: bytes = b"",
         seconds: float = TRANSFER_SECONDS,
     ) -> int:
-        """Send what is cached of a text; the receiver's user gets it from :meth:`next_arrival`.
+        """Send the cached part of a text; the receiver's user gets it from :meth:`next_arrival`.
 
-        The receiver takes what it has itself and allocates the rest; only that crosses.
+        The receiver uses its own cached pages and allocates the rest; only the rest is sent.
 
-        :returns: tokens that it has now.
-        :raises ChangeSomething: if nothing of the text is cached here.
+        :returns: the number of tokens that the receiver has now.
+        :raises ChangeSomething: if no part of the text is cached here.
         :raises TryLater: if the receiver is not connected, has no room, or gave up.
         """
         return self._transfer(instance, tokens, root, model, private, seconds, inserts=False)
@@ -90,7 +90,7 @@ class MovingCalls(BufferedCalls):
         private: bytes = b"",
         seconds: float = TRANSFER_SECONDS,
     ) -> int:
-        """Send what is cached of a text; the receiver caches it too.  See :meth:`transfer`."""
+        """Send the cached part of a text, which the receiver caches too.  See :meth:`transfer`."""
         return self._transfer(instance, tokens, root, model, private, seconds, inserts=True)
 
     def fetch(
@@ -102,16 +102,16 @@ class MovingCalls(BufferedCalls):
         model: str = "",
         seconds: float = TRANSFER_SECONDS,
     ) -> int:
-        """Ask an instance for what it has of a text beyond what is cached here, and cache it.
+        """Fetch the part of a text that an instance has beyond the part cached here, and cache it.
 
-        :returns: tokens that are cached here then; the same as before if it has no more.
-        :raises TryLater: if it is not connected, or does not send it in time.
+        :returns: the number of tokens then cached here; unchanged if the instance has no more.
+        :raises TryLater: if the instance is not connected, or does not send the text in time.
         """
         text = np.asarray(tokens, np.int32)
 
         def asked() -> tuple[Future[Fetched], int]:
             self._bring_in(tokens, root, model)
-            known = self.core.peek(whole(tokens), root, model=model)
+            cached_tokens = self.core.peek(whole(tokens), root, model=model)
             number, actions = self._agent.asking.ask(
                 instance,
                 text,
@@ -119,32 +119,32 @@ class MovingCalls(BufferedCalls):
                 self._deadline(seconds),
                 root=root,
                 model=model,
-                beyond=known,
+                beyond=cached_tokens,
             )
             done = self._fetching[number] = Future()
             self._node.act(actions)
             self._node.wake_at(self._agent.next_deadline)
-            return done, known
+            return done, cached_tokens
 
-        done, known = self._node.ask(asked)
+        done, cached_tokens = self._node.ask(asked)
         fetched = done.result()
         if fetched.problem and fetched.problem != NOTHING_MORE:
             raise TryLater(f"{instance} does not send it: {fetched.problem}")
-        return max(known, fetched.computed)
+        return max(cached_tokens, fetched.computed)
 
     def next_arrival(
         self, seconds: float, lease_seconds: float = LEASE_SECONDS
     ) -> tuple[Lease, bytes]:
-        """Wait for a text that was sent without insertion; returns its pages and what came along.
+        """Wait for a text sent by :meth:`transfer`, and return its pages and its private bytes.
 
-        :raises TryLater: if none comes in time.
+        :raises TryLater: if no text arrives in time.
         """
         ends = self._deadline(seconds)
 
         def leased(arrived: Arrived) -> Lease | None:
             owner = owner_of(arrived.transfer)
             if owner not in self._agent.holds:
-                return None  # nobody asked for it in time
+                return None  # the caller did not ask for it in time
             hold = self._agent.holds[owner]
             hold.deadline = self._deadline(lease_seconds)
             hold.hit_tokens = arrived.computed
@@ -206,7 +206,7 @@ class MovingCalls(BufferedCalls):
                 self._arrivals.put(news)
         elif isinstance(news, Ended):
             if news.transfer not in self._sent:
-                return  # it answered what another instance asked for
+                return  # the answer to a fetch of another instance
             done = self._sent.pop(news.transfer)
             if news.problem:
                 done.set_exception(TryLater(f"the transfer ended: {news.problem}"))

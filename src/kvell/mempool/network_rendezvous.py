@@ -1,4 +1,4 @@
-"""Where instances of several hosts meet: addresses that their front tells each of them."""
+"""The rendezvous of instances on several hosts, whose addresses the front sends to each of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,15 +9,13 @@ from kvell.wire.endpoints import Endpoint, tcp_endpoint
 
 @dataclass(eq=False)
 class NetworkRendezvous:
-    """A :class:`.Rendezvous` without a common folder; pages cross over TCP.
+    """A :class:`.Rendezvous` without a common folder; pages are sent over TCP.
 
-    :param instance: its name, unique in the pool.
-    :param pool: name of the pool; instances of different ones refuse each other.
-    :param host: address of this host, at which the others reach it.
-    :param key: the secret that all instances of the pool know.
-    :param role: what it does.
-    :param pd_caching: who caches what.
-    :ivar listens: where it listens; "" before :meth:`publish`.
+    :param instance: the name of the instance, unique in the pool.
+    :param pool: the name of the pool; instances of different pools refuse each other.
+    :param host: the address of this host for the other instances.
+    :param key: the secret of the pool.
+    :ivar listens: the address of the listener; "" before :meth:`publish`.
     """
 
     instance: str
@@ -30,25 +28,25 @@ class NetworkRendezvous:
     _known: Mapping[str, str] = field(default_factory=dict, init=False)
 
     def secret(self) -> bytes:
-        """What all instances of the pool know."""
+        """Return the secret of the pool."""
         return self.key
 
     def address(self) -> Endpoint:
-        """Where to listen: a free port of this host's address."""
+        """Return the address to listen at: a free port of this host's address."""
         return tcp_endpoint(self.host, 0)
 
     def publish(self, address: Endpoint | None) -> None:
-        """Keep the address, which the front is told with ``Ready``."""
+        """Store the address, which the front receives with ``Ready``."""
         self.listens = address if isinstance(address, str) else ""
 
     def meet(self, addresses: Mapping[str, str]) -> None:
-        """Take in where all instances listen; what was known before does not count any more."""
+        """Replace the stored addresses of all instances."""
         self._known = dict(addresses)
 
     def address_of(self, instance: str) -> Endpoint:
-        """Where another instance listens.
+        """Return the address of another instance.
 
-        :raises OSError: when the front has not told it.
+        :raises OSError: when the front has not sent it.
         """
         if instance not in self._known:
             raise OSError(f"nobody has told where {instance} listens")

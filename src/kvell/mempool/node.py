@@ -1,7 +1,7 @@
-"""The I/O of one instance's part in the pool: sockets, time and copies, on a thread of its own.
+"""The I/O of one instance's part in the pool: sockets, time and copies, on a separate thread.
 
-What happens is handed to the owner of the agent: a library's agent answers on this thread, an
-engine's between two of its steps.
+``Node`` passes events to the owner of the agent: the agent of a library answers on this thread, the
+agent of an engine between two engine steps.
 """
 
 import contextlib
@@ -53,27 +53,27 @@ logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 News = Arrived | Ended | Fetched | RoomGranted
 TICK_MILLISECONDS = 100
-"""Between two ticks while things happen, at least; at a deadline there is one anyway."""
+"""The least time between two ticks, except at deadlines."""
 LONGEST_PAUSE_SECONDS = 60.0
 REACHERS = 4
-"""Instances that are being connected to at once, because there is a message for them."""
+"""The threads that connect to instances to which a message is to be sent."""
 
 
 class Node:
-    """Does I/O from :meth:`start` to :meth:`close`.
+    """The I/O thread of an agent, which runs from :meth:`start` to :meth:`close`.
 
-    :param handle: is told what happens, on the node's thread; returns what is to be done at once.
-    :param memory: own pool, uint8 [pool_bytes], and ``descriptor`` the memfd that it is.
-    :param address: at which peers connect; None: none can.
-    :param finds: where an instance listens that is not connected yet, by its name; None: nobody
-        knows.
-    :param secret: which all instances of the cluster know.
-    :param neighbours: places behind the own pool for those of peers on this host; None: nobody
-        reads them there.
-    :param lends: makes what computes attention over lent pages for peers that are reached over TCP,
-        given the table of rights; None: none do.
-    :param tells: is told of texts that came and of ends of transfers, on the node's thread and in
-        order with what is done.
+    ``tells`` receives news on the node's thread, in order with the executed actions.
+
+    :param handle: handles events on the node's thread and returns actions to execute immediately.
+    :param memory: the pool, uint8 [pool_bytes]; ``descriptor`` is its memfd.
+    :param address: the address to listen at; None: peers cannot connect.
+    :param finds: returns the address of an instance that is not connected yet, by its name; None:
+        only connected instances can be reached.
+    :param secret: the secret of the cluster.
+    :param neighbours: the mappings of peers' pools on this host after this pool; None: pages of
+        peers are not read in place.
+    :param lends: makes the kernel for attention over lent pages for peers over TCP, given the table
+        of rights; None: no such attention.
     """
 
     def __init__(
@@ -100,9 +100,9 @@ class Node:
         self._clock, self._tells = clock or MonotonicClock(), tells
         self.rights, self._groups = Rights(), groups
         self._lent = None if lends is None else lends(self.rights.words)
-        told = Greeting(instance, incarnation, fingerprint, len(memory))
+        greeting = Greeting(instance, incarnation, fingerprint, len(memory))
         self._connections = PeerConnections(
-            told,
+            greeting,
             secret,
             memory,
             descriptor,
@@ -129,16 +129,16 @@ class Node:
 
     @property
     def address(self) -> Endpoint | None:
-        """Where it listens."""
+        """The address of the listener."""
         return self._connections.address
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start the thread and accept connections."""
         self._thread.start()
         self._connections.open()
 
     def close(self) -> None:
-        """Hang up, end all copies, and give back what is held; idempotent."""
+        """Close all connections, end all copies and release all rights. Idempotent."""
         if self._is_closing:
             return
         with contextlib.suppress(TryLater):
@@ -147,22 +147,22 @@ class Node:
         self._wake_up()
         self._thread.join()
         for peer in [*self._peers.values(), *chain(*self._beside.values())]:
-            peer.close()  # it came in meanwhile
+            peer.close()  # it connected meanwhile
         self._reachers.shutdown()
         self._connections.close()
         if self._lent is not None:
             self._lent.close()
         self.mover.close()
         self.rights.close()
-        for one in (self._wake, self._woken, self._selector):
-            one.close()
+        for resource in (self._wake, self._woken, self._selector):
+            resource.close()
 
     def now(self) -> Tick:
-        """Milliseconds of the node's clock."""
+        """Return the milliseconds of the node's clock."""
         return int(self._clock.now_seconds() * 1000)
 
     def ask(self, call: Callable[[], Answer]) -> Answer:
-        """Run something on the node's thread, which alone has the memory core.
+        """Run a call on the node's thread, the only one that uses the memory core.
 
         :raises TryLater: when the node is closed.
         """
@@ -173,12 +173,12 @@ class Node:
         answer: Future[Answer] = Future()
         self._asked.put((answer, call))
         self._wake_up()
-        if not self._thread.is_alive():  # it may have ended before it saw this
+        if not self._thread.is_alive():  # it may have ended before it saw the call
             self._refuse_all()
         return answer.result()
 
     def act(self, actions: Sequence[Action]) -> None:
-        """Do what the agent asks for, in order; on the node's thread."""
+        """Execute actions in order. Runs on the node's thread."""
         for action in actions:
             if isinstance(action, Send):
                 self._send(action)
@@ -198,10 +198,10 @@ class Node:
                 self._tells(action)
 
     def grant(self, action: Grant) -> None:
-        """Let a transfer's receiver read what was offered or lent to it; from any thread."""
+        """Let a receiver read the pages offered or lent to it. Any thread may call this."""
         pages = np.frombuffer(action.pages, "<i4").reshape(-1, 2)
         rows = pages[:, [0, 1, 1]].astype(np.int32)
-        extents = [(one.source, one.size_bytes) for one in pieces_of(self._groups, rows)]
+        extents = [(piece.source, piece.size_bytes) for piece in pieces_of(self._groups, rows)]
         number, receiver = action.transfer.number, action.receiver
         self.rights.grant(number, "" if action.lends else receiver, extents)
         if action.lends and self._lent is not None:
@@ -209,21 +209,21 @@ class Node:
             self._lent.lend(number, receiver, of)
 
     def revoke(self, action: Revoke) -> None:
-        """Let it read no longer; nobody does when this returns.  From any thread."""
+        """End a right to read. No reader is left when this returns. Any thread may call this."""
         self.rights.revoke(action.transfer.number)
         if self._lent is not None:
             self._lent.end(action.transfer.number)
 
     def peers(self) -> list[str]:
-        """Instances that are connected."""
+        """Return the connected instances."""
         return self.ask(lambda: sorted(self._peers))
 
     def connect(self, address: Endpoint, name: str = "") -> str:
-        """Connect to an instance; returns its name.
+        """Connect to an instance and return its name.
 
-        :param name: it must have; "": any.
-        :raises TryLater: when nobody answers there.
-        :raises ChangeSomething: when it is no instance of this cluster, or another.
+        :param name: the required name of the instance; "": any.
+        :raises TryLater: when no instance answers there.
+        :raises ChangeSomething: when the peer is no instance of this cluster, or has another name.
         """
         peer = self._connections.connect(address, name)
         try:
@@ -234,12 +234,12 @@ class Node:
         return peer.told.instance
 
     def _enter(self, peer: Peer) -> None:
-        """A new connection.
+        """Add a new connection.
 
-        Both sides may open one at the same time.  Then both stay, since a message may be on its
-        way in either; what this side sends goes through the one that it knew first.
+        Both sides may connect at the same time.  Then both connections stay, since a message may be
+        on its way in either; this side sends through the older one.
 
-        :raises TryLater: when a later start of the instance is known.
+        :raises TryLater: when a later incarnation of the instance is connected.
         """
         name = peer.told.instance
         old = self._peers.get(name)
@@ -259,26 +259,26 @@ class Node:
         self.act(self._reaching.pop(name, ()))
 
     def _lose(self, peer: Peer) -> None:
-        """An instance is gone: what it sent and was sent ends."""
+        """Close the connections to a lost instance, and report the loss to the agent."""
         name = peer.told.instance
         if peer is not self._peers.get(name) and peer not in self._beside.get(name, ()):
             return
-        for one in (self._peers.pop(name), *self._beside.pop(name, ())):
-            self._selector.unregister(one.socket)
-            one.close()
+        for connection in (self._peers.pop(name), *self._beside.pop(name, ())):
+            self._selector.unregister(connection.socket)
+            connection.close()
         self.act(self._handle(PeerLost(name, peer.told.incarnation)))
 
     def wake_at(self, deadline: Tick | None) -> None:
-        """Say :class:`Ticked` then, once, and before only now and then; from any thread.
+        """Deliver :class:`Ticked` at a deadline, once. Any thread may call this.
 
-        To be called again whenever that has been taken in.
+        The caller sets the next deadline after it has handled the tick.
         """
         self._deadline = deadline
         if deadline is not None and threading.current_thread() is not self._thread:
             self._wake_up()
 
     def post(self, actions: Sequence[Action]) -> None:
-        """Let the node's thread do what an agent asks for; from any thread."""
+        """Let the node's thread execute actions. Any thread may call this."""
         self._asked.put((Future(), partial(self.act, actions)))
         self._wake_up()
 
@@ -287,7 +287,7 @@ class Node:
         is_due = self._deadline is not None and self._deadline <= now
         if is_due or now - self._ticked >= TICK_MILLISECONDS:
             self._ticked = now
-            if is_due:  # the next one is known once this is taken in, maybe behind a long step
+            if is_due:  # the owner sets the next one after this tick, maybe after a long step
                 self._deadline = None
             self.act(self._handle(Ticked(now)))
 
@@ -332,7 +332,7 @@ class Node:
             self._lose(peer)
 
     def _wake_up(self) -> None:
-        with contextlib.suppress(OSError):  # it has been woken already, or is closed
+        with contextlib.suppress(OSError):  # the socket is full, or closed
             self._wake.send(b"w")
 
     def _run(self) -> None:
@@ -343,7 +343,6 @@ class Node:
             self._refuse_all()
 
     def _refuse_all(self) -> None:
-        """Nobody may wait for an answer that does not come."""
         with contextlib.suppress(queue.Empty):
             while True:
                 answer, _ = self._asked.get_nowait()
@@ -352,7 +351,7 @@ class Node:
     def _loop(self) -> None:
         while not self._is_closing:
             ready = self._selector.select(self._pause_seconds())
-            self._tick()  # after a pause, deadlines of what is heard count from now
+            self._tick()  # after a pause, deadlines of received messages count from now
             for key, mask in ready:
                 if key.fileobj is not self._woken:
                     self._hear(key.data, mask)
@@ -381,7 +380,7 @@ class Node:
                     self._heard(peer.told.instance, message)
         except PeerGone:
             self._lose(peer)
-        except Exception:  # a fault of ours, which one peer has found: the others are served
+        except Exception:  # an error here, triggered by one peer, must not affect the others
             logger.exception("a fault of ours ended the connection with %s", peer.told.instance)
             self._lose(peer)
 

@@ -1,20 +1,20 @@
-"""Who holds pages that belong to no running request, and for how long."""
+"""The owners of pages that belong to no running request."""
 
 from typing import Literal, NamedTuple
 
 Tick = int
-"""Time in milliseconds on an instance's own clock; only differences mean anything."""
+"""A time in milliseconds of an instance's own clock; only differences are meaningful."""
 
 HoldKind = Literal["match", "alloc", "arrival", "departure", "loan"]
-"""Why pages are held: a prefix that was matched, memory that was asked for, a text that comes or
-goes, memory that is lent."""
+"""The reason for a hold: a matched prefix, allocated memory, an incoming or outgoing text, lent
+memory."""
 
 
 class Owner(NamedTuple):
-    """Names a hold.
+    """The name of a hold.
 
-    :param instance: who asked for it, and its ``incarnation``.
-    :param operation: never used again by that incarnation.
+    :param instance: the instance that asked for the hold.
+    :param operation: a number that the incarnation never uses again.
     """
 
     kind: HoldKind

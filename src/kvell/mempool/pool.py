@@ -44,17 +44,17 @@ from kvell.wire.greeting import new_incarnation
 
 
 class MemPool(MovingCalls):
-    """KV memory of one instance, which others can be connected to.
+    """The KV memory of one instance, with connections to others.
 
-    :param layout: of :func:`kvell.memory.plan_layout`; instances with equal groups may exchange
+    :param layout: from :func:`kvell.memory.plan_layout`; instances with equal groups may exchange
         pages, whatever the sizes of their pools.
     :param content: what else decides the bytes of a page: weights, element types.
-    :param address: at which others connect: a path for a socket of this host, or
-        ``tcp://host:port`` (port 0: any that is free); None: none can.
-    :param secret: which all instances of the cluster know; over TCP of 16 bytes or more.
-    :param cpu_buffer_bytes: of host memory to swap texts to; 0: none.
-    :raises ChangeSomething: when the system refuses so much memory, the address cannot be bound,
-        or the secret is too short for it.
+    :param address: the address to listen at: a path for a socket of this host, or
+        ``tcp://host:port`` (port 0: any free port); None: other instances cannot connect.
+    :param secret: the secret of the cluster; for TCP 16 bytes or more.
+    :param cpu_buffer_bytes: the size of the host memory for swapped texts; 0: none.
+    :raises ChangeSomething: when the system refuses the memory, the address cannot be bound, or the
+        secret is too short for TCP.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class MemPool(MovingCalls):
         self.close()
 
     def close(self) -> None:
-        """Hang up and give the memory back; views of it must not be used any more."""
+        """Close all connections and free the memory; its views become invalid."""
         self._node.close()
         for hold in list(self._agent.holds):
             self._agent.holds.release(hold.owner)
@@ -131,14 +131,14 @@ class MemPool(MovingCalls):
         model: str = "",
         seconds: float = LEASE_SECONDS,
     ) -> Lease:
-        """Get empty pages.
+        """Allocate empty pages.
 
-        :param tokens: for a text of so many tokens, in every layer group what a request needs
-            that goes on behind it (of a window its end, one state).
-        :param pages: or so many of each group, by the group's name.
-        :param seconds: until they are given back by themselves.
+        :param tokens: the length of a text, for the pages that a request needs to continue after
+            it (of a window its end, one state).
+        :param pages: or the number of pages of each group, by the group's name.
+        :param seconds: the time after which the pages are freed automatically.
         :raises ChangeSomething: if neither or both are given, or a group is unknown.
-        :raises TryLater: if there are too few; what is cached has made way already.
+        :raises TryLater: if there are too few pages, even after evictions.
         """
         firsts, counts = self._counts(tokens, pages, model).T
 
@@ -152,7 +152,7 @@ class MemPool(MovingCalls):
         return self._node.ask(held)
 
     def free_mem(self, lease: Lease) -> bool:
-        """Give a lease's pages back; idempotent.  Whether they were still held."""
+        """Free a lease's pages and return whether they were still held. Idempotent."""
 
         def freed() -> bool:
             was_held = self._agent.holds.release(lease.owner)
@@ -162,9 +162,9 @@ class MemPool(MovingCalls):
         return self._node.ask(freed)
 
     def view(self, address: Address) -> npt.NDArray[np.uint8]:
-        """The bytes of an own page, to read and to write while its lease lasts.
+        """Return the bytes of a local page, to read and write while its lease is valid.
 
-        :raises ChangeSomething: if it is another instance's, or an earlier incarnation's.
+        :raises ChangeSomething: if the page belongs to another instance or incarnation.
         """
         if (address.instance, address.incarnation) != (self.instance, self.incarnation):
             problem, remedy = "is not of this instance", "transfer it here first"
@@ -177,11 +177,11 @@ class MemPool(MovingCalls):
     # --------------------------------------------------------------------- index
 
     def insert(self, tokens: Sequence[int], lease: Lease, *, root: str = "") -> None:
-        """Cache a text whose KV was written to the pages of a lease, which ends.
+        """Cache a text whose KV was written to the pages of a lease, and end the lease.
 
         :param root: texts share prefixes only within one root.
-        :raises TryLater: if the lease is over.
-        :raises ChangeSomething: if its pages are not as many as the text takes.
+        :raises TryLater: if the lease has expired.
+        :raises ChangeSomething: if the lease has another number of pages than the text needs.
         """
         text = np.asarray(tokens, np.int32)
 
@@ -205,12 +205,12 @@ class MemPool(MovingCalls):
         seconds: float = LEASE_SECONDS,
         media: Media = "device",
     ) -> Lease:
-        """Hold the longest cached prefix that every layer group can be resumed from.
+        """Hold the longest cached prefix from which every layer group can resume.
 
-        Its ``hit_tokens`` may be 0; then it has no addresses.
+        The lease's ``hit_tokens`` may be 0; then it has no addresses.
 
-        :param media: where to look: ``device``, the pool; ``host``, what was swapped out; or
-            ``mixed``, each page in either.  Addresses say which.
+        :param media: ``device`` matches in the pool, ``host`` among swapped-out texts, and
+            ``mixed`` each page in either.  Addresses name the medium.
         """
         if media != "device":
             return self._match_tiers(tokens, root, model, seconds, media)
@@ -224,9 +224,9 @@ class MemPool(MovingCalls):
         return self._node.ask(matched)
 
     def delete(self, tokens: Sequence[int], *, root: str = "", model: str = "") -> int:
-        """Forget what is cached of a text alone; returns the number of pages.
+        """Evict the cached pages of a text alone and return their number.
 
-        What other texts share with it, and what is held, stays.
+        Pages that other texts share, and held pages, stay.
         """
         text = np.asarray(tokens, np.int32)
 
@@ -245,7 +245,7 @@ class MemPool(MovingCalls):
         return actions
 
     def _counts(self, tokens: int | None, pages: Mapping[str, int] | None, model: str) -> Ints:
-        """For each group the first position and the number of pages [groups, 2]."""
+        """Return the first position and the number of pages of each group [groups, 2]."""
         if (tokens is None) == (pages is None):
             raise ChangeSomething("tokens", tokens, "or pages must be given", "give one of them")
         if tokens is not None:

@@ -1,4 +1,4 @@
-"""Where instances of one host meet: a folder that says where each listens, and what all know."""
+"""The rendezvous of instances: their addresses and their common secret, on one host in a folder."""
 
 import secrets
 import tempfile
@@ -10,79 +10,76 @@ from kvell.mempool.transfers.methods import ALWAYS, COPIED, SENT, StreamCosts
 from kvell.wire.endpoints import Endpoint
 
 PageTransport = Literal["memory", "tcp"]
-"""How pages get from one instance to another: read in its memory, which must be this host's, or
-sent over TCP."""
+"""The transport of pages between instances: mapped memory on the same host, or TCP."""
 PoolRole = Literal["mixed", "prefill", "decode"]
-"""What an instance does: everything, compute prompts, or go on with requests behind them."""
+"""The role of an instance: everything, only prefill, or only decode."""
 PdCaching = Literal[0, 1, 2, 3]
-"""Which of prefill and decode instances cache what (MemServe, PD-Caching-1 to -3): 0 none, 1
-prefill instances, 2 decode ones too, 3 prefill instances get the answers too."""
+"""The caching of prefill and decode instances (MemServe, PD-Caching-1 to -3): 0 no instance caches,
+1 prefill instances do, 2 decode instances too, 3 prefill instances also receive the answers."""
 PD_CACHINGS: tuple[PdCaching, ...] = (0, 1, 2, 3)
 DEFAULT_PD_CACHING: PdCaching = 3
 TransferMethod = Literal["cheapest", "by_layer", "by_request"]
-"""When a request's pages are pulled by whom it is handed over to: while its last chunk is computed,
-behind that, or what is quicker of both."""
+"""The time at which a request's pages are pulled when it is handed over: while its last chunk is
+computed (``by_layer``), after it (``by_request``), or the quicker of both."""
 SECRET = "secret"
-"""File in the folder that holds what all instances of the pool know."""
+"""The file in the folder that holds the pool's secret."""
 SECRET_BYTES = 32
 ADDRESS_BYTES = 256
-"""Most bytes of a file that says where an instance listens."""
+"""The largest size of a file with an instance's address."""
 
 
 class Rendezvous(Protocol):
-    """Where an instance meets others: a folder of its host, or a network (``network_place``)."""
+    """The rendezvous of an instance: a folder of its host, or ``network_rendezvous``."""
 
     @property
     def instance(self) -> str:
-        """Its name, unique in the pool."""
+        """The name of the instance, unique in the pool."""
         ...
 
     @property
     def pool(self) -> str:
-        """Name of the pool; instances of different ones refuse each other."""
+        """The name of the pool; instances of different pools refuse each other."""
         ...
 
     @property
     def role(self) -> PoolRole:
-        """What it does."""
+        """The role of the instance."""
         ...
 
     @property
     def pd_caching(self) -> PdCaching:
-        """Who caches what."""
+        """The caching of prefill and decode instances."""
         ...
 
     def secret(self) -> bytes:
-        """What all instances of the pool know."""
+        """Return the secret of the pool."""
         ...
 
     def address(self) -> Endpoint:
-        """Where to listen."""
+        """Return the address to listen at."""
         ...
 
     def publish(self, address: Endpoint | None) -> None:
-        """Let others find the address at which this instance listens."""
+        """Publish the address of this instance's listener."""
         ...
 
     def address_of(self, instance: str) -> Endpoint:
-        """Where another instance listens.
+        """Return the address of another instance.
 
-        :raises OSError: when that is not known.
+        :raises OSError: when the address is unknown.
         """
         ...
 
 
 @dataclass(frozen=True)
 class FolderRendezvous:
-    """Where an instance meets the others of its host.
+    """The rendezvous of instances on one host.
 
-    :param instance: its name, unique in the folder.
-    :param folder: with a socket for each instance, or a file with the TCP address at which it
-        listens, for their owner alone.
-    :param role: what it does.
-    :param pd_caching: who caches what.
-    :param transport: how others read this instance's pages, and it theirs.
-    :param method: when others read what is handed over to them.
+    :param instance: the name of the instance, unique in the folder.
+    :param folder: contains a socket of each instance, or a file with its TCP address, accessible
+        only to their user.
+    :param transport: how instances read each other's pages.
+    :param method: when other instances pull the pages of requests handed over to them.
     """
 
     instance: str
@@ -94,23 +91,23 @@ class FolderRendezvous:
 
     @property
     def pool(self) -> str:
-        """Name of the pool."""
+        """The name of the pool."""
         return self.folder.name
 
     def secret(self) -> bytes:
-        """What all instances of the pool know."""
+        """Return the secret of the pool."""
         return (self.folder / SECRET).read_bytes()
 
     def address(self) -> Endpoint:
-        """Where to listen."""
+        """Return the address to listen at."""
         if self.transport == "tcp":
             return "tcp://127.0.0.1:0"
         return self.folder / self.instance
 
     def publish(self, address: Endpoint | None) -> None:
-        """Let others find the address at which this instance listens, all of it or nothing."""
+        """Publish the address of this instance's listener atomically."""
         if not isinstance(address, str):
-            return  # the socket is there itself
+            return  # the socket itself is in the folder
         with tempfile.NamedTemporaryFile(
             "w", dir=self.folder, prefix=".address-", delete=False
         ) as file:
@@ -118,9 +115,9 @@ class FolderRendezvous:
         Path(file.name).replace(self.folder / self.instance)
 
     def address_of(self, instance: str) -> Endpoint:
-        """Where another instance listens.
+        """Return the address of another instance.
 
-        :raises OSError: when what it published cannot be read.
+        :raises OSError: when the published address cannot be read.
         """
         path = self.folder / instance
         if not path.is_file():
@@ -130,7 +127,7 @@ class FolderRendezvous:
 
 
 def stream_costs(place: Rendezvous | None) -> StreamCosts | None:
-    """What it costs when others read pages that are being computed; None: they never do."""
+    """Return the costs of pulling pages while they are computed, or None if that is never done."""
     if place is None:
         return None
     if not isinstance(place, FolderRendezvous):

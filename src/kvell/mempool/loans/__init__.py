@@ -1,1 +1,1 @@
-"""Memory that one instance lends to another: whole sections of a request's pages, read in place."""
+"""Loans of memory between instances: whole sections of a request's pages, read in place."""

@@ -1,4 +1,4 @@
-"""What a debtor's user hears of its loans."""
+"""Notices to a debtor's user about its loans."""
 
 from dataclasses import dataclass
 
@@ -8,21 +8,21 @@ from kvell.mempool.owners import Tick
 
 @dataclass(frozen=True)
 class LoanGranted:
-    """Pages are lent, and wait to be filled until the user's deadline."""
+    """A notice that pages are lent, to be filled before the user's deadline."""
 
     loan: Loan
 
 
 @dataclass(frozen=True)
 class LoanFilled:
-    """The loan may be read; the pages that it was filled from are the user's again."""
+    """A notice that the loan may be read. The user owns the source pages again."""
 
     loan: Loan
 
 
 @dataclass(frozen=True)
 class LoanRefused:
-    """Nothing was lent, and why."""
+    """A notice that no pages are lent, with the reason."""
 
     loan: Loan
     why: str
@@ -30,7 +30,7 @@ class LoanRefused:
 
 @dataclass(frozen=True)
 class LoanLost:
-    """Pages that were lent are gone, and why; those to fill them from are the user's again."""
+    """A notice that lent pages are lost, with the reason. The user owns the source pages again."""
 
     loan: Loan
     why: str
@@ -38,9 +38,9 @@ class LoanLost:
 
 @dataclass(frozen=True)
 class LoanRecalled:
-    """The creditor takes the pages at a deadline, in ticks of this instance.
+    """A notice that the creditor takes the pages at a deadline, in ticks of this instance.
 
-    They may be read until then.  The user gives them back before, or hears :class:`LoanLost`.
+    They may be read until then.  The user returns them before, or receives :class:`LoanLost`.
     """
 
     loan: Loan

@@ -4,15 +4,15 @@
 
     ASKED ──Lent──► GRANTED ──fill──► FILLING ──Filled──► LENT ──Recall──► LENT until a deadline
       │                └──────────────────┴────────────────┴── give_back, deadline, LoanOver ──┐
-      └─ LoanOver, deadline ──► refused                     gone ◄──GivenBack── RETURNING ◄────┘
+      └─ LoanOver, deadline ──► refused                   ended ◄──GivenBack── RETURNING ◄─────┘
 
-A loan that *shares* the pages of another is not filled by its user: it says ``Fill`` by itself.
+A loan that *shares* the pages of another is not filled by its user: ``Borrowing`` sends ``Fill``.
 
-A loan that was granted is forgotten when the creditor has confirmed its end, or has died.  Until
-then ``GiveBack`` is said again, so the creditor never holds pages for nobody.
+A granted loan is forgotten when the creditor has confirmed its end, or has died.  Until then
+``GiveBack`` is resent, so the creditor never holds pages without a debtor.
 
-A reader looks at the creditor's word after it has read (:mod:`.transports.rights`): the right may
-be gone before this side hears of it.
+A reader checks the creditor's right after each read (:mod:`.transports.rights`), because the right
+may be revoked before this side receives the message.
 """
 
 from collections.abc import Callable, Sequence
@@ -52,11 +52,11 @@ UNKNOWN = "there is no such loan"
 
 @dataclass(frozen=True)
 class Standing:
-    """A loan that may be read, as long as the creditor's word for it stands.
+    """A loan that may be read while the creditor's right for it is valid.
 
-    :ivar incarnation: of the creditor.
-    :ivar right: number of the word in its rights.
-    :ivar pages: of the creditor: for each group, the pages in the order in which they were filled.
+    :ivar incarnation: the creditor's incarnation.
+    :ivar right: the number of the creditor's right.
+    :ivar pages: the creditor's pages of each group, in the order in which they were filled.
     :ivar deadline: when the creditor takes them, in ticks of this instance; None: not recalled.
     """
 
@@ -71,13 +71,13 @@ class Standing:
 class _Borrowed:
     """One loan of this debtor.
 
-    :ivar deadline: until which it must be filled, or given back; None: there is none.
-    :ivar unanswered: what the creditor is to answer next.
-    :ivar incarnation: of the creditor; it, ``right`` and ``pages`` come with ``Lent``.
-    :ivar filling: the transfer for which the creditor may read pages of this instance; None while
-        it fills the loan from another creditor's.
-    :ivar shares: whether its pages are another loan's.
-    :ivar step_ticks: how long steps take that read it, if it shares.
+    :ivar deadline: when it must be filled or returned; None if there is no deadline.
+    :ivar unanswered: the message that the creditor must answer next.
+    :ivar incarnation: the creditor's; it arrives with ``right`` and ``pages`` in ``Lent``.
+    :ivar filling: the transfer by which the creditor may read pages of this instance; None if
+        the loan is filled from another creditor's pages.
+    :ivar shares: whether it shares the pages of another loan.
+    :ivar step_ticks: the duration of steps that read it, if it shares.
     """
 
     creditor: str
@@ -94,10 +94,10 @@ class _Borrowed:
 
 
 class Borrowing:
-    """What one incarnation of an instance borrows from others.
+    """The loans of one incarnation of a debtor.
 
-    :param fingerprint: of its layout, which creditors must have too.
-    :param numbers: of the incarnation's rights, shared with transfers.
+    :param fingerprint: the fingerprint of its layout; creditors must have the same.
+    :param numbers: the numbers of its rights, shared with transfers.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Borrowing:
         self.lends: Callable[[], bool] = lambda: False
         """Whether the instance lends memory; then it borrows none."""
         self.is_closed = False
-        """Whether nothing more is borrowed."""
+        """Whether the instance borrows no more."""
         self._borrowed: dict[Loan, _Borrowed] = {}
         self._number = 0
         self._now: Tick = 0
@@ -121,37 +121,37 @@ class Borrowing:
 
     @property
     def next_deadline(self) -> Tick | None:
-        """When :meth:`tick` has something to do; None while no loan waits for anything."""
+        """The next time at which :meth:`tick` has an effect; None if there is none."""
         loans = self._borrowed.values()
-        ticks = [one.deadline for one in loans if one.deadline is not None]
-        repeats = [one.unanswered.at for one in loans if one.unanswered is not None]
+        ticks = [debt.deadline for debt in loans if debt.deadline is not None]
+        repeats = [debt.unanswered.at for debt in loans if debt.unanswered is not None]
         return min(ticks + repeats, default=None)
 
     def standing(self) -> dict[Loan, Standing]:
-        """The loans that may be read, oldest first."""
+        """Return the loans that may be read, oldest first."""
         return {
-            loan: Standing(one.creditor, one.incarnation, one.right, one.pages, one.deadline)
-            for loan, one in self._borrowed.items()
-            if one.state == "lent"
+            loan: Standing(debt.creditor, debt.incarnation, debt.right, debt.pages, debt.deadline)
+            for loan, debt in self._borrowed.items()
+            if debt.state == "lent"
         }
 
     def creditor_of(self, loan: Loan) -> tuple[str, int]:
-        """Return who lends, and its incarnation; 0 until it has answered.
+        """Return the creditor and its incarnation, 0 until it has answered.
 
-        :raises KeyError: if the loan is over.
+        :raises KeyError: if the loan has ended.
         """
-        one = self._borrowed[loan]
-        return one.creditor, one.incarnation
+        debt = self._borrowed[loan]
+        return debt.creditor, debt.incarnation
 
     def borrow(
         self, creditor: str, counts: Sequence[int], now: Tick, ticks: Tick, *, model: str = ""
     ) -> tuple[Loan, list[Action]]:
-        """Ask an instance for pages; :class:`.LoanGranted` or :class:`.LoanRefused` is the answer.
+        """Ask an instance for pages; :class:`.LoanGranted` or :class:`.LoanRefused` follows.
 
         ``try_move_kvcache(req_id, num_blocks)`` of Infinite-LLM's Listing 1.
 
         :param counts: pages of each group, at least one in all.
-        :param ticks: milliseconds until which the pages must be filled; at most 20 minutes.
+        :param ticks: milliseconds in which the pages must be filled; at most 20 minutes.
         :raises ValueError: for no pages, or no time.
         """
         if ticks <= 0 or min(counts, default=-1) < 0 or not any(counts):
@@ -161,12 +161,11 @@ class Borrowing:
     def share(
         self, other: Loan, now: Tick, ticks: Tick, *, step_ticks: Tick = 0
     ) -> tuple[Loan, list[Action]]:
-        """Ask for the pages of a loan that stands once more; :class:`.LoanFilled`,
-        :class:`.LoanRefused` or :class:`.LoanLost` is the answer.
+        """Ask to share a valid loan; LoanFilled, LoanRefused or LoanLost follows.
 
-        :param ticks: milliseconds until which the creditor must have answered.
+        :param ticks: milliseconds in which the creditor must have answered.
         :param step_ticks: as for :meth:`fill`.
-        :raises ValueError: if the other loan does not stand, or for no time.
+        :raises ValueError: if the other loan is not valid, or for no time.
         """
         of = self._borrowed.get(other)
         if of is None or of.state != "lent" or ticks <= 0:
@@ -183,149 +182,148 @@ class Borrowing:
         *,
         step_ticks: Tick = 0,
     ) -> list[Action]:
-        """Let the creditor pull pages into those that it lends; nothing if the loan is over.
+        """Let the creditor pull pages into the lent ones; no effect if the loan has ended.
 
-        The user keeps them unchanged until :class:`.LoanFilled` or :class:`.LoanLost`, or until it
-        gives the loan back.
+        The user keeps the pages unchanged until :class:`.LoanFilled` or :class:`.LoanLost`, or
+        until it returns the loan.
 
-        :param pages: for each group in order as many as were borrowed.
-        :param source: the loan whose pages these are, which another creditor wants back; None if
-            they are own ones.
-        :param step_ticks: how long steps take that read the loan.
-        :raises ValueError: if they are not as many, or the loan is filled already.
+        :param pages: as many as were borrowed, in the order of groups.
+        :param source: the recalled loan of another creditor that has these pages; None if they are
+            local.
+        :param step_ticks: the duration of steps that read the loan.
+        :raises ValueError: if the number of pages differs, or the loan is filled already.
         """
-        one = self._borrowed.get(loan)
-        if one is None or one.state == "returning":
+        debt = self._borrowed.get(loan)
+        if debt is None or debt.state == "returning":
             return []
-        if one.state != "granted" or len(pages) != sum(one.counts):
+        if debt.state != "granted" or len(pages) != sum(debt.counts):
             raise ValueError(f"{loan} does not wait for {len(pages)} pages")
-        one.state, encoded = "filling", encode_ints(pages)
+        debt.state, encoded = "filling", encode_ints(pages)
         if source is not None:
             of = source.creditor, source.incarnation
-            fill = Fill(loan, one.right, source.right, encoded, *of, step_ticks)
-            return [self._said(one, fill)]
+            fill = Fill(loan, debt.right, source.right, encoded, *of, step_ticks)
+            return [self._said(debt, fill)]
         transfer = Transfer(self._instance, self._incarnation, self._numbers.take())
-        one.filling = transfer
-        groups = np.repeat(np.arange(len(one.counts)), one.counts)
+        debt.filling = transfer
+        groups = np.repeat(np.arange(len(debt.counts)), debt.counts)
         pairs = np.stack([groups, np.asarray(pages)], axis=1).astype("<i4").tobytes()
-        fill = Fill(loan, one.right, transfer.number, encoded, step_ticks=step_ticks)
-        return [Grant(transfer, one.creditor, pairs), self._said(one, fill)]
+        fill = Fill(loan, debt.right, transfer.number, encoded, step_ticks=step_ticks)
+        return [Grant(transfer, debt.creditor, pairs), self._said(debt, fill)]
 
     def give_back(self, loan: Loan) -> list[Action]:
-        """End a loan, which is not read any more; nothing if it is over."""
-        one = self._borrowed.get(loan)
-        if one is None or one.state == "returning":
+        """End a loan that is no longer read; no effect if it has ended."""
+        debt = self._borrowed.get(loan)
+        if debt is None or debt.state == "returning":
             return []
-        if one.state == "asked":
+        if debt.state == "asked":
             del self._borrowed[loan]
-            return [Send(one.creditor, LoanOver(loan, "it is not wanted any more"))]
-        return self._returned(loan, one)
+            return [Send(debt.creditor, LoanOver(loan, "it is not wanted any more"))]
+        return self._returned(loan, debt)
 
     def lent(self, creditor: str, message: Lent) -> list[Action]:
-        """The creditor lends pages."""
-        one = self._of(creditor, message.loan)
-        if one is None:
+        """Handle the creditor's grant."""
+        debt = self._of(creditor, message.loan)
+        if debt is None:
             return [_over(creditor, message.loan, UNKNOWN)]
-        if one.state != "asked":  # it comes twice, or answers a ``Borrow`` that was doubled
+        if debt.state != "asked":  # a duplicate, or the answer to a duplicate ``Borrow``
             return []
-        pages = decode_pages(message.pages, sum(one.counts))
+        pages = decode_pages(message.pages, sum(debt.counts))
         if pages is None or message.right < 1:
             problem = "other pages were lent than were asked for"
             return [_over(creditor, message.loan, problem), *self._refused(message.loan, problem)]
-        one.state, one.unanswered = "granted", None
-        one.incarnation, one.right = message.incarnation, message.right
-        one.pages = by_group(pages, one.counts)
-        if one.shares:
-            one.state = "filling"
+        debt.state, debt.unanswered = "granted", None
+        debt.incarnation, debt.right = message.incarnation, message.right
+        debt.pages = by_group(pages, debt.counts)
+        if debt.shares:
+            debt.state = "filling"
             return [
-                self._said(one, Fill(message.loan, one.right, 0, b"", step_ticks=one.step_ticks))
+                self._said(debt, Fill(message.loan, debt.right, 0, b"", step_ticks=debt.step_ticks))
             ]
         return [LoanGranted(message.loan)]
 
     def filled(self, creditor: str, message: Filled) -> list[Action]:
-        """The creditor has pulled the pages."""
-        one = self._of(creditor, message.loan)
-        if one is None:
+        """Handle the creditor's notice that it has pulled the pages."""
+        debt = self._of(creditor, message.loan)
+        if debt is None:
             return [_over(creditor, message.loan, UNKNOWN)]
-        if one.state != "filling":
+        if debt.state != "filling":
             return []
-        one.state, one.deadline, one.unanswered = "lent", None, None
-        return [*self._revoked(one), LoanFilled(message.loan)]
+        debt.state, debt.deadline, debt.unanswered = "lent", None, None
+        return [*self._revoked(debt), LoanFilled(message.loan)]
 
     def recalled(self, creditor: str, message: Recall) -> list[Action]:
-        """The creditor wants its pages back, or has taken them."""
-        one = self._of(creditor, message.loan)
-        if one is None:
+        """Handle a recall: the creditor wants its pages back, or has taken them."""
+        debt = self._of(creditor, message.loan)
+        if debt is None:
             return [_over(creditor, message.loan, UNKNOWN)]
-        if one.state in ("asked", "returning"):  # what is unanswered is said again anyway
+        if debt.state in ("asked", "returning"):  # the unanswered message is resent anyway
             return []
-        if one.state != "lent" or message.ticks_left <= 0:
-            return self._lost(message.loan, one, "it was recalled")
+        if debt.state != "lent" or message.ticks_left <= 0:
+            return self._lost(message.loan, debt, "it was recalled")
         deadline = self._now + message.ticks_left
-        is_sooner = one.deadline is None or deadline < one.deadline
-        one.deadline = deadline  # a later one: the creditor does not need them so soon any more
+        is_sooner = debt.deadline is None or deadline < debt.deadline
+        debt.deadline = deadline  # a later one: the creditor needs them less urgently
         return [LoanRecalled(message.loan, deadline)] if is_sooner else []
 
     def given_back(self, creditor: str, message: GivenBack) -> list[Action]:
-        """The creditor has the loan no more."""
-        one = self._of(creditor, message.loan)
-        if one is not None and one.state == "returning":
+        """Handle the creditor's confirmation that the loan has ended."""
+        debt = self._of(creditor, message.loan)
+        if debt is not None and debt.state == "returning":
             del self._borrowed[message.loan]
         return []
 
     def over(self, creditor: str, message: LoanOver) -> list[Action]:
-        """The creditor refuses, or knows no such loan."""
-        one = self._of(creditor, message.loan)
-        if one is None or one.state == "returning":
+        """Handle the creditor's refusal, or its notice that it has no such loan."""
+        debt = self._of(creditor, message.loan)
+        if debt is None or debt.state == "returning":
             return []
-        if one.state == "asked":
+        if debt.state == "asked":
             return self._refused(message.loan, message.why)
-        return self._lost(message.loan, one, message.why)
+        return self._lost(message.loan, debt, message.why)
 
     def tick(self, now: Tick) -> list[Action]:
-        """End what has passed its deadline, and say again what is not answered."""
+        """End expired loans and resend unanswered messages."""
         self._now = now
         actions: list[Action] = []
-        for loan, one in list(self._borrowed.items()):
-            if one.deadline is not None and one.deadline <= now:
-                actions += self._late(loan, one)
-            elif one.unanswered is not None and one.unanswered.is_due(now):
-                actions.append(Send(one.creditor, said_again(one.unanswered, one.deadline, now)))
+        for loan, debt in list(self._borrowed.items()):
+            if debt.deadline is not None and debt.deadline <= now:
+                actions += self._late(loan, debt)
+            elif debt.unanswered is not None and debt.unanswered.is_due(now):
+                actions.append(Send(debt.creditor, said_again(debt.unanswered, debt.deadline, now)))
         return actions
 
     def instance_died(self, instance: str, incarnation: int) -> list[Action]:
-        """An incarnation of an instance, or an earlier one, is no more: its loans are lost.
-
-        :param incarnation: 0: whichever it is.
-        """
+        """End the loans of a dead incarnation of a creditor and of earlier ones; 0: of all."""
         actions: list[Action] = []
-        for loan, one in list(self._borrowed.items()):
-            is_later = 0 < incarnation < one.incarnation
-            if one.creditor != instance or is_later:
+        for loan, debt in list(self._borrowed.items()):
+            is_later = 0 < incarnation < debt.incarnation
+            if debt.creditor != instance or is_later:
                 continue
             problem = f"{instance} died"
-            if one.state == "asked":
+            if debt.state == "asked":
                 actions += self._refused(loan, problem)
                 continue
             del self._borrowed[loan]
-            actions += self._revoked(one)
-            actions += [] if one.state == "returning" else [LoanLost(loan, problem)]
+            actions += self._revoked(debt)
+            actions += [] if debt.state == "returning" else [LoanLost(loan, problem)]
         return actions
 
     def audit(self) -> list[str]:
-        """Every contradiction in the loans, a sentence for each."""
-        found = []
-        for loan, one in self._borrowed.items():
-            has_pages = tuple(len(some) for some in one.pages) == one.counts
-            if has_pages == (one.state == "asked"):
-                found.append(f"{loan} is {one.state} with pages {one.pages}")
-            if one.filling is not None and one.state != "filling":
-                found.append(f"{loan} is {one.state}, and its right to be filled {one.filling}")
-            if one.filling is not None and one.filling.number not in self._numbers:
-                found.append(f"{loan} is filled for {one.filling}, whose number is free")
-            if one.state != "lent" and one.deadline is None and one.unanswered is None:
-                found.append(f"{loan} is {one.state} and waits for nothing")
-        return found
+        """Return all contradictions in the loans, a sentence for each."""
+        problems = []
+        for loan, debt in self._borrowed.items():
+            has_pages = tuple(len(some) for some in debt.pages) == debt.counts
+            if has_pages == (debt.state == "asked"):
+                problems.append(f"{loan} is {debt.state} with pages {debt.pages}")
+            if debt.filling is not None and debt.state != "filling":
+                problems.append(
+                    f"{loan} is {debt.state}, and its right to be filled {debt.filling}"
+                )
+            if debt.filling is not None and debt.filling.number not in self._numbers:
+                problems.append(f"{loan} is filled for {debt.filling}, whose number is free")
+            if debt.state != "lent" and debt.deadline is None and debt.unanswered is None:
+                problems.append(f"{loan} is {debt.state} and waits for nothing")
+        return problems
 
     def _asked(
         self,
@@ -338,16 +336,16 @@ class Borrowing:
         shares: int = 0,
         step_ticks: Tick = 0,
     ) -> tuple[Loan, list[Action]]:
-        """A loan that is asked for from now on, unless there is a reason not to."""
+        """Ask for a loan, or refuse it locally."""
         self._number += 1
         loan = Loan(self._instance, self._incarnation, self._number)
         if problem := self._problem(creditor):
             return loan, [LoanRefused(loan, problem)]
         ticks = min(ticks, MOST_TICKS)
         borrow = Borrow(loan, self._fingerprint, encode_ints(counts), ticks, model, shares)
-        one = _Borrowed(creditor, counts, now + ticks, Repeated.said(borrow, now))
-        one.shares, one.step_ticks = shares > 0, step_ticks
-        self._borrowed[loan] = one
+        debt = _Borrowed(creditor, counts, now + ticks, Repeated.said(borrow, now))
+        debt.shares, debt.step_ticks = shares > 0, step_ticks
+        self._borrowed[loan] = debt
         return loan, [Send(creditor, borrow)]
 
     def _problem(self, creditor: str) -> str:
@@ -360,36 +358,36 @@ class Borrowing:
         return ""
 
     def _of(self, creditor: str, loan: Loan) -> _Borrowed | None:
-        """A loan, if this creditor has to do with it."""
-        one = self._borrowed.get(loan)
-        return one if one is not None and one.creditor == creditor else None
+        """Return the record of a loan, if it is this creditor's."""
+        debt = self._borrowed.get(loan)
+        return debt if debt is not None and debt.creditor == creditor else None
 
-    def _said(self, one: _Borrowed, message: PeerMessage) -> Send:
-        one.unanswered = Repeated.said(message, self._now)
-        return Send(one.creditor, message)
+    def _said(self, debt: _Borrowed, message: PeerMessage) -> Send:
+        debt.unanswered = Repeated.said(message, self._now)
+        return Send(debt.creditor, message)
 
-    def _late(self, loan: Loan, one: _Borrowed) -> list[Action]:
-        problem = "it was recalled" if one.state == "lent" else "it took too long"
-        if one.state == "asked":
-            return [_over(one.creditor, loan, problem), *self._refused(loan, problem)]
-        return self._lost(loan, one, problem)
+    def _late(self, loan: Loan, debt: _Borrowed) -> list[Action]:
+        problem = "it was recalled" if debt.state == "lent" else "it took too long"
+        if debt.state == "asked":
+            return [_over(debt.creditor, loan, problem), *self._refused(loan, problem)]
+        return self._lost(loan, debt, problem)
 
     def _refused(self, loan: Loan, problem: str) -> list[Action]:
-        """Forget a loan that was asked for.  If it is granted after all, that is answered."""
+        """Forget a requested loan.  A late grant is answered with ``LoanOver``."""
         del self._borrowed[loan]
         return [LoanRefused(loan, problem)]
 
-    def _lost(self, loan: Loan, one: _Borrowed, problem: str) -> list[Action]:
-        return [*self._returned(loan, one), LoanLost(loan, problem)]
+    def _lost(self, loan: Loan, debt: _Borrowed, problem: str) -> list[Action]:
+        return [*self._returned(loan, debt), LoanLost(loan, problem)]
 
-    def _returned(self, loan: Loan, one: _Borrowed) -> list[Action]:
-        """Say that the pages are not read any more, until that is confirmed."""
-        one.state, one.deadline = "returning", None
-        return [*self._revoked(one), self._said(one, GiveBack(loan))]
+    def _returned(self, loan: Loan, debt: _Borrowed) -> list[Action]:
+        """Send ``GiveBack``, and resend it until it is confirmed."""
+        debt.state, debt.deadline = "returning", None
+        return [*self._revoked(debt), self._said(debt, GiveBack(loan))]
 
-    def _revoked(self, one: _Borrowed) -> list[Action]:
-        """The creditor may not read this instance's pages any more, if it might."""
-        transfer, one.filling = one.filling, None
+    def _revoked(self, debt: _Borrowed) -> list[Action]:
+        """Revoke the creditor's right to read this instance's pages, if it has one."""
+        transfer, debt.filling = debt.filling, None
         if transfer is None:
             return []
         self._numbers.free(transfer.number)

@@ -1,20 +1,20 @@
-"""Pages of each group as messages carry them; what strangers send is checked."""
+"""The encoding of pages and counts in messages; decoders check what peers send."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 Counts = tuple[int, ...]
-"""Pages of each group."""
+"""The number of pages of each group, or the pages of a group."""
 
 
 def encode_ints(values: Sequence[int]) -> bytes:
-    """Little-endian int32."""
+    """Return integers as little-endian int32."""
     return np.asarray(values, "<i4").tobytes()
 
 
 def decode_counts(encoded: bytes, num_groups: int) -> Counts | None:
-    """Pages of each group; None unless there is a number for each, and one page at least."""
+    """Return the counts of all groups, or None unless all are valid and one is positive."""
     if len(encoded) != 4 * num_groups:
         return None
     counts = np.frombuffer(encoded, "<i4")
@@ -24,7 +24,7 @@ def decode_counts(encoded: bytes, num_groups: int) -> Counts | None:
 
 
 def decode_pages(encoded: bytes, num_pages: int) -> list[int] | None:
-    """Page ids; None unless there are so many, and none is negative."""
+    """Return page numbers, or None unless there are ``num_pages`` and none is negative."""
     if len(encoded) != 4 * num_pages:
         return None
     pages = np.frombuffer(encoded, "<i4")
@@ -32,6 +32,6 @@ def decode_pages(encoded: bytes, num_pages: int) -> list[int] | None:
 
 
 def by_group(pages: Sequence[int], counts: Counts) -> tuple[Counts, ...]:
-    """The same pages, for each group those of it."""
+    """Return the same pages, separated by group."""
     ends = np.cumsum(counts).tolist()
     return tuple(tuple(pages[end - n : end]) for end, n in zip(ends, counts, strict=True))

@@ -1,6 +1,6 @@
-"""Both sides of one instance's loans, without I/O; an instance is never on both at once.
+"""Both sides of one instance's loans, without I/O; an instance never borrows and lends together.
 
-While it has a loan of its own, in any state, it refuses to lend; while it lends, it does not
+While an instance borrows, in any state of the loan, it refuses to lend; while it lends, it does not
 borrow.  Two instances that ask each other at the same moment are therefore both refused.
 
 Source: Infinite-LLM §5.2.
@@ -27,34 +27,32 @@ from kvell.mempool.transfers.actions import Action
 from kvell.mempool.transfers.numbers import RightNumbers
 
 DRAIN_TICKS: Tick = 30_000
-"""How long debtors have, 30 seconds, to give back what a draining instance lends."""
+"""The time, 30 seconds, that debtors have to return the loans of a draining instance."""
 MOST_LOANS_OF_DEBTOR = 1024
 LENDABLE_PARTS = 32
-"""An instance lends at most all but one part in 32 of its memory; it recalls what it needs."""
+"""An instance lends at most 31/32 of its memory; it recalls what it needs."""
 
 
 def most_lendable(groups: Sequence[GroupSpec], num_large_pages: int) -> list[int]:
-    """Pages of each group that may be lent: 31/32 of those with full attention, no others.
+    """Return the pages of each group that may be lent: 31/32 with full attention, else none.
 
-    The other kinds leave pages behind as a text grows, or keep a whole text in one state.
+    The other kinds release pages as a text grows, or keep a whole text in one state.
     """
     return [
-        one.pages_per_large * num_large_pages * (LENDABLE_PARTS - 1) // LENDABLE_PARTS
-        if one.kind is GroupKind.FULL
+        group.pages_per_large * num_large_pages * (LENDABLE_PARTS - 1) // LENDABLE_PARTS
+        if group.kind is GroupKind.FULL
         else 0
-        for one in groups
+        for group in groups
     ]
 
 
 class Ledger:
-    """What one incarnation of an instance borrows and lends.
+    """The loans of one incarnation of an instance, as debtor and as creditor.
 
-    :param fingerprint: of its layout.
-    :param core: over which ``holds`` are.
-    :param numbers: of the incarnation's rights, which transfers have too.
-    :param most_lent: pages of each group that are lent at most.
-    :param most_loans: to one debtor.
-    :ivar borrowing: the debtor's side, and ``lending``: the creditor's.
+    :param core: the core of ``holds``.
+    :param numbers: the numbers of its rights, shared with transfers.
+    :param most_lent: the most pages of each group to lend.
+    :param most_loans: the most loans of one debtor.
     """
 
     def __init__(
@@ -78,12 +76,12 @@ class Ledger:
 
     @property
     def next_deadline(self) -> Tick | None:
-        """When :meth:`tick` has something to do; None while no loan waits for anything."""
-        found = (self.borrowing.next_deadline, self.lending.next_deadline)
-        return min((one for one in found if one is not None), default=None)
+        """The next time at which :meth:`tick` has an effect; None if there is none."""
+        deadlines = (self.borrowing.next_deadline, self.lending.next_deadline)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def heard(self, peer: str, message: LoanMessage, now: Tick) -> list[Action]:
-        """A message of another instance."""
+        """Handle a message of another instance."""
         borrowing, lending = self.borrowing, self.lending
         if isinstance(message, Borrow):
             return lending.borrow(peer, message, now)
@@ -102,37 +100,37 @@ class Ledger:
         return borrowing.over(peer, message) + lending.over(peer, message)
 
     def tick(self, now: Tick) -> list[Action]:
-        """Time has passed."""
+        """End expired loans and resend unanswered messages."""
         return self.borrowing.tick(now) + self.lending.tick(now)
 
     def instance_died(self, instance: str, incarnation: int) -> list[Action]:
-        """An incarnation of an instance, or an earlier one, is no more; 0: whichever it is."""
+        """End the loans of a dead incarnation of an instance and of earlier ones; 0: of all."""
         mine = self.borrowing.instance_died(instance, incarnation)
         return mine + self.lending.instance_died(instance, incarnation)
 
     def drain(self, now: Tick) -> list[Action]:
-        """Borrow and lend nothing more, and recall what is lent.
+        """Stop borrowing and lending, and recall all lent pages.
 
-        What is borrowed is the user's to give back.
+        The user must return the borrowed pages.
         """
         self.borrowing.is_closed = self.lending.is_closed = True
         return self.lending.recall_all(now, DRAIN_TICKS)
 
     def audit(self) -> list[str]:
-        """Every contradiction between loans, holds and the core, a sentence for each."""
-        found = self.borrowing.audit() + self.lending.audit()
+        """Return all contradictions between loans, holds and the core, a sentence for each."""
+        problems = self.borrowing.audit() + self.lending.audit()
         if len(self.borrowing) and self.lending.lends:
-            found.append("the instance borrows and lends at once")
+            problems.append("the instance borrows and lends at once")
         lent = self.lending.pages()
         snapshot = self._core.snapshot()
-        found += [
-            f"page {one.page} of group {one.group} is lent, and the index names it"
-            for one in snapshot.index
-            if (one.group, one.page) in lent
+        problems += [
+            f"page {entry.page} of group {entry.group} is lent, and the index names it"
+            for entry in snapshot.index
+            if (entry.group, entry.page) in lent
         ]
-        found += [
+        problems += [
             f"page {page} of group {group} is lent, and has {users} users"
             for group, page in sorted(lent)
             if (users := snapshot.refs[group].get(page, 0)) != 1
         ]
-        return found
+        return problems

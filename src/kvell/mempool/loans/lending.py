@@ -3,18 +3,18 @@
 ::
 
     Borrow ──► GRANTED ──Fill──► FILLING ──pulled──► LENT ──recall──► LENT until a deadline
-      │           └─ deadline, recall ─┐ └─ deadline, recall   └─ GiveBack ──► gone      │
+      │           └─ deadline, recall ─┐ └─ deadline, recall   └─ GiveBack ──► ended     │
       └─ refused                       ▼    ▼                                            ▼
-                                     gone ◄─ ENDING, while somebody writes    gone ◄─ REVOKED
+                                    ended ◄─ ENDING, until the pull has ended ended ◄─ REVOKED
 
 Memory is lent first come, first served.  A reservation that is not filled ends at its deadline,
-and at once if it is recalled: the debtor still has its own pages.  A loan that is read has no
+and immediately if it is recalled: the debtor still has its own pages.  A readable loan has no
 deadline until it is recalled.  The right to read is granted when the pages are filled, and revoked
-before they are given to others.  A revoked loan has no pages, and is remembered until the debtor
-has answered, so that the debtor learns of it whatever gets lost.
+before they are reused.  A revoked loan has no pages, and is kept until the debtor has answered, so
+that the debtor learns of it even if messages are lost.
 
-A loan that *shares* the pages of another goes from GRANTED to LENT without being filled.  What is
-recalled of shared pages is recalled from all who share them.
+A loan that *shares* the pages of another changes from GRANTED to LENT without being filled.  A
+recall of shared pages recalls all loans that share them.
 
 Source: Infinite-LLM §5.2.2 and §6.2.
 """
@@ -50,20 +50,20 @@ UNKNOWN = "there is no such loan"
 RECALLED = "it was recalled"
 TOO_LONG = "it took too long"
 MOST_STEP_TICKS: Tick = 30_000
-"""A debtor whose steps take longer may lose what it reads."""
+"""The longest step time that a recall respects; a debtor with longer steps may lose pages."""
 NO_ROOM = "there is no room"
 MOST_LOANS = SLOTS // 2
-"""Loans that stand at once, of all debtors: transfers need words of rights too."""
+"""The most concurrent loans of all debtors: transfers need slots of rights too."""
 
 
 class Lending:
-    """What one incarnation of an instance lends to others.
+    """The loans of one incarnation of a creditor.
 
-    :param fingerprint: of its layout, which debtors must have too.
-    :param holds: of the instance; a loan's hold has owner kind ``loan``.
-    :param numbers: of the incarnation's rights, shared with transfers.
-    :param most_lent: pages of each group that are lent at most, 0 for one that is never lent.
-    :param most_loans: of one debtor; further ones are refused.
+    :param fingerprint: the fingerprint of its layout; debtors must have the same.
+    :param holds: the holds of the instance; a loan's hold has owner kind ``loan``.
+    :param numbers: the numbers of its rights, shared with transfers.
+    :param most_lent: the most pages of each group to lend.
+    :param most_loans: the most loans of one debtor; further ones are refused.
     """
 
     def __init__(
@@ -82,11 +82,11 @@ class Lending:
         self.borrows: Callable[[], bool] = lambda: False
         """Whether the instance borrows memory; then it lends none."""
         self.is_wanted: Callable[[], bool] = lambda: True
-        """Whether the instance still wants back what it recalled; while it does not, it waits."""
+        """Whether the instance still needs recalled pages; otherwise debtors get more time."""
         self.is_other_pull: Callable[[Transfer], bool] = lambda _transfer: False
-        """Whether a transfer brings a text here: it cannot fill a loan too."""
+        """Whether a transfer brings a text here, so that it cannot fill a loan."""
         self.is_closed = False
-        """Whether nothing more is lent."""
+        """Whether the instance lends no more."""
         self._lent: dict[Loan, LentPages] = {}
         self._pulls: dict[Transfer, Loan] = {}
 
@@ -94,44 +94,44 @@ class Lending:
         return len(self._lent)
 
     def __contains__(self, transfer: Transfer) -> bool:
-        """Whether a loan is being filled by a transfer."""
+        """Return whether a transfer fills a loan."""
         return transfer in self._pulls
 
     @property
     def lends(self) -> bool:
         """Whether any pages are lent."""
-        return any(one.has_pages for one in self._lent.values())
+        return any(entry.has_pages for entry in self._lent.values())
 
     @property
     def next_deadline(self) -> Tick | None:
-        """When :meth:`tick` has something to do; None while no loan waits for anything."""
+        """The next time at which :meth:`tick` has an effect; None if there is none."""
         loans = self._lent.values()
-        ticks = [one.deadline for one in loans if one.deadline is not None]
-        repeats = [one.unanswered.at for one in loans if one.unanswered is not None]
+        ticks = [entry.deadline for entry in loans if entry.deadline is not None]
+        repeats = [entry.unanswered.at for entry in loans if entry.unanswered is not None]
         return min(ticks + repeats, default=None)
 
     def pages_lent(self) -> dict[str, Counts]:
-        """Return for each debtor how many pages of each group it has, for figures."""
-        debtors = sorted({loan.debtor for loan, one in self._lent.items() if one.has_pages})
+        """Return the number of pages of each group that each debtor has, for statistics."""
+        debtors = sorted({loan.debtor for loan, entry in self._lent.items() if entry.has_pages})
         return {
-            debtor: self._sum(one for loan, one in self._lent.items() if loan.debtor == debtor)
+            debtor: self._sum(entry for loan, entry in self._lent.items() if loan.debtor == debtor)
             for debtor in debtors
         }
 
     def pages(self) -> set[tuple[int, int]]:
-        """(group, page) of all that is lent."""
-        lent = [one.rows for one in self._lent.values() if one.has_pages]
+        """Return (group, page) of all lent pages."""
+        lent = [entry.rows for entry in self._lent.values() if entry.has_pages]
         return {(group, page) for rows in lent for group, page in rows.tolist()}
 
     def borrow(self, debtor: str, message: Borrow, now: Tick) -> list[Action]:
         """Hold empty pages for a debtor, or refuse.
 
-        The answer to ``try_move_kvcache`` of Infinite-LLM's Listing 1.
+        This answers ``try_move_kvcache`` of Infinite-LLM's Listing 1.
         """
         loan = message.loan
-        if loan in self._lent and loan.debtor == debtor:  # it is said again
-            one = self._lent[loan]
-            return [self._granted(loan, one)] if one.state == "granted" else []
+        if loan in self._lent and loan.debtor == debtor:  # a repetition
+            entry = self._lent[loan]
+            return [self._granted(loan, entry)] if entry.state == "granted" else []
         counts = decode_counts(message.counts, len(self._most_lent))
         problem = self._problem(debtor, message)
         if problem or counts is None:
@@ -154,77 +154,81 @@ class Lending:
             return [_over(debtor, loan, NO_ROOM)]
         places = sorted(self._holds.places(owner).items())
         rows = np.asarray([(group, page) for (group, _), page in places], np.int32)
-        one = self._lent[loan] = LentPages(owner, counts, rows, self._right(), deadline)
-        return [self._granted(loan, one)]
+        entry = self._lent[loan] = LentPages(owner, counts, rows, self._right(), deadline)
+        return [self._granted(loan, entry)]
 
     def fill(self, debtor: str, message: Fill) -> list[Action]:
-        """Begin to pull the debtor's pages, or those that another creditor lends it."""
+        """Begin to pull the debtor's pages, or its pages at another creditor."""
         loan = message.loan
-        one = self._of(debtor, loan)
-        if one is None or message.right != one.right.number or one.state in ("ending", "revoked"):
+        entry = self._of(debtor, loan)
+        if (
+            entry is None
+            or message.right != entry.right.number
+            or entry.state in ("ending", "revoked")
+        ):
             return [_over(debtor, loan, UNKNOWN)]
-        if one.state == "lent":  # the answer got lost
+        if entry.state == "lent":  # the answer was lost
             return [Send(debtor, Filled(loan))]
-        if one.state == "filling":
+        if entry.state == "filling":
             return []
-        one.step_ticks = max(0, min(message.step_ticks, MOST_STEP_TICKS))
-        if one.shares:
-            return self._read(loan, one)
-        pages = decode_pages(message.pages, len(one.rows))
+        entry.step_ticks = max(0, min(message.step_ticks, MOST_STEP_TICKS))
+        if entry.shares:
+            return self._read(loan, entry)
+        pages = decode_pages(message.pages, len(entry.rows))
         of = (message.source, message.incarnation) if message.source else (debtor, loan.incarnation)
         transfer = Transfer(*of, message.number)
         is_taken = transfer in self._pulls or self.is_other_pull(transfer)
         if pages is None or message.number < 1 or is_taken or message.source == self._instance:
             problem = "it cannot be filled from these pages"
-            return [*self._ended(loan, one), _over(debtor, loan, problem)]
-        one.state, one.filling = "filling", transfer
+            return [*self._ended(loan, entry), _over(debtor, loan, problem)]
+        entry.state, entry.filling = "filling", transfer
         self._pulls[transfer] = loan
-        rows = np.insert(one.rows, 1, np.asarray(pages, np.int32), axis=1)
+        rows = np.insert(entry.rows, 1, np.asarray(pages, np.int32), axis=1)
         return [Pull(transfer, np.ascontiguousarray(rows, np.int32))]
 
     def pulled(self, transfer: Transfer, problem: str) -> list[Action]:
-        """Copying has ended.
+        """Handle the end of a pull.
 
-        :param problem: "" if everything was copied and the right to read still stood then.
+        :param problem: "" if all pages were copied and the right to read was still valid then.
         """
         loan = self._pulls.pop(transfer)
-        one = self._lent[loan]
-        one.filling = None
-        if one.state == "ending" or problem:
-            over = [] if one.state == "ending" else [_over(loan.debtor, loan, problem)]
-            self._let_go(one)
+        entry = self._lent[loan]
+        entry.filling = None
+        if entry.state == "ending" or problem:
+            over = [] if entry.state == "ending" else [_over(loan.debtor, loan, problem)]
+            self._let_go(entry)
             del self._lent[loan]
             return list(over)
-        return self._read(loan, one)
+        return self._read(loan, entry)
 
     def given_back(self, debtor: str, message: GiveBack) -> list[Action]:
-        """The debtor does not read the pages any more."""
+        """Handle the debtor's notice that it no longer reads the pages."""
         if message.loan.debtor != debtor:
             return [_over(debtor, message.loan, UNKNOWN)]
-        one = self._lent.get(message.loan)
-        ended = [] if one is None else self._ended(message.loan, one)
+        entry = self._lent.get(message.loan)
+        ended = [] if entry is None else self._ended(message.loan, entry)
         return [*ended, Send(debtor, GivenBack(message.loan))]
 
     def over(self, debtor: str, message: LoanOver) -> list[Action]:
-        """The debtor knows no such loan."""
-        one = self._of(debtor, message.loan)
-        return [] if one is None else self._ended(message.loan, one)
+        """Handle the debtor's notice that it has no such loan."""
+        entry = self._of(debtor, message.loan)
+        return [] if entry is None else self._ended(message.loan, entry)
 
     def recall(self, counts: Sequence[int], now: Tick, ticks: Tick) -> list[Action]:
-        """Get back so many pages of each group, counting those that are on their way back.
+        """Recall at least ``counts`` pages of each group, earlier recalls included.
 
-        Loans that were never filled go first, and end at once.  Then the youngest are recalled,
-        and revoked at a deadline unless they are given back before it.
+        Loans that were never filled are first and end immediately.  Then the youngest are recalled,
+        and revoked at a deadline unless they are returned before it.
 
         :param counts: pages of each group.
-        :param ticks: milliseconds until the deadline; 0: they are revoked at once.  A debtor whose
-            steps take long has two of them.
+        :param ticks: milliseconds until the deadline; 0: revoke immediately.  A debtor with long
+            steps gets the time of two steps.
         """
         missing = np.asarray(counts)
         staying: list[list[tuple[Loan, LentPages]]] = []
         for loans in together(self._lent):
             some = [(loan, self._lent[loan]) for loan in loans]
-            if all(one.is_ending for _, one in some):
+            if all(entry.is_ending for _, entry in some):
                 missing = missing - some[0][1].counts
             else:
                 staying.append(some)
@@ -234,36 +238,35 @@ class Lending:
                 break
             if np.logical_and(missing > 0, some[0][1].counts).any():
                 missing = missing - some[0][1].counts
-                for loan, one in some:
-                    patience = max(ticks, 2 * one.step_ticks) if ticks else 0
-                    actions += self._recalled(loan, one, now, now + patience)
+                for loan, entry in some:
+                    patience = max(ticks, 2 * entry.step_ticks) if ticks else 0
+                    actions += self._recalled(loan, entry, now, now + patience)
         return actions
 
     def recall_all(self, now: Tick, ticks: Tick) -> list[Action]:
-        """Get back all pages; the deadline of an earlier recall can move forward, never back.
+        """Recall all pages; the deadline of an earlier recall can only become earlier.
 
-        :param ticks: milliseconds until the deadline; 0: loans are revoked at once.
+        :param ticks: milliseconds until the deadline; 0: revoke immediately.
         """
-        loans = [one for some in together(self._lent) for one in some]
-        return [a for one in loans for a in self._recalled(one, self._lent[one], now, now + ticks)]
+        loans = [loan for some in together(self._lent) for loan in some]
+        return [
+            a for loan in loans for a in self._recalled(loan, self._lent[loan], now, now + ticks)
+        ]
 
     def tick(self, now: Tick) -> list[Action]:
-        """End what has passed its deadline, and say again what is not answered."""
+        """End expired loans and resend unanswered messages."""
         actions: list[Action] = []
-        for loan, one in list(self._lent.items()):
-            if self._waits_on(one, now):
-                actions.append(self._said(loan, one, now, one.patience_ticks))
-            elif one.deadline is not None and one.deadline <= now:
-                actions += self._late(loan, one, now)
-            elif one.unanswered is not None and one.unanswered.is_due(now):
-                actions.append(Send(loan.debtor, said_again(one.unanswered, one.deadline, now)))
+        for loan, entry in list(self._lent.items()):
+            if self._waits_on(entry, now):
+                actions.append(self._said(loan, entry, now, entry.patience_ticks))
+            elif entry.deadline is not None and entry.deadline <= now:
+                actions += self._late(loan, entry, now)
+            elif entry.unanswered is not None and entry.unanswered.is_due(now):
+                actions.append(Send(loan.debtor, said_again(entry.unanswered, entry.deadline, now)))
         return actions
 
     def instance_died(self, instance: str, incarnation: int) -> list[Action]:
-        """An incarnation of an instance, or an earlier one, is no more: what it borrowed is free.
-
-        :param incarnation: 0: whichever it is.
-        """
+        """End the loans of a dead incarnation of a debtor and of earlier ones; 0: of all."""
         gone = [
             loan
             for loan in self._lent
@@ -272,7 +275,7 @@ class Lending:
         return [action for loan in gone for action in self._ended(loan, self._lent[loan])]
 
     def audit(self) -> list[str]:
-        """Every contradiction between loans and holds, a sentence for each."""
+        """Return all contradictions between loans and holds, a sentence for each."""
         problems = lent_problems(self._lent, self._pulls, self._holds, self._numbers)
         lent = self._sum(self._lent.values())
         if any(had > most for had, most in zip(lent, self._most_lent, strict=True)):
@@ -296,7 +299,7 @@ class Lending:
         return ""
 
     def _of(self, debtor: str, loan: Loan) -> LentPages | None:
-        """A loan, if it is this debtor's."""
+        """Return the record of a loan, if it is this debtor's."""
         return self._lent.get(loan) if loan.debtor == debtor else None
 
     def _sum(self, loans: Iterable[LentPages]) -> Counts:
@@ -306,88 +309,87 @@ class Lending:
         return Transfer(self._instance, self._incarnation, self._numbers.take())
 
     def _shared(self, message: Borrow, counts: Counts, deadline: Tick) -> list[Action]:
-        """Lend the pages of a loan once more, unless they are wanted back."""
+        """Share the pages of a loan, unless they are recalled."""
         loan = message.loan
         other = self._lent.get(Loan(loan.debtor, loan.incarnation, message.shares))
         if other is None or other.counts != counts or other.state != "lent" or other.is_ending:
             return [_over(loan.debtor, loan, UNKNOWN)]
-        one = LentPages(other.owner, counts, other.rows, self._right(), deadline, shares=True)
-        self._lent[loan] = one
-        return [self._granted(loan, one)]
+        entry = LentPages(other.owner, counts, other.rows, self._right(), deadline, shares=True)
+        self._lent[loan] = entry
+        return [self._granted(loan, entry)]
 
-    def _read(self, loan: Loan, one: LentPages) -> list[Action]:
-        """The pages are filled: the debtor may read them from now on."""
-        one.state, one.deadline = "lent", None
-        grant = Grant(one.right, loan.debtor, one.rows.astype("<i4").tobytes(), lends=True)
+    def _read(self, loan: Loan, entry: LentPages) -> list[Action]:
+        """Grant the right to read the filled pages to the debtor."""
+        entry.state, entry.deadline = "lent", None
+        grant = Grant(entry.right, loan.debtor, entry.rows.astype("<i4").tobytes(), lends=True)
         return [grant, Send(loan.debtor, Filled(loan))]
 
-    def _granted(self, loan: Loan, one: LentPages) -> Send:
-        pages = encode_ints(one.rows[:, 1].tolist())
-        return Send(loan.debtor, Lent(loan, self._incarnation, one.right.number, pages))
+    def _granted(self, loan: Loan, entry: LentPages) -> Send:
+        pages = encode_ints(entry.rows[:, 1].tolist())
+        return Send(loan.debtor, Lent(loan, self._incarnation, entry.right.number, pages))
 
-    def _recalled(self, loan: Loan, one: LentPages, now: Tick, deadline: Tick) -> list[Action]:
-        """Recall one loan, unless it is ending, or was recalled for an earlier deadline."""
-        if one.state in ("granted", "filling"):
-            return [*self._ended(loan, one), _over(loan.debtor, loan, RECALLED)]
-        is_sooner = one.deadline is None or deadline < one.deadline
-        if one.state != "lent" or not is_sooner:
+    def _recalled(self, loan: Loan, entry: LentPages, now: Tick, deadline: Tick) -> list[Action]:
+        """Recall one loan, unless it is ending or already recalled for an earlier deadline."""
+        if entry.state in ("granted", "filling"):
+            return [*self._ended(loan, entry), _over(loan.debtor, loan, RECALLED)]
+        is_sooner = entry.deadline is None or deadline < entry.deadline
+        if entry.state != "lent" or not is_sooner:
             return []
         if deadline <= now:
-            return self._revoked(loan, one, now)
-        one.deadline, one.patience_ticks = deadline, deadline - now
-        return [self._said(loan, one, now, deadline - now)]
+            return self._revoked(loan, entry, now)
+        entry.deadline, entry.patience_ticks = deadline, deadline - now
+        return [self._said(loan, entry, now, deadline - now)]
 
-    def _waits_on(self, one: LentPages, now: Tick) -> bool:
-        """Leave the debtor more time if nobody here needs the pages; returns whether it is to hear
-        of that: when the recall would be said again, or has passed its deadline."""
-        if one.state != "lent" or one.deadline is None or one.unanswered is None:
+    def _waits_on(self, entry: LentPages, now: Tick) -> bool:
+        """Extend a due recall of pages no longer needed, and return whether to resend it."""
+        if entry.state != "lent" or entry.deadline is None or entry.unanswered is None:
             return False
-        is_due = min(one.deadline, one.unanswered.at) <= now
+        is_due = min(entry.deadline, entry.unanswered.at) <= now
         if not is_due or self.is_closed or self.is_wanted():
             return False
-        one.patience_ticks = max(one.patience_ticks, 2 * FIRST_TICKS)
-        one.deadline = max(one.deadline, now + one.patience_ticks)
+        entry.patience_ticks = max(entry.patience_ticks, 2 * FIRST_TICKS)
+        entry.deadline = max(entry.deadline, now + entry.patience_ticks)
         return True
 
-    def _late(self, loan: Loan, one: LentPages, now: Tick) -> list[Action]:
-        if one.state == "lent":
-            return self._revoked(loan, one, now)
-        return [*self._ended(loan, one), _over(loan.debtor, loan, TOO_LONG)]
+    def _late(self, loan: Loan, entry: LentPages, now: Tick) -> list[Action]:
+        if entry.state == "lent":
+            return self._revoked(loan, entry, now)
+        return [*self._ended(loan, entry), _over(loan.debtor, loan, TOO_LONG)]
 
-    def _revoked(self, loan: Loan, one: LentPages, now: Tick) -> list[Action]:
-        """Take the pages of a loan that is read."""
-        actions: list[Action] = [Revoke(one.right)]
-        self._let_go(one)
-        one.state, one.deadline = "revoked", None
-        return [*actions, self._said(loan, one, now, 0)]
+    def _revoked(self, loan: Loan, entry: LentPages, now: Tick) -> list[Action]:
+        """Take the pages of a readable loan."""
+        actions: list[Action] = [Revoke(entry.right)]
+        self._let_go(entry)
+        entry.state, entry.deadline = "revoked", None
+        return [*actions, self._said(loan, entry, now, 0)]
 
-    def _said(self, loan: Loan, one: LentPages, now: Tick, ticks_left: Tick) -> Send:
+    def _said(self, loan: Loan, entry: LentPages, now: Tick, ticks_left: Tick) -> Send:
         recall = Recall(loan, ticks_left)
-        one.unanswered = Repeated.said(recall, now)
+        entry.unanswered = Repeated.said(recall, now)
         return Send(loan.debtor, recall)
 
-    def _ended(self, loan: Loan, one: LentPages) -> list[Action]:
-        """Forget a loan and give its pages back, once nobody writes into them."""
-        if one.state == "ending":
+    def _ended(self, loan: Loan, entry: LentPages) -> list[Action]:
+        """Forget a loan and release its pages, once no pull writes into them."""
+        if entry.state == "ending":
             return []
-        if one.filling is not None:
-            one.state, one.deadline = "ending", None
-            return [StopPull(one.filling)]
-        actions: list[Action] = [Revoke(one.right)] if one.state == "lent" else []
-        if one.has_pages:
-            self._let_go(one)
+        if entry.filling is not None:
+            entry.state, entry.deadline = "ending", None
+            return [StopPull(entry.filling)]
+        actions: list[Action] = [Revoke(entry.right)] if entry.state == "lent" else []
+        if entry.has_pages:
+            self._let_go(entry)
         del self._lent[loan]
         return actions
 
-    def _let_go(self, one: LentPages) -> None:
-        """Release the pages, unless another loan has them too.
+    def _let_go(self, entry: LentPages) -> None:
+        """Release the pages, unless another loan shares them.
 
-        The caller carries the actions out before anybody else gets them.
+        The caller executes the actions before it allocates pages again.
         """
-        self._numbers.free(one.right.number)
-        owners = [o.owner for o in self._lent.values() if o is not one and o.has_pages]
-        if one.owner not in owners:
-            self._holds.release(one.owner)
+        self._numbers.free(entry.right.number)
+        owners = [o.owner for o in self._lent.values() if o is not entry and o.has_pages]
+        if entry.owner not in owners:
+            self._holds.release(entry.owner)
 
 
 def _over(debtor: str, loan: Loan, why: str) -> Send:

@@ -1,4 +1,4 @@
-"""Whether a creditor's loans fit what it holds, and the rights that it has granted."""
+"""The audit of a creditor's loans against its holds and its granted rights."""
 
 from collections.abc import Mapping
 
@@ -15,32 +15,34 @@ def lent_problems(
     holds: Holds,
     numbers: RightNumbers,
 ) -> list[str]:
-    """Every contradiction between loans, holds and rights, a sentence for each.
+    """Return all contradictions between loans, holds and rights, a sentence for each.
 
-    :param pulls: by which loans are being filled.
-    :param numbers: of rights that stand.
+    :param pulls: the pulls that fill loans.
+    :param numbers: the numbers of rights in use.
     """
-    found = []
-    known = {one.owner for one in lent.values()}
-    holding = {one.owner for one in lent.values() if one.has_pages}
-    for loan, one in lent.items():
-        if (one.owner in holding) != (one.owner in holds):
-            found.append(f"{loan} is {one.state}, and whether it is held does not fit that")
-        elif one.has_pages:
-            held = sorted((g, page) for g, _, page in holds.pages(one.owner).tolist())
-            if held != sorted(map(tuple, one.rows.tolist())):
-                found.append(f"{loan} lends {one.rows.tolist()} and holds {held}")
-        if one.has_pages != (one.right.number in numbers):
-            found.append(f"{loan} is {one.state}, and whether it has a number does not fit that")
-        if (one.filling is not None) != (one.state in ("filling", "ending")):
-            found.append(f"{loan} is {one.state}, and is filled by {one.filling}")
-        if one.filling is not None and pulls.get(one.filling) != loan:
-            found.append(f"{loan} is filled by {one.filling}, which fills another")
-        if one.shares and one.state in ("filling", "ending"):
-            found.append(f"{loan} shares its pages, and is {one.state}")
-    found += [
+    problems = []
+    owners = {record.owner for record in lent.values()}
+    holding = {record.owner for record in lent.values() if record.has_pages}
+    for loan, record in lent.items():
+        if (record.owner in holding) != (record.owner in holds):
+            problems.append(f"{loan} is {record.state}, and whether it is held does not fit that")
+        elif record.has_pages:
+            held = sorted((g, page) for g, _, page in holds.pages(record.owner).tolist())
+            if held != sorted(map(tuple, record.rows.tolist())):
+                problems.append(f"{loan} lends {record.rows.tolist()} and holds {held}")
+        if record.has_pages != (record.right.number in numbers):
+            problems.append(
+                f"{loan} is {record.state}, and whether it has a number does not fit that"
+            )
+        if (record.filling is not None) != (record.state in ("filling", "ending")):
+            problems.append(f"{loan} is {record.state}, and is filled by {record.filling}")
+        if record.filling is not None and pulls.get(record.filling) != loan:
+            problems.append(f"{loan} is filled by {record.filling}, which fills another")
+        if record.shares and record.state in ("filling", "ending"):
+            problems.append(f"{loan} shares its pages, and is {record.state}")
+    problems += [
         f"{hold.owner} holds pages for no loan"
         for hold in holds
-        if hold.owner.kind == "loan" and hold.owner not in known
+        if hold.owner.kind == "loan" and hold.owner not in owners
     ]
-    return found
+    return problems

@@ -1,4 +1,4 @@
-"""The loans of a creditor, as it keeps them: those over the same pages have one owner."""
+"""The records of a creditor's loans; loans that share pages have the same owner."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from kvell.mempool.transfers.repeating import Repeated
 class LentPages:
     """One loan of this creditor.
 
-    :ivar owner: of the hold on its pages, which loans that share them have in common.
-    :ivar rows: int32 [m, 2]: group, own page, in the order of groups.
-    :ivar shares: whether its pages were another loan's, so that they are filled already.
-    :ivar deadline: until which it must be filled, or given back; None: there is none.
-    :ivar filling: the transfer by which it is being filled.
+    :ivar owner: the owner of the hold on its pages, common to loans that share them.
+    :ivar rows: int32 [m, 2]: group, local page, in the order of groups.
+    :ivar shares: whether it shares pages that are filled already.
+    :ivar deadline: when it must be filled or returned; None if there is no deadline.
+    :ivar filling: the transfer that fills it.
     :ivar unanswered: a ``Recall``.
-    :ivar step_ticks: how long the debtor's steps take, as it says.
-    :ivar patience_ticks: that its recall left it.
+    :ivar step_ticks: the duration of the debtor's steps, as reported.
+    :ivar patience_ticks: the time that its recall left it.
     """
 
     owner: Owner
@@ -42,30 +42,30 @@ class LentPages:
 
     @property
     def has_pages(self) -> bool:
-        """Whether it has not been revoked."""
+        """Whether the loan is not revoked."""
         return self.state != "revoked"
 
     @property
     def is_ending(self) -> bool:
-        """Whether its pages come back without a recall."""
+        """Whether the pages come back without a further recall."""
         return self.state == "ending" or (self.state == "lent" and self.deadline is not None)
 
 
 def pages_of(loans: Iterable[LentPages], num_groups: int) -> Counts:
-    """Pages of each group that these loans have; those that are shared count once."""
-    counts = {one.owner: one.counts for one in loans if one.has_pages}
+    """Return the pages of each group of these loans; shared pages count once."""
+    counts = {record.owner: record.counts for record in loans if record.has_pages}
     zero = np.zeros(num_groups, np.int64)
-    return tuple(sum((np.asarray(one) for one in counts.values()), zero).tolist())
+    return tuple(sum((np.asarray(pages) for pages in counts.values()), zero).tolist())
 
 
 def together(lent: Mapping[Loan, LentPages]) -> list[list[Loan]]:
-    """The loans that have pages, as they are recalled: those that share pages together.
+    """Return the loans with pages in the order of recall, grouped by shared pages.
 
-    First the ones that nobody reads yet, then the youngest.
+    Loans that are not readable yet are first, then the youngest.
     """
-    found: dict[Owner, list[Loan]] = {}
-    for loan, one in lent.items():
-        if one.has_pages:
-            found.setdefault(one.owner, []).append(loan)
-    youngest = list(reversed(found.values()))
-    return sorted(youngest, key=lambda loans: any(lent[one].state == "lent" for one in loans))
+    by_owner: dict[Owner, list[Loan]] = {}
+    for loan, record in lent.items():
+        if record.has_pages:
+            by_owner.setdefault(record.owner, []).append(loan)
+    youngest = list(reversed(by_owner.values()))
+    return sorted(youngest, key=lambda loans: any(lent[loan].state == "lent" for loan in loans))

@@ -1,7 +1,7 @@
 """Messages between instances about one loan of memory.
 
 A loan is one *section*: 512 tokens of one request, in all groups with full attention.  The *debtor*
-puts its pages into pages of the *creditor*, and reads them there.
+stores its pages in pages of the *creditor*, and reads them there.
 
 ::
 
@@ -9,21 +9,21 @@ puts its pages into pages of the *creditor*, and reads them there.
       │ ── Borrow(pages of each group) ─────► │  holds empty pages, or refuses
       │ ◄── Lent(right, pages) ────────────── │
       │ ── Fill(the debtor's pages) ────────► │  pulls them
-      │ ◄── Filled ────────────────────────── │  the debtor's pages are its own again
+      │ ◄── Filled ────────────────────────── │  the debtor may reuse its pages
       │          … the debtor reads …         │
       │ ◄── Recall ────────────────────────── │  needs the memory, and revokes at a deadline
       │ ── GiveBack ────────────────────────► │  the pages are free
       │ ◄── GivenBack ─────────────────────── │
 
-A second request over the same text *shares* a loan that stands: ``Borrow`` names it, and ``Fill``
-has no pages then, since nothing is pulled.  Each of the two is a loan of its own, with its own
-right; the pages are free once both are over.
+A second request over the same text *shares* a valid loan: ``Borrow`` names it, and ``Fill`` has no
+pages, since no page is pulled.  Each of the two loans has its own right; the pages are free once
+both loans have ended.
 
-Either side may end a loan with ``LoanOver`` at any moment.  Messages may be lost, late or doubled.
-``Borrow``, ``Fill``, ``Recall`` and ``GiveBack`` are said again until they are answered.  What
-belongs to no loan is answered with ``LoanOver``, except ``LoanOver`` and ``GivenBack`` themselves.
-A ``LoanOver`` may be old, so a debtor that has heard ``Lent`` forgets the loan only when it hears
-``GivenBack``, or that the creditor is no more.
+Either side may end a loan with ``LoanOver`` at any moment.  Messages may be lost, late or
+duplicated.  ``Borrow``, ``Fill``, ``Recall`` and ``GiveBack`` are resent until they are answered.
+A message for an unknown loan is answered with ``LoanOver``, except ``LoanOver`` and ``GivenBack``
+themselves.  A ``LoanOver`` may be old, so a debtor that has received ``Lent`` forgets the loan only
+when it receives ``GivenBack``, or when the creditor is dead.
 
 ``Borrow`` and its answer are ``try_move_kvcache(req_id, num_blocks) -> bool`` of Infinite-LLM's
 Listing 1.  Source: its §6.2.
@@ -33,7 +33,7 @@ from msgspec import Struct
 
 
 class Loan(Struct, frozen=True, order=True):
-    """Names a loan: the debtor, its incarnation, and a number that it never uses again."""
+    """The name of a loan: the debtor, its incarnation, and a number that it never uses again."""
 
     debtor: str
     incarnation: int
@@ -41,14 +41,14 @@ class Loan(Struct, frozen=True, order=True):
 
 
 class Borrow(Struct, frozen=True, tag=True):
-    """Lend me pages.
+    """A debtor's request for pages.
 
-    :param fingerprint: of the debtor's layout.
+    :param fingerprint: the fingerprint of the debtor's layout.
     :param counts: pages of each group, little-endian int32.
-    :param ticks_left: until the debtor gives up, unless the pages are filled by then.
-    :param model: whose groups they are.
-    :param shares: number of a loan of the same incarnation, whose pages are lent once more; 0:
-        empty ones are.
+    :param ticks_left: the time after which the debtor gives up, unless the pages are filled.
+    :param model: the model of the groups.
+    :param shares: the number of a loan of the same incarnation whose pages to share; 0: lend empty
+        pages.
     """
 
     loan: Loan
@@ -60,12 +60,12 @@ class Borrow(Struct, frozen=True, tag=True):
 
 
 class Lent(Struct, frozen=True, tag=True):
-    """These pages are lent, and empty.
+    """A creditor's grant of empty pages.
 
-    :param incarnation: of the creditor.
-    :param right: number of the word in the creditor's rights that stands from ``Filled`` on, as
-        long as the pages may be read.
-    :param pages: of the creditor, in the order of groups; little-endian int32.
+    :param incarnation: the creditor's incarnation.
+    :param right: the number of the creditor's right, valid from ``Filled`` on while the pages may
+        be read.
+    :param pages: the creditor's pages in the order of groups, little-endian int32.
     """
 
     loan: Loan
@@ -75,15 +75,15 @@ class Lent(Struct, frozen=True, tag=True):
 
 
 class Fill(Struct, frozen=True, tag=True):
-    """Pull these pages into those that are lent.
+    """A debtor's request to pull pages into the lent ones.
 
-    :param right: as in :class:`Lent`, which this answers.
-    :param number: of the transfer for which the creditor may read the debtor's pages.  Its sender
-        and incarnation are those of the loan.
-    :param pages: of the debtor, one for each that is lent, in the same order; little-endian int32.
-    :param source: another creditor whose pages these are, which the debtor may read by the right
-        ``number``, and its ``incarnation``; "" if they are the debtor's own.
-    :param step_ticks: how long the debtor's steps take: it gives back nothing in the middle of one.
+    :param right: the right in the :class:`Lent` that this answers.
+    :param number: the number of the transfer by which the creditor may read the debtor's pages.
+        Its sender and incarnation are those of the loan.
+    :param pages: the debtor's pages, in the order of the lent ones; little-endian int32.
+    :param source: another creditor that has these pages, which the debtor may read by the right
+        ``number``; ``incarnation`` is that creditor's.  "" if they are the debtor's own.
+    :param step_ticks: the duration of the debtor's steps; it returns no pages during a step.
     """
 
     loan: Loan
@@ -96,32 +96,32 @@ class Fill(Struct, frozen=True, tag=True):
 
 
 class Filled(Struct, frozen=True, tag=True):
-    """The pages are filled and may be read; the debtor's own are not read any more."""
+    """A creditor's notice that the pages may be read, and the debtor's own are no longer read."""
 
     loan: Loan
 
 
 class Recall(Struct, frozen=True, tag=True):
-    """Give the pages back; ``ticks_left`` until they are revoked, 0 if they are already."""
+    """A creditor's recall: the pages are revoked in ``ticks_left``, or already if it is 0."""
 
     loan: Loan
     ticks_left: int
 
 
 class GiveBack(Struct, frozen=True, tag=True):
-    """The debtor does not read the pages any more."""
+    """A debtor's notice that it no longer reads the pages."""
 
     loan: Loan
 
 
 class GivenBack(Struct, frozen=True, tag=True):
-    """The creditor has no such loan any more."""
+    """A creditor's confirmation that it no longer has the loan."""
 
     loan: Loan
 
 
 class LoanOver(Struct, frozen=True, tag=True):
-    """The loan is refused, or over on this side, and why."""
+    """A notice that the loan is refused or has ended on this side, with the reason."""
 
     loan: Loan
     why: str

@@ -1,4 +1,4 @@
-"""What is said again about a loan, with the time that is left by then."""
+"""Resent messages about loans, with the remaining time."""
 
 import msgspec
 
@@ -9,9 +9,9 @@ from kvell.mempool.transfers.repeating import Repeated
 
 
 def said_again(unanswered: Repeated, deadline: Tick | None, now: Tick) -> PeerMessage:
-    """The message, as it is said again now.
+    """Return the message to resend now.
 
-    :param deadline: of the loan, from which the message's time is counted; None: it has none.
+    :param deadline: the deadline of the loan, for the message's remaining time, or None.
     """
     message = unanswered.message
     if deadline is not None and isinstance(message, Borrow | Recall):

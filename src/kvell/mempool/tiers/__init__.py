@@ -1,1 +1,1 @@
-"""The pages of an instance behind its pool, in host memory, and one lookup over both."""
+"""The pages of an instance in host memory, and one lookup over them and the pool."""

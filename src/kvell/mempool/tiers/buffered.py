@@ -1,9 +1,9 @@
-"""Pages of texts in host memory, named as the pool's index names them.
+"""Pages of texts in host memory, with the same names as in the pool's index.
 
-A page's key has the digest of all tokens up to its end, its group, and the part that tells pages of
-one end apart: the radix index's path and place.  So texts that begin alike share pages, and a page
-that is half full, or a state, is found only where its text ended.  Pages are dropped least recently
-used first; within a text, from its end.
+A page's key has its group, the digest of all tokens up to its end, and the part that distinguishes
+pages with the same end: the path and place of the radix index.  So texts with a common prefix share
+pages, and a partly filled page, or a state, matches only where its text ended.  Pages are dropped
+in least recently used order; within a text, from its end.
 """
 
 from collections import Counter, OrderedDict
@@ -15,19 +15,19 @@ from kvell.memory import GroupKind, GroupSpec, policy_of
 from kvell.mempool.tiers.digests import Digest, PrefixDigests
 
 FIRST_HOLDER = 1 << 40
-"""First holder id used here; those of preempted requests are below it."""
+"""The first holder id used here; those of preempted requests are lower."""
 
 Place = tuple[int, int]
-"""(end, part): tokens of the prefix that a page ends, and which of the pages there it is."""
+"""The (end, part) of a page: tokens of the prefix that it ends, and its index among pages there."""
 Key = tuple[int, Digest, int]
-"""Group; digest of all tokens up to the page's end; part."""
+"""The (group, digest of all tokens up to the page's end, part) of a page."""
 
 
 @dataclass
 class _Page:
     """A page of the buffer.
 
-    :param end: tokens of the prefix that it ends.
+    :param end: the tokens of the prefix that it ends.
     :param used: the last plan that copied it.
     """
 
@@ -56,17 +56,17 @@ class BufferedPages:
         return key in self._pages
 
     def begin(self) -> None:
-        """Begin a plan; pages that it copies stay until it has run."""
+        """Begin a plan. Pages that the plan copies stay until it has run."""
         self._plan += 1
 
     def ends(self) -> list[int]:
-        """Where states and half-full pages end, in tokens, whatever their text."""
+        """Return the ends of states and partly filled pages of all texts, in tokens."""
         return list(self._ends)
 
-    # ---------------------------------------------------------------- coming and going
+    # ------------------------------------------------------------------------- changes
 
     def put(self, group: int, place: Place, digests: PrefixDigests) -> int | None:
-        """Take a page of the buffer for a page that is not in it; None if there is no room."""
+        """Allocate a page of the buffer for a new page, or return None if there is no room."""
         need = [0] * len(self.groups)
         need[group] = 1
         self.make_room(need)
@@ -83,21 +83,21 @@ class BufferedPages:
         return page
 
     def page(self, key: Key) -> int:
-        """The page of the buffer that holds a page.
+        """Return the buffer's page of a key.
 
-        :raises KeyError: if none does.
+        :raises KeyError: if there is none.
         """
         return self._pages[key].page
 
     def touch(self, keys: Iterable[Key]) -> None:
         """Mark pages as used now, the last of them most recently."""
-        for one in keys:
-            if one in self._pages:
-                self._pages.move_to_end(one)
-                self._pages[one].used = self._plan
+        for page_key in keys:
+            if page_key in self._pages:
+                self._pages.move_to_end(page_key)
+                self._pages[page_key].used = self._plan
 
     def pin(self, keys: Iterable[Key]) -> None:
-        """Keep pages until they are unpinned as often."""
+        """Keep pages until :meth:`unpin` is called as often."""
         self._pins.update(keys)
 
     def unpin(self, keys: Iterable[Key]) -> None:
@@ -106,49 +106,53 @@ class BufferedPages:
         self._pins = +self._pins
 
     def is_pinned(self, key: Key) -> bool:
-        """Whether a page is pinned."""
+        """Return whether a page is pinned."""
         return key in self._pins
 
     def make_room(self, need: Sequence[int]) -> None:
-        """Drop pages until ``need`` pages of each group fit, or no more may be dropped."""
+        """Drop pages until ``need`` pages of each group fit, or no more can be dropped."""
         while not self._buffer.has_room(need):
-            one = next((one for one in self._pages if one not in self._pins), None)
-            if one is None or self._pages[one].used == self._plan:
+            page_key = next(
+                (page_key for page_key in self._pages if page_key not in self._pins), None
+            )
+            if page_key is None or self._pages[page_key].used == self._plan:
                 return
-            self._drop(one)
+            self._drop(page_key)
 
     def forget(self, keys: Iterable[Key]) -> int:
-        """Drop pages that are here and not pinned; returns their number."""
-        going = [one for one in keys if one in self._pages and one not in self._pins]
-        for one in going:
-            self._drop(one)
+        """Drop stored pages that are not pinned, and return their number."""
+        going = [
+            page_key for page_key in keys if page_key in self._pages and page_key not in self._pins
+        ]
+        for page_key in going:
+            self._drop(page_key)
         return len(going)
 
     def clear(self) -> None:
         """Drop all pages."""
-        for one in list(self._pages):
-            self._drop(one)
+        for page_key in list(self._pages):
+            self._drop(page_key)
 
-    def _drop(self, one: Key) -> None:
-        gone = self._pages.pop(one)
+    def _drop(self, page_key: Key) -> None:
+        gone = self._pages.pop(page_key)
         self._buffer.drop(gone.holder)
-        if is_mark(self.groups[one[0]], gone.end):
+        if is_mark(self.groups[page_key[0]], gone.end):
             self._ends[gone.end] -= 1
             self._ends = +self._ends
 
 
 def key(group: int, place: Place, digests: PrefixDigests) -> Key:
-    """The key of a text's page."""
+    """Return the key of a text's page."""
     return group, digests.of(place[0]), place[1]
 
 
 def is_mark(group: GroupSpec, end: int) -> bool:
-    """Whether a page that ends there is no whole page of tokens: a state, or half full."""
+    """Return whether a page that ends there is a state or a partly filled page."""
     return group.kind is GroupKind.STATE or end % group.page_tokens != 0
 
 
 def needed(group: GroupSpec, length: int) -> Iterator[tuple[int, Place]]:
-    """(position, place) of every page that a request resuming at ``length`` needs of a group."""
+    """Yield (position, place) of every page of a group that is needed to resume at ``length``."""
     if not length:
         return
     if group.kind is GroupKind.STATE:

@@ -1,4 +1,4 @@
-"""Digests of prefixes: equal digests mean equal tokens (but for 1 in 2¹²⁸ pairs)."""
+"""Digests of prefixes: equal digests mean equal tokens (except for 1 in 2¹²⁸ pairs)."""
 
 import hashlib
 
@@ -8,11 +8,11 @@ import numpy.typing as npt
 Digest = bytes
 SIZE_BYTES = 16
 EVERY_TOKENS = 64
-"""Stride of the saved hash states; a prefix is hashed from the last one before its end."""
+"""The stride of saved hash states; a prefix is hashed from the last state before its end."""
 
 
 class PrefixDigests:
-    """Digests of one text's prefixes, by length.
+    """The digests of one text's prefixes, by length.
 
     :param tokens: int32 [n]; must not change.
     :param root: the text's cache root; texts of different roots have no digest in common.
@@ -29,7 +29,7 @@ class PrefixDigests:
         return len(self._tokens)
 
     def of(self, length: int) -> Digest:
-        """The digest of the first ``length`` tokens.
+        """Return the digest of the first ``length`` tokens.
 
         :raises ValueError: if the text is shorter.
         """

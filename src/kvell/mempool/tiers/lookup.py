@@ -1,14 +1,15 @@
-"""One lookup over both tiers: where a text's pages are, and at which lengths it can be resumed.
+"""One lookup over both tiers for a text's pages and the lengths at which it can be resumed.
 
 ::
 
-    group      page 0  page 1  page 2  page 3      the pool's index says what it names along the
-    full       pool    pool    buffer  buffer      text, the buffer is asked for what is missing
+    group      page 0  page 1  page 2  page 3      the buffer is searched for pages of the text
+    full       pool    pool    buffer  buffer      that are not in the pool's index
     sliding    -       -       buffer  pool
-                                          └── a hit: every page that is needed is somewhere
+                                          └── a hit: every needed page is in one of the tiers
 
-The pool's rule decides (``prefix/index/hits.py``): whole pages, and where a text ended, its
-half-full pages and states.  Of pages that a text shares in part alone only the pool knows.
+The rule of the pool decides (``prefix/index/hits.py``): a hit has whole pages and, where a text
+ended, its partly filled pages and states.  Only the pool matches pages of which a text shares only
+the first tokens.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,7 +24,7 @@ from kvell.mempool.tiers.buffered import BufferedPages, Key, Place, is_mark, key
 from kvell.mempool.tiers.digests import PrefixDigests
 
 SERVED_KINDS = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED, GroupKind.STATE})
-"""Kinds whose pages hold all there is of the tokens before them."""
+"""The kinds whose pages hold all data of the tokens up to their end."""
 
 LongInts = npt.NDArray[np.int64]
 
@@ -32,17 +33,17 @@ class Tiers:
     """The pages of one text.
 
     :param own: the groups of its model, all of ``SERVED_KINDS``.
-    :param known: what the pool's index names along it, as :meth:`.MemoryCore.known` says.
-    :ivar lengths: at which a request can be resumed, all but the last token at most; ascending.
-    :ivar copied_bytes: what the pool lacks of each of them.
+    :param indexed: its pages in the pool's index, from :meth:`.MemoryCore.known`.
+    :ivar lengths: the lengths at which a request can be resumed, ascending, below the text's.
+    :ivar copied_bytes: for each length the bytes that the pool lacks.
     """
 
     def __init__(
-        self, pages: BufferedPages, own: Sequence[int], digests: PrefixDigests, known: Ints
+        self, pages: BufferedPages, own: Sequence[int], digests: PrefixDigests, indexed: Ints
     ) -> None:
         self._buffer, self._own, self._digests = pages, own, digests
         self._groups = pages.groups
-        self._pool = self._places_of(known)
+        self._pool = self._places_of(indexed)
         self._most = len(digests) - 1
         for index in own:
             if self._groups[index].kind is GroupKind.FULL:
@@ -51,14 +52,14 @@ class Tiers:
 
     @property
     def longest(self) -> int:
-        """The longest length; 0 if there is none."""
+        """The longest length, or 0."""
         return int(self.lengths[-1]) if len(self.lengths) else 0
 
     def best(self, hit: int, rule: SwapRule) -> int:
-        """The length that is best to resume at, beyond a hit of the pool alone; or ``hit``.
+        """Return the best length to resume at: ``hit`` of the pool alone, or a longer one.
 
-        A longer one is better where the rule says that its further bytes are copied sooner than
-        its further tokens are computed.
+        A longer length is better if, by the rule, its additional bytes are copied faster than its
+        additional tokens are computed.
         """
         beyond = self.lengths > hit
         lengths = np.concatenate([[hit], self.lengths[beyond]])
@@ -71,28 +72,28 @@ class Tiers:
         return best[0]
 
     def places(self, length: int) -> Iterator[tuple[int, int, Place]]:
-        """(group, position, place) of every page that is needed at a length."""
+        """Yield (group, position, place) of every page that a length needs."""
         for index in self._own:
             for position, place in needed(self._groups[index], length):
                 yield index, position, place
 
     def pool_page(self, group: int, place: Place) -> int | None:
-        """The pool's page at a place; None if it has none."""
+        """Return the pool's page at a place, or None."""
         return self._pool[group].get(place)
 
     def key(self, group: int, place: Place) -> Key:
-        """The buffer's key for a place."""
+        """Return the buffer's key for a place."""
         return key(group, place, self._digests)
 
     def is_buffered(self, group: int, place: Place) -> bool:
-        """Whether the buffer has the page."""
+        """Return whether the buffer has the page at a place."""
         return self.key(group, place) in self._buffer
 
     # ----------------------------------------------------------------------- internal
 
-    def _places_of(self, known: Ints) -> dict[int, dict[Place, int]]:
+    def _places_of(self, indexed: Ints) -> dict[int, dict[Place, int]]:
         places: dict[int, dict[Place, int]] = {index: {} for index in self._own}
-        for index, position, page, end in known.tolist():
+        for index, position, page, end in indexed.tolist():
             part = position if self._groups[index].kind is GroupKind.STATE else 0
             places[index][end, part] = page
         return places
@@ -101,7 +102,7 @@ class Tiers:
         return place in self._pool[group] or self.is_buffered(group, place)
 
     def _reach(self, index: int) -> int:
-        """Tokens of which a group of full attention has all whole pages, and part of the next."""
+        """Return the tokens of a group with full attention before the end of its first hole."""
         size = self._groups[index].page_tokens
         ends = range(size, self._most + 1, size)
         hole = next((end for end in ends if not self._has(index, (end, 0))), None)
@@ -140,7 +141,7 @@ class Tiers:
         return lengths[is_there], copied_bytes[is_there]
 
     def _whole(self, index: int) -> tuple[LongInts, LongInts]:
-        """Whole pages before each position that are nowhere, and those in the buffer alone."""
+        """Return the counts of whole pages before each position in no tier, and only buffered."""
         size = self._groups[index].page_tokens
         count = self._most // size
         absent, copied = np.zeros(count + 1, np.int64), np.zeros(count + 1, np.int64)
@@ -153,7 +154,7 @@ class Tiers:
         return absent.cumsum(), copied.cumsum()
 
     def _end_bytes(self, length: int) -> int | None:
-        """Bytes to copy of states and half-full pages that end there; None if one is nowhere."""
+        """Return the bytes to copy of states and partly filled pages; None if one is in no tier."""
         size_bytes = 0
         for index in self._own:
             group = self._groups[index]
@@ -170,12 +171,12 @@ class Tiers:
 
 
 def _starts(policy: GroupPolicy, lengths: LongInts) -> LongInts:
-    """The first token that is read behind each length."""
+    """Return the first token that is read after each length."""
     return np.fromiter((policy.active_start(length) for length in lengths.tolist()), np.int64)
 
 
 def _kinks(lengths: LongInts, sizes_bytes: LongInts) -> list[tuple[int, int]]:
-    """The lengths and bytes between which a page costs the same: the best is one of them."""
+    """Return the (length, bytes) pairs where the cost of a page changes, among them the best."""
     pairs: list[tuple[int, int]] = list(zip(lengths.tolist(), sizes_bytes.tolist(), strict=True))
     kept = pairs[:1]
     for before, here, after in zip(pairs, pairs[1:], pairs[2:], strict=False):

@@ -1,1 +1,1 @@
-"""Texts that move from one instance's pages to another's: offered by one, pulled by the other."""
+"""Transfers of texts between instances: the sender offers pages, the receiver pulls them."""

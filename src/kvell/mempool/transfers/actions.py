@@ -1,4 +1,4 @@
-"""What the transfer machine asks of those who can do I/O, and what it tells its user."""
+"""Actions of the agent for its I/O, and notices to its user."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ from kvell.mempool.transfers.messages import PeerMessage, Transfer
 
 @dataclass(frozen=True)
 class Send:
-    """Send a message to an instance."""
+    """An action that sends a message to an instance."""
 
     instance: str
     message: PeerMessage
@@ -17,11 +17,11 @@ class Send:
 
 @dataclass(frozen=True, eq=False)
 class Pull:
-    """Copy pages of the transfer's sender into own pages; then tell :meth:`.Receiving.pulled`.
+    """An action that copies pages of a transfer's sender; :meth:`.Receiving.pulled` follows.
 
-    :param rows: int32 [m, 3]: group, page of the sender, own page.
-    :param stages: 0, or in how many stages of layers they are being computed: a stage is copied
-        when it is said to be written, and all that is left once :class:`PullRest` comes.
+    :param rows: int32 [m, 3]: group, page of the sender, local page.
+    :param stages: 0, or the number of stages of layers in which the pages are being computed: a
+        stage is copied when it is reported as written, and the rest after :class:`PullRest`.
     """
 
     transfer: Transfer
@@ -31,26 +31,25 @@ class Pull:
 
 @dataclass(frozen=True)
 class PullRest:
-    """Everything that a :class:`Pull` in stages is to copy is written now: copy what is left."""
+    """An action that copies the rest of a :class:`Pull` in stages, now completely written."""
 
     transfer: Transfer
 
 
 @dataclass(frozen=True)
 class StopPull:
-    """Stop copying as soon as may be; own pages are given to others once it has ended."""
+    """An action that stops a pull soon; its local pages are reused only after its end."""
 
     transfer: Transfer
 
 
 @dataclass(frozen=True)
 class Grant:
-    """From now on the transfer's receiver may read the pages that were offered.
+    """An action that lets a transfer's receiver read the offered pages from now on.
 
-    :param receiver: the instance that may.
     :param pages: (group, page) of each, little-endian int32 pairs.
-    :param lends: whether they are a loan: it may ask for attention over them too, and another
-        instance may copy them, to be its creditor from then on.
+    :param lends: whether the pages are a loan: the receiver may also query attention over them, and
+        another instance may copy them to become the next creditor.
     """
 
     transfer: Transfer
@@ -61,23 +60,23 @@ class Grant:
 
 @dataclass(frozen=True)
 class Revoke:
-    """From now on it may not; carried out before anybody else gets the pages."""
+    """An action that ends the receiver's right to read, before the pages are reused."""
 
     transfer: Transfer
 
 
 @dataclass(frozen=True)
 class RoomGranted:
-    """The receiver has room for a text that was announced."""
+    """A notice that the receiver has room for an announced text."""
 
     transfer: Transfer
 
 
 @dataclass(frozen=True)
 class Arrived:
-    """A text has come.  Unless it was inserted, its pages are held for the user to claim.
+    """A notice that a text has arrived.  Unless it is inserted, its pages are held for the user.
 
-    :param announced: what came along when it was announced, and ``private`` with the text itself.
+    :param announced: the private bytes of its announcement; ``private`` arrived with the text.
     """
 
     transfer: Transfer
@@ -89,9 +88,9 @@ class Arrived:
 
 @dataclass(frozen=True)
 class Ended:
-    """The sender's side is over, and its user lets the pages go, which nobody may read any more.
+    """A notice that the sender's side has ended. The user releases the pages, now unreadable.
 
-    ``problem`` is "" if the receiver has it all.
+    ``problem`` is "" if the receiver has the whole text.
     """
 
     transfer: Transfer
@@ -100,7 +99,7 @@ class Ended:
 
 @dataclass(frozen=True)
 class Fetched:
-    """A text that was asked for is cached here up to ``computed`` tokens, or not: ``problem``."""
+    """A notice that a requested text is cached here up to ``computed`` tokens, or its problem."""
 
     number: int
     computed: int

@@ -1,13 +1,13 @@
-"""Texts that an instance asks another one for, without I/O.
+"""Requests of an instance for texts of another one, without I/O.
 
 ::
 
     asker                                    owner
-      │ ── Ask(text) ───────────────────────► │  begins to copy what it has of it
+      │ ── Ask(text) ───────────────────────► │  begins to copy its cached part
       │ ◄── a transfer, see messages ──────── │
-      │ ◄── Declined ──────────────────────── │  or it has nothing more than the asker
+      │ ◄── Declined ──────────────────────── │  or its cached part is no longer than the asker's
 
-Source: MemServe §6.2, where an instance pulls what a third one has of a prompt.
+Source: MemServe §6.2, where an instance pulls the part of a prompt that a third one has.
 """
 
 from dataclasses import dataclass
@@ -26,16 +26,14 @@ NOTHING_MORE = "no more of it is cached"
 
 @dataclass(frozen=True)
 class _Asked:
-    """A text that somebody was asked for."""
-
     owner: str
     deadline: Tick
 
 
 class Asking:
-    """Both sides of the asks of one incarnation of an instance.
+    """Both sides of the requests for texts of one incarnation of an instance.
 
-    :param copies: of the instance, which answer the asks of others.
+    :param copies: the copies of the instance, which answer the requests of others.
     """
 
     def __init__(self, incarnation: int, fingerprint: str, copies: Copies) -> None:
@@ -49,8 +47,8 @@ class Asking:
 
     @property
     def next_deadline(self) -> Tick | None:
-        """When the next ask is given up; None if there is none."""
-        return min((one.deadline for one in self._asked.values()), default=None)
+        """The deadline of the next request, or None."""
+        return min((request.deadline for request in self._asked.values()), default=None)
 
     def ask(
         self,
@@ -63,10 +61,10 @@ class Asking:
         model: str = "",
         beyond: int = 0,
     ) -> tuple[int, list[Action]]:
-        """Ask an instance for what it has of a text; :class:`.Fetched` says how it ended.
+        """Ask an instance for its cached part of a text; :class:`.Fetched` reports the result.
 
-        :param tokens: int32; at most all of them come.
-        :param beyond: tokens that are here already.
+        :param tokens: int32; all of them may be sent.
+        :param beyond: the number of tokens that are cached here already.
         """
         self._number += 1
         self._asked[self._number] = _Asked(owner, deadline)
@@ -83,7 +81,7 @@ class Asking:
         return self._number, [Send(owner, ask)]
 
     def answer(self, asker: str, message: Ask, now: Tick) -> list[Action]:
-        """Copy what is cached here to the asker, or decline."""
+        """Copy the cached part of a text to the asker, or decline."""
         if message.fingerprint != self._fingerprint:
             return [_declined(asker, message, "the layouts of the two instances differ")]
         if len(message.tokens) % 4 or message.ticks_left <= 0:
@@ -100,7 +98,7 @@ class Asking:
                 beyond=message.beyond,
                 private=_named(message.incarnation, message.number),
             )
-        except ValueError as error:  # of a model that is not served here
+        except ValueError as error:  # the model is not served here
             return [_declined(asker, message, str(error))]
         if transfer is None:
             return [_declined(asker, message, NOTHING_MORE)]
@@ -108,37 +106,37 @@ class Asking:
         return actions
 
     def declined(self, owner: str, message: Declined) -> list[Action]:
-        """An instance does not send what it was asked for."""
-        asked = self._asked.get(message.number)
+        """Handle an instance's refusal to send a text."""
+        request = self._asked.get(message.number)
         is_mine = message.incarnation == self._incarnation
-        if asked is None or asked.owner != owner or not is_mine:
+        if request is None or request.owner != owner or not is_mine:
             return []
         return self._over(message.number, message.why)
 
     def arrived(self, action: Arrived) -> list[Action]:
-        """A text has come; whether it was asked for is in what came with it."""
-        for number, asked in self._asked.items():
+        """Report an arrived text, if its private bytes name a request of this instance."""
+        for number, request in self._asked.items():
             is_it = action.announced == _named(self._incarnation, number)
-            if is_it and action.transfer.sender == asked.owner:
+            if is_it and action.transfer.sender == request.owner:
                 del self._asked[number]
                 return [Fetched(number, action.computed, "")]
         return []
 
     def ended(self, action: Ended) -> list[Action]:
-        """A transfer from here is over; the asker of one that failed need not wait."""
+        """Decline to the asker, if the ended transfer was an answer and failed."""
         answered = self._answers.pop(action.transfer, None)
         if answered is None or not action.problem:
             return []
         return [_declined(*answered, action.problem)]
 
     def tick(self, now: Tick) -> list[Action]:
-        """Give up what has passed its deadline."""
-        late = [number for number, one in self._asked.items() if one.deadline <= now]
+        """End expired requests."""
+        late = [number for number, request in self._asked.items() if request.deadline <= now]
         return [action for number in late for action in self._over(number, "it took too long")]
 
     def instance_died(self, instance: str) -> list[Action]:
-        """Nothing comes any more from an instance that is no more."""
-        gone = [number for number, one in self._asked.items() if one.owner == instance]
+        """End the requests to a dead instance."""
+        gone = [number for number, request in self._asked.items() if request.owner == instance]
         return [a for number in gone for a in self._over(number, f"{instance} died")]
 
     def _over(self, number: int, why: str) -> list[Action]:
@@ -147,7 +145,7 @@ class Asking:
 
 
 def _named(incarnation: int, number: int) -> bytes:
-    """What comes with the text of an ask."""
+    """Return the private bytes that a requested text carries."""
     return msgspec.msgpack.encode(("asked", incarnation, number))
 
 

@@ -1,6 +1,6 @@
 """Copies of cached texts to other instances, which cache them too, without I/O.
 
-What is cached of a text is held here until the other instance has it, or the copy is over.
+The pages of a text are held here until the other instance has them, or the copy has ended.
 """
 
 import itertools
@@ -15,17 +15,17 @@ from kvell.mempool.transfers.messages import Transfer
 from kvell.mempool.transfers.sending import Sending
 
 NO_TOKEN = np.iinfo(np.int32).max
-"""Behind the last token of a text, all of which may be found: a hit leaves at least one token.
-Negative ones would stand for images."""
+"""The token appended to a text so that all of the text can be matched: a hit leaves at least one
+token. Negative ids would mean images."""
 
 
 def whole(tokens: npt.ArrayLike) -> npt.NDArray[np.int32]:
-    """A text all of whose tokens may be found, int32."""
+    """Return a text with an appended token, so that all of its tokens can be matched, int32."""
     return np.append(np.asarray(tokens, np.int32), np.int32(NO_TOKEN))
 
 
 class Copies:
-    """Copies of one incarnation of an instance that are under way."""
+    """The running copies of one incarnation of an instance."""
 
     def __init__(self, instance: str, incarnation: int, holds: Holds, sending: Sending) -> None:
         self._instance, self._incarnation = instance, incarnation
@@ -49,10 +49,10 @@ class Copies:
         inserts: bool = True,
         private: bytes = b"",
     ) -> tuple[Transfer | None, list[Action]]:
-        """Begin to copy what is cached of a text; None if that is no more than ``beyond`` tokens.
+        """Begin to copy the cached part of a text; None if it has at most ``beyond`` tokens.
 
-        :param tokens: int32; all of them are wanted.
-        :param inserts: whether the receiver caches it, or hands it to its waiting user.
+        :param tokens: int32.
+        :param inserts: whether the receiver caches the text, or passes it to its waiting user.
         """
         owner = Owner("departure", self._instance, self._incarnation, next(self._numbers))
         hold = self._holds.hold_text(owner, deadline, whole(tokens), root, model=model)
@@ -74,11 +74,11 @@ class Copies:
         return transfer, actions + self._sending.ready(transfer, self._holds.places(owner))
 
     def length(self, transfer: Transfer) -> int:
-        """Tokens that a copy under way takes along."""
+        """Return the number of tokens of a running copy."""
         return self._holds[self._owners[transfer]].hit_tokens
 
     def ended(self, transfer: Transfer) -> None:
-        """A transfer is over, if it was one of these: let its pages go."""
+        """Release the pages of an ended transfer, if it was one of these copies."""
         owner = self._owners.pop(transfer, None)
         if owner is not None:
             self._holds.release(owner)

@@ -1,4 +1,4 @@
-"""What two instances must have in common before pages of one mean anything to the other."""
+"""The fingerprint of a layout, which two instances must share to exchange pages."""
 
 import hashlib
 import json
@@ -8,13 +8,13 @@ from kvell.memory import GroupSpec
 
 
 def layout_fingerprint(groups: Sequence[GroupSpec], content: str) -> str:
-    """A digest of what pages hold; equal ones may exchange pages.
+    """Return a digest of the format of pages; instances with equal digests may exchange pages.
 
-    The size of the pool is not in it, nor is how many pages a large page has.
+    The digest is independent of the size of the pool and the number of pages in a large page.
 
     :param content: what else decides the bytes of a page: weights, element types.
     """
-    told = [
+    fields = [
         [
             group.name,
             group.kind.value,
@@ -28,4 +28,4 @@ def layout_fingerprint(groups: Sequence[GroupSpec], content: str) -> str:
         ]
         for group in groups
     ]
-    return hashlib.blake2b(json.dumps([told, content]).encode(), digest_size=16).hexdigest()
+    return hashlib.blake2b(json.dumps([fields, content]).encode(), digest_size=16).hexdigest()

@@ -3,18 +3,18 @@
 ::
 
     sender                                   receiver
-      │ ── Prepare(text, computed) ─────────► │  holds what it has of it, and pages for the rest
-      │ ◄── Prepared(what is missing) ─────── │
-      │ ── Offer(where that lies) ──────────► │  pulls it
-      │ ◄── Pulled ────────────────────────── │  the sender's pages are its own again
+      │ ── Prepare(text, computed) ─────────► │  holds its cached part, and pages for the rest
+      │ ◄── Prepared(missing pages) ───────── │
+      │ ── Offer(the sender's pages) ───────► │  pulls them
+      │ ◄── Pulled ────────────────────────── │  the sender may reuse its pages
 
-A text that is being computed is offered twice: with its ``stages`` when the pass begins, and once
-more when it is there.  In between the sender says with ``Written`` how far the pass has come, which
-is a hint: whatever the receiver has not brought by the second offer, it brings then.
+A text that is being computed is offered twice: with its ``stages`` when the pass begins, and again
+when it is computed.  In between the sender reports the progress of the pass with ``Written``, which
+is a hint: after the second offer the receiver pulls all remaining bytes.
 
-Either side may end it with ``Abandon`` at any moment.  Messages may be lost, late or doubled: what
-is not answered is said again, what belongs to no transfer is answered with ``Abandon``, and
-deadlines end what is never answered.
+Either side may end a transfer with ``Abandon`` at any moment.  Messages may be lost, late or
+duplicated: unanswered messages are resent, messages for unknown transfers are answered with
+``Abandon``, and deadlines end transfers that are never answered.
 """
 
 from msgspec import Struct
@@ -22,11 +22,11 @@ from msgspec import Struct
 from kvell.mempool.loans.messages import LoanMessage
 
 MOST_TICKS = 1_200_000
-"""Longest time, 20 minutes, for which an instance holds pages since another asks for it."""
+"""The longest time, 20 minutes, for which an instance holds pages at another's request."""
 
 
 class Transfer(Struct, frozen=True, order=True):
-    """Names a transfer: the sender, its incarnation, and a number that it never uses again."""
+    """The name of a transfer: the sender, its incarnation, and a number never used again."""
 
     sender: str
     incarnation: int
@@ -34,17 +34,17 @@ class Transfer(Struct, frozen=True, order=True):
 
 
 class Prepare(Struct, frozen=True, tag=True):
-    """Make room for the first ``computed`` tokens of a text.
+    """A sender's request to make room for the first ``computed`` tokens of a text.
 
-    :param fingerprint: of the sender's layout.
+    :param fingerprint: the fingerprint of the sender's layout.
     :param tokens: the text, little-endian int32.
-    :param ticks_left: until the sender gives up.
-    :param inserts: whether the receiver caches the text, or hands it to its waiting user.
-    :param private: for the receiver's user.
-    :param images: where they are in the text: first token, tokens, image tokens, of each in order;
+    :param ticks_left: the time after which the sender gives up.
+    :param inserts: whether the receiver caches the text, or passes it to its waiting user.
+    :param private: bytes for the receiver's user.
+    :param images: first token, tokens and image tokens of each image of the text in order;
         little-endian int32.
-    :param contents: what those of the text's ids stand for that name something by content, and
-        ``attached``: what came with the text; both for those who do I/O, which take them off.
+    :param contents: the contents that some ids of the text name; ``attached`` is data sent with
+        the text.  The I/O layer removes both.
     """
 
     transfer: Transfer
@@ -62,19 +62,20 @@ class Prepare(Struct, frozen=True, tag=True):
 
 
 class Prepared(Struct, frozen=True, tag=True):
-    """There is room; ``missing`` are (group, position) of pages, little-endian int32 pairs."""
+    """A receiver's notice that it has room, with the (group, position) of its missing pages as
+    little-endian int32 pairs."""
 
     transfer: Transfer
     missing: bytes
 
 
 class Offer(Struct, frozen=True, tag=True):
-    """The missing pages lie here: one page id of the sender for each, little-endian int32.
+    """A sender's offer: its page number for each missing page, little-endian int32.
 
-    :param private: for the receiver's user.
-    :param stages: 0: all is written.  Else the pages are being computed, in so many stages of
-        layers (:func:`~kvell.pages.stages.stages_of`), and the same offer comes again when they
-        are, with ``private``.
+    :param private: bytes for the receiver's user.
+    :param stages: 0 if all is written.  Otherwise the number of stages of layers
+        (:func:`~kvell.pages.stages.stages_of`) in which the pages are being computed; the same
+        offer follows when they are complete, with ``private``.
     """
 
     transfer: Transfer
@@ -84,9 +85,9 @@ class Offer(Struct, frozen=True, tag=True):
 
 
 class Written(Struct, frozen=True, tag=True):
-    """The pass has written the stages up to this one, counted from 0.
+    """A sender's notice that its pass has written the stages up to this one, counted from 0.
 
-    Only the mover needs it.  It may get lost, or come late or twice.
+    Only ``Mover`` uses it.  It may be lost, late or duplicated.
     """
 
     transfer: Transfer
@@ -94,24 +95,24 @@ class Written(Struct, frozen=True, tag=True):
 
 
 class Pulled(Struct, frozen=True, tag=True):
-    """The receiver has copies; the sender's pages are not read any more."""
+    """A receiver's notice that it has copies and no longer reads the sender's pages."""
 
     transfer: Transfer
 
 
 class Abandon(Struct, frozen=True, tag=True):
-    """The transfer is over on this side, and why."""
+    """A notice that the transfer has ended on this side, with the reason."""
 
     transfer: Transfer
     why: str
 
 
 class Ask(Struct, frozen=True, tag=True):
-    """Copy what is cached of a text to me, if that is more than ``beyond`` tokens.
+    """A request to copy the cached part of a text, if it has more than ``beyond`` tokens.
 
-    :param incarnation: of the asker, whose ask has this ``number``.
+    :param incarnation: the asker's incarnation; ``number`` is unique in it.
     :param tokens: the text, little-endian int32.
-    :param ticks_left: until the asker does without.
+    :param ticks_left: the time after which the asker gives up.
     :param contents: as in :class:`Prepare`.
     """
 
@@ -127,7 +128,7 @@ class Ask(Struct, frozen=True, tag=True):
 
 
 class Declined(Struct, frozen=True, tag=True):
-    """An ask is not answered with a text, and why."""
+    """A refusal to send a requested text, with the reason."""
 
     incarnation: int
     number: int
@@ -135,4 +136,4 @@ class Declined(Struct, frozen=True, tag=True):
 
 
 PeerMessage = Prepare | Prepared | Offer | Written | Pulled | Abandon | Ask | Declined | LoanMessage
-"""Everything that one instance says to another, of loans too."""
+"""Any message between instances, also about loans."""

@@ -1,14 +1,14 @@
-"""Numbers of rights to read: of transfers that go out, and of memory that is lent."""
+"""The numbers of rights to read, for outgoing transfers and for lent memory."""
 
 SLOTS = 4096
-"""Words in a table of rights; a number's word is its remainder."""
+"""The number of words in a table of rights. The word of a right is at its number's remainder."""
 
 
 class RightNumbers:
-    """Numbers of one incarnation of an instance, each used once.
+    """The right numbers of one incarnation of an instance, each used once.
 
-    A right whose word another one has is not granted, so words in use are passed over: a loan may
-    stand for as long as thousands of transfers take.
+    A right is not granted if another right uses its word, so numbers skip words in use: a loan may
+    stay valid during thousands of transfers.
     """
 
     def __init__(self) -> None:
@@ -19,14 +19,14 @@ class RightNumbers:
         return self._words.get(number % SLOTS) == number
 
     def take(self) -> int:
-        """Return the next number, 1 or more; its word is in use only if all of them are."""
+        """Return the next number, 1 or more; its word is in use only if all words are."""
         after = self._last + 1
-        free = (one for one in range(after, after + SLOTS) if one % SLOTS not in self._words)
+        free = (n for n in range(after, after + SLOTS) if n % SLOTS not in self._words)
         self._last = next(free, after)
         self._words.setdefault(self._last % SLOTS, self._last)
         return self._last
 
     def free(self, number: int) -> None:
-        """Give its word back: the right was revoked, or never granted; idempotent."""
+        """Free the word of a right that was revoked or never granted. Idempotent."""
         if number in self:
             del self._words[number % SLOTS]

@@ -3,15 +3,15 @@
 ::
 
     Prepare ──► PREPARED ──Offer──► PULLING ──pulled──► arrived: inserted, or held for its user
-       │            └─ Abandon, deadline ──► gone  │
-       └─ refused                                   └─ Abandon, deadline ──► ENDING ──pulled──► gone
+       │            └─ Abandon, deadline ──► ended │
+       └─ refused                                  └─ Abandon, deadline ──► ENDING ──pulled──► ended
 
-A text that is offered while it is computed is pulled in stages; that pull ends only behind the
-second offer, which says that all is written.
+A text that is offered while it is computed is pulled in stages; that pull ends only after the
+second offer, which reports that all is written.
 
-Pages that are being written are not given to others before the copying has ended.  What was copied
-counts only if the right to read it still stood afterwards, which the mover has to say.  What
-the sender does not answer is said again, so a hold for a transfer that it has given up ends soon.
+Pages that are being written are not reused before the pull has ended.  A copy is valid only if the
+right to read was still valid afterwards, as ``Mover`` reports.  Unanswered messages are resent, so
+a hold for a transfer that the sender has given up ends soon.
 """
 
 from collections.abc import Callable
@@ -38,18 +38,18 @@ from kvell.prefix.groups.facts import IMAGE_COLUMNS
 FOREVER: Tick = 1 << 62
 ILLEGIBLE = "what was said of the request cannot be read"
 REMEMBERED = 1024
-"""Transfers that have come are remembered, for senders who have not heard that they did."""
+"""The number of completed transfers to remember, for senders that missed the ``Pulled``."""
 NOTHING: Ints = np.empty((0, 3), np.int32)
 
 
 @dataclass
 class _Coming:
-    """One transfer on its way in.
+    """One incoming transfer.
 
-    :ivar missing: int32 [m, 3]: group, position, own page.
-    :ivar unanswered: what the sender is to answer with an offer.
-    :ivar pages: of the sender, as they are being pulled.
-    :ivar is_whole: whether all of the text is written there.
+    :ivar missing: int32 [m, 3]: group, position, local page.
+    :ivar unanswered: the message that the sender must answer with an offer.
+    :ivar pages: the sender's pages of the running pull.
+    :ivar is_whole: whether the sender has written all of the text.
     """
 
     sender: str
@@ -68,21 +68,21 @@ class _Coming:
 
 
 class Receiving:
-    """Transfers from other instances to one.
+    """The incoming transfers of one instance.
 
-    :param holds: of the instance; a transfer's hold has owner kind ``arrival``.
-    :param most_transfers: further ones are refused.
+    :param holds: the holds of the instance; a transfer's hold has owner kind ``arrival``.
+    :param most_transfers: the most concurrent transfers; further ones are refused.
     """
 
     def __init__(self, fingerprint: str, holds: Holds, most_transfers: int = 256) -> None:
         self._fingerprint, self._holds = fingerprint, holds
         self._most_transfers = most_transfers
         self.admits: Callable[[int, int], bool] = lambda _handle, _computed: True
-        """Whether a text may come: its handle, and how much of it."""
+        """Whether a text is accepted, given its handle and its number of computed tokens."""
         self.is_legible: Callable[[Prepare | Offer], bool] = lambda _message: True
-        """Whether the user of a text can read what is said of it."""
+        """Whether the user of a text can decode the message's private bytes."""
         self.is_closed = False
-        """Whether no further text may come."""
+        """Whether further texts are refused."""
         self._coming: dict[Transfer, _Coming] = {}
         self._came: dict[Transfer, None] = {}
 
@@ -94,18 +94,18 @@ class Receiving:
 
     @property
     def next_deadline(self) -> Tick | None:
-        """When :meth:`tick` has something to do; None without any transfer."""
-        waiting = [one for one in self._coming.values() if not one.is_over]
-        deadlines = [one.deadline for one in waiting]
-        repeats = [one.unanswered.at for one in waiting if not one.is_pulling]
+        """The next time at which :meth:`tick` has an effect; None if there is none."""
+        waiting = [coming for coming in self._coming.values() if not coming.is_over]
+        deadlines = [coming.deadline for coming in waiting]
+        repeats = [coming.unanswered.at for coming in waiting if not coming.is_pulling]
         return min(deadlines + repeats, default=None)
 
     def owners(self) -> set[Owner]:
-        """Who holds the texts that are on their way."""
-        return {one.owner for one in self._coming.values()}
+        """Return the owners of the holds of incoming texts."""
+        return {coming.owner for coming in self._coming.values()}
 
     def prepare(self, sender: str, message: Prepare, now: Tick) -> list[Action]:
-        """Hold what is here of a text, and pages for the rest."""
+        """Hold the cached part of a text, and pages for the rest."""
         transfer = message.transfer
         if transfer in self._coming or transfer in self._came:
             return []
@@ -125,7 +125,7 @@ class Receiving:
                 model=message.model,
                 images=images if len(images) else None,
             )
-            # Of a text that is here as far, even a half-full page is better than the sender's.
+            # If all tokens are cached here, even in a partly filled page, no page is pulled.
             is_here = hold.hit_tokens >= message.computed
             if not is_here and not self.admits(hold.handle, message.computed):
                 self._holds.release(owner)
@@ -150,13 +150,13 @@ class Receiving:
         return [Send(sender, prepared)]
 
     def offer(self, sender: str, message: Offer) -> list[Action]:
-        """Begin to pull what was missing, or go on with it once all of it is written."""
+        """Begin to pull the missing pages, or pull the rest once all is written."""
         coming = self._coming.get(message.transfer)
         if message.transfer in self._came:
             return [Send(sender, Pulled(message.transfer))]
         if coming is None or coming.sender != sender or coming.is_over:
             return [Send(sender, Abandon(message.transfer, "it is over"))]
-        if coming.is_whole or (coming.is_pulling and message.stages):  # it is said again
+        if coming.is_whole or (coming.is_pulling and message.stages):  # a repetition
             return []
         if len(message.pages) != 4 * len(coming.missing) or message.stages < 0:
             return self._over(message.transfer, "not what was missing was offered")
@@ -174,9 +174,9 @@ class Receiving:
         return [Pull(message.transfer, np.ascontiguousarray(rows, np.int32), message.stages)]
 
     def pulled(self, transfer: Transfer, problem: str) -> list[Action]:
-        """Copying has ended.
+        """Handle the end of a pull.
 
-        :param problem: "" if everything was copied and the right to read still stood then.
+        :param problem: "" if all pages were copied and the right to read was still valid then.
         """
         coming = self._coming.pop(transfer)
         if coming.is_over:
@@ -187,7 +187,7 @@ class Receiving:
             return [Send(coming.sender, Abandon(transfer, problem))]
         if coming.inserts:
             self._holds.insert(coming.owner, coming.computed)
-        else:  # for its user, who must come while the sender would have waited
+        else:  # for its user, until the sender's deadline
             self._holds[coming.owner].deadline = coming.deadline
         self._came[transfer] = None
         if len(self._came) > REMEMBERED:
@@ -198,41 +198,41 @@ class Receiving:
         return [Send(coming.sender, Pulled(transfer)), arrived]
 
     def abandoned(self, sender: str, message: Abandon) -> list[Action]:
-        """The sender has given it up."""
+        """Handle the sender's notice that it has given up a transfer."""
         coming = self._coming.get(message.transfer)
         if coming is None or coming.sender != sender:
             return []
         return self._ended(message.transfer)
 
     def refuse(self, is_unwanted: Callable[[bytes], bool]) -> list[Action]:
-        """Give up texts for this instance's user, of whose announcements it says so."""
+        """End incoming texts for the local user whose announcement ``is_unwanted``."""
         unwanted = [
             transfer
-            for transfer, one in self._coming.items()
-            if not (one.inserts or one.is_over) and is_unwanted(one.announced)
+            for transfer, coming in self._coming.items()
+            if not (coming.inserts or coming.is_over) and is_unwanted(coming.announced)
         ]
-        return [action for one in unwanted for action in self._over(one, "it is not wanted")]
+        return [a for transfer in unwanted for a in self._over(transfer, "it is not wanted")]
 
     def tick(self, now: Tick) -> list[Action]:
-        """Give up what has passed its deadline, and say again what is not answered."""
-        late = [t for t, one in self._coming.items() if one.deadline <= now and not one.is_over]
-        actions = [action for one in late for action in self._over(one, "it took too long")]
-        for one in self._coming.values():
-            if not (one.is_over or one.is_pulling) and one.unanswered.is_due(now):
-                actions.append(Send(one.sender, one.unanswered.message))
+        """End expired transfers and resend unanswered messages."""
+        late = [t for t, c in self._coming.items() if c.deadline <= now and not c.is_over]
+        actions = [a for transfer in late for a in self._over(transfer, "it took too long")]
+        for coming in self._coming.values():
+            if not (coming.is_over or coming.is_pulling) and coming.unanswered.is_due(now):
+                actions.append(Send(coming.sender, coming.unanswered.message))
         return actions
 
     def instance_died(self, instance: str) -> list[Action]:
-        """End what came from an instance that is no more."""
-        gone = [transfer for transfer, one in self._coming.items() if one.sender == instance]
-        return [action for one in gone for action in self._ended(one)]
+        """End the transfers from a dead instance."""
+        gone = [transfer for transfer, c in self._coming.items() if c.sender == instance]
+        return [action for transfer in gone for action in self._ended(transfer)]
 
     def _over(self, transfer: Transfer, why: str) -> list[Action]:
         sender = self._coming[transfer].sender
         return [*self._ended(transfer), Send(sender, Abandon(transfer, why))]
 
     def _ended(self, transfer: Transfer) -> list[Action]:
-        """Give the pages back, or wait until nobody writes into them."""
+        """Release the pages, or stop the pull that writes into them."""
         coming = self._coming[transfer]
         if not coming.is_pulling:
             del self._coming[transfer]
@@ -263,5 +263,5 @@ class Receiving:
 
 
 def owner_of(transfer: Transfer) -> Owner:
-    """Who holds a text that comes with a transfer."""
+    """Return the owner of the hold of an incoming text."""
     return Owner("arrival", transfer.sender, transfer.incarnation, transfer.number)

@@ -1,7 +1,7 @@
-"""Messages that are said again until they are answered.
+"""Messages that are resent until they are answered.
 
-A message, or its answer, can get lost where a connection breaks and neither instance dies.  The
-other side would wait until its deadline then, with pages that nobody needs.
+A message, or its answer, can be lost when a connection breaks and neither instance dies.  Without
+resending, the other side would hold unused pages until its deadline.
 """
 
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.messages import PeerMessage
 
 FIRST_TICKS: Tick = 2_000
-"""How long an answer is awaited at first; each time twice as long."""
+"""The first time to wait for an answer; it doubles with each repetition."""
 LONGEST_TICKS: Tick = 16_000
-"""How long it is awaited at most: a request may wait for the answer, and its pages with it."""
+"""The longest time to wait for an answer: a request and its pages may wait for it."""
 
 
 @dataclass
 class Repeated:
     """A message without an answer so far.
 
-    :ivar at: when it is said again.
+    :ivar at: the time to resend it.
     """
 
     message: PeerMessage
@@ -28,11 +28,11 @@ class Repeated:
 
     @classmethod
     def said(cls, message: PeerMessage, now: Tick) -> "Repeated":
-        """A message that is said now for the first time."""
+        """Return a message that is sent now for the first time."""
         return cls(message, now + FIRST_TICKS)
 
     def is_due(self, now: Tick) -> bool:
-        """Whether it is said again now; if so, the next time is later."""
+        """Return whether to resend the message now; if so, schedule the next repetition."""
         if now < self.at:
             return False
         self._pause = min(2 * self._pause, LONGEST_TICKS)

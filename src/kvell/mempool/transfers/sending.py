@@ -6,10 +6,10 @@
       │                    │ └─early─► EARLY ─┘ │
       └────────────────────┴── Abandon, deadline, the receiver dies ──► ended with a problem
 
-Whoever begins a transfer holds the pages: from ``early`` or ``ready`` until it is told ``Ended``.
-The right to read them is granted with the first offer and revoked before that.  A text may be
-announced before it is computed, so that the receiver has room when it is.  What is not answered is
-said again.
+The caller that begins a transfer holds the pages from ``early`` or ``ready`` until ``Ended``.  The
+right to read them is granted with the first offer and revoked before ``Ended``.  A text may be
+announced before it is computed, so that the receiver has room in time.  Unanswered messages are
+resent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,18 +26,18 @@ from kvell.mempool.transfers.numbers import RightNumbers
 from kvell.mempool.transfers.repeating import Repeated
 
 Places = Mapping[tuple[int, int], int]
-"""(group, position) → page of the sender."""
+"""The sender's pages by (group, position)."""
 
 
 @dataclass
 class _Sent:
-    """One transfer on its way out.
+    """One outgoing transfer.
 
-    :ivar computed: tokens that the transfer is about.
-    :ivar missing: (group, position) of the pages that the receiver lacks; None until it says so.
-    :ivar ready: where the text's pages are, once they are computed, and what goes with them.
-    :ivar early: pages that were offered while they are computed; None if none were.
-    :ivar unanswered: what the receiver is to answer next; None while the text is computed.
+    :ivar computed: the number of tokens to transfer.
+    :ivar missing: (group, position) of the pages that the receiver lacks; None before ``Prepared``.
+    :ivar ready: the text's pages, once they are computed, and the private bytes.
+    :ivar early: the pages that were offered while they are computed, or None.
+    :ivar unanswered: the message to be answered next; None while the text is computed.
     """
 
     target: str
@@ -51,15 +51,15 @@ class _Sent:
 
     @property
     def is_granted(self) -> bool:
-        """Whether the receiver may read."""
+        """Whether the receiver may read the pages."""
         return self.is_offered or self.early is not None
 
 
 class Sending:
-    """Transfers of one incarnation of an instance to others.
+    """The outgoing transfers of one incarnation of an instance.
 
-    :param most_pages: that each group of the layout has at most, which ``fingerprint`` stands for.
-    :param numbers: of the incarnation's rights, which loans have too.
+    :param most_pages: the most pages of each group of the layout.
+    :param numbers: the numbers of its rights, shared with loans.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class Sending:
 
     @property
     def next_deadline(self) -> Tick | None:
-        """When :meth:`tick` has something to do; None without any transfer."""
-        repeated = (one.unanswered for one in self._sent.values())
-        ticks = [one.deadline for one in self._sent.values()]
-        return min([*ticks, *(one.at for one in repeated if one is not None)], default=None)
+        """The next time at which :meth:`tick` has an effect; None if there is none."""
+        repeated = (sent.unanswered for sent in self._sent.values())
+        ticks = [sent.deadline for sent in self._sent.values()]
+        return min([*ticks, *(wait.at for wait in repeated if wait is not None)], default=None)
 
     def begin(
         self,
@@ -105,8 +105,8 @@ class Sending:
     ) -> tuple[Transfer, list[Action]]:
         """Announce the first ``computed`` tokens of a text, computed already or not.
 
-        :param tokens: int32, maybe more of them.
-        :param images: int32 [n, 3] of it, which come with it; None without any.
+        :param tokens: int32, at least ``computed`` of them.
+        :param images: int32 [n, 3], the images of the text.
         """
         transfer = Transfer(self._instance, self._incarnation, self._numbers.take())
         prepare = Prepare(
@@ -125,33 +125,33 @@ class Sending:
         return transfer, [Send(target, prepare)]
 
     def missing(self, transfer: Transfer) -> list[list[int]]:
-        """(group, position) of the pages that the receiver lacks; empty if it has not said so."""
+        """Return (group, position) of the receiver's missing pages; empty before ``Prepared``."""
         sent = self._sent.get(transfer)
         return [] if sent is None else sent.missing or []
 
     def early(self, transfer: Transfer, places: Places, stages: int) -> list[Action]:
-        """Offer a text that the next step computes to its end, once the receiver has room.
+        """Offer a text that the next step completes, if the receiver has room.
 
-        :meth:`ready` must follow with that step's result, with the same pages for what is
-        missing, or :meth:`cancel`.
+        :meth:`ready` with the same missing pages, or :meth:`cancel`, must follow with that step's
+        result.
 
-        :param stages: of layers, in which it is computed; 1 or more.
+        :param stages: the number of stages of layers in which it is computed; 1 or more.
         """
         sent = self._sent.get(transfer)
         if sent is None or sent.missing is None or sent.is_granted:
             return []
         pages = _pages(sent.missing, places)
-        if pages is None:  # what is not there yet is offered later
+        if pages is None:  # missing pages without a place yet are offered later
             return []
         sent.early = pages
         offer = Offer(transfer, pages, stages=stages)
         return [_grant(transfer, sent, pages), self._said(sent, offer)]
 
     def ready(self, transfer: Transfer, places: Places, private: bytes = b"") -> list[Action]:
-        """The text is computed, and its pages are held; nothing if the transfer is over.
+        """Offer a computed text whose pages are held; no effect if the transfer has ended.
 
-        :param places: every page behind which a request resumes there.
-        :param private: goes to the receiver's user with the text.
+        :param places: every page that a request needs to resume after the text.
+        :param private: bytes for the receiver's user.
         """
         sent = self._sent.get(transfer)
         if sent is None:
@@ -160,11 +160,11 @@ class Sending:
         return self._offered(transfer, sent)
 
     def prepared(self, sender: str, message: Prepared) -> list[Action]:
-        """The receiver has room, and says which pages it lacks."""
+        """Handle the receiver's notice that it has room, and its missing pages."""
         sent = self._sent.get(message.transfer)
         if sent is None or sent.target != sender:
             return [Send(sender, Abandon(message.transfer, "it is over"))]
-        if sent.missing is not None:  # said again: an offer may have got lost
+        if sent.missing is not None:  # a repetition: an offer may have been lost
             return [] if sent.unanswered is None else [Send(sender, sent.unanswered.message)]
         missing = _checked(message.missing, self._pages)
         if missing is None:
@@ -174,40 +174,42 @@ class Sending:
         return [RoomGranted(message.transfer), *self._offered(message.transfer, sent)]
 
     def pulled(self, sender: str, message: Pulled) -> list[Action]:
-        """The receiver has it all."""
+        """Handle the receiver's notice that it has the whole text."""
         sent = self._sent.get(message.transfer)
         if sent is None or sent.target != sender or not sent.is_offered:
             return []
         return self._ended(message.transfer, "")
 
     def abandoned(self, sender: str, message: Abandon) -> list[Action]:
-        """The receiver has given it up."""
+        """Handle the receiver's notice that it has given up a transfer."""
         sent = self._sent.get(message.transfer)
         if sent is None or sent.target != sender:
             return []
         return self._ended(message.transfer, message.why)
 
     def cancel(self, transfer: Transfer, why: str) -> list[Action]:
-        """Give a transfer up; nothing if it is over."""
+        """Give up a transfer; no effect if it has ended."""
         return self._over(transfer, why) if transfer in self._sent else []
 
     def tick(self, now: Tick) -> list[Action]:
-        """Give up what has passed its deadline, and say again what is not answered."""
+        """End expired transfers and resend unanswered messages."""
         self._now = now
-        late = [one for one, sent in self._sent.items() if sent.deadline <= now]
-        actions = [action for one in late for action in self._over(one, "it took too long")]
+        late = [transfer for transfer, sent in self._sent.items() if sent.deadline <= now]
+        actions = [
+            action for transfer in late for action in self._over(transfer, "it took too long")
+        ]
         for sent in self._sent.values():
             if sent.unanswered is not None and sent.unanswered.is_due(now):
                 actions.append(Send(sent.target, sent.unanswered.message))
         return actions
 
     def instance_died(self, instance: str) -> list[Action]:
-        """End what went to an instance that is no more."""
-        gone = [one for one, sent in self._sent.items() if sent.target == instance]
-        return [action for one in gone for action in self._ended(one, f"{instance} died")]
+        """End the transfers to a dead instance."""
+        gone = [transfer for transfer, sent in self._sent.items() if sent.target == instance]
+        return [action for transfer in gone for action in self._ended(transfer, f"{instance} died")]
 
     def _offered(self, transfer: Transfer, sent: _Sent) -> list[Action]:
-        """Offer what is missing, once that is known and there."""
+        """Offer the missing pages, once they are known and computed."""
         if sent.missing is None or sent.ready is None or sent.is_offered:
             return []
         places, private = sent.ready
@@ -221,7 +223,7 @@ class Sending:
         return [*grants, self._said(sent, Offer(transfer, pages, private))]
 
     def _said(self, sent: _Sent, offer: Offer) -> Send:
-        """Make an offer, which is said again until the receiver answers or there is a newer one."""
+        """Send an offer, and resend it until the receiver answers or a newer offer replaces it."""
         sent.unanswered = Repeated.said(offer, self._now)
         return Send(sent.target, offer)
 
@@ -230,7 +232,7 @@ class Sending:
         return [*self._ended(transfer, why), Send(target, Abandon(transfer, why))]
 
     def _ended(self, transfer: Transfer, problem: str) -> list[Action]:
-        """Revoke first: from then on others may get the pages."""
+        """End a transfer. The revocation is first, because the pages may be reused after it."""
         sent = self._sent.pop(transfer)
         self._numbers.free(transfer.number)
         actions: list[Action] = [Revoke(transfer)] if sent.is_granted else []
@@ -238,7 +240,7 @@ class Sending:
 
 
 def _grant(transfer: Transfer, sent: _Sent, pages: bytes) -> Grant:
-    """The right to read what is offered, and nothing else."""
+    """Return the grant of the right to read only the offered pages."""
     assert sent.missing is not None, "pages are offered once it is known which are missing"
     groups = np.asarray(sent.missing, "<i4").reshape(-1, 2)[:, 0]
     pairs = np.stack([groups, np.frombuffer(pages, "<i4")], axis=1)
@@ -246,10 +248,7 @@ def _grant(transfer: Transfer, sent: _Sent, pages: bytes) -> Grant:
 
 
 def _checked(missing: bytes, most_pages: Sequence[int]) -> list[list[int]] | None:
-    """(group, position) of pages as a receiver tells them; None if there are no such pages.
-
-    :param most_pages: of each group.
-    """
+    """Return (group, position) of a receiver's missing pages, or None if they are invalid."""
     if len(missing) % 8 or len(missing) // 8 > sum(most_pages):
         return None
     pairs = np.frombuffer(missing, "<i4").reshape(-1, 2)
@@ -259,7 +258,7 @@ def _checked(missing: bytes, most_pages: Sequence[int]) -> list[list[int]] | Non
 
 
 def _pages(missing: Sequence[Sequence[int]], places: Places) -> bytes | None:
-    """Pages of what is missing as an offer tells them; None if one is not there."""
+    """Return the missing pages as encoded in an offer, or None if one is not available."""
     try:
         pages = [places[group, position] for group, position in missing]
     except KeyError:

@@ -1,1 +1,1 @@
-"""How messages and pages get from one process to another."""
+"""The transport of messages and pages between processes."""

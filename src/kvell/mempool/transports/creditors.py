@@ -1,4 +1,4 @@
-"""How attention reads what peers lend: in place where both are on one host, else by asking them."""
+"""The access of attention to borrowed pages: in place on the same host, otherwise by queries."""
 
 from kvell.mempool.entries import BY_QUERIES, NOT_IN_PLACE
 from kvell.mempool.transports.mapped import MappedPages
@@ -12,8 +12,8 @@ Incarnation = tuple[str, int]
 class Creditors:
     """The peers that may lend to one instance.
 
-    :param neighbours: places behind the own pool for those of peers on this host.
-    :param fingerprint: of the own layout; peers with another one lend nothing.
+    :param neighbours: maps pools of peers on this host after this pool.
+    :param fingerprint: the fingerprint of this layout; peers with another one lend no pages.
     """
 
     def __init__(self, neighbours: Neighbours | None, fingerprint: str) -> None:
@@ -22,14 +22,14 @@ class Creditors:
         self._asked: dict[Incarnation, PartialsLine] = {}
 
     def meet(self, peer: Peer) -> int | None:
-        """Let attention read what a peer will lend; return where, as :class:`.PeerMapped` says it.
+        """Let attention read the pages that a peer will lend.
 
-        None for one that lends nothing here.
+        :returns: ``first_large`` of :class:`.PeerMapped`; None if the peer lends no pages here.
         """
-        told, source = peer.told, peer.source
-        if self._neighbours is None or told.fingerprint != self._fingerprint:
+        greeting, source = peer.told, peer.source
+        if self._neighbours is None or greeting.fingerprint != self._fingerprint:
             return None
-        key = told.instance, told.incarnation
+        key = greeting.instance, greeting.incarnation
         if isinstance(source, MappedPages):
             self._in_place.setdefault(key, []).append(source)
             return source.put_behind(self._neighbours)
@@ -39,19 +39,19 @@ class Creditors:
         return BY_QUERIES
 
     def stands(self, instance: str, incarnation: int, number: int) -> bool:
-        """Whether what is read in place may still be read; from any thread."""
+        """Return whether a right to read in place is still valid. Any thread may call this."""
         met = self._in_place.get((instance, incarnation))
         return met[0].stands(number) if met else False
 
     def partials(self, instance: str, incarnation: int) -> PartialsLine | None:
-        """Where an instance is asked that is not read in place; from any thread."""
+        """Return the line for queries to an instance, if any. Any thread may call this."""
         return self._asked.get((instance, incarnation))
 
     def take_away(self, instance: str, incarnation: int) -> None:
-        """Forget the pool of an instance that is gone, once no step reads it; from any thread."""
-        met = self._in_place.get((instance, incarnation))  # maybe again, behind this loss
+        """Forget the pool of a dead instance once no step reads it. Any thread may call this."""
+        met = self._in_place.get((instance, incarnation))  # it may be connected again already
         if met:
             met.pop(0).take_away()
-        asked = self._asked.get((instance, incarnation))
-        if asked is not None and asked.is_closed:
+        line = self._asked.get((instance, incarnation))
+        if line is not None and line.is_closed:
             del self._asked[instance, incarnation]

@@ -1,4 +1,4 @@
-"""What a node asks of whatever computes attention over the pages that its instance lends."""
+"""The interface of a node to attention over the pages that its instance lends."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -7,28 +7,27 @@ import numpy as np
 import numpy.typing as npt
 
 RightsWords = npt.NDArray[np.uint64]
-"""The table of rights: the word at a number's remainder holds it while it stands."""
+"""The table of rights: a valid number is stored in the word at its remainder."""
 
 
 class LentAttention(Protocol):
-    """Attention over lent pages, for query rows of others (Infinite-LLM §4); from any thread."""
+    """Attention over lent pages for query rows of debtors (Infinite-LLM §4), on any thread."""
 
     def lend(self, right: int, debtor: str, pages: Sequence[Sequence[int]]) -> None:
-        """Let a debtor ask for a section, while its right stands.
+        """Let a debtor query a section while its right is valid.
 
-        :param pages: of each group of the layout, in order of position.
+        :param pages: the pages of each group of the layout, in order of position.
         """
         ...
 
     def end(self, right: int) -> None:
-        """Let nobody ask by a right whose word is cleared; nobody reads its pages any more when
-        this returns.  No error if nothing is lent under it."""
+        """End queries by a revoked right, if any. No thread reads its pages when this returns."""
         ...
 
     def answer(self, debtor: str, query: bytes) -> bytes:
-        """Answer a query, whatever it is."""
+        """Answer a query, valid or not."""
         ...
 
     def close(self) -> None:
-        """Let go of the table of rights; nothing is answered after this."""
+        """Release the table of rights. No query is answered after this."""
         ...

@@ -1,4 +1,4 @@
-"""Pages of a peer on this host: its memory and its rights, mapped read-only."""
+"""The pages of a peer on this host: its memory and its rights, mapped read-only."""
 
 import mmap
 import os
@@ -16,15 +16,14 @@ from kvell.mempool.transports.source import RIGHT_GONE, STOPPED
 from kvell.wire.frames import ProtocolError
 
 BATCH_PIECES = 64
-"""Pieces between two looks whether to stop."""
+"""The number of pieces between two checks of the stop event."""
 
 
 class MappedPages:
-    """A :class:`.PageSource`; copies of all peers take turns, since each is as fast as memory.
+    """A :class:`.PageSource` over mapped memory; copies of all peers run in turn, at its speed.
 
-    :param descriptors: of the peer's pool and of its rights; they are closed here, or by
-        :meth:`close`.
-    :raises ProtocolError: when they are not what they should be.
+    :param descriptors: of the peer's pool and its rights. This object closes them.
+    :raises ProtocolError: when they cannot be mapped.
     """
 
     lane: Hashable = "mapped"
@@ -48,9 +47,11 @@ class MappedPages:
     def bring(
         self, number: int, pieces: Sequence[Piece], target: Bytes, stop: threading.Event
     ) -> str:
-        """See :class:`.PageSource`."""
+        """Implement :meth:`.PageSource.bring`."""
         source = np.frombuffer(self._map, np.uint8)
-        if any(one.source < 0 or one.source + one.size_bytes > len(source) for one in pieces):
+        if any(
+            piece.source < 0 or piece.source + piece.size_bytes > len(source) for piece in pieces
+        ):
             return "pages beyond the sender's memory were offered"
         for start in range(0, len(pieces), BATCH_PIECES):
             if stop.is_set():
@@ -59,9 +60,9 @@ class MappedPages:
         return "" if self._rights.stands(number) else RIGHT_GONE
 
     def put_behind(self, neighbours: Neighbours) -> int:
-        """Map the peer's pool once more, behind one's own, where attention can read it in place.
+        """Map the peer's pool again after this instance's pool, where attention can read it.
 
-        :returns: the number of its first large page there, or ``NOT_IN_PLACE`` if no place is left.
+        :returns: the number of its first large page there, or ``NOT_IN_PLACE`` without free room.
         """
         try:
             self._first_large = neighbours.map(self._descriptor, self._pool_bytes)
@@ -71,17 +72,17 @@ class MappedPages:
         return self._first_large
 
     def take_away(self) -> None:
-        """Give its place behind one's own pool to others; no step may read it any more."""
+        """Unmap the peer's pool after this instance's pool. No step may read it any more."""
         if self._neighbours is not None:
             self._neighbours.unmap(self._first_large)
             self._neighbours = None
 
     def stands(self, number: int) -> bool:
-        """Whether this instance may still read what the peer lent it under this number."""
+        """Return whether the right with this number is still valid."""
         return self._rights.stands(number)
 
     def close(self) -> None:
-        """Its memory stays mapped while somebody still looks at it."""
+        """Close the descriptor. The memory stays mapped while views of it exist."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

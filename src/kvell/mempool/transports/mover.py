@@ -1,4 +1,4 @@
-"""Brings pages of peers into own ones, on threads of its own."""
+"""The execution of pulls from peers, on separate threads."""
 
 import threading
 from collections import deque
@@ -15,18 +15,18 @@ from kvell.mempool.transports.source import STOPPED, PageSource
 from kvell.mempool.transports.staged import StagedPull
 
 THREADS = 8
-"""Peers from which pages come at once; further ones wait."""
+"""The most peers from which pages are pulled concurrently; others wait."""
 REMEMBERED = 256
-"""Transfers of which is remembered how far they are written, since a pull may begin after that."""
+"""The number of transfers whose written stages are stored, since a pull may begin later."""
 
 
 @dataclass(eq=False)
 class _Pulling:
-    """A pull under way.
+    """A running pull.
 
-    :ivar staged: what it copies as it is written; None if all of it is.
-    :ivar is_last: whether no further piece is asked for.
-    :ivar has_ended: whether its end was told: nothing is written for it any more.
+    :ivar staged: the bytes to copy by stage; None if all bytes are written already.
+    :ivar is_last: whether its last pieces are queued.
+    :ivar has_ended: whether its end was reported; then it writes no more.
     """
 
     transfer: Transfer
@@ -38,13 +38,13 @@ class _Pulling:
 
 
 class Mover:
-    """Runs pulls; each ends with one call of ``ended(transfer, problem)``, on a thread of it.
+    """An executor of pulls; each ends with one call of ``ended(transfer, problem)`` on its thread.
 
-    Pulls of one lane run in turn, so that a slow peer delays only itself.  One in stages takes a
-    turn for each stage that is written, and no thread while it waits for the next.  Its methods
-    are called on one thread.
+    Pulls of one lane run in turn, so that a slow peer delays only itself.  A pull in stages takes a
+    turn for each written stage, and uses no thread while it waits for the next.  All methods are
+    called on one thread.
 
-    :param memory: own pool, uint8 [pool_bytes].
+    :param memory: the local pool, uint8 [pool_bytes].
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Mover:
         self.copied_bytes = 0
 
     def pull(self, pull: Pull, source: PageSource | None) -> None:
-        """Begin to copy from a peer; None: it is not connected any more."""
+        """Begin to copy from a peer; ``source`` is None if the peer is no longer connected."""
         pulling = self._pulling[pull.transfer] = _Pulling(pull.transfer, source)
         if not pull.stages or source is None:
             self._last(pulling, partial(pieces_of, self._groups, pull.rows))
@@ -71,7 +71,7 @@ class Mover:
         self._bring_written(pulling, self._written.get(pull.transfer, -1))
 
     def written(self, transfer: Transfer, stage: int) -> None:
-        """The sender has written the stages up to this one of what it offered, or will offer."""
+        """Record that the sender has written the stages up to this one, maybe before its offer."""
         stage = max(stage, self._written.pop(transfer, -1))
         self._written[transfer] = stage
         if len(self._written) > REMEMBERED:
@@ -81,20 +81,20 @@ class Mover:
             self._bring_written(pulling, stage)
 
     def rest(self, transfer: Transfer) -> None:
-        """All of a pull in stages is written; it may have ended, and not been told yet."""
+        """Copy the rest of a pull in stages, now written; no effect if the pull has ended."""
         pulling = self._pulling.get(transfer)
         if pulling is not None and pulling.staged is not None:
             self._last(pulling, pulling.staged.rest)
 
     def stop(self, transfer: Transfer) -> None:
-        """Stop a pull as soon as may be; it may have ended, and not been told yet."""
+        """Stop a pull as soon as possible; no effect if the pull has ended."""
         pulling = self._pulling.get(transfer)
         if pulling is not None:
             pulling.stop.set()
             self._last(pulling, list)
 
     def close(self) -> None:
-        """Stop all pulls and wait until nothing is written any more."""
+        """Stop all pulls and wait until they write no more."""
         for transfer in list(self._pulling):
             self.stop(transfer)
         self._threads.shutdown()
@@ -107,13 +107,13 @@ class Mover:
             self._ask(pulling, partial(self._run, pulling, lambda: pieces))
 
     def _last(self, pulling: _Pulling, pieces: Callable[[], list[Piece]]) -> None:
-        """Copy the last pieces, unless that has been asked for, and end."""
+        """Queue the last pieces and the end, unless they are queued already."""
         if not pulling.is_last:
             pulling.is_last = True
             self._ask(pulling, partial(self._run, pulling, pieces, is_last=True))
 
     def _ask(self, pulling: _Pulling, run: Callable[[], None]) -> None:
-        """Run something when it is its lane's turn."""
+        """Queue a call for its lane."""
         lane = None if pulling.source is None else pulling.source.lane
         with self._lock:
             if lane in self._waiting:
@@ -123,7 +123,7 @@ class Mover:
         self._threads.submit(self._in_turn, lane, run)
 
     def _in_turn(self, lane: Hashable, run: Callable[[], None]) -> None:
-        """Run something, and then what has come meanwhile for its lane."""
+        """Run a call, and then the calls queued meanwhile for its lane."""
         while True:
             run()
             with self._lock:
@@ -135,12 +135,12 @@ class Mover:
     def _run(
         self, pulling: _Pulling, pieces: Callable[[], list[Piece]], *, is_last: bool = False
     ) -> None:
-        """Copy some pieces; a pull ends behind its last ones, or with a problem before."""
+        """Copy some pieces. A pull ends after its last pieces, or with an earlier problem."""
         if pulling.has_ended:
             return
         try:
             problem = self._brought(pulling, pieces)
-        except Exception as error:  # whatever it is, the pages are not written any more
+        except Exception as error:  # any error: this pull writes no more
             problem = f"copying failed: {error}"
         if problem or is_last:
             pulling.has_ended = True
@@ -148,7 +148,7 @@ class Mover:
             self._ended(pulling.transfer, problem)
 
     def _brought(self, pulling: _Pulling, wanted: Callable[[], list[Piece]]) -> str:
-        """Bring some pieces; why they do not count, or ""."""
+        """Copy some pieces and return why they are invalid, or ""."""
         if pulling.source is None:
             return "its sender is gone"
         if pulling.stop.is_set():
@@ -158,5 +158,5 @@ class Mover:
         problem = pulling.source.bring(number, pieces, self._memory, pulling.stop)
         if not problem:
             with self._lock:
-                self.copied_bytes += sum(one.size_bytes for one in pieces)
+                self.copied_bytes += sum(piece.size_bytes for piece in pieces)
         return problem

@@ -1,8 +1,8 @@
-"""Pools of other processes of this host, mapped read-only behind one's own.
+"""Pools of other processes on this host, mapped read-only after this process's pool.
 
-A neighbour's large pages continue the numbers of one's own (:mod:`.transports.places`).  So a page
-of a neighbour is named by one number, like a page of one's own, and whatever reads pages reads it
-without being told where it lies (Infinite-LLM §4: attention over KV that other instances hold).
+A neighbour's large pages continue the page numbers of this pool (:mod:`.transports.places`).  So
+one number names any page, local or a neighbour's, and kernels read both in the same way
+(Infinite-LLM §4: attention over KV that other instances hold).
 """
 
 import threading
@@ -13,11 +13,11 @@ from kvell.mempool.transports.places import Places, num_places, place_bytes
 
 
 class Neighbours:
-    """The places behind one's own pool, and who is mapped there.  Safe to call from any thread.
+    """The pools mapped after this pool.  Any thread may call the methods.
 
-    :param device: of one's own pool, which begins at its home address.
-    :param pool_bytes: of one's own pool.
-    :ivar most: places, each for a pool as large as one's own.
+    :param device: the device of this pool, which begins at its home address.
+    :param pool_bytes: the size of this pool.
+    :ivar most: the number of places, each for a pool as large as this one.
     """
 
     def __init__(self, device: HostChunks, pool_bytes: int, large_page_bytes: int) -> None:
@@ -31,7 +31,7 @@ class Neighbours:
 
     @staticmethod
     def beyond_bytes(pool_bytes: int, large_page_bytes: int, most: int) -> int:
-        """Return the addresses to reserve behind a pool for :func:`.num_places` neighbours."""
+        """Return the bytes of addresses to reserve after a pool for :func:`.num_places` pools."""
         place = place_bytes(pool_bytes, large_page_bytes)
         home_bytes = -(-pool_bytes // CHUNK_BYTES) * CHUNK_BYTES
         count = num_places(pool_bytes, large_page_bytes, most)
@@ -40,8 +40,7 @@ class Neighbours:
     def map(self, descriptor: int, pool_bytes: int) -> int:
         """Map a neighbour's pool; return the number of its first large page.
 
-        :param descriptor: of the memfd that its pool is, of at least ``pool_bytes``; it stays the
-            caller's.
+        :param descriptor: of the pool's memfd, of at least ``pool_bytes``; the caller keeps it.
         :raises TryLater: if no places are left, or the system refuses.
         """
         with self._lock:
@@ -52,7 +51,7 @@ class Neighbours:
             return first
 
     def unmap(self, first_large: int) -> None:
-        """Forget a neighbour; nothing may read its pages any more.
+        """Unmap a neighbour's pool, whose pages must not be read any more.
 
         :raises ValueError: if no neighbour begins there.
         """

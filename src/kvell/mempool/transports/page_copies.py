@@ -1,4 +1,4 @@
-"""Copies of pages from one instance's memory to another's, in as few pieces as there are gaps."""
+"""Copies of pages between the memories of two instances, merged into few pieces."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -13,7 +13,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Piece(NamedTuple):
-    """Bytes that lie together on both sides: offsets and a size in bytes."""
+    """Bytes that are contiguous on both sides: offsets and a size in bytes."""
 
     source: int
     target: int
@@ -21,15 +21,15 @@ class Piece(NamedTuple):
 
 
 def pieces_of(groups: Sequence[GroupSpec], rows: Ints) -> list[Piece]:
-    """What to copy for rows [m, 3]: group, page there, page here; neighbours become one piece.
+    """Return the pieces to copy for rows [m, 3]: group, source page, target page.
 
-    Source: MemServe §5.2, where aggregated blocks take fewer calls.
+    Adjacent pages become one piece (MemServe §5.2, where aggregated blocks take fewer calls).
     """
     return parts_of(groups, rows, {i: (0, g.page_stride_bytes) for i, g in enumerate(groups)})
 
 
 def parts_of(groups: Sequence[GroupSpec], rows: Ints, parts: Mapping[int, Part]) -> list[Piece]:
-    """What to copy of the same rows for a part of each page; nothing of groups without a part."""
+    """Return the pieces for a part of each page of the rows; groups without a part have none."""
     strides = np.asarray([group.page_stride_bytes for group in groups], np.int64)
     begins, ends = np.zeros((2, len(groups)), np.int64)
     for index, (begin, end) in parts.items():
@@ -60,10 +60,12 @@ def _merged(sources: list[int], targets: list[int], sizes: list[int]) -> Iterato
 
 
 def copy_pieces(pieces: Sequence[Piece], source: Bytes, target: Bytes) -> int:
-    """Copy; returns the number of bytes.  Python's lock is free during each piece."""
+    """Copy pieces and return the number of bytes.  Python's lock is free during each piece."""
     total = 0
-    for one in pieces:
-        end = one.source + one.size_bytes
-        np.copyto(target[one.target : one.target + one.size_bytes], source[one.source : end])
-        total += one.size_bytes
+    for piece in pieces:
+        end = piece.source + piece.size_bytes
+        np.copyto(
+            target[piece.target : piece.target + piece.size_bytes], source[piece.source : end]
+        )
+        total += piece.size_bytes
     return total

@@ -1,4 +1,4 @@
-"""One connected instance: its messages, and how its pages are read."""
+"""One connected instance: its messages, and the source of its pages."""
 
 import socket
 
@@ -13,43 +13,43 @@ from kvell.wire.greeting import Greeting
 
 READ_BYTES = 256 << 10
 OUTGOING_LIMIT_BYTES = 64 << 20
-"""A peer that reads nothing for so long that this much waits is given up."""
+"""The limit of unsent bytes, beyond which a peer that does not read counts as lost."""
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(PeerMessage)
 
 
 class PeerGone(Exception):  # noqa: N818 - how a connection may end
-    """The peer hung up, or broke the protocol; the text says which."""
+    """The peer hung up or violated the protocol, as the message says."""
 
 
 class Peer:
-    """A connected peer; its socket does not block.
+    """A connected peer with a non-blocking socket.
 
-    :param source: of its pages; closed with the peer.
-    :param partials: of attention over what it lends, if it is asked for that; closed likewise.
+    :param source: the source of its pages; closed with the peer.
+    :param partials: the line for attention over its lent pages, if any; closed with the peer.
     """
 
     def __init__(
         self,
         sock: socket.socket,
-        told: Greeting,
+        greeting: Greeting,
         source: PageSource,
         partials: PartialsLine | None = None,
     ) -> None:
-        self.told, self.socket, self.source, self.partials = told, sock, source, partials
+        self.told, self.socket, self.source, self.partials = greeting, sock, source, partials
         self._reader, self._outgoing = FrameReader(), bytearray()
         sock.setblocking(False)
 
     @property
     def pending(self) -> bool:
-        """Whether bytes wait until it reads."""
+        """Whether unsent bytes wait until the peer reads."""
         return bool(self._outgoing)
 
     def send(self, message: PeerMessage) -> None:
-        """Send a message, or keep it until the peer reads.
+        """Send a message, or queue it until the peer reads.
 
-        :raises PeerGone: when it hung up, or reads nothing any more.
+        :raises PeerGone: when the peer hung up, or does not read.
         """
         self._outgoing += framed(_ENCODER.encode(message))
         self.flush()
@@ -57,9 +57,9 @@ class Peer:
             raise PeerGone("it does not read what it is sent")
 
     def flush(self) -> None:
-        """Send what it takes now.
+        """Send queued bytes without blocking.
 
-        :raises PeerGone: when it hung up.
+        :raises PeerGone: when the peer hung up.
         """
         try:
             while self._outgoing:
@@ -70,9 +70,9 @@ class Peer:
             raise PeerGone(f"it hung up ({error})") from error
 
     def receive(self) -> list[PeerMessage]:
-        """Messages that are complete now.
+        """Return the messages that are complete now.
 
-        :raises PeerGone: when it hung up or broke the protocol.
+        :raises PeerGone: when the peer hung up or violated the protocol.
         """
         try:
             data = self.socket.recv(READ_BYTES)
@@ -86,7 +86,7 @@ class Peer:
             raise PeerGone(str(error)) from error
 
     def close(self) -> None:
-        """Hang up."""
+        """Close all connections to the peer."""
         self.source.close()
         if self.partials is not None:
             self.partials.close()

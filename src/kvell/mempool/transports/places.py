@@ -1,8 +1,8 @@
-"""Places behind one's own pool, where pools of neighbours are mapped; without I/O.
+"""The places after a pool, where pools of neighbours are mapped; without I/O.
 
 ::
 
-    own pool                 neighbour A                 neighbour B
+    local pool               neighbour A                 neighbour B
     |L0|L1|L2| … |Ln-1| … |Ln|Ln+1| …            |Lm|Lm+1| …
     └ addresses of one reserved range; every large page at a multiple of its size ┘
 """
@@ -13,33 +13,33 @@ from kvell.device.host import CHUNK_BYTES
 from kvell.errors import TryLater
 
 MOST_NEIGHBOURS = 64
-"""Places of an instance that is one of several of its host."""
+"""The number of places of an instance that shares its host with others."""
 MOST_BEYOND_BYTES = 1 << 43
-"""Addresses at most, 8 TiB, that a process reserves for its neighbours: a sixteenth of what there
-is.  They cost nothing until something is mapped there."""
+"""The most bytes of addresses, 8 TiB, that a process reserves for its neighbours: a sixteenth of
+all addresses.  They cost nothing until a pool is mapped there."""
 
 
 def place_bytes(pool_bytes: int, large_page_bytes: int) -> int:
-    """Return the addresses that one neighbour takes whose pool is as large as one's own.
+    """Return the bytes of addresses for one neighbour with a pool of this size.
 
-    A multiple of a large page, so that numbers of pages go on behind it, and of what the system
-    maps as a huge page, so that reading a neighbour costs no more than reading oneself.
+    The result is a multiple of a large page, so that page numbers continue after it, and of the
+    system's huge pages, so that reads of a neighbour's pages cost no more than local reads.
     """
     step = math.lcm(large_page_bytes, CHUNK_BYTES)
     return -(-pool_bytes // step) * step
 
 
 def num_places(pool_bytes: int, large_page_bytes: int, most: int = MOST_NEIGHBOURS) -> int:
-    """Return the places to reserve behind a pool for neighbours like it: ``most``, or fewer where
-    those take more than :data:`MOST_BEYOND_BYTES`."""
+    """Return the number of places to reserve after a pool: ``most``, or fewer if these take more
+    than :data:`MOST_BEYOND_BYTES`."""
     return min(most, MOST_BEYOND_BYTES // place_bytes(pool_bytes, large_page_bytes))
 
 
 class Places:
-    """Which places are taken.  The first begins as far behind the pool's beginning as it is long.
+    """The free and taken places.  The first place begins at the end of the local pool's place.
 
-    :param pool_bytes: of one's own pool.
-    :param count: places, each for a pool as large as one's own.
+    :param pool_bytes: the size of the local pool.
+    :param count: the number of places, each for a pool as large as the local one.
     """
 
     def __init__(self, pool_bytes: int, large_page_bytes: int, count: int) -> None:
@@ -51,7 +51,7 @@ class Places:
         return len(self._is_taken)
 
     def first_free(self, pool_bytes: int) -> int:
-        """Return the first large page of free places in which a pool can lie.
+        """Return the first large page of free places that can hold a pool.
 
         :raises TryLater: if no places are left.
         """
@@ -62,7 +62,7 @@ class Places:
         raise TryLater("device: no addresses left for a neighbour's pool")
 
     def set_taken(self, first_large: int, pool_bytes: int, taken: bool) -> None:
-        """Say whether the places of a pool that begins at a large page are taken."""
+        """Mark the places of a pool that begins at a large page as taken or free."""
         count = self._count(pool_bytes)
         place = first_large * self._large_page_bytes // self._place_bytes - 1
         self._is_taken[place : place + count] = [taken] * count

@@ -1,13 +1,13 @@
-"""Who may read which of an instance's pages at this moment.
+"""The rights of peers to read pages of an instance.
 
-A small table, which peers of the same host map read-only, has a word for each transfer and each
-loan.  The word holds its number while its receiver may read.  The owner clears it *before* it gives
-the pages to others, and a reader looks at it after its copy: a process that was stopped in the
-middle, and wakes when it has long been given up, finds that its right is gone.
+A small table, which peers on the same host map read-only, has a word for each transfer and each
+loan.  The word holds its number while its receiver may read.  The owner clears the word *before* it
+reuses the pages, and a reader checks the word after its copy.  So a process that was stopped
+during a copy, and wakes after it was declared dead, finds its right revoked.
 
-A peer on the same host can read all of the memory that it maps, so the table only tells it what
-counts.  Over TCP the owner sends the pages itself, and sends a receiver what was offered to it
-and nothing else.
+A peer on the same host can read all of the mapped memory, so the table only decides which reads are
+valid.  Over TCP the owner sends the pages itself, and sends a receiver only the pages that were
+offered to it.
 """
 
 import mmap
@@ -22,14 +22,15 @@ from kvell.mempool.transfers.numbers import SLOTS
 
 TABLE_BYTES = 8 * SLOTS
 Extent = tuple[int, int]
-"""Offset and size in bytes."""
+"""The offset and the size of some bytes of the pool."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Granted:
-    """What one transfer's receiver may read; any instance, if it names none.
+    """The extents that one transfer's receiver may read.
 
-    :ivar begins: int64 [n], where the extents begin, in order; ``ends``, where they end.
+    :ivar receiver: an instance; "": any.
+    :ivar begins: the sorted begins of the extents, int64 [n]; ``ends`` are their ends.
     """
 
     receiver: str
@@ -37,7 +38,7 @@ class _Granted:
     ends: npt.NDArray[np.int64]
 
     def covers(self, extents: Sequence[Extent]) -> bool:
-        """Whether each of some extents lies inside one of these."""
+        """Return whether each of some extents is inside one of these."""
         wanted = np.asarray(extents, np.int64).reshape(-1, 2)
         places = np.searchsorted(self.begins, wanted[:, 0], side="right") - 1
         if not len(self.begins) or (places < 0).any():
@@ -46,7 +47,7 @@ class _Granted:
 
 
 class Rights:
-    """The owner's side; other threads may ask what :meth:`covers` says."""
+    """The owner's side of rights. Other threads may call :meth:`stands` and :meth:`covers`."""
 
     def __init__(self) -> None:
         self.descriptor = os.memfd_create("kvell-rights", os.MFD_CLOEXEC)
@@ -59,16 +60,16 @@ class Rights:
     def words(self) -> npt.NDArray[np.uint64]:
         """The table: the word at a number's remainder holds it while its receiver may read.
 
-        Whoever keeps it lets go before :meth:`close`.
+        Callers must release it before :meth:`close`.
         """
         return self._words
 
     def grant(self, number: int, receiver: str, extents: Sequence[Extent]) -> None:
         """Let a transfer's receiver read, unless its word belongs to another transfer.
 
-        :param number: of the transfer; 1 or more, since 0 is what an empty word holds.
+        :param number: the number of the transfer; 1 or more, since 0 marks an empty word.
         :param receiver: an instance; "": any of the cluster.
-        :param extents: of the pages that were offered to it, in order and apart from each other.
+        :param extents: the offered pages, in order and disjoint.
         """
         if number < 1:
             raise ValueError(f"{number} is no transfer's number")
@@ -78,23 +79,23 @@ class Rights:
             self._words[number % SLOTS] = number
 
     def revoke(self, number: int) -> None:
-        """Let it read no longer."""
+        """End a right to read."""
         if self._granted.pop(number, None) is not None:
             self._words[number % SLOTS] = 0
 
     def stands(self, number: int) -> bool:
-        """Whether a transfer's receiver may read now."""
+        """Return whether a transfer's receiver may read now."""
         return number in self._granted
 
     def covers(self, number: int, receiver: str, extents: Sequence[Extent]) -> bool:
-        """Whether a peer may read these extents now: they were offered to it in this transfer."""
+        """Return whether a peer may read these extents of a transfer now."""
         granted = self._granted.get(number)
         if granted is None or granted.receiver not in ("", receiver):
             return False
         return granted.covers(extents)
 
     def close(self) -> None:
-        """Let go of the table; readers that have it mapped find every right gone."""
+        """Release the table. Readers that have it mapped find all rights revoked."""
         self._granted.clear()
         self._words[:] = 0
         del self._words
@@ -103,9 +104,9 @@ class Rights:
 
 
 class RightsOfPeer:
-    """A reader's side.
+    """The reader's side of rights.
 
-    :param descriptor: of the peer's table; it stays the caller's.
+    :param descriptor: of the peer's table; the caller keeps it.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -113,7 +114,7 @@ class RightsOfPeer:
         self._words = np.frombuffer(self._map, np.uint64)
 
     def stands(self, number: int) -> bool:
-        """Whether a transfer's receiver may read now; an empty word is nobody's right."""
+        """Return whether a transfer's receiver may read now; an empty word grants no right."""
         return bool(number and self._words[number % SLOTS] == number)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""How pages of one peer are read, whatever they travel over."""
+"""The source of one peer's pages, for any transport."""
 
 import threading
 from collections.abc import Hashable, Sequence
@@ -11,12 +11,12 @@ RIGHT_GONE = "the right to read was gone"
 
 
 class PageSource(Protocol):
-    """Reads pages of one peer; the thread that calls :meth:`bring` writes them.
+    """A reader of one peer's pages; the thread that calls :meth:`bring` writes them.
 
-    Implementations: :class:`.MappedPages` (its memory, mapped) and :class:`.TcpPages`; one over
-    NCCL or NIXL would be another.
+    Implementations are :class:`.MappedPages` (mapped memory) and :class:`.TcpPages`; NCCL or NIXL
+    would be others.
 
-    :ivar lane: pulls of equal lanes run in turn, others side by side.
+    :ivar lane: pulls of equal lanes run in turn, others in parallel.
     """
 
     lane: Hashable
@@ -24,19 +24,16 @@ class PageSource(Protocol):
     def bring(
         self, number: int, pieces: Sequence[Piece], target: Bytes, stop: threading.Event
     ) -> str:
-        """Copy pieces of the peer's pool into the target; returns why they do not count, or "".
+        """Copy pieces of the peer's pool to the target, and return why they are invalid, or "".
 
-        They count only if the right to read stood when the last byte left the peer's pool.
+        They are valid only if the right to read was valid when the last byte left the peer's pool.
 
-        :param number: of the peer's transfer, which has the right.
-        :param target: own pool, uint8 [pool_bytes].
-        :param stop: when it is set, nothing is written any more soon.
+        :param number: the number of the peer's transfer, which has the right.
+        :param target: the local pool, uint8 [pool_bytes].
+        :param stop: stops the copy soon after it is set.
         """
         ...
 
     def close(self) -> None:
-        """Read no more: a call of :meth:`bring` that is under way ends with a problem.
-
-        It does not wait for that.
-        """
+        """End a running call of :meth:`bring` with a problem, without waiting for it."""
         ...

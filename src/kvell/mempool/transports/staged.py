@@ -1,4 +1,4 @@
-"""A pull of pages that are being computed: which bytes of it to copy next."""
+"""A pull of pages that are being computed: the bytes to copy next."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,9 @@ from kvell.pages.stages import BY_LAYER, joined, stages_of
 
 
 class StagedPull:
-    """Hands out every byte of a pull once, as far as it is written.
+    """The bytes of a pull, each returned once when it is written.
 
-    :param groups: of the pool.
-    :param pull: with ``stages``; its pages are of one model.
+    :param pull: a pull with ``stages``; its pages are of one model.
     """
 
     def __init__(self, groups: Sequence[GroupSpec], pull: Pull) -> None:
@@ -24,7 +23,7 @@ class StagedPull:
         self._given = 0
 
     def written(self, stage: int) -> list[Piece]:
-        """What can be copied once the stages up to this one are written; often nothing."""
+        """Return the pieces to copy once the stages up to this one are written; often none."""
         until = min(stage + 1, len(self._stages))
         if until <= self._given:
             return []
@@ -33,9 +32,9 @@ class StagedPull:
         return parts_of(self._groups, self._rows, parts)
 
     def rest(self) -> list[Piece]:
-        """What is left when all is written: also groups whose pages are not written by layer.
+        """Return the remaining pieces once all is written, with groups not written by layer.
 
-        Pages none of which is copied yet are aggregated, as they are without stages.
+        If no piece was returned before, whole pages are aggregated, as they are without stages.
         """
         if not self._given:
             return pieces_of(self._groups, self._rows)

@@ -19,17 +19,17 @@ from kvell.wire.blocking import BlockingSocket, within
 from kvell.wire.frames import framed
 
 PIECE_SECONDS = 10.0
-"""A peer that does not take a piece in this time, or ask in it, is given up."""
+"""The time in which a peer must receive a piece, or send a request, before its connection ends."""
 
 _REQUESTS = msgspec.msgpack.Decoder(ReadPages)
 _ENCODER = msgspec.msgpack.Encoder()
 
 
 class PageServer:
-    """Sends own pages to peers that have the right to read them.
+    """A server that sends local pages to peers with the right to read them.
 
-    :param memory: own pool, uint8 [pool_bytes]; it is read until :meth:`close` has returned.
-    :param piece_seconds: for each piece.
+    :param memory: the local pool, uint8 [pool_bytes]; it is read until :meth:`close` has returned.
+    :param piece_seconds: the timeout of each piece.
     """
 
     def __init__(self, memory: Bytes, rights: Rights, piece_seconds: float = PIECE_SECONDS) -> None:
@@ -41,11 +41,11 @@ class PageServer:
         return len(self._peers)
 
     def serve(self, instance: str, channel: BlockingSocket) -> None:
-        """Answer a peer until it hangs up; a connection that it had before ends."""
+        """Answer a peer until it hangs up, and end its earlier connection."""
         self._peers.answer_peer(instance, channel)
 
     def close(self) -> None:
-        """Hang up, and wait until no page is read any more."""
+        """Close all connections, and wait until no page is read any more."""
         self._peers.close()
 
     def _answer(self, instance: str, channel: BlockingSocket) -> None:
@@ -54,10 +54,10 @@ class PageServer:
         channel.say(ReadEnded(problem), within(self._piece_seconds))
 
     def _sent(self, instance: str, channel: BlockingSocket, request: ReadPages) -> str:
-        """Send everything; why it does not count, or "".
+        """Send all pages and return why they are invalid, or "".
 
-        What a call of the system takes is copied before it returns.  So a right that stands after
-        the last one stood at every byte: rights that have gone never come back.
+        A system call copies its bytes before it returns, and revoked rights never become valid
+        again.  So a right that is valid after the last call was valid for every byte.
         """
         try:
             extents = unpacked(request.extents, len(self._memory))

@@ -1,12 +1,12 @@
-"""Query rows and the records that answer them, on a connection of their own.
+"""Query rows and the partial results that answer them, on a separate connection.
 
 ::
 
     debtor's pass                              creditor
-      │ ── frame: a query of one layer ────────► │  computes partials over what it lends
+      │ ── frame: a query of one layer ────────► │  computes partials over its lent pages
       │ ◄── frame: its answer ─────────────────── │  in the order of queries
 
-What is in them the two ends of a pass know (``csrc/partials/message.h``); here they are bytes.
+Queries and answers are opaque bytes here; ``csrc/partials/message.h`` defines their content.
 
 Source: Infinite-LLM §4.
 """
@@ -25,33 +25,31 @@ from kvell.wire.blocking import BlockingSocket, within
 from kvell.wire.frames import FrameReader, ProtocolError, framed
 
 ROOM_BYTES = 4 << 20
-"""Of a query together with its answer; a pass cuts what it asks into such messages."""
+"""The largest size of a query together with its answer; a pass splits its queries accordingly."""
 ANSWER_SECONDS = 10.0
-"""A debtor that takes longer to send a query, or to take its answer, is given up."""
+"""The time in which a debtor must send a query, or receive its answer, before the connection ends.
+"""
 MOST_UNSENT_BYTES = 2 * ROOM_BYTES
-"""A creditor that leaves so much unread is asked nothing more."""
+"""The limit of unread bytes, beyond which a creditor gets no more queries."""
 _READ_BYTES = 256 << 10
 
 Answers = Callable[[str, bytes], bytes]
-"""Computes the answer to an instance's query, whatever that is; on any thread."""
+"""A function that computes the answer to an instance's query, valid or not, on any thread."""
 
 
 class PartialsServer:
-    """Answers the queries of debtors.
-
-    :param answers: computes an answer.
-    """
+    """A server that answers the queries of debtors."""
 
     def __init__(self, answers: Answers, answer_seconds: float = ANSWER_SECONDS) -> None:
         self._answers, self._answer_seconds = answers, answer_seconds
         self._peers = ServedPeers(self._answer, "kvell-partials")
 
     def answer_peer(self, instance: str, channel: BlockingSocket) -> None:
-        """Answer a peer until it hangs up; a connection that it had before ends."""
+        """Answer a peer until it hangs up, and end its earlier connection."""
         self._peers.answer_peer(instance, channel)
 
     def close(self) -> None:
-        """Hang up, and wait until nothing is computed any more."""
+        """Close all connections, and wait until no answer is computed any more."""
         self._peers.close()
 
     def _answer(self, instance: str, channel: BlockingSocket) -> None:
@@ -61,10 +59,11 @@ class PartialsServer:
 
 
 class PartialsLine:
-    """A debtor's connection to one creditor.  It connects at the first query, and again after one
-    that failed; nothing but :meth:`take` waits.
+    """A debtor's connection to one creditor.
 
-    :param opens: a proven connection to the creditor, for partials.
+    It connects at the first query, and again after a failure.  Only :meth:`take` waits.
+
+    :param opens: opens an authenticated connection to the creditor, for partials.
     """
 
     def __init__(self, opens: Callable[[], BlockingSocket]) -> None:
@@ -80,13 +79,13 @@ class PartialsLine:
 
     @property
     def is_closed(self) -> bool:
-        """Whether the creditor is gone."""
+        """Whether the line is closed, because the creditor is lost."""
         return self._is_closed
 
     def post(self, query: bytes) -> bool:
-        """Send a query, or keep it until the creditor reads; whether it is under way.
+        """Send a query, or queue it until the creditor reads, and return whether it is accepted.
 
-        Not if too much waits already, or the connection has just failed.
+        It is rejected if too many bytes are queued, or the connection has just failed.
         """
         unsent_bytes = sum(map(len, self._outgoing))
         if self._is_closed or unsent_bytes + len(query) > MOST_UNSENT_BYTES:
@@ -95,9 +94,9 @@ class PartialsLine:
         return self._pumped(0.0)
 
     def take(self, seconds: float) -> bytes | None:
-        """Return the next answer; None if none comes in time, or the connection fails.
+        """Return the next answer, or None on a timeout or a failed connection.
 
-        Answers come in the order of queries, those that nobody waited for included.
+        Answers arrive in the order of queries, with those for which no caller waited.
         """
         deadline = time.monotonic() + seconds
         while not self._came:
@@ -107,20 +106,20 @@ class PartialsLine:
         return self._came.popleft()
 
     def close(self) -> None:
-        """Hang up, from any thread; a call of :meth:`take` that waits ends soon."""
+        """Close the line; a waiting :meth:`take` ends soon. Any thread may call this."""
         with self._lock:
             self._is_closed = True
             channel, sock = self._opened, self._socket
         if channel is not None:
             channel.close()
         if sock is not None:
-            with contextlib.suppress(OSError):  # it has ended
+            with contextlib.suppress(OSError):  # it is closed already
                 sock.shutdown(socket.SHUT_RDWR)
 
     # ------------------------------------------------------------------ the pass's thread
 
     def _pumped(self, seconds: float) -> bool:
-        """Send and receive what can be, waiting so long at most; False: the connection failed."""
+        """Send and receive for at most ``seconds``, and return whether the connection works."""
         try:
             sock = self._connected(seconds)
             if sock is not None:
@@ -131,9 +130,9 @@ class PartialsLine:
         return True
 
     def _connected(self, seconds: float) -> socket.socket | None:
-        """The connection; None while it is being opened.
+        """Return the connection, or None while it is being opened.
 
-        :raises OSError: if it could not be.
+        :raises OSError: if it could not be opened.
         """
         if self._socket is not None:
             return self._socket
@@ -153,7 +152,7 @@ class PartialsLine:
         return self._socket
 
     def _open(self) -> None:
-        """Connect, on a thread of its own."""
+        """Connect. Runs on a separate thread."""
         with contextlib.suppress(OSError, KvellError):
             channel = self._opens()
             with self._lock:
@@ -163,17 +162,17 @@ class PartialsLine:
             channel.close()
 
     def _pump(self, sock: socket.socket, seconds: float) -> None:
-        """Wait until something can be sent or has come, and do it.
+        """Wait until bytes can be sent or received, and transfer them.
 
         :raises OSError: when the connection fails.
-        :raises ProtocolError: when what comes is no frame.
+        :raises ProtocolError: when the received bytes are no frame.
         """
-        poll = select.poll()  # no descriptor of its own: this is done for every layer of a pass
+        poll = select.poll()  # it needs no descriptor, and runs for every layer of a pass
         poll.register(sock, select.POLLIN | (select.POLLOUT if self._outgoing else 0))
         for _, mask in poll.poll(1000 * seconds):
             if mask & select.POLLOUT:
                 self._send(sock)
-            if mask & ~select.POLLOUT:  # it has come, or the connection has ended
+            if mask & ~select.POLLOUT:  # bytes have arrived, or the connection has ended
                 self._receive(sock)
 
     def _send(self, sock: socket.socket) -> None:
@@ -193,7 +192,7 @@ class PartialsLine:
             self._came += self._reader.feed(data)
 
     def _let_go(self) -> None:
-        """Forget the connection, with all that was under way on it."""
+        """Forget the connection, and all queries and answers on it."""
         with self._lock:
             sock, self._socket = self._socket, None
         if sock is not None:

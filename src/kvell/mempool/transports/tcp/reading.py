@@ -1,14 +1,14 @@
-"""What is said on a connection for pages, and in which pieces they come.
+"""Messages on a connection for pages, and the division of pages into pieces.
 
 ::
 
     puller                                        owner
       │ ── ReadPages(transfer, extents) ─────────► │
-      │ ◄── PieceHead(size, checksum), bytes ───── │  as often as there are pieces
-      │ ◄── ReadEnded("") ──────────────────────── │  the right stood after the last byte was read
+      │ ◄── PieceHead(size, checksum), bytes ───── │  once for each piece
+      │ ◄── ReadEnded("") ──────────────────────── │  the right was valid after the last byte
 
-Both sides cut the extents alike, so a piece needs no address.  A pull that is given up hangs up:
-what was still on its way belongs to no later one.
+Both sides divide the extents in the same way, so a piece needs no address.  A stopped pull closes
+the connection, so that its bytes cannot be mistaken for those of a later pull.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,20 +21,20 @@ from msgspec import Struct
 from kvell.mempool.transports.rights import Extent
 
 PIECE_BYTES = 1 << 20
-"""Most bytes of a piece: what is sent, and checked, at once."""
+"""The largest size of a piece, the unit of sending and checking."""
 PIECE_PARTS = 256
-"""Most parts of a piece that do not lie together."""
+"""The most disjoint parts of a piece."""
 MOST_EXTENTS = 8192
-"""Of one request; a longer pull makes several."""
+"""The most extents of one request; a longer pull makes several."""
 REQUEST_BYTES = 16 * MOST_EXTENTS + 256
 REPLY_BYTES = 4096
-"""Most bytes of what stands between pieces."""
+"""The largest size of a message between pieces."""
 
 
 class ReadPages(Struct, frozen=True, tag=True):
-    """Send these bytes of your pool.
+    """A request for bytes of the owner's pool.
 
-    :param number: of your transfer that offered them.
+    :param number: the number of the owner's transfer that offered them.
     :param extents: offset and size in bytes of each, little-endian int64 pairs.
     """
 
@@ -43,14 +43,14 @@ class ReadPages(Struct, frozen=True, tag=True):
 
 
 class PieceHead(Struct, frozen=True, tag=True):
-    """So many bytes follow, with this crc32."""
+    """The head of a piece: the number of bytes that follow, and their crc32."""
 
     size_bytes: int
     checksum: int
 
 
 class ReadEnded(Struct, frozen=True, tag=True):
-    """Everything was sent and may be used; or why not."""
+    """The end of an answer; ``problem`` is "" if all bytes were sent and are valid."""
 
     problem: str
 
@@ -59,27 +59,27 @@ Reply = PieceHead | ReadEnded
 
 
 def packed(extents: Iterable[Extent]) -> bytes:
-    """Extents as they are sent."""
+    """Return the encoded extents."""
     return np.asarray(list(extents), "<i8").tobytes()
 
 
 def unpacked(data: bytes, pool_bytes: int) -> list[Extent]:
-    """Extents as they came.
+    """Return the decoded extents.
 
-    :raises ValueError: if they are none, too many, or not all inside the pool.
+    :raises ValueError: if there are none or too many, or one is outside the pool.
     """
     if not data or len(data) % 16 or len(data) > 16 * MOST_EXTENTS:
         raise ValueError("there are no such extents")
-    found: npt.NDArray[np.int64] = np.frombuffer(data, "<i8").astype(np.int64).reshape(-1, 2)
-    offsets, sizes = found.T
+    extents: npt.NDArray[np.int64] = np.frombuffer(data, "<i8").astype(np.int64).reshape(-1, 2)
+    offsets, sizes = extents.T
     inside = (offsets >= 0) & (sizes > 0) & (sizes <= pool_bytes) & (offsets <= pool_bytes - sizes)
     if not inside.all() or sizes.sum() > pool_bytes:
         raise ValueError("pages beyond the sender's memory were offered")
-    return [(offset, size) for offset, size in found.tolist()]
+    return [(offset, size) for offset, size in extents.tolist()]
 
 
 def in_pieces(extents: Iterable[Extent]) -> Iterator[list[Extent]]:
-    """Cut extents into pieces of parts; where depends on their sizes alone."""
+    """Yield the pieces of extents, each as its parts; the cuts depend only on sizes."""
     piece: list[Extent] = []
     left_bytes = PIECE_BYTES
     for begin, size_bytes in extents:
@@ -97,8 +97,8 @@ def in_pieces(extents: Iterable[Extent]) -> Iterator[list[Extent]]:
 
 
 def checksum(views: Sequence[memoryview]) -> int:
-    """The crc32 of parts, one behind the other."""
-    found = 0
+    """Return the crc32 of concatenated parts."""
+    crc = 0
     for view in views:
-        found = crc32(view, found)
-    return found
+        crc = crc32(view, crc)
+    return crc

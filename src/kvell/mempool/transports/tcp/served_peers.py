@@ -1,4 +1,4 @@
-"""The answering side of connections of one purpose: each is served on a thread of its own."""
+"""The answering side of connections of one purpose, each served on a separate thread."""
 
 import contextlib
 import threading
@@ -8,17 +8,17 @@ from kvell.wire.blocking import BlockingSocket
 from kvell.wire.frames import ProtocolError
 
 MOST_PEERS = 64
-"""Connections of one purpose; further ones are not served."""
+"""The most connections of one purpose; further ones are closed."""
 
 Answer = Callable[[str, BlockingSocket], None]
-"""Answers the next request of an instance, which has begun to come; bounded in time."""
+"""A function that reads and answers the next request of an instance, in bounded time."""
 
 
 class ServedPeers:
-    """Answers peers until they hang up, or until :meth:`close` has returned.
+    """The peers that are answered until they hang up, or until :meth:`close` has returned.
 
-    :param answer: is called again and again, on the connection's thread.
-    :param name: of the threads.
+    :param answer: called repeatedly on the connection's thread.
+    :param name: the name of the threads.
     """
 
     def __init__(self, answer: Answer, name: str) -> None:
@@ -32,7 +32,7 @@ class ServedPeers:
         return len(self._threads)
 
     def answer_peer(self, instance: str, channel: BlockingSocket) -> None:
-        """Answer a peer until it hangs up; a connection that it had before ends."""
+        """Answer a peer until it hangs up, and end its earlier connection."""
         thread = threading.Thread(
             target=self._run, args=(instance, channel), name=self._name, daemon=True
         )
@@ -47,7 +47,7 @@ class ServedPeers:
             thread.start()
 
     def close(self) -> None:
-        """Hang up, and wait until nothing is answered any more."""
+        """Close all connections, and wait until no request is answered any more."""
         with self._lock:
             self._is_closed = True
             threads = list(self._threads.values())
@@ -58,7 +58,7 @@ class ServedPeers:
 
     def _run(self, instance: str, channel: BlockingSocket) -> None:
         try:
-            with contextlib.suppress(OSError, ProtocolError):  # the peer sees that it ended
+            with contextlib.suppress(OSError, ProtocolError):  # the peer sees the closed connection
                 while True:
                     channel.wait()
                     self._answer(instance, channel)

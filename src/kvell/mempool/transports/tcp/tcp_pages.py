@@ -1,4 +1,4 @@
-"""Pages of a peer that come over a TCP connection of their own."""
+"""The pages of a peer, received over a separate TCP connection."""
 
 import threading
 from collections.abc import Callable, Hashable, Sequence
@@ -23,15 +23,15 @@ from kvell.wire.blocking import BlockingSocket, Look, Stopped, unless, within
 from kvell.wire.frames import ProtocolError
 
 REQUEST_SECONDS = 10.0
-"""The owner takes a request within this time."""
+"""The time in which the owner must receive a request."""
 
 _REPLIES: "msgspec.msgpack.Decoder[Reply]" = msgspec.msgpack.Decoder(Reply)
 
 
 class TcpPages:
-    """A :class:`.PageSource`; it connects at its first pull, and again after one that failed.
+    """A :class:`.PageSource` that connects at its first pull, and again after a failed one.
 
-    :param opens: a proven connection to the peer, for pages.
+    :param opens: opens an authenticated connection to the peer, for pages.
     """
 
     def __init__(self, opens: Callable[[], BlockingSocket]) -> None:
@@ -44,7 +44,7 @@ class TcpPages:
     def bring(
         self, number: int, pieces: Sequence[Piece], target: Bytes, stop: threading.Event
     ) -> str:
-        """See :class:`.PageSource`."""
+        """Implement :meth:`.PageSource.bring`."""
         with self._reading:
             try:
                 return self._brought(number, pieces, target, unless(stop))
@@ -59,12 +59,12 @@ class TcpPages:
                     self._let_go()
 
     def close(self) -> None:
-        """See :class:`.PageSource`."""
+        """Implement :meth:`.PageSource.close`."""
         self._is_closed = True
         channel = self._channel
         if channel is not None:
             channel.hang_up()
-        if self._reading.acquire(blocking=False):  # else the reader lets go
+        if self._reading.acquire(blocking=False):  # otherwise the reader closes it
             self._let_go()
             self._reading.release()
 
@@ -94,10 +94,10 @@ class TcpPages:
         memory: memoryview,
         look: Look,
     ) -> str:
-        """One request; the owner's reason why it does not count, or ""."""
-        extents = packed((one.source, one.size_bytes) for one in pieces)
+        """Send one request and return the owner's reason why its pages are invalid, or ""."""
+        extents = packed((piece.source, piece.size_bytes) for piece in pieces)
         channel.say(ReadPages(number, extents), within(REQUEST_SECONDS))
-        for parts in in_pieces((one.target, one.size_bytes) for one in pieces):
+        for parts in in_pieces((piece.target, piece.size_bytes) for piece in pieces):
             head = channel.hear(_REPLIES, REPLY_BYTES, look)
             if isinstance(head, ReadEnded):
                 return head.problem or "it ended before all had come"
@@ -114,9 +114,9 @@ class TcpPages:
 
 
 def _why_damaged(following: Reply) -> str:
-    """Explain a bad checksum: was the right revoked during the read, or were bytes corrupted.
+    """Return the reason for a bad checksum, a right that was revoked during the read.
 
-    :raises ProtocolError: when the right stood, so that the bytes were changed on their way.
+    :raises ProtocolError: when the right was valid, so that the network corrupted the bytes.
     """
     if isinstance(following, ReadEnded) and following.problem:
         return following.problem
