@@ -1,1 +1,1 @@
-"""Connections between processes: who may come in, frames, and sockets that keep to bounds."""
+"""Connections between processes: authentication, frames, and sockets with bounded buffers."""

@@ -1,4 +1,4 @@
-"""Wakes a thread that waits in a selector, from another thread or a signal handler."""
+"""A way to wake a thread that waits in a selector, from another thread or a signal handler."""
 
 import contextlib
 import socket
@@ -13,22 +13,22 @@ class Bell:
 
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
-        for one in (self._reader, self._writer):
-            one.setblocking(False)
+        for end in (self._reader, self._writer):
+            end.setblocking(False)
         self.descriptor = self._reader.fileno()
         self.close = weakref.finalize(self, _close, self._reader, self._writer)
 
     def ring(self) -> None:
-        """Make the descriptor readable; from any thread, or a signal handler."""
-        with contextlib.suppress(OSError):  # it rings already, or it is closed
+        """Make the descriptor readable. Any thread or signal handler may call it."""
+        with contextlib.suppress(OSError):  # the socket is full, so readable, or closed
             self._writer.send(b"w")
 
     def clear(self) -> None:
-        """Note that what it rang for is being looked at."""
+        """Make the descriptor unreadable until the next ring."""
         with contextlib.suppress(BlockingIOError):
             self._reader.recv(4096)
 
 
 def _close(*sockets: socket.socket) -> None:
-    for one in sockets:
-        one.close()
+    for sock in sockets:
+        sock.close()

@@ -1,4 +1,4 @@
-"""A TCP connection that one thread at a time uses: frames and raw bytes, and when to give up."""
+"""A blocking connection for one thread at a time: frames and raw bytes, with a stop condition."""
 
 import contextlib
 import socket
@@ -15,22 +15,22 @@ from kvell.wire.decoding import Decoder, decode
 from kvell.wire.frames import HEADER_BYTES, FrameReader, ProtocolError, framed
 
 LOOK_SECONDS = 0.1
-"""While nothing comes or goes, between two looks whether to give up."""
+"""The time between two checks of the stop condition while no bytes are transferred."""
 MOST_PARTS = 512
-"""Parts of memory in one call of the system, which takes 1,024."""
+"""Buffers passed in one system call. Linux allows 1,024."""
 
 Look = Callable[[], None]
-"""Raises when it is time to give up."""
+"""A check of the stop condition. It raises when the caller must give up."""
 Part = bytes | bytearray | memoryview
 Message = TypeVar("Message")
 
 
 class Stopped(Exception):  # noqa: N818 - what happened
-    """Whoever asked does not wait any more."""
+    """The caller no longer waits for the result."""
 
 
 def within(seconds: float) -> Look:
-    """Give up after a time, with :class:`TimeoutError`."""
+    """Return a check that raises :class:`TimeoutError` after ``seconds``."""
     deadline = time.monotonic() + seconds
 
     def look() -> None:
@@ -41,7 +41,7 @@ def within(seconds: float) -> Look:
 
 
 def unless(stop: threading.Event) -> Look:
-    """Give up when an event is set, with :class:`Stopped`."""
+    """Return a check that raises :class:`Stopped` once an event is set."""
 
     def look() -> None:
         if stop.is_set():
@@ -51,7 +51,8 @@ def unless(stop: threading.Event) -> Look:
 
 
 class BlockingSocket:
-    """A connection; only :meth:`hang_up` may be called from another thread."""
+    """A blocking connection. Calls raise what their ``look`` raises. Only :meth:`hang_up` may be
+    called from another thread."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
@@ -60,20 +61,20 @@ class BlockingSocket:
     def say(self, message: object, look: Look) -> None:
         """Send a message.
 
-        :raises OSError: when the connection fails, or ``look`` gives up.
+        :raises OSError: when the connection fails.
         """
         self.send([framed(msgspec.msgpack.encode(message))], look)
 
     def hear(self, decoder: Decoder[Message], most_bytes: int, look: Look) -> Message:
         """Receive a message.
 
-        :raises ProtocolError: when something else comes, or more bytes, or the end.
-        :raises OSError: when the connection fails, or ``look`` gives up.
+        :raises ProtocolError: when the message is malformed or too long, or the peer hangs up.
+        :raises OSError: when the connection fails.
         """
         return decode(decoder, self.hear_body(most_bytes, look))
 
     def hear_body(self, most_bytes: int, look: Look) -> bytes:
-        """Receive the body of a frame and nothing behind it; see :meth:`hear`."""
+        """Receive the body of one frame and no byte after it; see :meth:`hear`."""
         header, reader = bytearray(HEADER_BYTES), FrameReader()
         self.receive([header], look)
         bodies = reader.feed(bytes(header))
@@ -87,23 +88,23 @@ class BlockingSocket:
         return bodies[0]
 
     def wait(self) -> None:
-        """Wait, however long, until something comes or the connection ends."""
+        """Wait without a timeout until bytes arrive or the connection ends."""
         self.socket.settimeout(None)
         self.socket.recv(1, socket.MSG_PEEK)
         self.socket.settimeout(LOOK_SECONDS)
 
     def send(self, parts: Sequence[Part], look: Look) -> None:
-        """Send bytes straight from where they are; they are read when the call of the system is."""
+        """Send bytes without a copy. Each buffer is read when its system call runs."""
         left = _views(parts)
         while left:
-            with contextlib.suppress(TimeoutError):  # it takes nothing now
+            with contextlib.suppress(TimeoutError):  # the send buffer is full
                 _forget(left, self.socket.sendmsg(list(islice(left, MOST_PARTS))))
             look()
 
     def receive(self, parts: Sequence[bytearray | memoryview], look: Look) -> None:
-        """Fill parts of memory with what comes.
+        """Fill buffers with received bytes.
 
-        :raises ProtocolError: when less comes.
+        :raises ProtocolError: when the peer closes the connection before they are full.
         """
         left = _views(parts)
         while left:
@@ -118,12 +119,12 @@ class BlockingSocket:
             look()
 
     def hang_up(self) -> None:
-        """End the connection, and with it the wait of a thread inside a call."""
-        with contextlib.suppress(OSError):  # it has ended
+        """Shut the connection down, which wakes a thread that waits on it."""
+        with contextlib.suppress(OSError):  # it is closed already
             self.socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Hang up and let go."""
+        """Close the socket."""
         self.socket.close()
 
 

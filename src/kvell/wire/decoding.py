@@ -1,4 +1,4 @@
-"""Bytes that others wrote, as messages and records: one error for whatever is wrong with them."""
+"""Decoding of untrusted bytes as messages and records, with one error for all faults."""
 
 import json
 import tomllib
@@ -11,8 +11,8 @@ from kvell.wire.frames import ProtocolError
 Message = TypeVar("Message")
 Message_co = TypeVar("Message_co", covariant=True)
 FAULTS = (ValueError, TypeError, ArithmeticError, LookupError, RecursionError, KvellError)
-"""What decoders raise: msgspec's errors are ValueErrors, as is that of a text that is not UTF-8; it
-gives up on bytes that nest too deep; and records check themselves."""
+"""The errors that decoders raise. Errors of msgspec and of UTF-8 are ValueErrors, deep nesting is a
+RecursionError, and records raise KvellError when they validate themselves."""
 
 
 class Decoder(Protocol[Message_co]):
@@ -24,14 +24,14 @@ class Decoder(Protocol[Message_co]):
 
 
 class MalformedError(ProtocolError):
-    """The bytes are not what they should be."""
+    """The bytes cannot be decoded as expected."""
 
 
 def decode(decoder: Decoder[Message], data: bytes, name: str = "message") -> Message:
     """Read one message.
 
-    :param name: of what it should be, for the error.
-    :raises MalformedError: whatever is wrong with the bytes.
+    :param name: the expected content, for the error message.
+    :raises MalformedError: when the bytes cannot be decoded, for any reason.
     """
     try:
         return decoder.decode(data)
@@ -47,12 +47,12 @@ def decode_json(
     constant: Callable[[str], object] | None = None,
     strict: bool = True,
 ) -> Any:
-    """Read JSON of any shape, infinities and NaN too, as ``json.loads`` does.
+    """Read JSON of any shape. As with ``json.loads``, infinities and NaN are accepted.
 
-    :param hook: makes something else of each object.
-    :param constant: makes something of ``NaN`` and infinities.
-    :param strict: whether control characters in strings are faults.
-    :raises MalformedError: whatever is wrong with the text.
+    :param hook: converts each object.
+    :param constant: converts ``NaN`` and infinities.
+    :param strict: whether control characters in strings are errors.
+    :raises MalformedError: when the text cannot be decoded, for any reason.
     """
     try:
         return json.loads(text, object_hook=hook, parse_constant=constant, strict=strict)
@@ -63,7 +63,7 @@ def decode_json(
 def decode_toml(text: str, name: str = "TOML") -> dict[str, object]:
     """Read TOML.
 
-    :raises MalformedError: whatever is wrong with the text.
+    :raises MalformedError: when the text cannot be decoded, for any reason.
     """
     try:
         return tomllib.loads(text)

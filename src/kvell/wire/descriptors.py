@@ -1,4 +1,4 @@
-"""Descriptors of own memory, given to a peer of this host for the descriptors of its own."""
+"""Exchange of memory descriptors with a peer on the same host."""
 
 import array
 import os
@@ -9,30 +9,30 @@ from kvell.wire.frames import ProtocolError
 
 DESCRIPTORS = 2
 MEMORY_FOLLOWS = b"m"
-"""The byte that descriptors come with."""
+"""The byte that carries the descriptors."""
 
 
 def exchange_descriptors(
     sock: socket.socket, descriptors: tuple[int, int], seconds: float
 ) -> list[int]:
-    """Give a proven peer of this host the descriptors of own memory, and get those of its own.
+    """Send memory descriptors to an authenticated peer on this host and receive its own.
 
-    What is given can be mapped for reading alone.
+    The peer can map the sent descriptors only for reading.
 
-    :returns: the peer's, which are the caller's to close.
-    :raises ProtocolError: when something else comes; then no descriptor is left open.
-    :raises OSError: when the connection fails, or nothing comes in time.
+    :returns: the peer's descriptors. The caller must close them.
+    :raises ProtocolError: when the peer sends anything else; then no descriptor is left open.
+    :raises OSError: when the connection fails or times out.
     """
     given, fds = list[int](), array.array("i")
     try:
-        for one in descriptors:
-            given.append(_for_reading(one))
+        for descriptor in descriptors:
+            given.append(_for_reading(descriptor))
         sock.settimeout(seconds)
         ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", given))]
         sock.sendmsg([MEMORY_FOLLOWS], ancillary)
         space = socket.CMSG_SPACE(DESCRIPTORS * fds.itemsize)
-        data, found, _, _ = sock.recvmsg(len(MEMORY_FOLLOWS), space)
-        for level, kind, content in found:
+        data, received, _, _ = sock.recvmsg(len(MEMORY_FOLLOWS), space)
+        for level, kind, content in received:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds.frombytes(content[: len(content) - len(content) % fds.itemsize])
         if data != MEMORY_FOLLOWS or len(fds) != DESCRIPTORS:
@@ -46,7 +46,7 @@ def exchange_descriptors(
 
 
 def _for_reading(descriptor: int) -> int:
-    """A further descriptor of a memfd, which cannot write."""
+    """Return a new read-only descriptor of a memfd."""
     return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
 
 

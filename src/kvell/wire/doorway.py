@@ -1,15 +1,15 @@
-"""Where others come in: one listener, one thread, and nobody who keeps the others out.
+"""Accept and authenticate connections on one thread. A slow or hostile peer cannot block others.
 
 ::
 
-    accepted ──► stranger ──proved who it is──► handed over by purpose
-                    │ the time is up, it breaks the protocol, it does not know the secret
-                    └─ it is the oldest of its address, and there are too many ──► hung up on
+    accepted ──► stranger ──authenticated──► handed over by purpose
+                    │ timeout, protocol violation, wrong secret
+                    └─ too many strangers, and it is the oldest of the busiest address ──► closed
 
-All strangers are heard at once, in a selector, so a silent one costs a descriptor and nothing
-else.  Their time counts from the moment when they were accepted.  Who comes when there are as many
-strangers as may be takes the place of the oldest of the address that has most: an honest peer needs
-a few milliseconds, and strangers cannot lock it out by staying, or by coming again and again.
+A stranger is a connection that is not authenticated yet. One selector serves all strangers, so a
+silent stranger costs only a descriptor. Its time counts from its acceptance. At the limit, a new
+connection replaces the oldest stranger of the address that has the most strangers. An honest peer
+needs only a few milliseconds, so strangers cannot lock it out by staying or reconnecting.
 """
 
 import contextlib
@@ -28,35 +28,33 @@ from kvell.wire.greeting import GREETING_BYTES, GREETING_SECONDS, Greeting
 from kvell.wire.session import Answering, OtherReleaseError, Purpose
 
 MOST_STRANGERS = 64
-"""Connections that have not proved who they are."""
+"""The largest number of connections that are not authenticated yet."""
 PAUSE_SECONDS = 0.1
-"""Before the next try, when the system has no descriptor for somebody who wants to come in."""
+"""The pause before the next accept when the system has no free descriptor."""
 BACKLOG_TURN = 16
-"""Connections that are accepted before the strangers are looked at again."""
+"""The largest number of connections accepted before strangers are served again."""
 
 logger = logging.getLogger(__name__)
 
 Enters = Callable[[Greeting, socket.socket], None]
-"""Gets who it is and the connection, on the doorway's thread, which it must not hold up.  When it
-raises :class:`ProtocolError` or OSError the connection is closed."""
+"""A handler of authenticated connections. It runs on the thread of ``Doorway`` and must not block.
+When it raises :class:`ProtocolError` or OSError, ``Doorway`` closes the connection."""
 
 
 class Doorway:
-    """Lets in who knows the cluster's secret, from :meth:`open` to :meth:`close`.
+    """A listener that authenticates peers with the cluster's secret.
 
-    :param listener: a socket that listens; it is closed with the doorway.
-    :param told: who this is.
-    :param secret: of the cluster.
-    :param enters: whom a connection is handed to, by its purpose; other purposes are refused.
-    :param most_strangers: heard at once.
-    :param greeting_seconds: from accepting a connection to its proof.
-    :ivar address: at which it listens.
+    :param listener: a listening socket. :meth:`close` closes it.
+    :param greeting: the identity of this process.
+    :param enters: the handler of each purpose. Other purposes are refused.
+    :param greeting_seconds: the time that a peer has to authenticate after it is accepted.
+    :ivar address: the address of the listener.
     """
 
     def __init__(
         self,
         listener: socket.socket,
-        told: Greeting,
+        greeting: Greeting,
         secret: bytes,
         enters: Mapping[Purpose, Enters],
         *,
@@ -64,12 +62,12 @@ class Doorway:
         greeting_seconds: float = GREETING_SECONDS,
         clock: Clock | None = None,
     ) -> None:
-        self._listener, self._told, self._secret, self._enters = listener, told, secret, enters
+        self._listener, self._told, self._secret, self._enters = listener, greeting, secret, enters
         self._most_strangers, self._greeting_seconds = most_strangers, greeting_seconds
         self._clock = clock or MonotonicClock()
         self.address: Endpoint = endpoint_of(listener)
         self._strangers: dict[socket.socket, _Stranger] = {}
-        """The oldest first."""
+        """Oldest first."""
         self._bell = Bell()
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._bell.descriptor, selectors.EVENT_READ)
@@ -80,15 +78,15 @@ class Doorway:
 
     @property
     def strangers(self) -> int:
-        """Connections that have not proved yet who they are."""
+        """The number of connections that are not authenticated yet."""
         return len(self._strangers)
 
     def open(self) -> None:
-        """Begin to let others in."""
+        """Start to accept connections."""
         self._thread.start()
 
     def close(self) -> None:
-        """Let nobody in any more, and hang up on strangers; idempotent."""
+        """Stop accepting and close the connections of strangers. Idempotent."""
         if self._is_closing:
             return
         self._is_closing = True
@@ -101,7 +99,7 @@ class Doorway:
         self._selector.close()
         self._bell.close()
 
-    # ------------------------------------------------------------------ the thread's own
+    # ------------------------------------------------------------------ on the thread
 
     def _run(self) -> None:
         while not self._is_closing:
@@ -115,7 +113,7 @@ class Doorway:
             self._drop_late()
 
     def _listen(self, now: float) -> None:
-        """Look for newcomers, unless a pause is due."""
+        """Watch the listener, except during a pause."""
         is_registered = self._listener in self._selector.get_map()
         if now >= self._listens_at and not is_registered:
             self._selector.register(self._listener, selectors.EVENT_READ)
@@ -123,8 +121,8 @@ class Doorway:
             self._selector.unregister(self._listener)
 
     def _pause_seconds(self, now: float) -> float | None:
-        """How long nothing is due; None: until somebody comes."""
-        due = [one.deadline for one in self._strangers.values()][:1]
+        """Return the time until the next deadline, or None if there is none."""
+        due = [stranger.deadline for stranger in self._strangers.values()][:1]
         if self._listens_at > now:
             due.append(self._listens_at)
         return max(0.0, min(due) - now) if due else None
@@ -136,8 +134,8 @@ class Doorway:
             except BlockingIOError:
                 return
             except ConnectionError:
-                continue  # it hung up before
-            except OSError as error:  # no descriptor, no memory: trying at once changes nothing
+                continue  # the peer hung up before it was accepted
+            except OSError as error:  # no descriptor or memory: an immediate retry cannot help
                 self._listens_at = self._clock.now_seconds() + PAUSE_SECONDS
                 if not self._is_short:
                     logger.warning("nobody can come in at %s just now: %s", self.address, error)
@@ -149,10 +147,12 @@ class Doorway:
             self._welcome(sock, where[0] if isinstance(where, tuple) else "")
 
     def _oldest_of_most(self) -> "_Stranger":
-        """The oldest stranger of the address that has most."""
-        counts = Counter(one.host for one in self._strangers.values())
+        """Return the oldest stranger of the address that has the most strangers."""
+        counts = Counter(stranger.host for stranger in self._strangers.values())
         most = max(counts.values())
-        return next(one for one in self._strangers.values() if counts[one.host] == most)
+        return next(
+            stranger for stranger in self._strangers.values() if counts[stranger.host] == most
+        )
 
     def _welcome(self, sock: socket.socket, host: str) -> None:
         sock.setblocking(False)
@@ -166,7 +166,7 @@ class Doorway:
 
     def _hear(self, stranger: "_Stranger", mask: int) -> None:
         if stranger.sock not in self._strangers:
-            return  # it made way in this very turn
+            return  # a new connection replaced it in this turn
         try:
             stranger.serve(mask)
             met = stranger.met
@@ -174,18 +174,18 @@ class Doorway:
                 self._selector.modify(stranger.sock, stranger.interest, stranger)
                 return
             self._forget(stranger)
-            purpose, heard = met
-            self._enters[purpose](heard, stranger.sock)
+            purpose, greeting = met
+            self._enters[purpose](greeting, stranger.sock)
         except (OSError, ProtocolError) as error:
             logger.debug("a stranger at %s was hung up on: %s", self.address, error)
-            if isinstance(error, OtherReleaseError):  # it is told why, if it takes that at once
+            if isinstance(error, OtherReleaseError):  # send the reason, if it fits
                 with contextlib.suppress(OSError):
                     stranger.sock.send(error.answer)
             self._drop(stranger)
         except Exception:
-            # A fault of ours, which one stranger has found: nobody else shall be kept out by it.
-            told = "a fault of ours ended the connection with a stranger at %s"
-            logger.exception(told, self.address)
+            # An error in this process, triggered by one stranger, must not affect other peers.
+            text = "a fault of ours ended the connection with a stranger at %s"
+            logger.exception(text, self.address)
             self._drop(stranger)
 
     def _drop_late(self) -> None:
@@ -197,7 +197,7 @@ class Doorway:
 
     def _drop(self, stranger: "_Stranger") -> None:
         self._forget(stranger)
-        with contextlib.suppress(OSError):  # it has ended
+        with contextlib.suppress(OSError):  # it is closed already
             stranger.sock.shutdown(socket.SHUT_RDWR)
         stranger.sock.close()
 
@@ -207,10 +207,10 @@ class Doorway:
 
 
 class _Stranger:
-    """Somebody who has not proved yet who it is.
+    """A connection that is not authenticated yet.
 
-    :ivar host: address that it came from; "" on this machine.
-    :ivar deadline: when it is hung up on, by the doorway's clock.
+    :ivar host: the peer's address, or "" for this host.
+    :ivar deadline: when ``Doorway`` closes it, in seconds of the clock of ``Doorway``.
     """
 
     def __init__(
@@ -221,19 +221,19 @@ class _Stranger:
 
     @property
     def met(self) -> tuple[Purpose, Greeting] | None:
-        """What it wants and who it is, once it has also been answered."""
+        """The peer's purpose and greeting, once the peer is authenticated and answered."""
         return None if self._outgoing else self._answering.met
 
     @property
     def interest(self) -> int:
-        """What its socket is waited for."""
+        """The selector event to wait for."""
         return selectors.EVENT_WRITE if self._outgoing else selectors.EVENT_READ
 
     def serve(self, mask: int) -> None:
-        """Read or write what can be.
+        """Read or write the available bytes.
 
-        :raises ProtocolError: when it is nobody who may come in.
-        :raises OSError: when it hung up.
+        :raises ProtocolError: when the peer fails to authenticate, or hangs up.
+        :raises OSError: when the connection fails.
         """
         with contextlib.suppress(BlockingIOError):
             if mask & selectors.EVENT_READ and not self._outgoing:

@@ -1,4 +1,4 @@
-"""Where instances listen: a path for a socket of this host, or ``tcp://host:port``."""
+"""Addresses of instances, sockets that listen there, and connections to them."""
 
 import asyncio
 import contextlib
@@ -15,13 +15,13 @@ Endpoint = Path | str
 """A path for a socket of this host, or ``tcp://host:port``."""
 BACKLOG = 64
 SILENCE_SECONDS = 25
-"""A host that answers nothing for so long is gone: its TCP connections end."""
+"""The time without an answer after which a host counts as dead and its connections end."""
 
 
 def listen_at(endpoint: Endpoint) -> socket.socket:
-    """A socket that listens and does not block.
+    """Return a listening, non-blocking socket.
 
-    :raises ChangeSomething: when the address is none, or cannot be bound.
+    :raises ChangeSomething: when the address is invalid or cannot be bound.
     """
     try:
         if isinstance(endpoint, Path):
@@ -37,20 +37,20 @@ def listen_at(endpoint: Endpoint) -> socket.socket:
 
 
 def connect_to(endpoint: Endpoint, seconds: float, source: str = "") -> socket.socket:
-    """A connected socket, with a timeout for its next calls.
+    """Return a connected socket. ``seconds`` stays the timeout of its later calls.
 
-    :param source: own address that the peer sees, for TCP; "" lets the system choose.
-    :raises ChangeSomething: when the address is none.
-    :raises OSError: when nobody answers there in time.
+    :param source: the local address, for TCP; "" lets the system choose.
+    :raises ChangeSomething: when the address is invalid.
+    :raises OSError: when the connection cannot be established in time.
     """
     if isinstance(endpoint, str):
-        own = (source, 0) if source else None
-        sock = socket.create_connection(_parsed(endpoint, "peer"), seconds, own)
+        source_address = (source, 0) if source else None
+        sock = socket.create_connection(_parsed(endpoint, "peer"), seconds, source_address)
         keep(sock)
         return sock
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        # With Python's timeout a full backlog would be an error at once; the system's own waits.
+        # With Python's timeout a full backlog fails immediately. SO_SNDTIMEO waits instead.
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(seconds))
         sock.connect(str(endpoint))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(0))
@@ -62,19 +62,19 @@ def connect_to(endpoint: Endpoint, seconds: float, source: str = "") -> socket.s
 
 
 async def connected_to(address: str) -> socket.socket:
-    """A connected socket that does not block.
+    """Return a connected, non-blocking socket.
 
     :param address: like ``tcp://10.0.0.1:5000``.
-    :raises ChangeSomething: when the address is none.
-    :raises OSError: when nobody answers there.
+    :raises ChangeSomething: when the address is invalid.
+    :raises OSError: when the connection cannot be established.
     """
     host, port = _parsed(address, "peer")
     loop = asyncio.get_running_loop()
-    with contextlib.suppress(ValueError):  # a name is looked up, which takes a thread
+    with contextlib.suppress(ValueError):  # a host name needs a lookup on a thread
         ipaddress.ip_address(host)
         return await _connected((host, port), _family(host))
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    family, *_, place = found[0]
+    addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    family, *_, place = addresses[0]
     return await _connected((str(place[0]), port), family)
 
 
@@ -84,7 +84,7 @@ async def _connected(address: tuple[str, int], family: socket.AddressFamily) -> 
         sock.setblocking(False)
         await asyncio.get_running_loop().sock_connect(sock, address)
         keep(sock)
-    except OSError as error:  # asyncio's own words do not say why
+    except OSError as error:  # asyncio's message lacks the reason
         sock.close()
         raise OSError(error.errno, os.strerror(error.errno or 0)) from error
     except BaseException:
@@ -94,19 +94,19 @@ async def _connected(address: tuple[str, int], family: socket.AddressFamily) -> 
 
 
 def endpoint_of(listener: socket.socket) -> Endpoint:
-    """Where a socket listens."""
+    """Return the address of a listening socket."""
     if listener.family == socket.AF_UNIX:
         return Path(listener.getsockname())
     return tcp_endpoint(*listener.getsockname()[:2])
 
 
 def tcp_endpoint(host: str, port: int) -> str:
-    """An address as it is written."""
+    """Return a TCP address as ``tcp://host:port``, with brackets around an IPv6 host."""
     return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
 
 def keep(sock: socket.socket) -> None:
-    """Send what is said at once, and notice when the other host is gone."""
+    """Send small messages without delay, and detect a dead host within ``SILENCE_SECONDS``."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
@@ -119,7 +119,7 @@ def _family(host: str) -> socket.AddressFamily:
 
 
 def _timeval(seconds: float) -> bytes:
-    """A C ``struct timeval``; 0 waits without end."""
+    """Return a C ``struct timeval``. 0 means no timeout."""
     whole = int(seconds)
     return struct.pack("ll", whole, int((seconds - whole) * 1_000_000))
 
@@ -142,7 +142,7 @@ def _listen_on_host(path: Path) -> socket.socket:
     _unlink_dead(path)
     try:
         listener.bind(str(path))
-        path.chmod(0o600)  # whatever the umask; before it listens, nobody can connect
+        path.chmod(0o600)  # whatever the umask; no peer can connect before listen()
         listener.listen(BACKLOG)
     except OSError:
         listener.close()
@@ -151,7 +151,7 @@ def _listen_on_host(path: Path) -> socket.socket:
 
 
 def _unlink_dead(path: Path) -> None:
-    """Remove the socket of an incarnation that is no more."""
+    """Remove a socket file that no process listens at any more."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
         try:
             probe.connect(str(path))

@@ -5,8 +5,8 @@ A frame is a header and a body.  A header is three little-endian u32::
     0             4                       8                    12
     │ body length │ crc32 of those 4 bytes │ crc32 of the body │
 
-The length has a checksum of its own: a damaged one is noticed with the header, and can never
-make the reader wait for bytes that do not come.
+The length has its own checksum. The reader detects a damaged length when it has the header, and
+never waits for bytes that do not arrive.
 """
 
 import struct
@@ -16,7 +16,7 @@ from kvell.errors import KvellError
 
 HEADER_BYTES = 12
 MAX_FRAME_BYTES = 64 << 20
-"""Largest body that either side accepts: room for a prompt of 16 million tokens."""
+"""The largest body that either side accepts: a prompt of 16 million tokens fits."""
 
 _LENGTH_BYTES = 4
 _CHECKSUMS = struct.Struct("<II")
@@ -25,11 +25,11 @@ assert _HEADER.size == HEADER_BYTES
 
 
 class ProtocolError(KvellError):
-    """The peer sent bytes that are not the protocol; the connection is unusable."""
+    """The peer violated the protocol. The connection is unusable."""
 
 
 def framed(body: bytes) -> bytes:
-    """Put a header in front of a body.
+    """Return a body with its header.
 
     :raises ProtocolError: when the body exceeds ``MAX_FRAME_BYTES``.
     """
@@ -44,9 +44,9 @@ def _check_length(length_bytes: int, most_bytes: int) -> None:
 
 
 class FrameReader:
-    """Cuts a byte stream into frame bodies; it holds at most one unfinished frame.
+    """A parser that cuts a byte stream into frame bodies and buffers at most one unfinished frame.
 
-    :param most_bytes: of one body, as soon as it is announced.
+    :param most_bytes: the largest accepted body. The check needs only the header.
     """
 
     def __init__(self, most_bytes: int = MAX_FRAME_BYTES) -> None:
@@ -55,7 +55,7 @@ class FrameReader:
 
     @property
     def missing_bytes(self) -> int:
-        """Bytes that complete the header, or the frame, that is being read."""
+        """The number of bytes that complete the current header, or else the current frame."""
         if len(self._buffer) < HEADER_BYTES:
             return HEADER_BYTES - len(self._buffer)
         length_bytes = int.from_bytes(self._buffer[:_LENGTH_BYTES], "little")
@@ -63,15 +63,15 @@ class FrameReader:
 
     @property
     def pending_bytes(self) -> int:
-        """Bytes received of an unfinished frame."""
+        """The number of received bytes of an unfinished frame."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Add received bytes; return the bodies that are now complete, in order.
+        """Add received bytes and return the bodies that are now complete, in order.
 
-        :raises ProtocolError: as soon as a header is complete that is damaged or announces a body
-            that is too long, or a body is complete that is damaged.  Every later call raises it
-            again: nothing that follows in the stream can be trusted.
+        :raises ProtocolError: when a complete header is damaged or announces too long a body, or
+            a complete body is damaged.  Every later call raises it again, because the rest of the
+            stream cannot be trusted.
         """
         self._buffer += data
         bodies: list[bytes] = []

@@ -1,4 +1,4 @@
-"""Who somebody at a connection is, and the proof that it knows the cluster's secret."""
+"""The identity of a process, with its proof that the process has the cluster's secret."""
 
 import hmac
 import secrets
@@ -11,18 +11,18 @@ from kvell.wire.frames import ProtocolError
 
 VERSION = 4
 GREETING_BYTES = 4096
-"""Most bytes of a greeting."""
+"""The largest size of a greeting."""
 GREETING_SECONDS = 5.0
-"""A peer must say who it is within this time."""
+"""The time that a peer has to authenticate."""
 
 
 class Greeting(msgspec.Struct, frozen=True):
-    """Who this is.
+    """The identity of a process.
 
-    :param pool_bytes: of its memory.  On one host that is the first descriptor that follows; the
-        second is its table of rights.
-    :param port: at which it listens for TCP; 0: nowhere.
-    :param proof: of the cluster's secret, over the rest and the session that it is said in.
+    :param pool_bytes: the size of its page pool.  On one host two descriptors follow the
+        greeting: the pool and the table of rights.
+    :param port: its TCP port; 0 if it does not listen for TCP.
+    :param proof: an HMAC with the cluster's secret over the other fields and the session.
     """
 
     instance: str
@@ -38,35 +38,35 @@ _GREETING = msgspec.msgpack.Decoder(Greeting)
 
 
 def new_incarnation() -> int:
-    """The number of a start: later ones have higher numbers, and no two have the same.
+    """Return a number for this start of an instance. Later starts get higher numbers.
 
-    It is a number that JSON keeps: milliseconds of Unix time, and ten bits of chance.
+    It is the Unix time in milliseconds followed by ten random bits; JSON represents it exactly.
     """
     return time.time_ns() // 1_000_000 << 10 | secrets.randbits(10)
 
 
-def proven(told: Greeting, secret: bytes, session: bytes) -> Greeting:
-    """A greeting with its proof.
+def proven(greeting: Greeting, secret: bytes, session: bytes) -> Greeting:
+    """Return a greeting with its proof.
 
-    :param session: makes the proof worthless elsewhere.
+    :param session: the session to which the proof is bound.
     """
-    return msgspec.structs.replace(told, proof=_proof(told, secret, session))
+    return msgspec.structs.replace(greeting, proof=_proof(greeting, secret, session))
 
 
 def checked(body: bytes, secret: bytes, session: bytes) -> Greeting:
-    """Read a greeting.
+    """Read and verify a greeting.
 
-    :raises ProtocolError: when it is none, or does not know the secret.
+    :raises ProtocolError: when the greeting is malformed or its proof is wrong.
     """
-    told = decode(_GREETING, body, "greeting")
-    if told.version != VERSION:
-        raise ProtocolError(f"the peer speaks version {told.version}, not {VERSION}")
-    right = _proof(told, secret, session)
-    if not hmac.compare_digest(right.encode(), told.proof.encode()):
+    greeting = decode(_GREETING, body, "greeting")
+    if greeting.version != VERSION:
+        raise ProtocolError(f"the peer speaks version {greeting.version}, not {VERSION}")
+    right = _proof(greeting, secret, session)
+    if not hmac.compare_digest(right.encode(), greeting.proof.encode()):
         raise ProtocolError("the peer does not know the cluster's secret")
-    return told
+    return greeting
 
 
-def _proof(told: Greeting, secret: bytes, session: bytes) -> str:
-    said = msgspec.msgpack.encode((session, msgspec.structs.replace(told, proof="")))
-    return hmac.new(secret, said, "sha256").hexdigest()
+def _proof(greeting: Greeting, secret: bytes, session: bytes) -> str:
+    data = msgspec.msgpack.encode((session, msgspec.structs.replace(greeting, proof="")))
+    return hmac.new(secret, data, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""A connection in an event loop: frames in and out, told where they are read."""
+"""A connection in an event loop: frames in and out, delivered by callback."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,14 +13,12 @@ class MessageLine(asyncio.Protocol, Generic[Heard]):
     """One end of a connection between two processes.
 
     Callbacks run in ``data_received``: waking a task per token costs an extra loop turn with cold
-    caches.  What is not the
-    protocol ends the connection.
+    caches.  A protocol violation ends the connection.
 
     :param decode: reads the body of a frame; raises :class:`ProtocolError`.
-    :param most_message_bytes: of a message that comes, as soon as it is announced.
-    :param most_unsent_bytes: that may wait until the other side reads; beyond, the connection ends.
-        None: the sender bounds them.
-    :ivar problem: why the connection ended; "" while nothing is known.
+    :param most_message_bytes: the largest message to receive. The check needs only the header.
+    :param most_unsent_bytes: beyond this the connection ends. None: the caller bounds them.
+    :ivar problem: why the connection ended, or "".
     """
 
     def __init__(
@@ -35,21 +33,21 @@ class MessageLine(asyncio.Protocol, Generic[Heard]):
         self._transport: asyncio.WriteTransport | None = None
         self._ended = asyncio.Event()
         self.hear: Callable[[Heard], None] = _nobody_hears
-        """Gets every message; set before the connection is made."""
+        """The receiver of every message. It must be set before the connection is made."""
         self.problem = ""
 
     @property
     def is_open(self) -> bool:
-        """Whether what is sent now may arrive."""
+        """Whether the connection is up and not closing."""
         return self._transport is not None and not self._transport.is_closing()
 
     def send_frame(self, frame: bytes) -> None:
-        """Queue a frame; nothing comes of it once the connection has ended."""
+        """Queue a frame, or drop it if the connection has ended."""
         if self._transport is None or self._transport.is_closing():
             return
         self._transport.write(frame)
-        most = self._most_unsent_bytes
-        if most is not None and self._transport.get_write_buffer_size() > most:
+        limit = self._most_unsent_bytes
+        if limit is not None and self._transport.get_write_buffer_size() > limit:
             self.abort("it does not read")
 
     def hang_up(self) -> None:
@@ -58,7 +56,7 @@ class MessageLine(asyncio.Protocol, Generic[Heard]):
             self._transport.close()
 
     def abort(self, problem: str = "") -> None:
-        """End the connection at once; what was not sent yet is lost."""
+        """End the connection immediately. Unsent frames are lost."""
         self.problem = self.problem or problem
         if self._transport is not None:
             self._transport.abort()
@@ -68,12 +66,12 @@ class MessageLine(asyncio.Protocol, Generic[Heard]):
         await self._ended.wait()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """See :class:`asyncio.Protocol`."""
+        """Store the transport."""
         assert isinstance(transport, asyncio.WriteTransport)
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """See :class:`asyncio.Protocol`."""
+        """Deliver the messages that are now complete."""
         try:
             for body in self._frames.feed(data):
                 self.hear(self._decode(body))
@@ -81,12 +79,12 @@ class MessageLine(asyncio.Protocol, Generic[Heard]):
             self.broken(problem)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See :class:`asyncio.Protocol`."""
+        """Record why the connection ended, and wake the waiting tasks."""
         self.problem = self.problem or str(exc or "it hung up")
         self._ended.set()
 
     def broken(self, problem: ProtocolError) -> None:
-        """End the connection, on which something else than the protocol came."""
+        """End the connection after a protocol violation."""
         self.abort(str(problem))
 
 

@@ -1,4 +1,4 @@
-"""Two processes prove to each other that they know the cluster's secret.
+"""The handshake by which two processes prove that they have the cluster's secret.
 
 ::
 
@@ -6,11 +6,11 @@
       │ ── Hello(purpose, nonce) ────────────► │
       │ ◄── Hello(purpose, nonce) ──────────── │
       │ ── Greeting, proven for both nonces ─► │  hangs up unless it is right
-      │ ◄── Greeting, proven likewise ──────── │
+      │ ◄── Greeting, proven for both nonces ─ │
 
-Nonces are fresh, so what was said once is worth nothing later; proofs of the two sides differ, so
-nobody can be made to prove what somebody else is asked.  Whoever answers proves nothing to
-strangers.  What is said after that is neither encrypted nor signed.
+Nonces are fresh, so a recorded handshake cannot be replayed. The proof of one side is useless for
+the other. The answering side sends its proof only to an authenticated peer. Later traffic is
+neither encrypted nor signed.
 """
 
 import secrets
@@ -35,17 +35,17 @@ from kvell.wire.greeting import (
 
 NONCE_BYTES = 32
 LEAST_SECRET_BYTES = 16
-"""Whoever hears a proof may try secrets at leisure."""
+"""The least length of a secret. An eavesdropper on a proof can try secrets offline."""
 
 Purpose = Literal["messages", "pages", "partials", "commands", "cluster"]
-"""What a connection is for: messages between instances, pages, attention over lent pages, a front's
-commands, or the words between a front and its cluster's manager."""
+"""The purpose of a connection: messages between instances, pages, attention over lent pages, a
+front's commands, or messages between a front and its cluster's manager."""
 
 
 class Hello(msgspec.Struct, frozen=True):
-    """The first words of both sides.
+    """The first message of either side.
 
-    :param release: of Kvell; two releases do not talk to each other.
+    :param release: the release of Kvell. Different releases refuse each other.
     """
 
     version: int
@@ -57,7 +57,7 @@ class Hello(msgspec.Struct, frozen=True):
 class OtherReleaseError(ProtocolError):
     """The other side runs another release.
 
-    :param answer: what it is told before the connection ends.
+    :param answer: the bytes to send before the connection ends.
     """
 
     def __init__(self, problem: str, answer: bytes) -> None:
@@ -69,36 +69,36 @@ _HELLO = msgspec.msgpack.Decoder(Hello)
 
 
 def open_session(
-    channel: BlockingSocket, told: Greeting, secret: bytes, purpose: Purpose
+    channel: BlockingSocket, greeting: Greeting, secret: bytes, purpose: Purpose
 ) -> Greeting:
-    """Introduce this instance to one that answers; returns who that is.
+    """Authenticate as the opening side and return the peer's greeting.
 
-    :raises ProtocolError: when it is no instance of this cluster, or this one itself.
-    :raises ChangeSomething: when it runs another release.
+    :raises ProtocolError: when the peer is no instance of this cluster, or is this instance.
+    :raises ChangeSomething: when the peer runs another release.
     :raises OSError: when the connection fails or takes longer than ``GREETING_SECONDS``.
     """
-    opening, look = Opening(told, secret, purpose), within(GREETING_SECONDS)
-    said = opening.hello
+    opening, look = Opening(greeting, secret, purpose), within(GREETING_SECONDS)
+    outgoing = opening.hello
     while True:
-        if said:
-            channel.send([said], look)
+        if outgoing:
+            channel.send([outgoing], look)
         if opening.met is not None:
             return opening.met
-        heard = bytearray(opening.wanted_bytes)
-        channel.receive([heard], look)
-        said = opening.hear(bytes(heard))
+        data = bytearray(opening.wanted_bytes)
+        channel.receive([data], look)
+        outgoing = opening.hear(bytes(data))
 
 
 class Opening:
-    """The opening side of a session; it asks for as many bytes as it reads, and no more.
+    """The opening side of a session. It does no I/O.
 
-    :param told: who this is.
-    :ivar hello: is sent at once.
-    :ivar met: who answers, once that is proved.
+    :param greeting: the identity of this process.
+    :ivar hello: the first bytes to send.
+    :ivar met: the peer's greeting, once the peer is authenticated.
     """
 
-    def __init__(self, told: Greeting, secret: bytes, purpose: Purpose) -> None:
-        self._told, self._secret, self._purpose = told, secret, purpose
+    def __init__(self, greeting: Greeting, secret: bytes, purpose: Purpose) -> None:
+        self._told, self._secret, self._purpose = greeting, secret, purpose
         self._frames = FrameReader(GREETING_BYTES)
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._nonces: bytes | None = None
@@ -107,15 +107,14 @@ class Opening:
 
     @property
     def wanted_bytes(self) -> int:
-        """Bytes to read next; what follows the greeting is not for this side of a session."""
+        """The number of bytes to read next. Bytes after the greeting must stay unread."""
         return self._frames.missing_bytes
 
     def hear(self, data: bytes) -> bytes:
-        """Take in what came; returns what is to be sent.
+        """Process received bytes and return the bytes to send.
 
-        :raises ProtocolError: when the other side is no instance of this cluster, or this one
-            itself.
-        :raises ChangeSomething: when it runs another release.
+        :raises ProtocolError: when the peer is no instance of this cluster, or is this instance.
+        :raises ChangeSomething: when the peer runs another release.
         """
         return b"".join(self._heard(body) for body in self._frames.feed(data))
 
@@ -137,38 +136,38 @@ class Opening:
 
 
 class Answering:
-    """The answering side of a session: what comes is fed in, and what it returns is sent.
+    """The answering side of a session. It does no I/O.
 
-    :param told: who this is.
-    :param purposes: that are served here.
-    :ivar met: what the other side wants and who it is, once that is proved and everything
-        returned is sent.
+    :param greeting: the identity of this process.
+    :param purposes: the accepted purposes.
+    :ivar met: the peer's purpose and greeting, once the peer is authenticated.
     """
 
-    def __init__(self, told: Greeting, secret: bytes, purposes: Collection[Purpose]) -> None:
-        self._told, self._secret, self._purposes = told, secret, purposes
+    def __init__(self, greeting: Greeting, secret: bytes, purposes: Collection[Purpose]) -> None:
+        self._told, self._secret, self._purposes = greeting, secret, purposes
         self._frames = FrameReader(GREETING_BYTES)
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._hello: Hello | None = None
         self.met: tuple[Purpose, Greeting] | None = None
 
     def hear(self, data: bytes) -> bytes:
-        """Take in what came; returns what is to be sent.
+        """Process received bytes and return the bytes to send.
 
-        :raises ProtocolError: when the other side is no instance of this cluster, this one itself,
-            or wants something else; :class:`OtherReleaseError` when it runs another release.
+        :raises OtherReleaseError: when the peer runs another release.
+        :raises ProtocolError: when the peer is no instance of this cluster, is this instance, or
+            asks for a purpose that is not accepted.
         """
-        said = b""
+        outgoing = b""
         for body in self._frames.feed(data):
             if self.met is not None:
                 raise ProtocolError("more came than a greeting")
-            said += self._greeted(body) if self._hello is not None else self._answered(body)
+            outgoing += self._greeted(body) if self._hello is not None else self._answered(body)
         if self.met is not None and self._frames.pending_bytes:
             raise ProtocolError("more came than a greeting")
-        return said
+        return outgoing
 
     def _answered(self, body: bytes) -> bytes:
-        """The answer to the first words."""
+        """Return the answer to the peer's hello."""
         hello = _hello(body)
         answer = framed(msgspec.msgpack.encode(Hello(VERSION, hello.purpose, self._nonce)))
         if hello.version != VERSION:
@@ -182,11 +181,11 @@ class Answering:
         return answer
 
     def _greeted(self, body: bytes) -> bytes:
-        """The answer to who it is."""
+        """Return the answer to the peer's greeting."""
         assert self._hello is not None, "the first words come before"
         purpose, nonces = self._hello.purpose, self._hello.nonce + self._nonce
-        heard = _other(checked(body, self._secret, _session("opens", purpose, nonces)), self._told)
-        self.met = purpose, heard
+        peer = _other(checked(body, self._secret, _session("opens", purpose, nonces)), self._told)
+        self.met = purpose, peer
         answer = proven(self._told, self._secret, _session("answers", purpose, nonces))
         return framed(msgspec.msgpack.encode(answer))
 
@@ -194,7 +193,7 @@ class Answering:
 def check_secret(secret: bytes) -> None:
     """Refuse secrets that could be guessed.
 
-    :raises ChangeSomething: if it is too short.
+    :raises ChangeSomething: when the secret is too short.
     """
     if len(secret) < LEAST_SECRET_BYTES:
         raise ChangeSomething(
@@ -206,21 +205,18 @@ def check_secret(secret: bytes) -> None:
 
 
 def _hello(body: bytes) -> Hello:
-    """Read the first words of the other side.
-
-    :raises ProtocolError: when they are none.
-    """
+    """Read the peer's hello, or raise ProtocolError if it is malformed."""
     hello = decode(_HELLO, body, "greeting")
     if len(hello.nonce) != NONCE_BYTES:
         raise ProtocolError("the peer's nonce has another length")
     return hello
 
 
-def _other(heard: Greeting, told: Greeting) -> Greeting:
-    """Who was heard, unless it is an echo."""
-    if (heard.instance, heard.incarnation) == (told.instance, told.incarnation):
+def _other(peer: Greeting, local: Greeting) -> Greeting:
+    """Return the peer's greeting, unless the peer is this instance."""
+    if (peer.instance, peer.incarnation) == (local.instance, local.incarnation):
         raise ProtocolError("it is this instance itself")
-    return heard
+    return peer
 
 
 def _session(side: Literal["opens", "answers"], purpose: Purpose, nonces: bytes) -> bytes:
