@@ -1,1 +1,1 @@
-"""What is cached, what counts as a hit, what to evict."""
+"""The prefix cache: cached pages, hits and eviction."""

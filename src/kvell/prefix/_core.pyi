@@ -1,4 +1,4 @@
-"""The compiled memory core (csrc/memory); :mod:`kvell.prefix.core.compiled` is its Python side."""
+"""The compiled memory core (csrc/memory); :mod:`kvell.prefix.core.compiled` wraps it."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,10 +14,10 @@ counts_images, holds_embeddings, bytes of a page, tokens that a state must save 
 model)."""
 
 def fit(entered: bytes, returned: bytes, events: bytes, bounds: Sequence[int]) -> bytes:
-    """``hazard_fit.fitted`` of float64 values, to within their rounding."""
+    """Return ``hazard_fit.fitted`` of float64 values, up to rounding."""
 
 class CompiledCore:
-    """Decides as ``ReferenceCore``.
+    """A core that makes the same decisions as ``ReferenceCore``.
 
     An empty ``quota_large_pages`` lets every group take any large page.
     """

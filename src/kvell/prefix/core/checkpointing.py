@@ -1,4 +1,4 @@
-"""Pages for states on the way of a prompt (as ``csrc/memory/checkpoints``)."""
+"""Pages for states within a prompt (like ``csrc/memory/checkpoints``)."""
 
 from kvell.prefix.eviction.checkpoints import cuts, is_worth_displacing, waypoint_tokens
 from kvell.prefix.eviction.evictor import COARSE
@@ -10,7 +10,7 @@ from kvell.prefix.placement.store import Store
 def keep_states(store: Store, holder: Holder, group: int, until: int) -> list[tuple[int, ...]]:
     """Reserve pages for the states worth keeping, the most valuable first.
 
-    :returns: group, tokens before the state, part of the state, page.
+    :returns: rows of group, tokens before the state, part of the state, page.
     """
     own = [store.groups[index] for index in holder.own]
     alignment = alignment_tokens(own)
@@ -25,9 +25,9 @@ def keep_states(store: Store, holder: Holder, group: int, until: int) -> list[tu
     rows: list[tuple[int, ...]] = []
     spec = store.groups[group]
     ranked = [(store.usefulness.rank(sort), cut, sort) for cut, sort in positions]
-    for asked, cut, sort in sorted(ranked, reverse=True):
+    for full_rank, cut, sort in sorted(ranked, reverse=True):
         worth = is_worth_displacing(spec, own, cut - holder.hit_tokens)
-        rank = asked if worth else min(asked, COARSE)
+        rank = full_rank if worth else min(full_rank, COARSE)
         limit = store.rule.limit(rank, store.step)
         pages = store.placer.keep(group, spec.slices, rank, limit)
         if pages is not None:

@@ -1,7 +1,7 @@
-"""The compiled memory core: the decisions of ``ReferenceCore``, at the speed of C++.
+"""The compiled memory core: the decisions of ``ReferenceCore`` at the speed of C++.
 
-The class of the extension does all the work and is inherited from, so that a call
-costs no Python at all; here are only the layout it was made for and its snapshot.
+``CompiledCore`` inherits its methods from the extension, so most calls run no Python code.  This
+module adds only the layout and the conversion of results.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ from kvell.prefix.placement.store import check_new_groups
 class CompiledCore(_core.CompiledCore):
     """:class:`kvell.prefix.interface.MemoryCore` over flat arrays.
 
-    Misuse raises before anything has changed: ``KeyError`` for a handle that is
-    not open, ``ValueError`` for steps that go back, arrays of different lengths, and
-    tokens computed beyond a holder's pages or known tokens.
+    Misuse raises before anything has changed: ``KeyError`` for a handle that is not open,
+    ``ValueError`` for decreasing steps, arrays of different lengths, and tokens computed beyond a
+    holder's pages or tokens.
     """
 
     def __init__(self, layout: Layout, rule: LearnedHazard | None = None) -> None:
-        """:param rule: fresh; the compiled twin of it is used. None: the least recently used."""
+        """:param rule: a fresh rule, replaced by its compiled twin. None: least recently used."""
         super().__init__(
             _all_rules(layout.groups),
             layout.num_large_pages,
@@ -40,13 +40,13 @@ class CompiledCore(_core.CompiledCore):
         self.layout = layout
 
     def register(self, groups: Sequence[GroupSpec]) -> None:
-        """Serve a further model's groups from the same pool; see :class:`MemoryCore`."""
+        """Implement :meth:`MemoryCore.register`."""
         check_new_groups(self.layout, groups)
         self.add_groups(_all_rules(groups))
         self.layout = replace(self.layout, groups=(*self.layout.groups, *groups))
 
     def totals(self) -> PoolTotals:
-        """How the pool is divided now, and counters so far."""
+        """Implement :meth:`MemoryCore.totals`."""
         empty, used, cached, evicted, hit_tokens, rungs, *by_group = self.division()
         unwritten, stranded, group_hit_tokens, checkpoint_pages = by_group
         return PoolTotals(
@@ -63,15 +63,15 @@ class CompiledCore(_core.CompiledCore):
         )
 
     def large_pages(self) -> LongInts:
-        """A row for every large page; see :class:`VisibleCore`."""
+        """Implement :meth:`VisibleCore.large_pages`."""
         return self.large_rows().reshape(-1, LARGE_PAGE_COLUMNS)
 
     def small_pages(self, large: int) -> LongInts:
-        """The small pages of a large page; see :class:`VisibleCore`."""
+        """Implement :meth:`VisibleCore.small_pages`."""
         return self.small_rows(large).reshape(-1, SMALL_PAGE_COLUMNS)
 
     def snapshot(self) -> PoolSnapshot:
-        """The whole state as plain data, for the audit and for comparison."""
+        """Implement :meth:`MemoryCore.snapshot`."""
         larges, pages, whole, partial, holders, nodes, evicted, hit_tokens, rungs, withheld = (
             self.state()
         )
@@ -106,14 +106,14 @@ KINDS = (
     GroupKind.VISION,
     GroupKind.DROPPING,
 )
-"""Kinds by their number in the extension (``Kind`` in rules.h)."""
+"""The kinds by their number in the extension (``Kind`` in rules.h)."""
 
 
 Rules = tuple[int, int, int, int, int, bool, bool, bool, int, int, str]
 
 
 def _all_rules(groups: Sequence[GroupSpec]) -> list[Rules]:
-    """What the extension knows of groups, each with those of its own model beside it."""
+    """Return the rules of all groups for the extension."""
     return [_rules(group, [g for g in groups if g.model == group.model]) for group in groups]
 
 
@@ -134,6 +134,6 @@ def _rules(group: GroupSpec, own: Sequence[GroupSpec]) -> Rules:
 
 
 def _worth_tokens(group: GroupSpec, own: Sequence[GroupSpec]) -> int:
-    """Fewest tokens that a state of the group must save to displace what is cached."""
+    """Return the fewest tokens that a state of the group must save to displace cached pages."""
     saved = range(WORTH_TOKENS)
     return next((n for n in saved if is_worth_displacing(group, own, n)), WORTH_TOKENS)

@@ -1,4 +1,4 @@
-"""Pages for the tokens of a step, for all who ask at once (as ``csrc/memory/growth``)."""
+"""Pages for the tokens of a step, for all holders together (like ``csrc/memory/growth``)."""
 
 from collections.abc import Sequence
 
@@ -11,31 +11,32 @@ Rows = list[tuple[int, ...]]
 
 
 class Growth:
-    """Finds out what holders miss, and places it.
+    """The computation of holders' missing pages, and their placement.
 
-    :ivar copies: copy-on-write copies since they were last taken: handle, group, source, target.
+    :ivar copies: copy-on-write copies not yet reported: handle, group, source, target.
     """
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.copies: Rows = []
 
-    def grow(self, asked: Sequence[tuple[Holder, int]]) -> tuple[int, Rows]:
-        """Give holders pages for so many tokens, as many of the first ones as all get theirs.
+    def grow(self, requests: Sequence[tuple[Holder, int]]) -> tuple[int, Rows]:
+        """Place the missing pages of the longest feasible run of holders from the front.
 
-        :returns: how many were served, and their new pages: index, group, position, page.
+        :param requests: holders, each with its number of tokens.
+        :returns: the number of holders served, and their new pages: index, group, position, page.
         """
         rows: Rows = []
-        wants = [self._missing(holder, until) for holder, until in asked]
+        wants = [self._missing(holder, until) for holder, until in requests]
         served = self._longest_feasible(wants)
         left = [sum(want[g] for want in wants[:served]) for g in range(len(self._store.groups))]
         for index in range(served):
             if any(wants[index]):
-                rows.extend(self._place(index, asked[index][0], wants[index], left))
+                rows.extend(self._place(index, requests[index][0], wants[index], left))
         return served, rows
 
     def largest(self, holder: Holder, until: int) -> int:
-        """The most tokens up to ``until`` that there are pages for."""
+        """Return the most tokens up to ``until`` for which there are pages."""
         low, high = holder.computed, until
         while low < high:
             middle = (low + high + 1) // 2
@@ -48,7 +49,7 @@ class Growth:
     def fits(
         self, holder: Holder, until: int, chunk_tokens: int, others: Sequence[tuple[Holder, int]]
     ) -> bool:
-        """Whether a holder's tokens fit in chunks, beside those of others one by one."""
+        """Return whether a holder fits in chunks while others decode token by token."""
         need = self._peak(holder, until, chunk_tokens)
         for other, length in others:
             more = self._peak(other, length, 1)
@@ -63,11 +64,11 @@ class Growth:
         return need
 
     def _returning(self, holder: Holder, index: int) -> int:
-        """Pages that the holder misses before those it has: some of what was away came home."""
+        """Return the pages that the holder misses before its first one, for tokens copied back."""
         return returning_pages(self._store.groups[index], holder.facts, holder.groups[index].first)
 
     def _peak(self, holder: Holder, until: int, chunk_tokens: int) -> list[int]:
-        """Pages the holder will need beyond those it holds, at its worst step up to ``until``."""
+        """Return the pages that the holder needs beyond the held ones at its peak to ``until``."""
         need = [0] * len(self._store.groups)
         for index, held in holder.own_groups():
             peak = peak_pages(

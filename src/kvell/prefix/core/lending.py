@@ -1,4 +1,4 @@
-"""Requests whose first tokens lie on another instance (as ``csrc/memory/lending``)."""
+"""Requests whose first tokens are on another instance (like ``csrc/memory/lending``)."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from kvell.prefix.placement.store import Store
 
 
 def send_away(store: Store, publisher: Publisher, holder: Holder, away_tokens: int) -> None:
-    """Let so many first tokens lie elsewhere; see :class:`MemoryCore`."""
+    """Record that the first tokens are remote; see :meth:`MemoryCore.send_away`."""
     reason = _why_not([store.groups[index] for index in holder.own], holder, away_tokens)
     if reason:
         raise ValueError(f"tokens of handle {holder.handle} cannot lie elsewhere: {reason}")
@@ -20,14 +20,14 @@ def send_away(store: Store, publisher: Publisher, holder: Holder, away_tokens: i
     publisher.leave_behind(holder)
     for index, held in holder.own_groups():
         group = store.groups[index]
-        # A drafter may have had fewer pages than that.
+        # A drafter may have fewer pages than are remote.
         if group.kind is GroupKind.FULL and not held.pages:
             start = kept_from(group, store.policies[index], holder.facts, holder.computed)
             held.first = max(held.first, start)
 
 
 def _why_not(groups: Sequence[GroupSpec], holder: Holder, away_tokens: int) -> str:
-    """What is wrong with so many tokens elsewhere; nothing if they may be there."""
+    """Return why the tokens cannot be remote, or "" if they can."""
     full = [group.page_tokens for group in groups if group.kind is GroupKind.FULL]
     if any(group.kind is GroupKind.DROPPING for group in groups):
         return "its model drops tokens"
@@ -38,7 +38,7 @@ def _why_not(groups: Sequence[GroupSpec], holder: Holder, away_tokens: int) -> s
     if holder.is_reservation or holder.lease_until is not None:
         return "it is a lease or a reservation"
     sources = [place for held in holder.groups for place, _ in held.sources.values()]
-    # A page that was moved stays until the next step, and is copied whatever becomes of it.
+    # A moved page (0 tokens) stays until the next step, and is copied in any case.
     if any(tokens for tokens, _ in sources) or (sources and away_tokens < holder.facts.away_tokens):
         return "copies to its pages are still to be made"
     if not 0 <= away_tokens <= holder.computed:

@@ -1,4 +1,4 @@
-"""A core's state as plain data: how the pool is divided, and everything, for the audit."""
+"""A core's state as plain data: the division of the pool, and a full snapshot for the audit."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,11 +21,11 @@ from kvell.prefix.placement.store import Store
 
 @dataclass(frozen=True)
 class Counters:
-    """What a core has counted beside its store.
+    """The counters of a core outside its store.
 
-    :ivar hit_tokens: of claimed requests' prefixes.
-    :ivar group_hit_tokens: per group, of the cached pages that these took.
-    :ivar checkpoint_pages: per group, written for states on the way.
+    :ivar hit_tokens: tokens of the prefix hits of claimed requests.
+    :ivar group_hit_tokens: per group, tokens of the cached pages that these hits took.
+    :ivar checkpoint_pages: per group, pages written for states within prompts.
     """
 
     hit_tokens: int
@@ -34,12 +34,12 @@ class Counters:
 
 
 def empty_large_of(store: Store) -> int:
-    """Large pages that nobody uses and that cache nothing."""
+    """Return the number of large pages without used or cached pages."""
     return store.pool.group.count(NO_GROUP) - len(store.pool.withheld)
 
 
 def totals_of(store: Store, counters: Counters) -> PoolTotals:
-    """How the pool is divided now, and counters so far."""
+    """Return the division of the pool and counters so far."""
     pool, groups = store.pool, range(len(store.groups))
     by_group = list(zip(pool.group, pool.used, pool.cached, strict=True))
     written = [0 for _ in groups]
@@ -62,7 +62,7 @@ def totals_of(store: Store, counters: Counters) -> PoolTotals:
 
 
 def large_pages_of(store: Store) -> LongInts:
-    """A row for every large page; see :class:`VisibleCore`."""
+    """Return a row for every large page; see :class:`VisibleCore`."""
     pool = store.pool
     rows = []
     for large, (group, used, cached) in enumerate(
@@ -74,7 +74,7 @@ def large_pages_of(store: Store) -> LongInts:
 
 
 def small_pages_of(store: Store, large: int) -> LongInts:
-    """The small pages of a large page; see :class:`VisibleCore`."""
+    """Return the small pages of a large page; see :class:`VisibleCore`."""
     pool = store.pool
     if not 0 <= large < len(pool.group):
         raise ValueError(f"there is no such large page: they are 0 to {len(pool.group) - 1}")
@@ -93,7 +93,7 @@ def _pages_in(store: Store, large: int) -> range:
 
 
 def snapshot_of(store: Store, holders: Iterable[Holder], hit_tokens: int) -> PoolSnapshot:
-    """The whole state."""
+    """Return the whole state."""
     pool, supply = store.pool, store.pool.supply
     return PoolSnapshot(
         group=tuple(pool.group),
@@ -133,7 +133,7 @@ def _of_holder(holder: Holder) -> HolderSnapshot:
 
 
 def _other_pages(holder: Holder) -> Iterator[tuple[int, int]]:
-    """(group, page) of pages that the holder uses but not as its own: to copy, to write states."""
+    """Yield (group, page) of the holder's copy sources and of its pages for states."""
     for index, held in holder.own_groups():
         yield from ((index, page) for _, page in held.sources.values())
     for checkpoint in holder.checkpoints:

@@ -1,4 +1,4 @@
-"""Finding a prompt in the index, and what a request that resumes there starts with."""
+"""The lookup of a prompt in the index, and the pages with which a request resumes."""
 
 from collections.abc import Sequence
 
@@ -14,40 +14,40 @@ from kvell.prefix.placement.store import Store
 def match(
     store: Store, tokens: Tokens, root: str, facts: Facts, own: Sequence[int]
 ) -> tuple[int, int, list[Found]]:
-    """Tokens that can be resumed, tokens that are known, and per group the pages along them."""
-    found: list[Found] = [{} for _ in store.groups]
+    """Return the hit's tokens, the indexed tokens, and per group the pages along them."""
+    cached: list[Found] = [{} for _ in store.groups]
     path = list(store.tree.walk(root, tokens))
     for node, length in path:
         for group, pages in enumerate(node.pages):
-            found[group].update(
+            cached[group].update(
                 {place: page for place, page in pages.items() if place[0] <= length}
             )
     matched = path[-1][1] if path else 0
-    known = min(matched, len(tokens) - 1)
+    indexed = min(matched, len(tokens) - 1)
     if path:
         for index in own:
-            _add_tails(store, index, path[-1][0], matched, found[index])
+            _add_tails(store, index, path[-1][0], matched, cached[index])
     hit = longest_hit(
         [store.groups[index] for index in own],
         [store.policies[index] for index in own],
-        [found[index] for index in own],
-        known,
+        [cached[index] for index in own],
+        indexed,
         facts,
     )
-    return hit, known, found
+    return hit, indexed, cached
 
 
 def reach(
     store: Store, tokens: Tokens, root: str, facts: Facts, own: Sequence[int]
 ) -> dict[int, int]:
-    """At which length each group of a model would resume if it alone decided."""
-    _, known, found = match(store, tokens, root, facts, own)
+    """Return the length at which each group of a model would resume if it alone decided."""
+    _, indexed, cached = match(store, tokens, root, facts, own)
     return {
         index: longest_hit(
-            [store.groups[index]], [store.policies[index]], [found[index]], known, facts
+            [store.groups[index]], [store.policies[index]], [cached[index]], indexed, facts
         )
         if store.policies[index].required_for_hit
-        else max(0, known)
+        else max(0, indexed)
         for index in own
     }
 
@@ -55,8 +55,8 @@ def reach(
 def known(
     store: Store, tokens: Tokens, root: str, own: Sequence[int]
 ) -> list[tuple[int, int, int, int]]:
-    """All pages of tokens and states that the index names along a text, sorted:
-    (group, position, page, tokens of the prefix that it ends)."""
+    """Return all indexed pages of tokens and states along a text, in sorted rows: group, position,
+    page, tokens of the prefix that the page ends."""
     rows = []
     for node, length in store.tree.walk(root, tokens):
         for index in own:
@@ -70,8 +70,8 @@ def known(
     return sorted(rows)
 
 
-def _add_tails(store: Store, index: int, node: Node, matched: int, found: Found) -> None:
-    """Pages of which a prompt shares the first tokens, where it parts from what is known."""
+def _add_tails(store: Store, index: int, node: Node, matched: int, cached: Found) -> None:
+    """Add the pages after the indexed part of a prompt that share their first tokens with it."""
     group = store.groups[index]
     end = -(-matched // group.page_tokens) * group.page_tokens
     if not group.kind.counts_tokens or end == matched:
@@ -79,19 +79,18 @@ def _add_tails(store: Store, index: int, node: Node, matched: int, found: Found)
     for below in store.tree.below(node, matched, end):
         for place, page in sorted(below.pages[index].items()):
             if matched < place[0] <= end:
-                found.setdefault(place, page)
+                cached.setdefault(place, page)
 
 
 def images_root(root: str) -> str:
-    """Where embeddings are known by their images' content, whatever the text before it."""
+    """Return the root under which embeddings are indexed by image content, independent of text."""
     return "\0" + root
 
 
 def resume_embeddings(
     store: Store, index: int, tokens: Tokens, root: str, facts: Facts, length: int
 ) -> GroupPages:
-    """Hold the embeddings of the images after ``length``, up to the first of which a page is
-    missing."""
+    """Hold the embeddings of images after ``length``, up to the first image with a missing page."""
     group = store.groups[index]
     held = GroupPages(resumed_from(group, store.policies[index], facts, length), [])
     for image in (image for image in facts.images if image.start >= length):
@@ -110,22 +109,22 @@ def resume_embeddings(
     return held
 
 
-def resume(store: Store, index: int, facts: Facts, length: int, found: Found) -> GroupPages:
-    """Hold what a request that resumes at ``length`` starts with in a group.
+def resume(store: Store, index: int, facts: Facts, length: int, cached: Found) -> GroupPages:
+    """Hold a group's pages for a request that resumes at ``length``.
 
-    Pages that are whole and stay as they are, are shared.  A state, a page that the prefix
-    fills in part, and pages that will be dropped from, are copied when pages are given.
+    Whole pages that do not change are shared.  States, partly filled pages, and pages from which
+    tokens will be dropped are copied when the request gets pages.
     """
     group, policy = store.groups[index], store.policies[index]
     held = GroupPages(resumed_from(group, policy, facts, length), [])
     if group.kind is GroupKind.STATE:
-        if length and resumes(group, policy, found, length, facts):
-            _copy(store, index, held, [(length, part) for part in range(group.slices)], found)
+        if length and resumes(group, policy, cached, length, facts):
+            _copy(store, index, held, [(length, part) for part in range(group.slices)], cached)
     elif group.kind is GroupKind.CROSS:
-        if resumes(group, policy, found, length, facts):
-            held.pages = [found[place] for place in image_places(group, facts, length)]
+        if resumes(group, policy, cached, length, facts):
+            held.pages = [cached[place] for place in image_places(group, facts, length)]
     else:
-        _resume_tokens(store, index, held, facts, length, found)
+        _resume_tokens(store, index, held, facts, length, cached)
     for page in held.pages:
         store.pool.acquire(index, page)
     held.published = held.end
@@ -133,21 +132,21 @@ def resume(store: Store, index: int, facts: Facts, length: int, found: Found) ->
 
 
 def _resume_tokens(
-    store: Store, index: int, held: GroupPages, facts: Facts, length: int, found: Found
+    store: Store, index: int, held: GroupPages, facts: Facts, length: int, cached: Found
 ) -> None:
     group = store.groups[index]
     size = group.page_tokens
-    if not resumes(group, store.policies[index], found, length, facts):
-        run = 0 if group.kind in WINDOWS else whole_run(group, found, length)
-        held.pages = [found[(position + 1) * size, 0] for position in range(run)]
+    if not resumes(group, store.policies[index], cached, length, facts):
+        run = 0 if group.kind in WINDOWS else whole_run(group, cached, length)
+        held.pages = [cached[(position + 1) * size, 0] for position in range(run)]
         return
     places = [((position + 1) * size, 0) for position in range(held.first, length // size)]
     if dropped_tokens(group, facts):
-        _copy(store, index, held, places, found)
+        _copy(store, index, held, places, cached)
     else:
-        held.pages = [found[place] for place in places]
+        held.pages = [cached[place] for place in places]
     if length % size:
-        page = tail_page(group, found, length)
+        page = tail_page(group, cached, length)
         if page is None:
             raise AssertionError("a hit inside a page has a page to copy")
         store.pool.acquire(index, page)
@@ -155,8 +154,8 @@ def _resume_tokens(
 
 
 def _copy(
-    store: Store, index: int, held: GroupPages, places: Sequence[Place], found: Found
+    store: Store, index: int, held: GroupPages, places: Sequence[Place], cached: Found
 ) -> None:
     for position, place in enumerate(places, start=held.first):
-        store.pool.acquire(index, found[place])
-        held.sources[position] = (place, found[place])
+        store.pool.acquire(index, cached[place])
+        held.sources[position] = (place, cached[place])

@@ -1,4 +1,4 @@
-"""What becomes of pages as a request goes on: named in the index, left behind, given back."""
+"""The changes of a request's pages while it runs: indexed, released before windows, returned."""
 
 from collections.abc import Sequence
 
@@ -23,13 +23,13 @@ from kvell.prefix.placement.store import Store
 
 _SPREAD = 0x9E3779B1
 _IMAGE_RANKS = 1 << 30
-"""Images of one age go in an order that has nothing to do with their place: whole ones first."""
+"""The number of ranks of images of one age. Ranks are independent of places; images go whole."""
 
 
 class Publisher:
-    """Moves pages of holders from reserved to used to cached.
+    """The transition of holders' pages from reserved to used to cached.
 
-    :ivar checkpoint_pages: per group, pages of states written on the way, so far.
+    :ivar checkpoint_pages: per group, the pages written so far for states within prompts.
     """
 
     def __init__(self, store: Store) -> None:
@@ -37,7 +37,7 @@ class Publisher:
         self.checkpoint_pages = [0] * len(store.groups)
 
     def advance(self, holder: Holder, computed: int) -> None:
-        """The holder has so many tokens computed."""
+        """Set the holder's computed tokens, and publish and release its pages."""
         before, holder.computed = holder.computed, computed
         holder.is_receiving = False
         if computed > before:
@@ -50,8 +50,7 @@ class Publisher:
             self._drop(holder)
 
     def give_back(self, holder: Holder, *, renew: bool, returns: bool) -> None:
-        """The holder uses nothing any more; ``renew`` keeps what ends with it, and unless it
-        ``returns`` its request has ended."""
+        """Release all pages of the holder; see :meth:`MemoryCore.close`."""
         holder.is_over = True
         if holder.is_reservation:
             for group, held in holder.own_groups():
@@ -79,9 +78,9 @@ class Publisher:
                 useful.note_wasted(Sort.TURN_END, useful.rank(Sort.TURN_END))
 
     def _ending(self, holder: Holder) -> Ending:
-        known = min(holder.computed, holder.num_tokens)
+        length = min(holder.computed, holder.num_tokens)
         return Ending(
-            holder.tokens_to(known),
+            holder.tokens_to(length),
             holder.root,
             len(holder.generated),
             holder.will_return,
@@ -99,11 +98,11 @@ class Publisher:
         *,
         own: bool = True,
     ) -> Key:
-        """What an access of the holder makes of a page at ``place``.
+        """Return the key of a page at ``place`` after an access by the holder.
 
-        Unless a request has ended, others' pages keep their class.
+        Unless the request has ended, a cached page keeps its class.
 
-        :param own: the holder accesses the page again before it ends, and then.
+        :param own: whether the holder accesses the page again before and at its end.
         """
         rule, old = self._store.rule, self._store.pool.indexed[index].get(page)
         if holder.runs:
@@ -116,15 +115,15 @@ class Publisher:
         return rule.key(rank, time, length, number)
 
     def _end_rank(self, index: int) -> int:
-        """Eviction rank of what only serves to go on where a request ended."""
+        """Return the eviction rank of pages that only serve to continue after a request's end."""
         if self._store.groups[index].kind in (GroupKind.STATE, *WINDOWS):
             return self._store.usefulness.rank(Sort.TURN_END)
         return NORMAL
 
     def _renew(self, holder: Holder, lengths: Sequence[int], time: int) -> None:
-        """What one resumes from where the prompt ended or branched off is as young as the rest.
+        """Count the released pages that a prompt resumes from at ``lengths`` as accessed.
 
-        Of windows only what has been left behind: the rest is in use.
+        The other pages of windows are in use.
         """
         holder.renewed_step = self._store.step
         for length in lengths:
@@ -137,7 +136,7 @@ class Publisher:
                         self._store.pool.release(index, page, key)
 
     def publishes(self, holder: Holder) -> bool:
-        """Return whether the index keeps what the holder computes."""
+        """Return whether the holder's pages enter the index."""
         mixed = any(self._store.groups[index].counts_images for index in holder.own)
         return not self.drops(holder) and not (mixed and holder.facts.images)
 
@@ -146,7 +145,7 @@ class Publisher:
         return any(dropped_tokens(self._store.groups[index], holder.facts) for index in holder.own)
 
     def _publish(self, holder: Holder) -> None:
-        """Name what is whole: pages of tokens, images."""
+        """Name complete pages of tokens and complete images."""
         groups, computed = [self._store.groups[index] for index in holder.own], holder.computed
         sizes = {group.page_tokens for group in groups if group.kind.counts_tokens}
         whole = [computed // size * size for size in sizes]
@@ -167,7 +166,7 @@ class Publisher:
             self._renew(holder, self._resuming.points(holder), self._store.step)
 
     def _extend(self, holder: Holder, length: int) -> None:
-        """The tree knows the holder's tokens up to ``length``."""
+        """Insert the holder's tokens up to ``length`` into the tree."""
         node = self._store.tree.extend(holder.node, holder.published, holder.tokens_to(length))
         self._store.tree.hold(node)
         self._store.tree.let_go(holder.node)
@@ -175,7 +174,7 @@ class Publisher:
         holder.published = length
 
     def _publish_embeddings(self, holder: Holder) -> None:
-        """Name embeddings by their images' content, all of an image's once it has begun."""
+        """Name embeddings by image content, all pages of an image once its prefill has begun."""
         for index, held in holder.own_groups() if self.publishes(holder) else ():
             group, position = self._store.groups[index], 0
             is_vision = group.kind is GroupKind.VISION
@@ -187,7 +186,7 @@ class Publisher:
     def _name_image(
         self, holder: Holder, index: int, held: GroupPages, image: ImageSpan, positions: range
     ) -> None:
-        """Those of an image's pages that are held and not yet named."""
+        """Name the pages of an image that are held and not yet named."""
         new = [at for at in positions if at >= max(held.first, held.published)]
         if not new:
             return
@@ -201,7 +200,7 @@ class Publisher:
                 self._store.changes.named(holder.handle, index, page, len(content))
 
     def _publish_returned(self, holder: Holder, index: int, held: GroupPages) -> None:
-        """Name pages that came home where the index has a hole; others' pages stay named."""
+        """Name pages that were copied back into holes of the index; other pages stay named."""
         size = self._store.groups[index].page_tokens
         for position in range(held.first, min(held.returned_to, held.published)):
             self._name(holder, index, ((position + 1) * size, 0), held.pages[position - held.first])
@@ -231,14 +230,14 @@ class Publisher:
             self._store.changes.named(holder.handle, index, page, place[0])
 
     def _rank_length(self, index: int, place: Place, holder: Holder) -> int:
-        """Eviction rank among pages of one age: the longest prefix, and whole images, first."""
+        """Return the eviction rank among pages of one age: longest prefix first, images whole."""
         if self._store.groups[index].kind in (GroupKind.CROSS, GroupKind.VISION):
             image = next(image for image in holder.facts.images if image.end == place[0])
             return _image_rank(holder, image)
         return self._store.policies[index].prefix_length(place[0])
 
     def _publish_states(self, holder: Holder) -> None:
-        """Name the states that the step has written, and use them no longer."""
+        """Name the states that the step has written, and release them."""
         for checkpoint in holder.checkpoints:
             if checkpoint.end > holder.computed:
                 self._release_all(checkpoint.group, checkpoint.pages)
@@ -257,12 +256,12 @@ class Publisher:
         holder.checkpoints.clear()
 
     def _release_all(self, group: int, pages: Sequence[int]) -> None:
-        """Nobody will read what these pages hold."""
+        """Release pages without caching them."""
         for page in pages:
             self._store.pool.release(group, page, None)
 
     def leave_behind(self, holder: Holder) -> None:
-        """Pages behind a window go first, but for those that are worth resuming from."""
+        """Release pages before a window as spare, except those that are worth resuming from."""
         for index, held in holder.own_groups():
             start = kept_from(
                 self._store.groups[index],
@@ -277,7 +276,7 @@ class Publisher:
                 held.first += count
 
     def _drop(self, holder: Holder) -> None:
-        """The prompt is computed: groups with a budget keep so much of it."""
+        """Drop the pages beyond the budget, now that the prompt is computed."""
         for index, held in holder.own_groups():
             if dropped_tokens(self._store.groups[index], holder.facts):
                 keep = kept_to(self._store.groups[index], holder.facts, holder.computed)
@@ -287,15 +286,17 @@ class Publisher:
     def release(
         self, holder: Holder, index: int, held: GroupPages, pages: Sequence[int], rank: int | None
     ) -> None:
-        """Give the holder's pages from ``held.first`` on back."""
-        asked = rank == SPARE and bool(pages)
+        """Release the holder's pages from ``held.first`` on."""
+        is_spare = rank == SPARE and bool(pages)
         ways = (
             self._resuming.places(holder, index, self._resuming.waypoints(holder))
-            if asked
+            if is_spare
             else set()
         )
         worth = (
-            self._resuming.places(holder, index, self._resuming.points(holder)) if asked else set()
+            self._resuming.places(holder, index, self._resuming.points(holder))
+            if is_spare
+            else set()
         )
         for position, page in enumerate(pages, start=held.first):
             place = self._place_of(holder, index, position)
@@ -311,7 +312,7 @@ class Publisher:
             self._store.pool.release(index, page, key)
 
     def _place_of(self, holder: Holder, index: int, position: int) -> Place:
-        """Where the index names, or would name, a page that the holder has at a position."""
+        """Return the place at which the index would name the holder's page at a position."""
         group = self._store.groups[index]
         if group.kind is GroupKind.STATE:
             return holder.computed, position
@@ -324,7 +325,7 @@ class Publisher:
         raise AssertionError("a page of no image")
 
     def let_sources_go(self, holder: Holder, *, renew: bool) -> None:
-        """Copies of these pages are made, or will never be; ``renew``: they were accessed."""
+        """Release copy sources, whose copies are made or obsolete; ``renew`` counts an access."""
         for index, held in holder.own_groups():
             for place, page in held.sources.values():
                 now = self._store.step
@@ -333,10 +334,10 @@ class Publisher:
             held.sources.clear()
 
     def note_used(self, holder: Holder) -> None:
-        """Learn from a request that resumes where its holder's hit ended which places are used.
+        """Count the resume point of a new request as used, by its sort.
 
-        Where a turn ended it is a state, or without states a window's half-full page, that
-        only the next turn can use; what sort of place a whole page is, nobody knows.
+        Only a state or, without states, a window's partly filled page is counted: the sort of a
+        whole page is unknown.
         """
         kinds = [self._store.groups[index].kind for index in holder.own]
         judged = {GroupKind.STATE} if GroupKind.STATE in kinds else WINDOWS
@@ -349,7 +350,7 @@ class Publisher:
                     self._store.tree.retag(index, page, Sort.BRANCH)
 
     def publish_end(self, holder: Holder) -> None:
-        """Name what ends with the holder's last computed token: its state, pages not full."""
+        """Name the state and partly filled pages that end with the last computed token."""
         if holder.computed > holder.published:
             self._extend(holder, holder.computed)
         for index, held in holder.own_groups():

@@ -1,4 +1,4 @@
-"""Holders whose computed tokens come from elsewhere: what they hold of the index, and what not."""
+"""Holders whose computed tokens come from elsewhere, and the indexed pages that they take."""
 
 from kvell.pages.layout import GroupKind, GroupSpec
 from kvell.prefix.core.publishing import Publisher
@@ -11,14 +11,14 @@ from kvell.prefix.placement.store import Store
 
 
 class Receiver:
-    """Lets holders resume behind tokens that come."""
+    """The start of holders that resume after received tokens."""
 
     def __init__(self, store: Store, publisher: Publisher) -> None:
         self._store, self._publisher = store, publisher
 
     def cannot(self, holder: Holder, computed: int) -> bool:
-        """Return whether it has pages beside its hit, or some that no position tells, or an image
-        would come in part."""
+        """Return whether the holder has pages besides its hit or pages that cannot be published,
+        or ``computed`` cuts an image."""
         cuts = holder.facts.cuts_image(computed)
         if cuts or holder.computed > holder.hit_tokens or not self._publisher.publishes(holder):
             return True
@@ -29,8 +29,8 @@ class Receiver:
         return False
 
     def receive(self, holder: Holder, computed: int) -> None:
-        """So many tokens are computed elsewhere; what windows would have left, and embeddings that
-        were read, are not needed."""
+        """Resume after ``computed`` received tokens, without pages before windows and embeddings
+        that were read."""
         self._publisher.let_sources_go(holder, renew=True)
         holder.is_receiving, holder.computed = True, computed
         self._publisher.leave_behind(holder)
@@ -41,26 +41,26 @@ class Receiver:
         self._take_known(holder)
 
     def _take_known(self, holder: Holder) -> None:
-        """Hold what the index knows behind the hit.
+        """Hold indexed pages after the hit.
 
-        Whole pages, and pages of images, up to the first that is missing are the holder's; a
-        request also keeps pages of tokens behind that, and what ends with the computed tokens, to
-        copy it to its new pages.
+        The holder takes whole pages, and pages of images, up to the first missing one.  A request
+        also keeps later pages of tokens, and states and partly filled pages that end with the
+        computed tokens, as copy sources.
         """
         path = list(self._store.tree.walk(holder.root, holder.tokens_to(holder.computed)))
         for index, held in holder.own_groups() if path else ():
-            node, known = path[-1]
+            node, matched = path[-1]
             if self._store.groups[index].kind is GroupKind.CROSS:
-                self._take_images(holder, index, held, node, known)
+                self._take_images(holder, index, held, node, matched)
             elif self._store.groups[index].kind.counts_tokens:
-                self._take_pages(holder, index, held, node, known)
-            if holder.lease_until is None and known == holder.computed:
+                self._take_pages(holder, index, held, node, matched)
+            if holder.lease_until is None and matched == holder.computed:
                 self._keep_end(holder, index, held, node)
 
     def _take_images(
-        self, holder: Holder, index: int, held: GroupPages, node: Node, known: int
+        self, holder: Holder, index: int, held: GroupPages, node: Node, matched: int
     ) -> None:
-        places = list(image_places(self._store.groups[index], holder.facts, known))
+        places = list(image_places(self._store.groups[index], holder.facts, matched))
         for place in places[held.end :]:
             page = self._store.tree.page_at(node, index, place)
             if page is None:
@@ -70,10 +70,10 @@ class Receiver:
         held.published = max(held.published, held.end)
 
     def _take_pages(
-        self, holder: Holder, index: int, held: GroupPages, node: Node, known: int
+        self, holder: Holder, index: int, held: GroupPages, node: Node, matched: int
     ) -> None:
         tree, size = self._store.tree, self._store.groups[index].page_tokens
-        for position in range(held.end, known // size):
+        for position in range(held.end, matched // size):
             place = ((position + 1) * size, 0)
             page = tree.page_at(node, index, place)
             if position > held.end and holder.lease_until is not None:
@@ -88,7 +88,7 @@ class Receiver:
         held.published = max(held.published, held.end)
 
     def _keep_end(self, holder: Holder, index: int, held: GroupPages, node: Node) -> None:
-        """The state after the computed tokens, or the page that they leave half full."""
+        """Keep the state after the computed tokens, or the partly filled page that ends there."""
         group, end = self._store.groups[index], holder.computed
         is_tail = group.kind.counts_tokens and end % group.page_tokens
         if not is_tail and group.kind is not GroupKind.STATE:
@@ -101,7 +101,7 @@ class Receiver:
 
 
 def _pages_of(group: GroupSpec, facts: Facts, hit_tokens: int, held: GroupPages) -> int:
-    """Position after the last page that a holder which was just opened may have."""
+    """Return the position after the last page that a just opened holder may have."""
     if group.kind is GroupKind.VISION:
         return held.end
     if group.kind is GroupKind.CROSS:

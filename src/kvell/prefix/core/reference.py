@@ -1,6 +1,6 @@
-"""The memory core in plain Python: obvious, and therefore the oracle of the compiled one.
+"""The memory core in plain Python, simple enough to be the oracle of the compiled core.
 
-It also serves where no compiler was.
+It also serves installations without a compiler.
 """
 
 from collections.abc import Sequence
@@ -44,7 +44,7 @@ from kvell.prefix.placement.withholding import Withholder
 
 
 class ReferenceCore:
-    """:class:`kvell.prefix.interface.MemoryCore` in plain Python."""
+    """A :class:`kvell.prefix.interface.VisibleCore` in plain Python."""
 
     def __init__(self, layout: Layout, rule: EvictionRule | None = None) -> None:
         self._store = Store(layout, rule or LeastRecentlyUsed())
@@ -60,11 +60,11 @@ class ReferenceCore:
 
     @property
     def layout(self) -> Layout:
-        """See :class:`MemoryCore`."""
+        """The groups and the pool that the core serves."""
         return self._store.layout
 
     def register(self, groups: Sequence[GroupSpec]) -> None:
-        """See :class:`MemoryCore`."""
+        """Implement :meth:`MemoryCore.register`."""
         self._store.register(groups)
         self._group_hit_tokens.extend([0] * len(groups))
         self._publisher.checkpoint_pages.extend([0] * len(groups))
@@ -74,7 +74,7 @@ class ReferenceCore:
     # ------------------------------------------------------------------ prefixes
 
     def begin_step(self, step: int) -> None:
-        """See :class:`MemoryCore`."""
+        """Implement :meth:`MemoryCore.begin_step`."""
         if step < self._store.step:
             raise ValueError(f"steps only grow: {step} after {self._store.step}")
         self._store.evictor.now = step
@@ -92,12 +92,12 @@ class ReferenceCore:
         prompt_tokens: int | None = None,
         model: str = "",
     ) -> int:
-        """See :class:`MemoryCore`."""
+        """Implement :meth:`MemoryCore.peek`."""
         facts = facts_of(len(tokens), prompt_tokens, images)
         return match(self._store, tokens, _root(model, root), facts, self._store.own(model))[0]
 
     def known(self, tokens: Tokens, root: str, *, model: str = "") -> Ints:
-        """See :class:`MemoryCore`."""
+        """Implement :meth:`MemoryCore.known`."""
         rows = known(self._store, tokens, _root(model, root), self._store.own(model))
         return _rows(rows, SOURCE_COLUMNS)
 
@@ -112,13 +112,13 @@ class ReferenceCore:
         prompt_tokens: int | None = None,
         model: str = "",
     ) -> int:
-        """See :class:`MemoryCore`."""
+        """Implement :meth:`MemoryCore.open`."""
         facts, own = facts_of(len(tokens), prompt_tokens, images), self._store.own(model)
         root = _root(model, root)
         prompt = np.array(tokens, np.int32)  # a copy: the caller may reuse its buffer
         if not reuse:
             self._store.placer.evict_unused()
-        length, matched, found = match(self._store, prompt, root, facts, own)
+        length, matched, cached = match(self._store, prompt, root, facts, own)
         length = length if reuse else 0
         path = [node for node, _ in self._store.tree.walk(root, prompt[:length])]
         node = path[-1] if path else self._store.tree.root(root)
@@ -127,7 +127,7 @@ class ReferenceCore:
             if self._store.groups[index].kind is GroupKind.VISION:
                 groups[index] = resume_embeddings(self._store, index, prompt, root, facts, length)
             else:
-                groups[index] = resume(self._store, index, facts, length, found[index])
+                groups[index] = resume(self._store, index, facts, length, cached[index])
         handle = self._next_handle
         self._next_handle += 1
         self._store.tree.hold(node)
@@ -149,7 +149,7 @@ class ReferenceCore:
         return handle
 
     def claim(self, handle: int, expected_tokens: int, *, will_return: bool | None = None) -> None:
-        """See :class:`MemoryCore`."""
+        """Implement :meth:`MemoryCore.claim`."""
         holder = self._holders[handle]
         if holder.is_reservation:
             raise ValueError(f"handle {handle} has no text to compute")
@@ -167,11 +167,11 @@ class ReferenceCore:
                 self._group_hit_tokens[index] += max(0, taken)
 
     def hit_tokens(self, handle: int) -> int:
-        """See :class:`MemoryCore`."""
+        """Implement :meth:`MemoryCore.hit_tokens`."""
         return self._holders[handle].hit_tokens
 
     def receive(self, handle: int, computed: int) -> None:
-        """See :class:`MemoryCore`."""
+        """Implement :meth:`MemoryCore.receive`."""
         holder = self._holders[handle]
         most = holder.num_tokens - (holder.lease_until is None)
         if not holder.hit_tokens <= computed <= most:
@@ -181,7 +181,7 @@ class ReferenceCore:
         self._receiver.receive(holder, computed)
 
     def sources(self, handle: int) -> Ints:
-        """See :class:`HoldingCore`."""
+        """Implement :meth:`MemoryCore.sources`."""
         rows = [
             (group, position, page, place[0])
             for group, held in self._holders[handle].own_groups()
@@ -190,7 +190,7 @@ class ReferenceCore:
         return _rows(rows, SOURCE_COLUMNS)
 
     def reserve(self, counts: Ints, lease_until: int, *, model: str = "") -> int:
-        """See :class:`HoldingCore`."""
+        """Implement :meth:`HoldingCore.reserve`."""
         reserved = reserve(self._store, self._next_handle, counts.tolist(), model, lease_until)
         if reserved is None:
             return 0
@@ -201,18 +201,18 @@ class ReferenceCore:
     def adopt(
         self, handle: int, tokens: Tokens, root: str, *, prompt_tokens: int | None = None
     ) -> None:
-        """See :class:`HoldingCore`."""
+        """Implement :meth:`HoldingCore.adopt`."""
         adopt(self._store, self._holders[handle], tokens, root, prompt_tokens)
 
     def delete(self, tokens: Tokens, root: str, *, model: str = "") -> int:
-        """See :class:`HoldingCore`."""
+        """Implement :meth:`MemoryCore.delete`."""
         self._store.own(model)
         return delete(self._store, tokens, _root(model, root))
 
     # -------------------------------------------------------------------- growth
 
     def grow(self, handles: Ints, until: Ints) -> tuple[int, Ints]:
-        """See :class:`MemoryCore`."""
+        """Implement :meth:`MemoryCore.grow`."""
         served, rows = self._growth.grow(self._asked(handles, until))
         return served, _rows(rows, NEW_PAGE_COLUMNS)
 
@@ -223,12 +223,12 @@ class ReferenceCore:
         ]
 
     def copies(self) -> Ints:
-        """See :class:`MemoryCore`."""
+        """Implement :meth:`MemoryCore.copies`."""
         rows, self._growth.copies = self._growth.copies, []
         return _rows(rows, COPY_COLUMNS)
 
     def largest(self, handle: int, until: int) -> int:
-        """See :class:`MemoryCore`."""
+        """Implement :meth:`MemoryCore.largest`."""
         holder = self._holders[handle]
         if holder.computed < holder.facts.prompt_tokens and self._publisher.drops(holder):
             until = min(until, holder.facts.prompt_tokens)
@@ -237,16 +237,16 @@ class ReferenceCore:
     def fits(
         self, handle: int, until: int, chunk_tokens: int, others: Ints, others_until: Ints
     ) -> bool:
-        """See :class:`MemoryCore`."""
-        asked = self._asked(others, others_until)
-        return self._growth.fits(self._holders[handle], until, chunk_tokens, asked)
+        """Implement :meth:`MemoryCore.fits`."""
+        requests = self._asked(others, others_until)
+        return self._growth.fits(self._holders[handle], until, chunk_tokens, requests)
 
     def may_fit(self) -> bool:
-        """Whoever wants to know may ask."""
+        """Return True: this core remembers no rejection."""
         return True
 
     def held_pages(self, handle: int) -> Ints:
-        """See :class:`MemoryCore`."""
+        """Implement :meth:`MemoryCore.held_pages`."""
         rows = [
             (0, group, held.first + i, page)
             for group, held in enumerate(self._holders[handle].groups)
@@ -257,7 +257,7 @@ class ReferenceCore:
     # --------------------------------------------------------------- checkpoints
 
     def checkpoint(self, handles: Ints, until: Ints) -> Ints:
-        """See :class:`MemoryCore`."""
+        """Implement :meth:`MemoryCore.checkpoint`."""
         rows: list[tuple[int, ...]] = []
         for index, (handle, end) in enumerate(zip(handles, until, strict=True)):
             holder = self._holders[int(handle)]
@@ -270,7 +270,7 @@ class ReferenceCore:
         return _rows(rows, CHECKPOINT_COLUMNS)
 
     def compact(self, most_large: int) -> Ints:
-        """See :class:`MemoryCore`."""
+        """Implement :meth:`MemoryCore.compact`."""
         rows: list[tuple[int, ...]] = []
         holders = list(self._holders.values())
         for holder, group, position, old, new in self._compactor.compact(holders, most_large):
@@ -281,79 +281,79 @@ class ReferenceCore:
     # ------------------------------------------------------------------ progress
 
     def append(self, handles: Ints, tokens: Ints) -> None:
-        """See :class:`MemoryCore`."""
+        """Implement :meth:`MemoryCore.append`."""
         for handle, token in zip(handles, tokens, strict=True):
             self._holders[int(handle)].generated.append(int(token))
 
     def advance(self, handles: Ints, computed: Ints) -> None:
-        """See :class:`MemoryCore`."""
+        """Implement :meth:`MemoryCore.advance`."""
         for handle, length in zip(handles, computed, strict=True):
             holder = self._holders[int(handle)]
             self._publisher.advance(holder, int(length))
 
     def close(self, handle: int, *, renew: bool = True, returns: bool = False) -> None:
-        """See :class:`MemoryCore`."""
+        """Implement :meth:`MemoryCore.close`."""
         holder = self._holders.pop(handle)
         self._publisher.give_back(holder, renew=renew, returns=returns)
         self._store.pool.close_holder(handle)
         self._store.tree.let_go(holder.node)
-        # How often one was turned away shows in no plan.
+        # Reuse the handle of a rejected request: plans must not depend on the number of rejections.
         if handle == self._next_handle - 1 and not holder.is_claimed and holder.lease_until is None:
             self._next_handle -= 1
 
-    # ------------------------------------------------- memory that others have
+    # ------------------------------------------------------- memory of other owners
 
     def send_away(self, handle: int, away_tokens: int) -> None:
-        """See :class:`MemoryCore`."""
+        """Implement :meth:`MemoryCore.send_away`."""
         send_away(self._store, self._publisher, self._holders[handle], away_tokens)
 
     def reclaim_order(self) -> LongInts:
-        """See :class:`WithholdingCore`."""
+        """Implement :meth:`WithholdingCore.reclaim_order`."""
         return self._withholder.reclaim_order()
 
     def withhold(self, larges: Ints) -> None:
-        """See :class:`WithholdingCore`."""
+        """Implement :meth:`WithholdingCore.withhold`."""
         self._withholder.withhold(larges)
 
     def restore(self, larges: Ints) -> None:
-        """See :class:`WithholdingCore`."""
+        """Implement :meth:`WithholdingCore.restore`."""
         self._withholder.restore(larges)
 
     # -------------------------------------------------------------------- looking
 
     def watch_index(self) -> None:
-        """See :class:`HoldingCore`."""
+        """Implement :meth:`HoldingCore.watch_index`."""
         self._store.changes.watch()
 
     def index_changes(self) -> Ints:
-        """See :class:`HoldingCore`."""
+        """Implement :meth:`HoldingCore.index_changes`."""
         return _rows(self._store.changes.taken(), CHANGE_COLUMNS)
 
     def empty_large_pages(self) -> int:
-        """See :class:`MemoryCore`."""
+        """Implement :meth:`MemoryCore.empty_large_pages`."""
         return empty_large_of(self._store)
 
     def evicted_pages(self) -> tuple[int, ...]:
-        """See :class:`MemoryCore`."""
+        """Implement :meth:`MemoryCore.evicted_pages`."""
         return tuple(self._store.placer.evicted_pages)
 
     def totals(self) -> PoolTotals:
-        """See :class:`MemoryCore`."""
+        """Implement :meth:`MemoryCore.totals`."""
         counted = Counters(
             self._hit_tokens, self._group_hit_tokens, self._publisher.checkpoint_pages
         )
         return totals_of(self._store, counted)
 
     def snapshot(self) -> PoolSnapshot:
-        """See :class:`MemoryCore`."""
+        """Implement :meth:`MemoryCore.snapshot`."""
         return snapshot_of(self._store, self._holders.values(), self._hit_tokens)
 
     def large_pages(self) -> LongInts:
-        """See :class:`VisibleCore`."""
+        """Implement :meth:`VisibleCore.large_pages`."""
         return large_pages_of(self._store)
 
     def small_pages(self, large: int) -> LongInts:
-        """See :class:`VisibleCore`."""
+        """Implement :meth:`VisibleCore.small_pages`."""
         return small_pages_of(self._store, large)
 
     def reach(
@@ -365,7 +365,7 @@ class ReferenceCore:
         prompt_tokens: int | None = None,
         model: str = "",
     ) -> LongInts:
-        """See :class:`VisibleCore`."""
+        """Implement :meth:`VisibleCore.reach`."""
         facts, own = facts_of(len(tokens), prompt_tokens, images), self._store.own(model)
         lengths = reach(self._store, tokens, _root(model, root), facts, own)
         groups = range(len(self._store.groups))

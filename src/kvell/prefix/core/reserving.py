@@ -1,4 +1,4 @@
-"""Pages that are held for a text that is not known yet, and texts that are forgotten."""
+"""Reservations of pages for a later text, and the deletion of texts."""
 
 from collections.abc import Sequence
 
@@ -12,13 +12,13 @@ from kvell.prefix.placement.holders import GroupPages, Holder
 from kvell.prefix.placement.store import Store
 
 RESERVED_ROOT = "\0reserved"
-"""Root of holders without a text; nothing is ever named under it."""
+"""The root of holders without a text; no page is ever named under it."""
 
 
 def reserve(
     store: Store, handle: int, counts: Sequence[int], model: str, lease_until: int
 ) -> Holder | None:
-    """A holder of so many pages of each group; None if there are too few."""
+    """Return a holder of ``counts`` pages of each group, or None if there are too few."""
     own = store.own(model)
     if len(counts) != len(store.groups) or any(count < 0 for count in counts):
         raise ValueError("one number of pages is needed for each group")
@@ -50,7 +50,7 @@ def reserve(
 def adopt(
     store: Store, holder: Holder, tokens: Tokens, root: str, prompt_tokens: int | None
 ) -> None:
-    """Make a reservation's pages those of a computed text."""
+    """Assign a reservation's pages to a computed text; see :meth:`HoldingCore.adopt`."""
     facts, computed = facts_of(len(tokens), prompt_tokens, None), len(tokens)
     firsts = {}
     for index, held in holder.own_groups():
@@ -74,7 +74,7 @@ def adopt(
 
 
 def delete(store: Store, tokens: Tokens, root: str) -> int:
-    """Evict cached pages of this text, from its end to where another one branches off."""
+    """Evict cached pages of a text up to a branch from another, and return their number."""
     evicted = 0
     length = len(tokens)
     while length:
@@ -90,7 +90,7 @@ def delete(store: Store, tokens: Tokens, root: str) -> int:
 
 
 def _evict(store: Store, node: Node) -> int:
-    """Evict a node's pages that nobody uses; returns their number."""
+    """Evict a node's pages without a user and return their number."""
     pages = [
         (group, page)
         for group, places in enumerate(node.pages)

@@ -1,8 +1,8 @@
-"""Where later prompts are likely to resume, and what they need there.
+"""The lengths at which later prompts are likely to resume, and the pages that they need there.
 
-Such a length needs a state, or the last tokens of windows: where a prompt ends, where it branched
-off, and waypoints on its way (``docs/adr/0007``).  What is kept for them counts as accessed when
-its request is expected to end.
+Such lengths are a prompt's end, the length where it branched off, and its waypoints
+(``docs/adr/0007``).  They need a state, or the last tokens of windows.  These pages count as
+accessed when the request is expected to end.
 """
 
 from collections.abc import Sequence
@@ -23,24 +23,24 @@ from kvell.prefix.placement.holders import Holder
 from kvell.prefix.placement.store import Store
 
 RENEW_STEPS = 16
-"""What is worth resuming from ages no further while its request runs: so often is it renewed …"""
+"""The least steps between two renewals, which keep a running request's resume points young."""
 RENEW_PAGES = 32
-"""… but of a window no more than so many pages a step."""
+"""The most pages of a window that are renewed per step, on average."""
 
 
 class Resuming:
-    """Answers for the holders of one store; changes nothing."""
+    """The resume points of holders of one store. All methods change nothing."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def needs_an_end(self, holder: Holder) -> bool:
-        """Return whether the model can resume only where something was kept for it."""
+        """Return whether the model can resume only where a state or window was kept."""
         kinds = {self._store.groups[index].kind for index in holder.own}
         return not kinds.isdisjoint((GroupKind.STATE, *WINDOWS))
 
     def points(self, holder: Holder) -> list[int]:
-        """Lengths at which a later prompt is most likely to resume."""
+        """Return the lengths at which a later prompt is most likely to resume."""
         own = [self._store.groups[index] for index in holder.own]
         if not self.needs_an_end(holder):
             return []
@@ -51,7 +51,7 @@ class Resuming:
         return sorted(points - {0})
 
     def waypoints(self, holder: Holder) -> list[int]:
-        """Lengths on the way of a long prompt that a later one may part at."""
+        """Return the waypoints of a long prompt, from which a later prompt may branch off."""
         own = [self._store.groups[index] for index in holder.own]
         alignment = alignment_tokens(own)
         prompt_tokens = holder.facts.prompt_tokens
@@ -59,12 +59,11 @@ class Resuming:
         return waypoints(prompt_tokens, alignment, nearest)
 
     def end_step(self, holder: Holder) -> int:
-        """When the holder is expected to end: it answers with a token a step."""
+        """Return the step at which the holder is expected to end, at one token per step."""
         return self._store.step + max(0, holder.expected_tokens - holder.num_tokens)
 
     def waypoint_step(self, holder: Holder) -> int:
-        """When what is kept on the way counts as accessed: no later than now where it is most of
-        what a window leaves behind."""
+        """Return the access time of waypoints: the expected end, or now if they overlap."""
         own = [self._store.groups[index] for index in holder.own]
         alignment = alignment_tokens(own)
         nearest = waypoint_tokens(own, alignment, holder.facts.prompt_tokens)
@@ -72,7 +71,7 @@ class Resuming:
         return self._store.step if overlap else self.end_step(holder)
 
     def renew_steps(self, holder: Holder) -> int:
-        """Steps between two renewals while a request runs: fewer pages a step of long windows."""
+        """Return the steps between two renewals while a request runs; more for long windows."""
         groups = (self._store.groups[index] for index in holder.own)
         pages = [g.window_tokens // g.page_tokens for g in groups if g.kind in WINDOWS]
         return max(RENEW_STEPS, max(pages, default=0) // RENEW_PAGES)
@@ -80,7 +79,7 @@ class Resuming:
     def needed(
         self, holder: Holder, index: int, length: int, before: int | None = None
     ) -> list[Place]:
-        """Places of the state, or of the window's whole pages, that a length is resumed from.
+        """Return the places of the state, or of the window's whole pages, that resume a length.
 
         :param before: only pages at positions below it.
         """
@@ -94,5 +93,5 @@ class Resuming:
         return [((position + 1) * size, 0) for position in range(first, stop)]
 
     def places(self, holder: Holder, index: int, lengths: Sequence[int]) -> set[Place]:
-        """Places in a group that these lengths are resumed from."""
+        """Return the places in a group that resume these lengths."""
         return {place for length in lengths for place in self.needed(holder, index, length)}

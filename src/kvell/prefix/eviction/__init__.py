@@ -1,1 +1,1 @@
-"""Which cached page is evicted first, and which prefixes are protected."""
+"""The eviction order of cached pages, and the protection of shared prefixes."""

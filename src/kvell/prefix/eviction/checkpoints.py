@@ -1,10 +1,10 @@
-"""Where states are worth keeping: which cuts a request makes, and what each may displace.
+"""The cuts of a request at which states are kept, and the pages that each state may displace.
 
-A state stands for all tokens before it, so a state group can resume only where a state was
+A state represents all tokens before it, so a state group can resume only where a state was
 kept.  Most states are kept only while memory is idle.  At a prompt's end, at waypoints before
-it, at a turn's end and where a prompt branches off from what was known, a state (or a window's
-pages) counts like any cached page, as long as such states are used again.  It may displace
-older pages if the tokens it saves are worth its bytes.
+it, at a turn's end and where a prompt branches off from an indexed text, a state (or a window's
+pages) counts like any cached page, as long as such states are used again.  The state may displace
+older pages if the tokens that it saves are worth its bytes.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,41 +15,41 @@ from kvell.pages.layout import GroupKind, GroupSpec
 from kvell.prefix.eviction.evictor import COARSE, NORMAL, SPARE
 
 FIRST_CUTS = (64, 128, 256)
-"""First cuts of a prompt, for prefixes as short as system prompts …"""
+"""The first cuts of a prompt, for prefixes as short as system prompts."""
 CUT_TOKENS = 512
-"""… and the distance of the following cuts; the last of them is the prompt's end."""
+"""The distance of the following cuts; the last of them is the prompt's end."""
 COARSE_TOKENS = 2048
-"""Distance of the cuts on the way that stay longest: few, for prompts that share anything."""
+"""The distance of coarse cuts: a few that stay longer than the other cuts before a prompt's end."""
 END_TOKENS = 64
-"""Unit of a last cut close to a prompt's end."""
+"""The unit of a last cut close to a prompt's end."""
 LAST_WAYPOINT_TOKENS = 16384
-"""Greatest distance of the last waypoint from a prompt's end; the least is 2,048. The others lie
-twice, four times … as far: a prompt that branches off in the middle finds at least half of what is
-known of it …"""
+"""The greatest distance of the last waypoint from a prompt's end; the least is 2,048. The others
+are 2, 4, … times as far: a prompt that branches off ``n`` tokens before the end recomputes at most
+about ``n`` shared tokens."""
 WAYPOINT_PART = 4
-"""… if a waypoint takes at most a fourth of the bytes of those tokens, or of the prompt's end."""
+"""The divisor for a waypoint's bytes: at most a fourth of its tokens' or of the prompt's end's."""
 DEAR_WAYPOINT_TOKENS = 8192
-"""Distance of the last waypoint if it takes more even at the greatest distance …"""
+"""The distance of the last waypoint if it takes more even at the greatest distance, in prompts
+whose keys and values take at least ``DEAR_PART`` times the bytes of the prompt's end."""
 DEAR_PART = 10
-"""… in prompts whose keys and values take at least ten times the bytes of the prompt's end."""
 WORTH_TOKENS = 512
-"""A state that saves this many tokens may always displace older pages …"""
+"""The number of saved tokens from which a state may always displace older pages."""
 WORTH_PART = 4
-"""… and so may one that saves a fourth of the tokens whose keys and values fill the state's bytes.
-"""
+"""The divisor for other states: one may displace older pages if it saves at least a fourth of the
+tokens whose keys and values fill its bytes."""
 USED_PART = 8
-"""States of a sort count like other pages while at least one in eight is used before it is evicted.
-"""
+"""The largest ratio of wasted to used states at which a sort counts like other pages."""
 TRIAL = 64
-"""Prompt ends that may be evicted unused before that ratio counts …"""
+"""The prompt ends that may be evicted unused before that ratio counts."""
 TURN_TRIAL = 16
-"""… and turn ends that may be kept before it does: answers that nobody sends again show early."""
+"""The turn ends that may be kept before that ratio counts: answers that no client sends again show
+early."""
 MEMORY = 256
-"""Wasted states of a sort at which its counts are halved."""
+"""The number of wasted states of a sort at which its counts are halved."""
 
 
 class Sort(IntEnum):
-    """Why a state (or a page that a request left half full) is kept; BRANCH: it proved useful."""
+    """The reason to keep a state (or a partly filled page); BRANCH: it proved useful."""
 
     FINE = 0
     COARSE = 1
@@ -60,10 +60,10 @@ class Sort(IntEnum):
 
 
 class Usefulness:
-    """Counts, by sort, states that were used again and states that were wasted.
+    """Counts, by sort, of states that were used again and of states that were wasted.
 
     Wasted are prompt ends that were evicted unused, and turn ends that were kept.  Only states that
-    counted like other pages are judged: the eviction of what goes first anyway says nothing.
+    counted like other pages are judged: the eviction of spare states proves nothing.
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ def cuts(
 ) -> list[tuple[int, Sort]]:
     """Return the cuts in (start, end] of a request's prefill, each with its sort.
 
-    :param matched_tokens: how much of the prompt the index knew: where it branches off.
+    :param matched_tokens: the indexed part of the prompt, after which it branches off.
     :param nearest_tokens: see :func:`waypoint_tokens`.
     :param alignment: cuts are multiples of it, so that pages of attention end there too.
     """
@@ -119,13 +119,13 @@ def cuts(
 
 
 def prompt_end(prompt_tokens: int, alignment: int) -> int:
-    """Return the cut that stands for a prompt's end: its last multiple of 512, below that of 64."""
+    """Return the cut at a prompt's end: its last multiple of 512, or of 64 if it is shorter."""
     unit = CUT_TOKENS if prompt_tokens >= CUT_TOKENS else END_TOKENS
     return _aligned(prompt_tokens // unit * unit, alignment)
 
 
 def waypoints(prompt_tokens: int, alignment: int, nearest_tokens: int) -> list[int]:
-    """Return the lengths within a prompt that are kept like its end, the longest first."""
+    """Return the lengths within a prompt that are kept like its end, longest first."""
     end = prompt_end(prompt_tokens, alignment)
     if not nearest_tokens:
         return []
@@ -155,8 +155,8 @@ def waypoint_tokens(groups: Sequence[GroupSpec], alignment: int, prompt_tokens: 
 def waypoints_overlap(groups: Sequence[GroupSpec], alignment: int, nearest_tokens: int) -> bool:
     """Return whether a waypoint takes more than a fourth of its tokens' bytes.
 
-    That is allowed where the windows of neighbours are the same pages.  Together they then make up
-    most of what a window leaves behind.
+    That is allowed if the windows of adjacent waypoints share pages.  Together they are then most
+    of the pages that a window releases.
 
     :param nearest_tokens: see :func:`waypoint_tokens`.
     """
@@ -178,16 +178,16 @@ def _token_bytes(groups: Sequence[GroupSpec], alignment: int) -> int:
 
 def _resume_bytes(groups: Sequence[GroupSpec], alignment: int, tokens: int | None) -> int:
     """Return ``alignment`` times the bytes that a resume point needs; of a sliding window at most
-    ``tokens``, since those of neighbours overlap."""
-    found = 0
+    ``tokens`` tokens, since adjacent windows overlap."""
+    size = 0
     for group in groups:
         if group.kind is GroupKind.STATE:
-            found += alignment * group.page_stride_bytes * group.slices
+            size += alignment * group.page_stride_bytes * group.slices
         elif group.kind in (GroupKind.SLIDING, GroupKind.CHUNKED):
             slides = tokens is not None and group.kind is GroupKind.SLIDING
             window = min(group.window_tokens, tokens or 0) if slides else group.window_tokens
-            found += alignment // group.page_tokens * group.page_stride_bytes * window
-    return found
+            size += alignment // group.page_tokens * group.page_stride_bytes * window
+    return size
 
 
 def is_worth_displacing(group: GroupSpec, groups: Sequence[GroupSpec], saved_tokens: int) -> bool:

@@ -1,8 +1,8 @@
-"""The common page pool: which prefixes to protect, and how much memory for all of them.
+"""The common page pool: the choice of prefixes to protect, and the memory for all of them.
 
 A prefix that two recent requests shared is worth protecting: its pages stay while no request
 uses them.  A lease protects them; this module decides which leases to take and which to give
-up.  It knows no pages, no clock and no core.
+up.  It has no access to pages, clock or core.
 
 ::
 
@@ -35,23 +35,22 @@ from kvell.prefix.eviction.shadow import (
 from kvell.prefix.groups.capacity import request_bytes
 
 RESIZE_REQUESTS = 64
-"""Requests between two computations of the limit."""
+"""The number of requests between two computations of the limit."""
 FIRST_RESIZE = 8
 HISTORY_CHUNKS = 1 << 14
-"""Most chunks of prompts remembered: a few MB of keys, 8 million tokens …"""
+"""The largest number of prompt chunks in the history: a few MB of keys, 8 million tokens."""
 HISTORY_REQUESTS = 1 << 10
-"""… and most requests."""
 MOST_PREFIXES = 256
 LONG_CHUNKS = 1 << 8
-"""Length from which each further chunk costs only its tokens: windows and states are full."""
+"""The length from which a further chunk costs only its tokens: windows and states are full."""
 
 
 @dataclass(frozen=True)
 class PoolCost:
-    """Bytes that protected prefixes take.
+    """The bytes that protected prefixes take.
 
-    :param chunk_bytes: of one more chunk of tokens.
-    :param holder_bytes: of the windows and states at a prefix's end.
+    :param chunk_bytes: the cost of one more chunk of tokens.
+    :param holder_bytes: the cost of the windows and states at a prefix's end.
     """
 
     pool_bytes: int
@@ -59,20 +58,20 @@ class PoolCost:
     holder_bytes: int
 
     def bytes_of(self, chunks: int, holders: int = 1) -> int:
-        """Bytes of ``chunks`` different chunks in ``holders`` prefixes."""
+        """Return the bytes of ``chunks`` different chunks in ``holders`` prefixes."""
         return chunks * self.chunk_bytes + holders * self.holder_bytes
 
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """Leases to give up first, and leases to take then."""
+    """The leases to give up, and then the leases to take."""
 
     closes: tuple[Chain, ...] = ()
     opens: tuple[Chain, ...] = ()
 
 
 def pool_cost(layout: Layout, chunk_tokens: int = CHUNK_TOKENS) -> PoolCost:
-    """Return what prefixes cost in this layout; ``chunk_bytes`` is 0 if no group keeps all."""
+    """Return the cost of prefixes in a layout; no ``chunk_bytes`` if no group keeps all tokens."""
     tokens = LONG_CHUNKS * chunk_tokens
     long, longer = request_bytes(layout, tokens), request_bytes(layout, 2 * tokens)
     chunk_bytes = (longer - long) // LONG_CHUNKS
@@ -81,9 +80,9 @@ def pool_cost(layout: Layout, chunk_tokens: int = CHUNK_TOKENS) -> PoolCost:
 
 
 class CommonPool:
-    """Decides which leases to hold; the caller takes them (:meth:`plan`) and reports failures.
+    """The choice of leases to hold; the caller takes them (:meth:`plan`) and reports failures.
 
-    :param fixed_share: fraction of the memory that may be protected; None lets the shadow find it.
+    :param fixed_share: the fraction of memory that may be protected; None lets the shadow find it.
     """
 
     def __init__(
@@ -106,28 +105,28 @@ class CommonPool:
 
     @property
     def limit_bytes(self) -> int:
-        """What the protected prefixes may cost together."""
+        """The most bytes that the protected prefixes may take together."""
         return int(self.share * self._cost.pool_bytes)
 
     @property
     def protected(self) -> tuple[Chain, ...]:
-        """Prefixes that are protected now."""
+        """The prefixes that are protected now."""
         return tuple(self._protected.values())
 
     @property
     def protected_bytes(self) -> int:
-        """Bytes of the protected prefixes; chunks in several of them count once."""
+        """The bytes of the protected prefixes; chunks in several of them count once."""
         return self._cost.bytes_of(len(self._covered), len(self._protected))
 
     @property
     def protected_tokens(self) -> int:
-        """Tokens of the protected prefixes; shared ones count once."""
+        """The tokens of the protected prefixes; shared ones count once."""
         return len(self._covered) * self._chunk_tokens
 
     # ------------------------------------------------------------------- history
 
     def note(self, request: PastRequest, most_running: int) -> Chain:
-        """Record a request; returns the prefix that it shares with an earlier one."""
+        """Record a request and return the prefix that it shares with an earlier request."""
         shared = 0
         while shared < len(request.chain) and self._uses[request.chain[shared]]:
             shared += 1
@@ -174,7 +173,7 @@ class CommonPool:
     # ------------------------------------------------------------------ deciding
 
     def plan(self, reached: Sequence[Chain] = ()) -> PoolPlan:
-        """Decide which leases to give up and take once the ``reached`` prefixes are computed."""
+        """Return the leases to give up and to take now that ``reached`` prefixes are computed."""
         before = dict(self._protected)
         for chain in reached:
             self._consider(chain)
@@ -187,9 +186,9 @@ class CommonPool:
         )
 
     def least(self) -> Chain:
-        """Return the protected prefix that is worth least.
+        """Return the protected prefix with the least worth.
 
-        :raises ValueError: if none is protected.
+        :raises ValueError: if no prefix is protected.
         """
         return min(self._protected.values(), key=lambda chain: (self._worth(chain), chain[-1]))
 
@@ -232,7 +231,7 @@ class CommonPool:
         self._covered.update(chain)
 
     def _replaced_by(self, chain: Chain) -> list[Chain]:
-        """Find protected beginnings of ``chain`` from which at most one request branched off."""
+        """Return protected beginnings of ``chain`` from which at most one request branched off."""
         uses = self._uses[chain[-1]]
         return [
             other
@@ -243,10 +242,10 @@ class CommonPool:
         ]
 
     def _worth(self, chain: Chain) -> float:
-        """Return log2 of uses × tokens ÷ bytes, of the chunks that only this prefix protects."""
+        """Return log2 of uses × tokens ÷ bytes for the chunks that only this prefix protects."""
         value = self._values.get(chain[-1])
         if value is None:
             return float("-inf")
-        own = sum(1 for key in chain if self._covered[key] == 1)
-        tokens = max(1, own) * self._chunk_tokens
-        return value + log2(tokens / max(1, self._cost.bytes_of(own)))
+        covered = sum(1 for key in chain if self._covered[key] == 1)
+        tokens = max(1, covered) * self._chunk_tokens
+        return value + log2(tokens / max(1, self._cost.bytes_of(covered)))

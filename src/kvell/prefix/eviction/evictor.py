@@ -1,14 +1,14 @@
-"""Which cached page is evicted first: balanced and aligned over groups (Jenga §5.1).
+"""The eviction order of cached pages, balanced and aligned over groups (Jenga §5.1).
 
-A rule makes every cached page's key from its last access.  The key of a token is the same in
+A rule derives every cached page's key from its last access.  The key of a token is the same in
 every group, so groups lose tokens of the same age (balanced), and of one age the longest prefix
-first (aligned).  Pages kept only while memory is idle have a lower rank: those that a window
-left behind, and states on the way (a few of them above the others).  They go before anything
-that ends a resumable prefix.  A large page is as young as its youngest page (Jenga §5.4).
+first (aligned).  Pages kept only while memory is idle have a lower rank and are evicted first:
+pages before a window, and states at fine and coarse cuts (the coarse ones later).  A large page is
+as young as its youngest page (Jenga §5.4).
 
-Only the rule knows what makes a good victim: the pool keeps keys; heaps and placer compare
-*places*.  A rule may put keys into classes whose order against each other changes with time;
-within one class the smallest key always goes first, so there is a heap for each class.
+Only the rule chooses victims: the pool keeps keys; heaps and placer compare *places*.  A rule may
+put keys into classes whose order against each other changes with time; within one class the
+smallest key is always evicted first, so there is a heap for each class.
 """
 
 import heapq
@@ -22,8 +22,8 @@ from kvell.prefix.eviction.hazard import Run
 from kvell.prefix.index.radix import Tokens
 
 Place = tuple[float, ...]
-"""Current eviction order of a cached page, smallest first; the last number only separates pages of
-one age and worth."""
+"""The current eviction order of a cached page, smallest first; the last number only separates pages
+of one age and worth."""
 
 SPARE = 0
 COARSE = 1
@@ -32,11 +32,10 @@ NORMAL = 2
 
 @dataclass(frozen=True)
 class Ending:
-    """What is known of a request besides its pages when it ends.
+    """The facts about a request, besides its pages, when it ends.
 
-    :ivar tokens: the computed ones, int32.
-    :ivar will_return: whether the client says that the conversation goes on; None if it says
-        nothing.
+    :ivar tokens: the computed tokens, int32.
+    :ivar will_return: the client's hint whether the conversation continues; None for no hint.
     """
 
     tokens: Tokens
@@ -46,10 +45,10 @@ class Ending:
 
 
 class EvictionRule(Protocol):
-    """Turns a page's last access into its place in the eviction order."""
+    """A rule that turns a page's last access into its place in the eviction order."""
 
     def key(self, rank: int, time: int, prefix_length: int, eviction_class: int = 0) -> Key:
-        """Return the key of an access at step ``time``; within one class the smallest goes first.
+        """Return the key of an access at step ``time``; in one class the smallest is evicted first.
 
         A page with several accesses keeps the largest of their keys.
 
@@ -68,40 +67,40 @@ class EvictionRule(Protocol):
         ...
 
     def limit(self, rank: int, now: int) -> Place:
-        """Return the place below which pages may give way to something kept now with this rank."""
+        """Return the place below which pages may be evicted for a page kept now with this rank."""
         ...
 
     def class_before(
         self, expected_output_tokens: int, will_return: bool | None, *, is_running: bool
     ) -> int:
-        """Return the class of what a request leaves behind before its end is known.
+        """Return the class of the pages that a request releases before its end is known.
 
-        :param is_running: the request accesses it again, while it runs and when it ends.
+        :param is_running: the request accesses them again, while it runs and when it ends.
         """
         ...
 
     def ended_at(self, now: int, expected: int) -> int:
-        """Return the access time of a request that ends now but was expected to end at
+        """Return the access time of a request that ends now and was expected to end at
         ``expected``."""
         ...
 
     def accessed(self, ending: Ending, now: int) -> Sequence[Run]:
-        """Record a request that ends at step ``now``; returns the classes of its prefixes, by their
-        length in tokens."""
+        """Record a request that ends at step ``now`` and return the classes of its prefixes, by
+        their length in tokens."""
         ...
 
 
 def class_at(runs: Sequence[Run], token: int, otherwise: int) -> int:
-    """Return the class of the prefix that ends at ``token``; after the last run, the last run's."""
-    found = next((run for run in runs if token <= run.end), runs[-1] if runs else None)
-    return otherwise if found is None else found.eviction_class
+    """Return the class of the prefix that ends at ``token``; after the last run, its class."""
+    match = next((run for run in runs if token <= run.end), runs[-1] if runs else None)
+    return otherwise if match is None else match.eviction_class
 
 
 class LeastRecentlyUsed:
-    """By rank, then the oldest access, then the longest prefix; one class for all."""
+    """The order by rank, then oldest access, then longest prefix; one class for all."""
 
     def key(self, rank: int, time: int, prefix_length: int, eviction_class: int = 0) -> Key:
-        """Order by rank, access time and longest prefix."""
+        """Return the key that orders by rank, access time and longest prefix."""
         return (rank, time, -prefix_length)
 
     def eviction_class(self, key: Key) -> int:
@@ -113,7 +112,7 @@ class LeastRecentlyUsed:
         return key
 
     def limit(self, rank: int, now: int) -> Place:
-        """Let pages of this rank give way if they were accessed before now."""
+        """Return the place that lets pages of this rank go if they were accessed before now."""
         return (rank, now)
 
     def class_before(
@@ -135,11 +134,11 @@ _Heaps = defaultdict[int, list[tuple[Key, int]]]
 
 
 class Evictor:
-    """Finds the page or large page with the smallest place; one heap per class.
+    """A search for the page or large page with the smallest place; one heap per class.
 
-    Stale heap entries are dropped when they come up.
+    Stale heap entries are dropped when they reach the head.
 
-    :ivar now: the current step; set by the owner of the evictor.
+    :ivar now: the current step; the owner of the evictor sets it.
     """
 
     def __init__(self, num_groups: int, rule: EvictionRule | None = None) -> None:
@@ -154,15 +153,15 @@ class Evictor:
         self._pages.extend(defaultdict(list) for _ in range(count))
 
     def watch(self, pool: PagePool) -> None:
-        """Serve this pool; called once, by the builder of both."""
+        """Set the pool; the builder of both calls this once."""
         self._pool = pool
 
     def cached(self, group: int, page: int, key: Key) -> None:
-        """Note that a page lost its last user."""
+        """Record that a page lost its last user."""
         heapq.heappush(self._pages[group][self._rule.eviction_class(key)], (key, page))
 
     def evictable(self, large: int) -> None:
-        """Note that a large page lost its last user."""
+        """Record that a large page lost its last user."""
         self._push_large(self.youngest(large), large)
 
     def place(self, key: Key) -> Place:
@@ -174,13 +173,13 @@ class Evictor:
         pages in use."""
         heaps = list(self._pages[group].values())
         entries = [self._oldest_of(heap, group, in_used_large) for heap in heaps]
-        found = [(self.place(entry[0]), entry[1]) for entry in entries if entry]
-        return min(found, default=None)
+        victims = [(self.place(entry[0]), entry[1]) for entry in entries if entry]
+        return min(victims, default=None)
 
     def _oldest_of(
         self, heap: list[tuple[Key, int]], group: int, in_used_large: bool
     ) -> tuple[Key, int] | None:
-        pool, aside, found = self._require_pool(), [], None
+        pool, aside, oldest = self._require_pool(), [], None
         while heap:
             entry = heap[0]
             if not self._is_current(group, entry):
@@ -189,11 +188,11 @@ class Evictor:
             if in_used_large and not pool.used[entry[1] // pool.pages_per_large[group]]:
                 aside.append(heapq.heappop(heap))
                 continue
-            found = entry
+            oldest = entry
             break
         for entry in aside:
             heapq.heappush(heap, entry)
-        return found
+        return oldest
 
     def oldest_large(self) -> tuple[Place, int] | None:
         """Return the evictable large page to evict first."""
@@ -203,7 +202,7 @@ class Evictor:
         return min(((self.place(key), large) for key, large in heads), default=None)
 
     def _freshen(self, heap: list[tuple[Key, int]]) -> None:
-        """Drop and move stale entries until the head of a class's heap is current; others may move
+        """Drop or move stale entries until the head of a class's heap is current. Entries may move
         between heaps."""
         pool = self._require_pool()
         while heap:
@@ -221,7 +220,7 @@ class Evictor:
         heapq.heappush(self._large[self._rule.eviction_class(key)], (key, large))
 
     def youngest(self, large: int) -> Key:
-        """Return the key that places an evictable large page: that of its last page to go."""
+        """Return the key of an evictable large page: that of its page that is evicted last."""
         pool = self._require_pool()
         indexed = pool.indexed[pool.group[large]]
         return max((indexed[page] for page in pool.cached_in(large)), key=self.place)

@@ -1,12 +1,12 @@
-"""Learns which cached chunks return soonest for the memory they take.
+"""The learned worth of cached chunks: those that return soonest for their memory have the most.
 
-A prompt is a chain of chunks, each named by a key that stands for it and all before it.  When
+A prompt is a chain of chunks; the key of a chunk stands for the chunk and all before it.  When
 a request ends, its chunks are put into *classes*::
 
-    kind    used once (by a request that found little known, or more), twice, three times,
+    kind    used once (by a request with a small hit, or a larger one), twice, three times,
             more often; a partial last chunk is a kind of its own
-    hint    whether the client says that this conversation will return, will not, or nothing
-    output  how many tokens the request generated, in powers of two
+    hint    the client's hint that the conversation will return, that it will not, or none
+    output  the number of tokens that the request generated, in powers of two
 
 Chunks of one request that were used equally often are a *run*.  For every run the table counts
 which ages it reached and at which ages its chunks returned, even long after their eviction
@@ -14,7 +14,7 @@ which ages it reached and at which ages its chunks returned, even long after the
 time of residence, by class and age.  The owner of the cache keeps a queue by time for each
 class, and evicts the oldest of the class whose oldest has the least :meth:`HazardTable.value`.
 
-Before anything is learned, and where all classes are alike, this is least recently used.
+Before the first fit, and if all classes are alike, this is least recently used.
 
 Time is any increasing integer.  Memory is bounded: ``REMEMBERED`` keys per chunk of the cache.
 """
@@ -48,9 +48,9 @@ else:
 
 NUM_CLASSES = KINDS * HINTS * OUTPUTS
 REMEMBERED = 8
-"""Keys remembered, cached or not, per chunk that the cache holds."""
+"""The number of keys remembered, cached or not, per chunk that the cache holds."""
 REFIT_REQUESTS = 50
-"""Requests between two fits."""
+"""The number of requests between two fits."""
 HALF_LIFE_REQUESTS = 4_000
 _MOST_USES = 4
 _LEAST_OUTPUT_LOG2 = 4
@@ -60,7 +60,7 @@ BOUNDS: list[int] = age_bounds().tolist()
 
 @dataclass(frozen=True)
 class Run:
-    """Chunks of one request and one class, up to (not including) chunk ``end``."""
+    """The chunks of one request and one class, up to (not including) chunk ``end``."""
 
     end: int
     eviction_class: int
@@ -68,11 +68,11 @@ class Run:
 
 @dataclass(frozen=True)
 class Learned:
-    """What was learned from the counts.
+    """The result of a fit.
 
-    :ivar index: worth of a chunk, float64 [NUM_CLASSES, AGES].
+    :ivar index: the worth of a chunk, float64 [NUM_CLASSES, AGES].
     :ivar fading: the fraction of each count that stays.
-    :ivar next_refit: total of requests at which to fit again.
+    :ivar next_refit: the total of requests at which to fit again.
     """
 
     index: Floats
@@ -82,7 +82,7 @@ class Learned:
 
 @dataclass(slots=True, eq=False)
 class _Past:
-    """A run, while some of its chunks are neither accessed again nor forgotten."""
+    """A run with some chunks that are neither accessed again nor forgotten."""
 
     eviction_class: int
     time: int
@@ -101,7 +101,7 @@ def class_of(kind: int, will_return: bool | None, output_tokens: int) -> int:
 
 
 def learned(entered: Floats, returned: Floats, events: Floats, requests: int) -> Learned:
-    """Fit the index to the counts after ``requests`` requests; called rarely, by either core.
+    """Fit the index to the counts after ``requests`` requests; both cores call it, rarely.
 
     :param entered: float64 [NUM_CLASSES * AGES], as in :func:`hazards`.
     :param returned: in the same shape.
@@ -110,8 +110,8 @@ def learned(entered: Floats, returned: Floats, events: Floats, requests: int) ->
     if _compiled_fit is None:
         index = fitted(entered, returned, events)
     else:
-        told = _compiled_fit(entered.tobytes(), returned.tobytes(), events.tobytes(), BOUNDS)
-        index = np.frombuffer(told).reshape(NUM_CLASSES, AGES)
+        data = _compiled_fit(entered.tobytes(), returned.tobytes(), events.tobytes(), BOUNDS)
+        index = np.frombuffer(data).reshape(NUM_CLASSES, AGES)
     return Learned(
         index,
         0.5 ** (REFIT_REQUESTS / HALF_LIFE_REQUESTS),
@@ -120,15 +120,15 @@ def learned(entered: Floats, returned: Floats, events: Floats, requests: int) ->
 
 
 Learn = Callable[[Floats, Floats, Floats, int], Learned]
-"""A function from counts to what is worth keeping: :func:`learned`."""
+"""A function from counts to an index, such as :func:`learned`."""
 
 
 class HazardTable:
-    """Classes of what requests leave behind, and the worth of each by age.
+    """The classes of chunks after their request, and the worth of each class by age.
 
-    :param capacity_chunks: about how many chunks the cache holds.
-    :param first_refit: requests before the first fit.
-    :param learn: fits the counts, and says when to fit again.
+    :param capacity_chunks: the approximate number of chunks that the cache holds.
+    :param first_refit: the number of requests before the first fit.
+    :param learn: fits the counts, and returns when to fit again.
     """
 
     def __init__(
@@ -147,7 +147,8 @@ class HazardTable:
     def value(self, eviction_class: int, age: int) -> float:
         """Return the worth of a chunk of this class and age; the least is evicted first.
 
-        Never increases with age; interpolated linearly between the middles of two buckets.
+        The worth never increases with age.  It is interpolated linearly between the middles of two
+        buckets.
         """
         if self._index is None:
             return 0.0
@@ -168,22 +169,21 @@ class HazardTable:
         ends_partial: bool = False,
         will_return: bool | None = None,
     ) -> list[Run]:
-        """Record a request with these chunks that ends now; returns their runs, first chunk first.
+        """Record a request with these chunks that ends now, and return their runs in order.
 
-        :param ends_partial: the last key stands for less than a chunk.
-        :param will_return: the client's hint.
+        :param ends_partial: whether the last key stands for less than a chunk.
         """
         self._age(now)
         if not chain:
             return []
-        found = next((i for i, key in enumerate(chain) if key not in self._known), len(chain))
+        hit_chunks = next((i for i, key in enumerate(chain) if key not in self._known), len(chain))
         uses = self._leave_past_runs(chain, now)
         starts = [i for i, count in enumerate(uses) if not i or count != uses[i - 1]]
         if ends_partial and starts[-1] != len(chain) - 1:
             starts.append(len(chain) - 1)
         runs = []
         for start, end in zip(starts, [*starts[1:], len(chain)], strict=True):
-            kind = uses[start] + (uses[start] > 1 or found > 1)
+            kind = uses[start] + (uses[start] > 1 or hit_chunks > 1)
             if ends_partial and end == len(chain):
                 kind = PARTIAL
             runs.append(Run(end, class_of(kind, will_return, output_tokens)))
@@ -195,7 +195,7 @@ class HazardTable:
         return promoted
 
     def _leave_past_runs(self, chain: Sequence[int], now: int) -> list[int]:
-        """Count the returns; returns how often each chunk was used, this time included."""
+        """Count the returned chunks, and return each chunk's uses, the current one included."""
         uses, last = [], None
         for key in chain:
             count, past = self._known.get(key, (0, None))
@@ -230,7 +230,7 @@ class HazardTable:
             past.left -= 1
 
     def _age(self, now: int) -> None:
-        """Count runs that have reached their next bucket."""
+        """Count the runs that have reached their next bucket."""
         for bucket in range(AGES):
             aging = self._aging[bucket]
             while aging and now - aging[0].time >= BOUNDS[bucket + 1]:
@@ -241,19 +241,20 @@ class HazardTable:
                     self._aging[bucket + 1].append(past)
 
     def _promoted(self, runs: list[Run]) -> list[Run]:
-        """Give a prefix at least the worth of its continuation; merge neighbours of one class."""
-        found = [runs[-1]]
+        """Return runs in which a prefix has at least the worth of its continuation, merged by
+        class."""
+        promoted = [runs[-1]]
         for run in reversed(runs[:-1]):
-            best = found[-1].eviction_class
+            best = promoted[-1].eviction_class
             if self.value(run.eviction_class, 0) >= self.value(best, 0):
                 best = run.eviction_class
-            if best != found[-1].eviction_class:
-                found.append(Run(run.end, best))
-        return found[::-1]
+            if best != promoted[-1].eviction_class:
+                promoted.append(Run(run.end, best))
+        return promoted[::-1]
 
     def _learn(self) -> None:
-        found = self._learn_from(self._entered, self._returned, self._events, self._requests)
-        self._index, self._next_refit = found.index.tolist(), found.next_refit
-        self._entered *= found.fading
-        self._returned *= found.fading
-        self._events *= found.fading
+        result = self._learn_from(self._entered, self._returned, self._events, self._requests)
+        self._index, self._next_refit = result.index.tolist(), result.next_refit
+        self._entered *= result.fading
+        self._returned *= result.fading
+        self._events *= result.fading

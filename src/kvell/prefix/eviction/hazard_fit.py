@@ -1,4 +1,4 @@
-"""Fits the worth of cached chunks to counts: hazards by class and age, and their index.
+"""The fit of the worth of cached chunks to counts: hazards by class and age, and their index.
 
 A *hazard* is the probability that a chunk which reached an age bucket returns within it.  Any
 one class has few returns, so classes share statistics::
@@ -7,12 +7,12 @@ one class has few returns, so classes share statistics::
                          × factor of its kind × factor of its output length
                          × the residual, by output length and age
 
-A class's own estimates shrink towards the shared ones, the more the fewer returns support them
-(``SHAPE_WEIGHT``); a factor is 1 until its events say otherwise.
+A class's own estimates shrink towards the shared ones; the fewer returns support them, the more
+they shrink (``SHAPE_WEIGHT``).  A factor is 1 unless enough events support another value.
 
-The *index* of a class at an age is the most returns per time of residence that keeping a chunk
-from there on can earn, over all times to give it up (Gittins).  It is made to fall with age, so
-that the oldest of a class goes first.
+The *index* of a class at an age is the largest rate of returns per time of residence that keeping a
+chunk from that age on can earn, over all times to give it up (Gittins).  It is made to fall with
+age, so that the oldest chunk of a class is evicted first.
 """
 
 import numpy as np
@@ -21,14 +21,14 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 KINDS, HINTS, OUTPUTS, AGES = 6, 3, 6, 36
-"""Sizes of the axes. Kinds: a partial last chunk; used once (first turn, later turn), twice, three
-times, more. Hints: nothing said, returns, does not. Output lengths. Age buckets. Of one prompt the
-deeper chunk never has the greater kind."""
+"""The sizes of the axes. Kinds: a partial last chunk; used once (first turn, later turn), twice,
+three times, more. Hints: none, returns, does not. Output lengths. Age buckets. Within a prompt, a
+deeper chunk never has a greater kind."""
 PARTIAL = 0
-"""The kind that has neither hint nor output length."""
+"""The kind without hint and output length."""
 
 SHAPE_WEIGHT = 50.0
-"""Expected returns of the shared estimate that weigh as much as counted ones."""
+"""The weight of the shared estimate, in expected returns."""
 HINT_WEIGHT = 5.0
 _PRIOR_RETURNS, _PRIOR_ENTRIES = 1e-3, 1.0
 _MOST = 0.95
@@ -58,20 +58,20 @@ def hazards(entered: Floats, returned: Floats, events: Floats) -> Floats:
     """Return the probability of return within each bucket [KINDS, HINTS, OUTPUTS, AGES].
 
     :param entered: weight of chunks that reached each age [KINDS, HINTS, OUTPUTS, AGES].
-    :param returned: weight of those that returned there, in the same shape.
-    :param events: runs that returned [KINDS, HINTS, OUTPUTS].
+    :param returned: weight of chunks that returned at each age, in the same shape.
+    :param events: number of runs that returned [KINDS, HINTS, OUTPUTS].
     """
     shapes = _own_shapes(_shapes_of_hints(entered, returned), entered, returned)
     of_kind, of_output = _factors(shapes, entered, returned, events)
-    found = shapes[:, :, None, :] * of_kind[:, :, None, None] * of_output[:, None, :, None]
-    expected = _smooth((entered * found)[PARTIAL + 1 :].sum((0, 1)))
+    estimate = shapes[:, :, None, :] * of_kind[:, :, None, None] * of_output[:, None, :, None]
+    expected = _smooth((entered * estimate)[PARTIAL + 1 :].sum((0, 1)))
     counted = _smooth(returned[PARTIAL + 1 :].sum((0, 1)))
-    found[PARTIAL + 1 :] *= (counted + SHAPE_WEIGHT) / (expected + SHAPE_WEIGHT)
-    return np.minimum(found, _MOST)
+    estimate[PARTIAL + 1 :] *= (counted + SHAPE_WEIGHT) / (expected + SHAPE_WEIGHT)
+    return np.minimum(estimate, _MOST)
 
 
 def index_of(chances: Floats) -> Floats:
-    """Return the returns per time of residence from the start of each bucket on; falls with age.
+    """Return the best rate of returns per time of residence from each bucket on; it falls with age.
 
     :param chances: hazards [n, AGES].
     :returns: float64 [n, AGES].
@@ -105,8 +105,8 @@ def _own_shapes(shared: Floats, entered: Floats, returned: Floats) -> Floats:
     expected = (entries * shared).sum(2)
     ratio = np.maximum(returns.sum(2) / np.maximum(expected, _TINY), 1e-3)[:, :, None]
     mixed = _smooth(returns) / ratio + SHAPE_WEIGHT * shared
-    found: Floats = np.minimum(mixed / (_smooth(entries) + SHAPE_WEIGHT), _MOST)
-    return found
+    shapes: Floats = np.minimum(mixed / (_smooth(entries) + SHAPE_WEIGHT), _MOST)
+    return shapes
 
 
 def _factors(
@@ -127,7 +127,7 @@ def _factors(
 
 
 def _believed(counted: Floats, expected: Floats, events: Floats) -> Floats:
-    """Return the ratio of counted to expected, as far as it exceeds one standard error."""
+    """Return the ratio of counted to expected returns, shrunk towards 1 by one standard error."""
     size = np.log((counted + 1e-6) / (expected + 1e-6))
     error = 1 / np.sqrt(np.maximum(events, 1e-9))
     kept = np.sign(size) * np.maximum(np.abs(size) - error, 0)
@@ -136,7 +136,7 @@ def _believed(counted: Floats, expected: Floats, events: Floats) -> Floats:
 
 
 def _smooth(rows: Floats) -> Floats:
-    """Average each age with its neighbours, along the last axis."""
+    """Return the average of each age and its neighbours, along the last axis."""
     wide = np.concatenate([rows[..., :1], rows, rows[..., -1:]], axis=-1)
     smoothed: Floats = wide[..., :-2] / 4 + wide[..., 1:-1] / 2 + wide[..., 2:] / 4
     return smoothed

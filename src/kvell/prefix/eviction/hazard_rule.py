@@ -1,8 +1,8 @@
-"""The learned eviction rule over pages: keys that carry the classes ``hazard`` learns about.
+"""The learned eviction rule over pages, with keys that carry the classes of ``hazard``.
 
-A key carries its class (class and ``prefix_length`` make its last number), so pool and index need
-not know classes.  Only pages of rank ``NORMAL`` are ordered by worth.  Pages kept only while memory
-is idle still go first, the least recently used of them before the others.
+A key carries its class in its last number, together with ``prefix_length``, so pool and index need
+no classes.  Only pages of rank ``NORMAL`` are ordered by worth.  Pages kept only while memory is
+idle are still evicted first, in least recently used order.
 """
 
 from math import inf
@@ -26,28 +26,27 @@ from kvell.prefix.eviction.shadow import chain_of
 
 CHUNK_TOKENS = 256
 PREFIX_BITS = 32
-"""Bits of the prefix length in a key's last number: prefixes are shorter than 4 G tokens."""
+"""The bits of the prefix length in a key's last number: prefixes are shorter than 4 G tokens."""
 RUNNING_STEPS = 64
-"""Age up to which what a running request leaves behind is kept like the pages it uses; it is
-renewed more often than that."""
+"""The age up to which pages released by a running request are kept like the pages that it uses. The
+request renews them more often than that."""
 WORTH_STEPS = 8
-"""Steps between two updates of ages: the next victim hardly changes more often, and finding it
-costs a look at every class."""
+"""The steps between two updates of ages. The next victim hardly changes more often, and a search
+looks at every class."""
 _ONCE = 1
-"""Number of the kind of chunks used once, by a request that found little cached."""
+"""The kind of chunks used once, by a request with a small hit."""
 _FIRST_ONCE = class_of(_ONCE, None, 0)
-"""Lower numbers stand for what running requests leave; they are free, since no chunk here is
-partial."""
+"""The first class of that kind. Lower numbers are the classes of pages that running requests
+released; they are free, since no chunk here is partial."""
 
 
 class LearnedHazard:
     """A :class:`kvell.prefix.eviction.evictor.EvictionRule` that learns; each pool needs its own.
 
-    Time is the step; ages are steps.
+    Time is the step number; ages are in steps.
 
-    :param capacity_tokens: about how many tokens the pool keeps.
-    :param chunk_tokens: prompt tokens that are counted together.
-    :param first_refit: see :class:`HazardTable`, as for ``learn``.
+    :param capacity_tokens: the approximate number of tokens that the pool keeps.
+    :param chunk_tokens: the number of prompt tokens that are counted together.
     """
 
     def __init__(
@@ -63,10 +62,10 @@ class LearnedHazard:
         self._table = HazardTable(chunks, first_refit, learn)
         self._learn = learn
         self.settings = (REMEMBERED * chunks, chunk_tokens, first_refit, BOUNDS)
-        """Arguments of the compiled twin (``HazardSettings`` in hazard.h)."""
+        """The arguments of the compiled twin (``HazardSettings`` in hazard.h)."""
 
     def key(self, rank: int, time: int, prefix_length: int, eviction_class: int = 0) -> Key:
-        """Order by rank, time and longest prefix; keys of rank ``NORMAL`` carry their class."""
+        """Return the key by rank, time and longest prefix; with rank ``NORMAL``, also the class."""
         number = eviction_class if rank == NORMAL else 0
         return (rank, time, (number << PREFIX_BITS) - prefix_length)
 
@@ -75,7 +74,7 @@ class LearnedHazard:
         return -(-key[2] >> PREFIX_BITS)
 
     def place(self, key: Key, now: int) -> Place:
-        """Order by rank, worth at the current age, time and longest prefix."""
+        """Return the place by rank, worth at the current age, time and longest prefix."""
         rank, time, last = key
         number = self.eviction_class(key)
         age = max(0, now - now % WORTH_STEPS - time)
@@ -88,23 +87,24 @@ class LearnedHazard:
         return inf if age <= RUNNING_STEPS else self._table.value(eviction_class + _FIRST_ONCE, age)
 
     def limit(self, rank: int, now: int) -> Place:
-        """Let anything cached with this rank or a lower one give way."""
+        """Return the place that lets all pages of this rank or a lower one be evicted."""
         return (rank, inf)
 
     def class_before(
         self, expected_output_tokens: int, will_return: bool | None, *, is_running: bool
     ) -> int:
-        """Return the class of what was used once; a running request has one worth more than all
-        others for a while."""
+        """Return the class of chunks used once; that of a running request is worth more than all
+        others for ``RUNNING_STEPS``."""
         once = class_of(_ONCE, will_return, expected_output_tokens)
         return once - _FIRST_ONCE if is_running else once
 
     def ended_at(self, now: int, expected: int) -> int:
-        """Return the expected end if it is later: what the request left has another class now."""
+        """Return the later of both times: the pages that the request released have another class
+        now."""
         return max(now, expected)
 
     def accessed(self, ending: Ending, now: int) -> list[Run]:
-        """Record that the request ended; returns the classes of its prefixes, by tokens."""
+        """Record that the request ended and return the classes of its prefixes, by tokens."""
         runs = self._table.access(
             chain_of(ending.tokens, ending.root, self._chunk_tokens),
             now,
@@ -118,15 +118,15 @@ class LearnedHazard:
     ) -> tuple[bytes, float, int]:
         """Call ``learn`` for the compiled twin, whose float64 arrays are passed as bytes."""
         counts = [np.frombuffer(each) for each in (entered, returned, events)]
-        found = self._learn(counts[0], counts[1], counts[2], requests)
-        return np.ascontiguousarray(found.index).tobytes(), found.fading, found.next_refit
+        result = self._learn(counts[0], counts[1], counts[2], requests)
+        return np.ascontiguousarray(result.index).tobytes(), result.fading, result.next_refit
 
 
 def capacity_tokens(layout: Layout) -> int:
-    """Estimate how many tokens the pool keeps.
+    """Return an estimate of the number of tokens that the pool keeps.
 
-    A token takes its bytes in all groups that hold every token; without such groups, in all that
-    count tokens; without those either, a page in each group.
+    A token takes its bytes in all groups that hold every token. Without such groups, it takes its
+    bytes in all groups that count tokens, or else in all groups.
     """
     whole = [group for group in layout.groups if group.kind is GroupKind.FULL]
     counted = whole or [group for group in layout.groups if group.kind.counts_tokens]

@@ -1,11 +1,11 @@
 """The hit share: the fraction of recent prompt tokens that were cached."""
 
 HALVE_REQUESTS = 64
-"""Requests after which earlier counts are halved."""
+"""The number of requests after which earlier counts are halved."""
 
 
 class HitShare:
-    """The cached fraction of the tokens that requests began with.  Counts only; no clock."""
+    """The cached fraction of the tokens that recent requests began with."""
 
     def __init__(self) -> None:
         self._hit_tokens = self._tokens = self._requests = 0
@@ -20,6 +20,5 @@ class HitShare:
         self._tokens += tokens
 
     def is_old(self, age: int, beside: int) -> bool:
-        """Return whether ``age`` is at least the hit share of ``beside``; always where nothing is
-        hit."""
+        """Return whether ``age`` is at least the hit share of ``beside``; always without hits."""
         return age * self._tokens >= beside * self._hit_tokens

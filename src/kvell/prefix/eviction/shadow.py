@@ -1,21 +1,21 @@
-"""A shadow cache: replays recent requests to find how much memory to protect.
+"""A shadow cache, which replays recent requests to find how much memory to protect.
 
 A prompt is a chain of keys, one for each chunk of tokens; a key names the chunk together with
 all chunks before it.  The shadow holds keys where the pool holds pages::
 
     ┌──── protected: with a limit in chunks ────┬──── the rest: least recently used ────┐
-    │ used by two requests or more;             │ what requests hold, and what they      │
-    │ the least used goes first                 │ left behind                            │
+    │ used by two requests or more;             │ keys that requests hold or released    │
+    │ the least used is evicted first           │                                        │
     └───────────────────────────────────────────┴────────────────────────────────────────┘
 
-Where layers keep a window or a state, a prompt resumes only where these were kept: certainly
+If layers keep a window or a state, a prompt resumes only where these were kept: certainly
 at the branch points of protected prefixes, elsewhere by luck.  The requests' true hits measure
 the luck.  The replay counts the tokens present (``most``) and those surely resumable
-(``least``); the truth is assumed to lie at the same fraction between the two for every share
-(:func:`luck`).
+(``least``).  For every share, the true number is assumed to be at the same fraction between the
+two (:func:`luck`).
 
-A key's value counts the requests that used it; a use counts half for every
-``HALF_LIFE_REQUESTS`` requests since.  Fading alone never changes the order of two values.
+A key's value counts the requests that used it; a use halves in weight every
+``HALF_LIFE_REQUESTS`` requests.  Fading alone never changes the order of two values.
 
 Protection should reduce the work of a request, counted in tokens computed::
 
@@ -35,25 +35,25 @@ from math import log2
 from kvell.prefix.index.radix import Tokens
 
 Chain = tuple[int, ...]
-"""Keys of a prompt's whole chunks, first chunk first."""
+"""The keys of a prompt's whole chunks, first chunk first."""
 
 CHUNK_TOKENS = 512
 HALF_LIFE_REQUESTS = 64
 MARGIN = 0.5
-"""A newcomer displaces only what is worth less by this, in log2: otherwise prefixes that come in
-turn would displace each other, each being the newest when it comes."""
+"""The lead in value, in log2, that a new key needs to displace another. Without it, alternating
+prefixes would displace each other, because the newest always has the larger value."""
 STEP_TOKENS = 200
-"""Tokens whose computation takes as long as reading the weights once: operations per byte of memory
-traffic of today's accelerators, within a factor of two."""
+"""The number of tokens whose computation takes as long as reading the weights once: operations per
+byte of memory traffic of today's accelerators, within a factor of two."""
 SHARES = (0.0, 0.0625, 0.125, 0.25, 0.375, 0.5, 0.75)
-"""Fractions of the memory that are tried as the protected part."""
+"""The fractions of memory that are tried as the protected part."""
 LEAST_GAIN = 0.02
-"""Fraction of the work that protection must save: less is within the model's error."""
+"""The fraction of work that protection must save; less is within the model's error."""
 
 
 @dataclass(frozen=True)
 class PastRequest:
-    """A request as the replay sees it."""
+    """A request in the replay."""
 
     chain: Chain
     prompt_tokens: int
@@ -63,13 +63,13 @@ class PastRequest:
 
 @dataclass(frozen=True)
 class HitRates:
-    """Hit rates of a replay: of everything present, and of what can surely be resumed."""
+    """The hit rates of a replay: of all present tokens, and of surely resumable ones."""
 
     most: float
     least: float
 
     def at(self, lucky: float) -> float:
-        """Interpolate from ``least`` (0) to ``most`` (1)."""
+        """Return the hit rate at a fraction between ``least`` (0) and ``most`` (1)."""
         return self.least + lucky * (self.most - self.least)
 
 
@@ -77,9 +77,9 @@ class HitRates:
 class Room:
     """The memory, counted in chunks of a prefix.
 
-    :param capacity_chunks: chunks that the whole pool holds.
-    :param request_chunks: chunks that a running request takes, on average.
-    :param most_running: limit on requests that run at once, however much memory there is.
+    :param capacity_chunks: the chunks that the whole pool holds.
+    :param request_chunks: the chunks that a running request takes on average.
+    :param most_running: the most requests that run together with any memory.
     """
 
     capacity_chunks: int
@@ -87,7 +87,7 @@ class Room:
     most_running: int
 
     def batch(self, share: float) -> float:
-        """Requests that run at once when ``share`` of the memory is protected."""
+        """Return how many requests run together when ``share`` of the memory is protected."""
         fitting = (1 - share) * self.capacity_chunks / max(1.0, self.request_chunks)
         return max(1.0, min(float(self.most_running), fitting))
 
@@ -104,10 +104,10 @@ def chain_of(tokens: Tokens, root: str, chunk_tokens: int = CHUNK_TOKENS) -> Cha
 
 
 def shared_chunks(left: Sequence[int], right: Sequence[int]) -> int:
-    """Count the leading keys that two chains share."""
+    """Return the number of leading keys that two chains share."""
     same = 0
-    for one, other in zip(left, right, strict=False):
-        if one != other:
+    for key, other in zip(left, right, strict=False):
+        if key != other:
             break
         same += 1
     return same
@@ -119,8 +119,7 @@ def renewed(value: float | None, now: float) -> float:
 
 
 class ShadowCache:
-    """Keys of chunks under a limit, part of them protected; call :meth:`use` for each chain in
-    turn."""
+    """Keys of chunks under a limit, part of them protected."""
 
     def __init__(self, capacity_chunks: int, protected_chunks: int = 0) -> None:
         self._partings: set[int] = set()
@@ -133,17 +132,17 @@ class ShadowCache:
         self._now = 0.0
 
     def use(self, chain: Chain) -> tuple[int, int]:
-        """Replay a request with this prompt; returns how many of its first chunks were present, and
-        how many of these lie before a protected branch point."""
+        """Replay a request and return two counts: its leading chunks that were present, and those
+        of them before a protected branch point."""
         there = sure = _leading(chain, self._has)
         while sure and not self._is_sure(chain[sure - 1]):
             sure -= 1
         self._now += 1 / HALF_LIFE_REQUESTS
-        known = _leading(chain, self._values.__contains__)
-        self._partings.update(chain[max(0, known - 1) : known])
+        seen = _leading(chain, self._values.__contains__)
+        self._partings.update(chain[max(0, seen - 1) : seen])
         for depth in range(len(chain) - 1, -1, -1):
             self._touch(chain[depth], depth)
-        for depth in range(known):
+        for depth in range(seen):
             if chain[depth] not in self._protected and not self._protect(chain[depth], depth):
                 break
         while len(self._recent) > self._capacity - len(self._protected):
@@ -166,7 +165,7 @@ class ShadowCache:
             self._recent.move_to_end(key)
 
     def _protect(self, key: int, depth: int) -> bool:
-        """Protect a key; if there is no room, in place of one that is worth much less."""
+        """Protect a key, at the limit in place of a key with a much smaller value."""
         value = self._values[key]
         if len(self._protected) >= self._most_protected and not self._displace(value):
             return False
@@ -176,7 +175,8 @@ class ShadowCache:
         return True
 
     def _displace(self, value: float) -> bool:
-        """Stop protecting the least key; of equals the deepest, so that prefixes stay whole."""
+        """Stop protecting the least valuable key; among equals the deepest, so that prefixes stay
+        whole."""
         while self._heap and self._protected.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         if not self._heap or value < self._heap[0][0] + MARGIN:
@@ -195,8 +195,7 @@ def _leading(chain: Chain, holds: Callable[[int], bool]) -> int:
 def hit_rates(
     past: Sequence[PastRequest], room: Room, share: float, chunk_tokens: int = CHUNK_TOKENS
 ) -> HitRates:
-    """Return the fractions of the prompts' tokens that would have been hits with this share
-    protected."""
+    """Return the hit rates of the prompts' tokens if ``share`` of the memory were protected."""
     cache = ShadowCache(room.capacity_chunks, int(share * room.capacity_chunks))
     hits = [cache.use(request.chain) for request in past]
     tokens = max(1, sum(request.prompt_tokens for request in past))
@@ -205,7 +204,7 @@ def hit_rates(
 
 
 def luck(past: Sequence[PastRequest], rates: HitRates) -> float:
-    """Return where the true hits lay between ``least`` (0) and ``most`` (1)."""
+    """Return the true hits as a fraction between ``least`` (0) and ``most`` (1)."""
     if rates.most <= rates.least:
         return 1.0
     hits = sum(request.hit_tokens for request in past)
@@ -214,7 +213,7 @@ def luck(past: Sequence[PastRequest], rates: HitRates) -> float:
 
 
 def work_tokens(past: Sequence[PastRequest], room: Room, share: float, hits: float) -> float:
-    """Return the mean work of these requests, in tokens computed (see above)."""
+    """Return the mean work of these requests, in tokens computed (see the module)."""
     count = max(1, len(past))
     prompt = sum(request.prompt_tokens for request in past) / count
     output = sum(request.output_tokens for request in past) / count
@@ -227,10 +226,10 @@ def best_share(
     share_now: float = 0.0,
     chunk_tokens: int = CHUNK_TOKENS,
 ) -> float:
-    """Return the share of memory to protect: the one with the least work; 0 if it saves too little.
+    """Return the share of memory with the least work, or 0 if it saves less than ``LEAST_GAIN``.
 
     :param past: at least one request.
-    :param share_now: share that was protected when the true hits were counted.
+    :param share_now: the protected share when the true hits were counted.
     """
     rates = {share: hit_rates(past, room, share, chunk_tokens) for share in SHARES}
     now = rates.get(share_now) or hit_rates(past, room, share_now, chunk_tokens)

@@ -1,1 +1,1 @@
-"""What each kind of layer group asks of the cache."""
+"""The rules of each kind of layer group for the cache."""

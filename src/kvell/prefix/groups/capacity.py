@@ -1,6 +1,6 @@
-"""What a layout can hold when nothing else is in it, computed beforehand.
+"""The capacity of a layout when nothing else is in the pool.
 
-Uses the same page counts as the scheduler's admission, so whatever is said to fit does fit.
+The page counts are those of the scheduler's admission, so a request that fits here fits there too.
 """
 
 from collections.abc import Callable
@@ -20,10 +20,9 @@ Ints = npt.NDArray[np.int32]
 def large_pages_needed(
     layout: Layout, tokens: int, requests: int = 1, chunk_tokens: int = 1
 ) -> int:
-    """Return the large pages that ``requests`` requests of ``tokens`` tokens take together at
-    worst.
+    """Return the large pages that ``requests`` requests of ``tokens`` tokens need at worst.
 
-    With equal shares, the pool in which every group's share is enough.
+    With equal shares this is the pool in which every group's share is enough.
 
     :param chunk_tokens: tokens computed in a step: 1 while decoding; a prefill chunk needs ``window
         + chunk`` in sliding and chunked-local groups.
@@ -31,15 +30,15 @@ def large_pages_needed(
     needs = _needs(layout, tokens, requests, chunk_tokens)
     if layout.quota_large_pages is None:
         return sum(needs)
-    # Equal shares: the fewest pages per group that give every group its large pages.
+    # With equal shares: the fewest pages per group that give every group its large pages.
     per_large = [group.pages_per_large for group in layout.groups]
     pages = max(0, *((need - 1) * n + 1 for need, n in zip(needs, per_large, strict=True)))
     return sum(larges_for(pages, per_large))
 
 
 def pages_of_text(layout: Layout, tokens: int, model: str = "") -> Ints:
-    """Return which pages a computed text of so many tokens has, as a request that goes on behind it
-    needs them [groups, 2]: the first position, and how many; of a window its end, one state."""
+    """Return the pages that a request needs to resume after a text of ``tokens`` tokens
+    [groups, 2]: first position and number of pages (of a window its end, of states one)."""
     facts = Facts(tokens)
     rows = [(0, 0)] * len(layout.groups)
     for index, group in enumerate(layout.groups):
@@ -50,7 +49,7 @@ def pages_of_text(layout: Layout, tokens: int, model: str = "") -> Ints:
 
 
 def request_bytes(layout: Layout, tokens: int, chunk_tokens: int = 1) -> int:
-    """Return the bytes of all pages of one request at its worst step, padding included."""
+    """Return the bytes of all pages of one request at its peak, padding included."""
     return sum(
         peak_pages(group, Facts(tokens), tokens, chunk_tokens) * group.page_stride_bytes
         for group in layout.groups
@@ -64,12 +63,12 @@ def fits_alone(layout: Layout, facts: Facts, tokens: int, chunk_tokens: int) -> 
 
 
 def longest_request(layout: Layout, limit_tokens: int, chunk_tokens: int = 1) -> int:
-    """Return the most tokens of one request that fits alone, up to ``limit_tokens``; 0 if none."""
+    """Return the longest request that fits alone, in tokens up to ``limit_tokens``; 0 if none."""
     return _largest(limit_tokens, lambda n: _fits(layout, n, 1, min(n, chunk_tokens)))
 
 
 def requests_that_fit(layout: Layout, tokens: int, limit: int = 1 << 20) -> int:
-    """Return how many requests of ``tokens`` tokens can decode at once."""
+    """Return how many requests of ``tokens`` tokens can decode together."""
     return _largest(limit, lambda n: _fits(layout, tokens, n, 1))
 
 
@@ -89,7 +88,7 @@ def _within(layout: Layout, needs: list[int]) -> bool:
 
 
 def _needs(layout: Layout, tokens: int, requests: int, chunk_tokens: int) -> list[int]:
-    """Return the large pages per group at the worst step."""
+    """Return the peak of large pages per group."""
     facts = Facts(tokens)
     return [_large_pages(group, facts, tokens, requests, chunk_tokens) for group in layout.groups]
 
@@ -97,7 +96,7 @@ def _needs(layout: Layout, tokens: int, requests: int, chunk_tokens: int) -> lis
 def _large_pages(
     group: GroupSpec, facts: Facts, tokens: int, requests: int, chunk_tokens: int
 ) -> int:
-    """Return large pages of a group; a moving window may straddle one more than it fills."""
+    """Return the large pages of a group; a moving window may straddle one more than it fills."""
     per_large = group.pages_per_large
     moves_on = group.kind in WINDOWS and policy_of(group).most_kept_tokens(tokens) < tokens
     pages = requests * peak_pages(group, facts, tokens, chunk_tokens)

@@ -1,4 +1,4 @@
-"""What the core knows of a request besides its tokens: its prompt's end, images, what is away."""
+"""The facts about a request besides its tokens: prompt length, images, remote tokens."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,16 +15,12 @@ Images = npt.NDArray[np.int32]
 
 @dataclass(frozen=True)
 class ImageSpan:
-    """One image: ``tokens`` of the text from ``start`` on stand for ``image_tokens``.
+    """One image: ``tokens`` tokens of the text from ``start`` on stand for ``image_tokens``.
 
-    Where image tokens are part of the text the two counts are equal; where the text
-    cross-attends to them, one token of the text stands for all.  The ids of its tokens in
-    the text identify the image's content: equal ids, equal content.  If the span has more
-    tokens than the image (text that is read together with it), the first ones identify it.
-
-    :param start: first token of the text that stands for the image.
-    :param tokens: tokens of the text that stand for it.
-    :param image_tokens: tokens of the image itself.
+    If image tokens are part of the text, the two counts are equal.  If the text cross-attends to
+    them, one token of the text stands for all.  The ids of the span identify the image's content:
+    equal ids, equal content.  If the span has more tokens than the image (text that is read
+    together with it), the first ones identify it.
     """
 
     start: int
@@ -33,22 +29,22 @@ class ImageSpan:
 
     @property
     def end(self) -> int:
-        """First token of the text after the image."""
+        """The first token of the text after the image."""
         return self.start + self.tokens
 
     @property
     def content_tokens(self) -> int:
-        """Number of its first tokens that identify the image's content."""
+        """The number of leading tokens of the span that identify the image's content."""
         return min(self.tokens, self.image_tokens)
 
 
 @dataclass(frozen=True)
 class Facts:
-    """A request's prompt length, its images, and how much of it lies elsewhere.
+    """A request's prompt length, images, and number of remote tokens.
 
-    :param prompt_tokens: where the prompt ends and generated tokens begin.
+    :param prompt_tokens: the length of the prompt; generated tokens follow it.
     :param images: in the order of the text, without overlap.
-    :param away_tokens: the first tokens, whose pages in full attention groups another instance has.
+    :param away_tokens: the leading tokens whose pages in full attention groups are remote.
     """
 
     prompt_tokens: int
@@ -56,7 +52,7 @@ class Facts:
     away_tokens: int = 0
 
     def begun(self, tokens: int) -> Iterable[ImageSpan]:
-        """Images with at least one token among the first ``tokens`` tokens of the text."""
+        """Return the images with at least one token among the first ``tokens`` of the text."""
         return (image for image in self.images if image.start < tokens)
 
     def cuts_image(self, length: int) -> bool:
@@ -65,9 +61,9 @@ class Facts:
 
 
 def facts_of(num_tokens: int, prompt_tokens: int | None, images: Images | None) -> Facts:
-    """Make facts from the arguments of :meth:`MemoryCore.open`.
+    """Return the facts for the arguments of :meth:`MemoryCore.open`.
 
-    :raises ValueError: if images overlap, lie outside the tokens or stand for nothing.
+    :raises ValueError: if images overlap, are outside the tokens or are empty.
     """
     spans = tuple(ImageSpan(*row) for row in ([] if images is None else images.tolist()))
     before = 0

@@ -1,8 +1,8 @@
-"""The page positions of a group that a request needs, and how many pages at its worst step.
+"""The page positions of a group that a request needs, and its peak number of pages.
 
-Positions of token groups count ``page_tokens`` of the text.  Positions of a state group are the
-slices of the one running state.  In image groups the pages of each image follow those of the one
-before it, and no page is shared by two images.
+A position of a token group is ``page_tokens`` tokens of the text.  Positions of a state group are
+the slices of the one running state.  In image groups the pages of the images follow each other, and
+no two images share a page.
 """
 
 from collections.abc import Iterator
@@ -58,14 +58,14 @@ def kept_from(group: GroupSpec, policy: GroupPolicy, facts: Facts, computed: int
 
 
 def returning_pages(group: GroupSpec, facts: Facts, held_first: int) -> int:
-    """Return how many pages before the first one held no longer lie elsewhere: they are missing."""
+    """Return the number of pages before the held ones that are missing, being no longer remote."""
     if group.kind is not GroupKind.FULL or not held_first:
         return 0
     return held_first - facts.away_tokens // group.page_tokens
 
 
 def kept_to(group: GroupSpec, facts: Facts, computed: int) -> int:
-    """Return the position after the last one kept when a prompt was just dropped to its budget."""
+    """Return the position after the last one kept once a prompt is dropped to its budget."""
     return -(-(computed - dropped_tokens(group, facts)) // group.page_tokens)
 
 
@@ -83,11 +83,11 @@ def peak_pages(
     chunk_tokens: int,
     computed_tokens: int = 0,
 ) -> int:
-    """Return the most pages held at once from ``computed_tokens`` to ``until_tokens``.
+    """Return the peak number of held pages from ``computed_tokens`` to ``until_tokens``.
 
-    Tokens are computed in prefill chunks of ``chunk_tokens``.  Never more than the pages between
-    what is active now and the end.  A prefill chunk needs what is kept plus itself (``window +
-    chunk`` in sliding and chunked-local groups); both ends may straddle a page.
+    Tokens are computed in prefill chunks of ``chunk_tokens``.  The peak never exceeds the pages
+    between the first active position and the end.  A prefill chunk needs the kept tokens and itself
+    (``window + chunk`` in sliding and chunked-local groups); both ends may straddle a page.
     """
     policy = policy_of(group)
     start = kept_from(group, policy, facts, computed_tokens)
@@ -103,9 +103,9 @@ def peak_pages(
 def demand_pages(
     group: GroupSpec, facts: Facts, expected_tokens: int, held_end: int, need: int
 ) -> int:
-    """Return how many pages a holder is known to want from now on, of which ``need`` at once.
+    """Return how many more pages a holder is expected to need; it needs ``need`` of them now.
 
-    Groups that leave pages behind never want more than they keep alive.
+    Groups that release pages before a window never need more than they keep.
     """
     rest = end_position(group, facts, expected_tokens) - held_end
     if group.kind in WINDOWS:
@@ -115,8 +115,8 @@ def demand_pages(
 
 
 def live_units(kind: GroupKind, policy: GroupPolicy, facts: Facts, computed: int) -> int:
-    """Return what a layer of a kind needs of a request with ``computed`` tokens: tokens of the text
-    or of images that a later step may still read, or one state."""
+    """Return the units of a request with ``computed`` tokens that a layer of a kind still needs:
+    tokens of the text or of images that a later step may read, or one state."""
     if kind is GroupKind.CROSS:
         return sum(image.image_tokens for image in facts.begun(computed))
     if kind is GroupKind.VISION:
@@ -134,7 +134,7 @@ def consumed_tokens(image: ImageSpan, computed: int) -> int:
 
 
 def _consumed_pages(group: GroupSpec, facts: Facts, computed: int) -> int:
-    """Count the pages of embeddings that prefill has read to their end."""
+    """Return the number of embedding pages that prefill has read completely."""
     pages = 0
     for image in facts.begun(computed):
         if image.end > computed:
@@ -144,7 +144,7 @@ def _consumed_pages(group: GroupSpec, facts: Facts, computed: int) -> int:
 
 
 def _pages_near(group: GroupSpec, facts: Facts, until: int, chunk_tokens: int) -> Iterator[int]:
-    """Yield for each image its pages and those of images that a chunk after it reaches."""
+    """Yield, for each image, the pages of it and of the images that a chunk after it reaches."""
     for first in facts.begun(until):
         near = (i for i in facts.begun(until) if first.start <= i.start < first.end + chunk_tokens)
         yield sum(image_pages(group, image) for image in near)

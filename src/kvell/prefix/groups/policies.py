@@ -1,7 +1,7 @@
-"""Policies of layer groups: what each kind keeps, and where it can resume.
+"""Policies of layer groups: the tokens that each kind keeps, and the lengths where it can resume.
 
-Source: Jenga §5.1-5.3, fig. 9.  Positions and lengths are in tokens; the paper counts *earlier*
-tokens as its window, so its 2 is our 3.
+Source: Jenga §5.1-5.3, fig. 9.  Positions and lengths are in tokens.  A window in the paper counts
+only *earlier* tokens, so its 2 is 3 here.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,8 +16,8 @@ class GroupPolicy(Protocol):
 
     @property
     def required_for_hit(self) -> bool:
-        """Whether a hit needs the group; False if it is refilled rather than resumed (drafters,
-        consumed embeddings)."""
+        """Whether a hit needs the group; False if the group is refilled rather than resumed
+        (drafters, consumed embeddings)."""
         ...
 
     def active_start(self, num_tokens: int) -> int:
@@ -25,9 +25,9 @@ class GroupPolicy(Protocol):
         ...
 
     def kept_start(self, num_tokens: int) -> int:
-        """Return the first token that stays active: read by the last step, or maybe by a later one.
+        """Return the first token that stays active: the last step read it, or a later one may.
 
-        Pages wholly before it lose their user; their last access is now.
+        Pages that end before this token lose their user; their last access is now.
         """
         ...
 
@@ -36,11 +36,12 @@ class GroupPolicy(Protocol):
         ...
 
     def most_kept_tokens(self, num_tokens: int) -> int:
-        """Return the most tokens that stay active between steps on the way to ``num_tokens``."""
+        """Return the peak of active tokens between steps up to ``num_tokens``."""
         ...
 
     def prefix_length(self, page_end_tokens: int) -> int:
-        """Rank a page among pages of one age; the longest is evicted first (aligned eviction)."""
+        """Return a page's rank among pages of one age; the highest is evicted first (aligned
+        eviction)."""
         ...
 
     def possible_prefixes(self, is_hit: Sequence[bool]) -> list[int]:
@@ -59,7 +60,7 @@ class FullPolicy:
         return 0
 
     def kept_start(self, num_tokens: int) -> int:
-        """Return 0: no token is left behind."""
+        """Return 0: every token stays active."""
         return 0
 
     def live_tokens(self, num_tokens: int) -> int:
@@ -67,7 +68,7 @@ class FullPolicy:
         return num_tokens
 
     def most_kept_tokens(self, num_tokens: int) -> int:
-        """Return all tokens: the peak is at the end."""
+        """Return all tokens, because the peak is at the end."""
         return num_tokens
 
     def prefix_length(self, page_end_tokens: int) -> int:
@@ -104,7 +105,7 @@ class SlidingPolicy:
         return min(num_tokens, self.window_tokens)
 
     def prefix_length(self, page_end_tokens: int) -> int:
-        """Rank as for full attention, so that both evict the same tokens."""
+        """Return the rank of full attention, so that both evict the same tokens."""
         return page_end_tokens
 
     def possible_prefixes(self, is_hit: Sequence[bool]) -> list[int]:
@@ -116,8 +117,8 @@ class SlidingPolicy:
 class ChunkedPolicy:
     """Chunked-local attention (Llama 4): a token reads only its own chunk.
 
-    Chunks start at multiples of ``chunk_tokens``.  When one ends, all of it is left behind at once:
-    the next token starts the next chunk.
+    Chunks start at multiples of ``chunk_tokens``.  When a chunk ends, all of it is released: the
+    next token starts the next chunk.
     """
 
     chunk_tokens: int
@@ -128,7 +129,7 @@ class ChunkedPolicy:
         return num_tokens // self.chunk_tokens * self.chunk_tokens
 
     def kept_start(self, num_tokens: int) -> int:
-        """Return the same: a finished chunk is too large to keep for one more step."""
+        """Return :meth:`active_start`: a finished chunk is too large to keep for one more step."""
         return self.active_start(num_tokens)
 
     def live_tokens(self, num_tokens: int) -> int:
@@ -140,27 +141,26 @@ class ChunkedPolicy:
         return min(num_tokens, self.chunk_tokens - 1)
 
     def prefix_length(self, page_end_tokens: int) -> int:
-        """Rank as for full attention, so that both evict the same tokens."""
+        """Return the rank of full attention, so that both evict the same tokens."""
         return page_end_tokens
 
     def possible_prefixes(self, is_hit: Sequence[bool]) -> list[int]:
-        """Return the lengths whose tokens since the chunk began are all cached, and every end of a
-        chunk."""
+        """Return the lengths whose tokens in the current chunk are all cached, and chunk ends."""
         return _prefixes_with_tail(is_hit, self.live_tokens)
 
 
 @dataclass(frozen=True)
 class StatePolicy:
-    """A state stands for all tokens before it: a request can resume only where one was kept."""
+    """Recurrent state: it represents all tokens before it, so only a kept state can resume."""
 
     required_for_hit: bool = True
 
     def active_start(self, num_tokens: int) -> int:
-        """Return 0: a state is not made of tokens, so none is left behind."""
+        """Return 0: a state is not made of tokens, so no token is released."""
         return 0
 
     def kept_start(self, num_tokens: int) -> int:
-        """Return 0: a state is not made of tokens, so none is left behind."""
+        """Return 0: a state is not made of tokens, so no token is released."""
         return 0
 
     def live_tokens(self, num_tokens: int) -> int:
@@ -172,19 +172,18 @@ class StatePolicy:
         return min(1, num_tokens)
 
     def prefix_length(self, page_end_tokens: int) -> int:
-        """Return the tokens that the state stands for: it is evicted with the attention pages that
-        end there."""
+        """Return the tokens that the state represents, so that it is evicted with the attention
+        pages that end there."""
         return page_end_tokens
 
     def possible_prefixes(self, is_hit: Sequence[bool]) -> list[int]:
-        """Return the lengths after which a state was kept (``is_hit`` says so per token)."""
+        """Return the lengths after which a state was kept, as given by ``is_hit`` per token."""
         return [length for length, hit in enumerate(is_hit, start=1) if hit]
 
 
 @dataclass(frozen=True)
 class DroppingPolicy(FullPolicy):
-    """Full attention over ``budget_tokens`` of a long prompt (PyramidKV): shared while nothing is
-    dropped.
+    """Full attention over ``budget_tokens`` of a long prompt (PyramidKV).
 
     Only prompts within the budget put pages into the index, and they never drop tokens.
     """
@@ -196,7 +195,7 @@ class DroppingPolicy(FullPolicy):
 class ImagePolicy(FullPolicy):
     """Keys and values, or embeddings, of image tokens; positions count image tokens.
 
-    ``possible_prefixes`` takes a prefix of whole images.
+    ``is_hit`` of ``possible_prefixes`` covers a prefix of whole images.
     """
 
 
@@ -222,9 +221,9 @@ def policy_of(group: GroupSpec) -> GroupPolicy:
 
 def _prefixes_with_tail(is_hit: Sequence[bool], tail: Callable[[int], int]) -> list[int]:
     """Return the lengths whose last ``tail(length)`` tokens are all cached."""
-    found, run = [], 0
+    lengths, run = [], 0
     for length, hit in enumerate(is_hit, start=1):
         run = run + 1 if hit else 0
         if run >= tail(length):
-            found.append(length)
-    return found
+            lengths.append(length)
+    return lengths

@@ -10,30 +10,30 @@ from kvell.prefix.groups.policies import GroupPolicy
 from kvell.prefix.index.radix import Place
 
 Found = dict[Place, int]
-"""Pages of one group that are cached or used along a path: (end, part) → page."""
+"""The cached or used pages of one group along a path: (end, part) → page."""
 
 
 def alignment_tokens(groups: Sequence[GroupSpec]) -> int:
-    """Return the tokens that are whole pages in every token group: at multiples of it a prefix is
-    shared without a copy."""
+    """Return the number of tokens that fills whole pages in every token group: prefixes of its
+    multiples are shared without a copy."""
     return math.lcm(*(group.page_tokens for group in groups if group.kind.counts_tokens))
 
 
 def longest_hit(
     groups: Sequence[GroupSpec],
     policies: Sequence[GroupPolicy],
-    found: Sequence[Found],
+    cached: Sequence[Found],
     limit_tokens: int,
     facts: Facts,
 ) -> int:
     """Return the longest resumable length ≤ ``limit_tokens``, searching downward.
 
-    Candidates are the limit, lengths at which pages end in every group, lengths at which a request
-    ended, and the edges of images; with state groups, only lengths at which a state was kept.
+    Candidates are the limit, lengths where pages end in every group, lengths where a request ended,
+    and the edges of images; with state groups, only lengths where a state was kept.
     """
     required = [
         (group, policy, pages)
-        for group, policy, pages in zip(groups, policies, found, strict=True)
+        for group, policy, pages in zip(groups, policies, cached, strict=True)
         if policy.required_for_hit
     ]
     for group, _, pages in required:
@@ -52,27 +52,26 @@ def longest_hit(
     return 0
 
 
-def resumes(group: GroupSpec, policy: GroupPolicy, found: Found, length: int, facts: Facts) -> bool:
-    """Return whether the group has all that it needs to continue after ``length`` tokens."""
+def resumes(group: GroupSpec, policy: GroupPolicy, pages: Found, length: int, facts: Facts) -> bool:
+    """Return whether the group has all pages to continue after ``length`` tokens."""
     if group.kind is GroupKind.STATE:
-        return all((length, part) in found for part in range(group.slices))
+        return all((length, part) in pages for part in range(group.slices))
     if group.kind is GroupKind.CROSS:
-        return all(place in found for place in image_places(group, facts, length))
+        return all(place in pages for place in image_places(group, facts, length))
     if group.counts_images and facts.images:
         return False
     size = group.page_tokens
     whole = range(resumed_from(group, policy, facts, length), length // size)
-    if any(((position + 1) * size, 0) not in found for position in whole):
+    if any(((position + 1) * size, 0) not in pages for position in whole):
         return False
-    return length % size == 0 or tail_page(group, found, length) is not None
+    return length % size == 0 or tail_page(group, pages, length) is not None
 
 
-def tail_page(group: GroupSpec, found: Found, length: int) -> int | None:
-    """Find a page whose first ``length % page_tokens`` tokens are the prefix's last ones; None if
-    there is none."""
+def tail_page(group: GroupSpec, pages: Found, length: int) -> int | None:
+    """Return a page that begins with the prefix's last ``length % page_tokens`` tokens, or None."""
     size = group.page_tokens
     ends = (length // size * size + size, *range(length, length // size * size + size))
-    return next((found[end, 0] for end in ends if (end, 0) in found), None)
+    return next((pages[end, 0] for end in ends if (end, 0) in pages), None)
 
 
 def image_places(group: GroupSpec, facts: Facts, length: int) -> Iterator[Place]:
@@ -82,31 +81,31 @@ def image_places(group: GroupSpec, facts: Facts, length: int) -> Iterator[Place]
             yield from ((image.end, part) for part in range(image_pages(group, image)))
 
 
-def whole_run(group: GroupSpec, found: Found, length: int) -> int:
-    """Count the whole pages from the first on without a hole, within ``length`` tokens."""
+def whole_run(group: GroupSpec, pages: Found, length: int) -> int:
+    """Return the number of whole pages before the first hole, within ``length`` tokens."""
     size = group.page_tokens
     positions = range(length // size)
-    return next((p for p in positions if ((p + 1) * size, 0) not in found), len(positions))
+    return next((p for p in positions if ((p + 1) * size, 0) not in pages), len(positions))
 
 
 def _candidates(
     required: Iterable[tuple[GroupSpec, GroupPolicy, Found]], limit_tokens: int, facts: Facts
 ) -> set[int]:
     groups = [group for group, _, _ in required]
-    states = [found for group, _, found in required if group.kind is GroupKind.STATE]
+    states = [pages for group, _, pages in required if group.kind is GroupKind.STATE]
     if states:
         return {end for end, _ in states[0] if 0 < end <= limit_tokens}
     step = alignment_tokens(groups)
     tails = {
         end
-        for group, _, found in required
+        for group, _, pages in required
         if group.kind.counts_tokens
-        for end, _ in found
+        for end, _ in pages
         if end % group.page_tokens
     }
     runs = {
-        whole_run(group, found, limit_tokens) * group.page_tokens
-        for group, _, found in required
+        whole_run(group, pages, limit_tokens) * group.page_tokens
+        for group, _, pages in required
         if group.kind is GroupKind.FULL
     }
     around = {edge for image in facts.images for edge in (image.start, image.end)}

@@ -1,14 +1,14 @@
-"""A compressed radix tree over tokens; beside each node, the pages of every group.
+"""A compressed radix tree over tokens; each node has the pages of every group.
 
 A node holds the tokens ``start … end-1`` of every prefix through it, as one int32
 array.  A page has a place, ``(end, part)``.  ``end`` is the length of the prefix that ends
-with the page's last token (of a state: the tokens that it stands for; of an image: where the
-image ends).  ``part`` tells pages with one end apart (slices of a state, pages of an image;
-else 0).  A page belongs to the node that holds its last token, so when an edge is split, a
+with the page's last token (of a state: the tokens that it represents; of an image: the end of
+the image).  ``part`` distinguishes pages with the same end (slices of a state, pages of an image;
+otherwise 0).  A page belongs to the node that holds its last token, so when an edge is split, a
 page that straddles the cut stays with the old branch, and the new branch gets its own.  Holes
-are allowed: a node lives while a page, a child or a holder needs it.
+are allowed: a node exists while a page, a child or a holder needs it.
 
-Source: SGLang's RadixAttention, and Jenga §5 for what is kept beside it.
+Source: SGLang's RadixAttention, and Jenga §5 for the pages of groups.
 """
 
 from collections.abc import Iterator
@@ -18,19 +18,19 @@ import numpy as np
 import numpy.typing as npt
 
 Tokens = npt.NDArray[np.int32]
-"""Token ids, int32 [tokens]; those of images are negative."""
+"""Token ids, int32 [tokens]; ids of image tokens are negative."""
 
 Place = tuple[int, int]
-"""(end, part) of a page on its path."""
+"""The (end, part) of a page on its path."""
 
 
 BELOW_NODES = 8
-"""Nodes searched for a page whose first tokens a prompt shares, but not its last."""
+"""The number of nodes searched for a page of which a prompt shares only the first tokens."""
 
 
 @dataclass(eq=False)
 class Node:
-    """Tokens ``start … start+len(tokens)-1`` of the prefixes that run through it."""
+    """The tokens ``start … start+len(tokens)-1`` of the prefixes through this node."""
 
     tokens: Tokens
     start: int
@@ -42,7 +42,7 @@ class Node:
 
     @property
     def end(self) -> int:
-        """Length of the prefix that ends with this node."""
+        """The length of the prefix that ends with this node."""
         return self.start + len(self.tokens)
 
 
@@ -62,20 +62,20 @@ class RadixTree:
         self._tags: dict[tuple[int, int], int] = {}
 
     def add_groups(self, count: int) -> None:
-        """Give the nodes pages of ``count`` more groups."""
+        """Add ``count`` groups without pages to every node."""
         self._where.extend({} for _ in range(count))
         for node in self.nodes():
             node.pages.extend({} for _ in range(count))
 
     def root(self, name: str) -> Node:
-        """Return the root of a name, creating it if needed."""
+        """Return the root of a name, and create it if needed."""
         if name not in self._roots:
             self._roots[name] = self._node(np.empty(0, np.int32), 0, None)
             self._roots[name].root = name
         return self._roots[name]
 
     def walk(self, root: str, tokens: Tokens) -> Iterator[tuple[Node, int]]:
-        """Yield the nodes along ``tokens``, each with the prefix length matched at its end."""
+        """Yield the nodes along ``tokens``, each with the prefix length matched up to its end."""
         node, length = self._roots.get(root), 0
         while node is not None and length < len(tokens):
             child = node.children.get(int(tokens[length]))
@@ -88,10 +88,10 @@ class RadixTree:
             node = child
 
     def extend(self, node: Node, length: int, tokens: Tokens) -> Node:
-        """Insert ``tokens`` below a known prefix; returns the node in which they end.
+        """Insert ``tokens`` below a matched prefix and return the node in which they end.
 
-        The first ``length`` of ``tokens`` are in the tree already, on the path to ``node``.  The
-        node may have been split since the caller got it, but never merged.
+        The first ``length`` tokens are in the tree already, on the path to ``node``.  The node may
+        have been split since the caller got it, but never merged.
         """
         node = self.at(node, length)
         while length < len(tokens):
@@ -114,8 +114,7 @@ class RadixTree:
         return node
 
     def put(self, node: Node, group: int, place: Place, page: int, tag: int = 0) -> bool:
-        """Name a page at a place on the path that ends in ``node``; False if a page is there
-        already.
+        """Name a page at a place on the path to ``node``, or return False if the place is taken.
 
         :param tag: a number that :meth:`tag_of` returns while the page is named.
         """
@@ -128,46 +127,46 @@ class RadixTree:
         return True
 
     def retag(self, group: int, page: int, tag: int) -> None:
-        """Replace the tag of a page; a page with tag 0 keeps it."""
+        """Replace the tag of a page, unless the tag is 0."""
         if self._tags.get((group, page)):
             self._tags[group, page] = tag
 
     def part_of(self, group: int, page: int) -> int:
-        """Return the part of a named page, which tells pages with one end apart."""
+        """Return the part of a named page."""
         return self._where[group][page][1][1]
 
     def tag_of(self, group: int, page: int) -> int:
-        """Return the tag with which a page was named; 0 if it is not named."""
+        """Return the tag of a page, or 0 if it is not named."""
         return self._tags.get((group, page), 0)
 
     def drop(self, group: int, page: int) -> None:
-        """Remove the name of a page, and the nodes that nothing needs any more."""
+        """Remove the name of a page, and the nodes that are no longer needed."""
         node, place = self._where[group].pop(page)
         del node.pages[group][place]
         del self._tags[group, page]
         self.prune(node)
 
     def page_at(self, node: Node, group: int, place: Place) -> int | None:
-        """Return the page at a place on the path that ends in ``node``; None in holes."""
+        """Return the page at a place on the path to ``node``, or None in a hole."""
         return self.at(node, place[0]).pages[group].get(place)
 
     def end_of(self, group: int, page: int) -> int | None:
-        """Return the length of the prefix that a page ends; None if the tree does not name it."""
-        found = self._where[group].get(page)
-        return None if found is None else found[1][0]
+        """Return the length of the prefix that a page ends, or None if the page has no name."""
+        location = self._where[group].get(page)
+        return None if location is None else location[1][0]
 
     def rename(self, group: int, old: int, new: int) -> None:
-        """Name page ``new`` where ``old`` was named: the content has moved."""
+        """Move the name of page ``old`` to page ``new``, to which the content has moved."""
         node, place = self._where[group].pop(old)
         node.pages[group][place] = new
         self._where[group][new] = (node, place)
         self._tags[group, new] = self._tags.pop((group, old))
 
     def below(self, node: Node, length: int, end: int) -> Iterator[Node]:
-        """Yield the first few nodes with tokens after the shared prefix of ``length`` and up to
+        """Yield the first ``BELOW_NODES`` nodes with tokens between prefix lengths ``length`` and
         ``end``.
 
-        Starts from ``node``, which holds token ``length-1`` or ends before it.
+        The search starts from ``node``, which holds token ``length-1`` or ends before it.
         """
         stack, seen = [node], 0
         while stack and seen < BELOW_NODES:
@@ -183,12 +182,12 @@ class RadixTree:
         node.holders += 1
 
     def let_go(self, node: Node) -> None:
-        """Drop one reference of a holder."""
+        """Drop one holder's reference, and the nodes that are no longer needed."""
         node.holders -= 1
         self.prune(node)
 
     def prune(self, node: Node) -> None:
-        """Remove the node and those of its ancestors that nothing needs, root included."""
+        """Remove the node and its ancestors, root included, as far as they are not needed."""
         while node.parent is not None and not self._needed(node):
             parent = node.parent
             del parent.children[int(node.tokens[0])]
@@ -227,7 +226,7 @@ class RadixTree:
         return child
 
     def _split(self, node: Node, length: int) -> Node:
-        """Cut ``node`` after prefix ``length``: it keeps the lower part.  Returns the upper."""
+        """Cut ``node`` after prefix ``length`` and return the new upper node."""
         parent, cut = node.parent, length - node.start
         if parent is None:
             raise AssertionError("a root has no tokens to cut")

@@ -1,1 +1,1 @@
-"""Where new pages go, and who holds them."""
+"""The placement of new pages, and the holders of pages."""

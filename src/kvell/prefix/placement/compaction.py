@@ -1,12 +1,12 @@
-"""Gathering scattered pages: into large pages of a request's own, or where others are denser.
+"""Compaction of scattered pages, into a request's own large pages or into denser ones.
 
-A request that outlives what was expected of it gets page after page in holes of other
-requests' large pages.  When those requests end, what they leave there is stranded: no
-other group can get it.  So while there are large pages to spare, pages that lie in sparse
-ones are moved, a large page at a time, into one that the request then has alone.  While there
-are none, they are moved one by one into holes of denser large pages, until sparse ones have no
+A request that outgrows its expected length gets page after page in holes of other
+requests' large pages.  When those requests end, their free pages are stranded: no other
+group can get them.  So while there are spare large pages, pages in sparse large pages are
+moved, a large page at a time, into one that the request then has alone.  While there are
+none, they are moved one by one into holes of denser large pages, until sparse ones have no
 used page left and any group can get them.  The paper keeps a request's pages together only
-when it takes them (Jenga §4.3).
+when it allocates them (Jenga §4.3).
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,22 +15,23 @@ from kvell.prefix.placement.holders import GroupPages, Holder
 from kvell.prefix.placement.store import Store
 
 SPREAD = 64
-"""Worth looking when at least one byte in so many is in a used large page, yet not used, or when
-each large page has a used page."""
+"""The least part of the pool, 1/64, in unused pages of used large pages for compaction to run. It
+also runs when every large page has a used page."""
 SPARE_LARGE = 16
-"""Only while one large page in so many has no used page."""
+"""The least part of the large pages, 1/16, that must have no used page to gather pages."""
 SPARSE = 2
-"""A large page is sparse when at most one page in so many is used."""
+"""A large page is sparse when at most half of its pages are used."""
 SCAN_PAGES = 4096
-"""Pages looked at in one call, at most (and what one group of one request has above them)."""
+"""The number of scanned pages after which a call starts with no further request."""
 SQUEEZED_PAGES = 64
-"""Moved into denser large pages in one call, at most."""
+"""The most pages moved into denser large pages in one call."""
 MOST_REST = 31
-"""Calls without a look at most, after one that found nothing to move into denser large pages."""
+"""The most calls that skip the search after one that found no page to move to a denser large page.
+"""
 
 
 class Compactor:
-    """Goes round the requests, a few at each call."""
+    """A compactor that visits a few requests at each call, in turn."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -40,12 +41,12 @@ class Compactor:
     def compact(
         self, holders: Sequence[Holder], most_large: int
     ) -> Iterator[tuple[Holder, int, int, int, int]]:
-        """Move pages; yields (holder, group, position, old page, new page) for each.
+        """Move pages and yield (holder, group, position, old page, new page) for each.
 
-        The old page is the holder's until it is copied: among its ``sources``.
+        The old page stays among the holder's ``sources`` until it is copied.
 
-        :param holders: by handle.
-        :param most_large: large pages of requests' own to fill.
+        :param holders: in the order of handles.
+        :param most_large: the most large pages to fill.
         """
         if not holders or not self._is_worth_it():
             return
@@ -60,7 +61,7 @@ class Compactor:
             yield from moves
 
     def _in_turn(self, holders: Sequence[Holder]) -> Iterator[Holder]:
-        """From where the last call ended."""
+        """Yield the holders, starting after the last one of the previous call."""
         ahead = [h for h in holders if h.handle > self._last]
         for holder in [*ahead, *(h for h in holders if h.handle <= self._last)]:
             self._last = holder.handle
@@ -97,14 +98,14 @@ class Compactor:
                     yield self._move(holder, group, held, position, large)
 
     def _denser(self, group: int, held: GroupPages, most: int) -> Iterator[tuple[int, int]]:
-        """Positions of pages to move, each with a denser large page that has an empty page."""
+        """Yield positions of pages to move, each with a denser large page with an empty page."""
         pool = self._store.pool
         per_large = pool.pages_per_large[group]
         if per_large == 1 or pool.supply.partial[group] < per_large or most <= 0:
             return
         for position in self._scattered(group, held, most):
-            own = held.pages[position - held.first] // per_large
-            large = self._store.placer.denser(group, own)
+            current = held.pages[position - held.first] // per_large
+            large = self._store.placer.denser(group, current)
             if large is None:
                 return
             yield position, large
@@ -127,17 +128,17 @@ class Compactor:
         return whole > 0 and whole * SPARE_LARGE >= self._store.layout.num_large_pages
 
     def _scattered(self, group: int, held: GroupPages, most: int) -> list[int]:
-        """Positions of pages that lie in sparse large pages, the first ones."""
+        """Return the first positions of pages in sparse large pages, at most ``most``."""
         pool = self._store.pool
         per_large = pool.pages_per_large[group]
-        found: list[int] = []
+        positions: list[int] = []
         for position, page in enumerate(held.pages[:SCAN_PAGES], start=held.first):
             sparse = pool.used[page // per_large] * SPARSE <= per_large
             if sparse and pool.refs[group][page] == 1:
-                found.append(position)
-                if len(found) == most:
+                positions.append(position)
+                if len(positions) == most:
                     break
-        return found
+        return positions
 
     def _move(
         self, holder: Holder, group: int, held: GroupPages, position: int, large: int
@@ -153,5 +154,5 @@ class Compactor:
 
 
 def _may_move(holder: Holder) -> bool:
-    """Nobody else counts on where its pages lie, and what was moved before is copied."""
+    """Return whether a holder is no lease and its earlier moves are copied."""
     return holder.lease_until is None and not any(held.sources for held in holder.groups)

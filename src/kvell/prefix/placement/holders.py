@@ -1,4 +1,4 @@
-"""Holders: who references pages. A running request is one; so is a lease.
+"""Holders, which reference pages: running requests and leases.
 
 A lease::
 
@@ -22,11 +22,11 @@ from kvell.prefix.index.radix import Node, Place, Tokens
 class GroupPages:
     """A holder's pages in one group: positions ``first … first+len(pages)-1``.
 
-    :ivar published: positions before this one are in the index, or not to be.
-    :ivar returned_to: pages at positions before this one came home from another instance since the
-        last :meth:`MemoryCore.advance`: the index does not know them.
-    :ivar sources: cached pages that new pages of the holder are copied from, by position,
-        each with its place in the index; held until the copies are made.
+    :ivar published: positions before this one are in the index, or must not be.
+    :ivar returned_to: pages at positions before this one were copied back from another instance
+        since the last :meth:`MemoryCore.advance` and are not in the index.
+    :ivar sources: cached pages to copy to new pages of the holder, by position, each with its
+        place in the index; held until the copies are made.
     """
 
     first: int
@@ -37,11 +37,11 @@ class GroupPages:
 
     @property
     def end(self) -> int:
-        """Page position after the last one held."""
+        """The page position after the last one held."""
         return self.first + len(self.pages)
 
     def add(self, pages: list[int], before: int) -> list[int]:
-        """Hold new pages, ``before`` of them in front of the others; returns their positions."""
+        """Add new pages, ``before`` of them before the held ones, and return their positions."""
         first, end = self.first, self.end
         if before:
             self.returned_to = max(self.returned_to, first)
@@ -52,7 +52,7 @@ class GroupPages:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Pages that a step writes a state to, for the index: the state after ``end`` tokens."""
+    """The pages to which a step writes the state after ``end`` tokens, for the index."""
 
     group: int
     end: int
@@ -63,16 +63,16 @@ class Checkpoint:
 
 @dataclass
 class Holder:
-    """Tokens, how many of them are computed, and the pages that hold them.
+    """The tokens and pages of a request or lease.
 
-    :ivar matched_tokens: how far the tokens were known to the index when it was opened.
-    :ivar will_return: its client's hint.
-    :ivar runs: classes of its prefixes, once it ends.
-    :ivar is_claimed: whether a request has begun with it.
-    :ivar is_over: whether it is giving everything back.
-    :ivar is_receiving: what it has computed comes from elsewhere, and may not be there yet.
-    :ivar is_reservation: its pages belong to no text yet.
-    :ivar renewed_step: when what its later turns resume from was last counted as accessed.
+    :ivar matched_tokens: the indexed tokens of its prompt when it was opened.
+    :ivar will_return: the client's hint.
+    :ivar runs: the classes of its prefixes, once it ends.
+    :ivar is_claimed: whether :meth:`MemoryCore.claim` was called.
+    :ivar is_over: whether it is releasing its pages.
+    :ivar is_receiving: whether its computed tokens come from elsewhere and may still be missing.
+    :ivar is_reservation: whether its pages belong to no text yet.
+    :ivar renewed_step: the step at which its resume points last counted as accessed.
     """
 
     handle: int
@@ -103,15 +103,15 @@ class Holder:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens it was opened with, and generated ones."""
+        """The number of tokens at opening plus generated ones."""
         return len(self.tokens) + len(self.generated)
 
     def own_groups(self) -> Iterator[tuple[int, GroupPages]]:
-        """The groups of its model, and its pages there."""
+        """Return the groups of its model, each with its pages there."""
         return ((index, self.groups[index]) for index in self.own)
 
     def tokens_to(self, end: int) -> Tokens:
-        """The first ``end`` tokens, int32."""
+        """Return the first ``end`` tokens, int32."""
         if end <= len(self.tokens):
             return self.tokens[:end]
         tail = np.asarray(self.generated[: end - len(self.tokens)], np.int32)

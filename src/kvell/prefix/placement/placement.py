@@ -1,14 +1,13 @@
-"""Placing the pages of one holder: association by demand, eviction last.
+"""The placement of one holder's pages: association by demand, eviction last.
 
-Jenga §4.3 and §5.4 with the order corrected: a holder
-gets a large page of its own only if the pages it is known to need fill it;
-smaller remainders pack, best fit, into shared large pages of the group.
-The literal order stays for comparison, where a layout asks for it.
+Jenga §4.3 and §5.4 with the order corrected: a holder gets its own large page only if its expected
+pages fill it; smaller remainders are packed, best fit, into shared large pages of the group.  The
+literal order stays for comparison, for layouts that ask for it.
 
-Eviction goes by the keys while there is room.  Where large pages without a used page are
-scarce, cached pages beside used ones go first: no other group could get them, and each large
-page they save is one that any group can have.  What is young stays as far as prompts hit: it
-must be, against the large page that would go, as old as the part of prompts that is hit.
+Eviction follows the keys while large pages are plentiful.  While large pages without a used page
+are scarce, cached pages next to used ones are evicted first: no other group could get them, and
+each large page that they save can serve any group.  Young pages stay as far as prompts hit: the
+page's age must be at least the hit share of the age of the large page evicted otherwise.
 """
 
 from collections.abc import Sequence
@@ -31,15 +30,15 @@ RUNGS = (
     "checkpoint",
     "skip_checkpoint",
 )
-"""Where pages came from, in the order in which it is tried; checkpoints kept and not kept."""
+"""The sources of pages, in the order of trial, then checkpoints kept and not kept."""
 
 
 SCARCE = 8
-"""Large pages are scarce when fewer than one in so many has no used page."""
+"""Large pages are scarce when less than 1/8 of them have no used page."""
 
 
 class Placer:
-    """Carries out a demand that :func:`kvell.pages.demand.feasible` has allowed."""
+    """A placer of pages for demands that :func:`kvell.pages.demand.feasible` has allowed."""
 
     def __init__(
         self,
@@ -66,11 +65,11 @@ class Placer:
     def place(
         self, holder: int, need: Sequence[int], demand: Sequence[int], left: list[int]
     ) -> list[list[int]]:
-        """Take ``need[g]`` pages in every group g for ``holder``; returns their ids.
+        """Take ``need[g]`` pages in every group g for ``holder`` and return their numbers.
 
-        ``demand[g]`` ≥ ``need[g]`` is what the holder is known to need in all from now on.
-        ``left[g]``, counted down here, is what the whole call still has to place, for
-        this holder and those after it: nobody takes the large page that they need.
+        :param demand: the pages that the holder is expected to need from now on, at least ``need``.
+        :param left: the pages that the whole call still has to place, for this holder and later
+            ones, counted down here.  No holder takes a large page that they need.
         """
         return [self._place_group(holder, g, n, demand[g], left) for g, n in enumerate(need)]
 
@@ -90,7 +89,7 @@ class Placer:
         return pages
 
     def _find_large(self, holder: int, group: int, left: list[int], demand: int) -> int | None:
-        """A large page of the group with an empty page, by the first rungs of the ladder."""
+        """Return a large page of the group with an empty page, without an eviction, or None."""
         pool = self._pool
         spare = may_take_whole(group, left, pool.supply)
         if (own := pool.own_large(group, holder, in_use=not spare)) is not None:
@@ -111,9 +110,9 @@ class Placer:
         return None
 
     def _saves_large(self, group: int) -> bool:
-        """Return whether a page beside used ones is taken before an empty large page is begun.
+        """Return whether to take a page next to used ones before an empty large page.
 
-        Where large pages are scarce: the large page can serve any group, the page its own only.
+        It is while large pages are scarce: a large page can serve any group, a page only its own.
         """
         if not self._is_scarce() or self._pool.has_shares:
             return False
@@ -123,7 +122,7 @@ class Placer:
         return hole is not None and self._gives_way(group, hole[1])
 
     def _gives_way(self, group: int, page: int) -> bool:
-        """Return whether a cached page beside used ones is old enough to go before a large page."""
+        """Return whether a cached page next to used ones is evicted before a large page."""
         rank, time, _ = self._pool.indexed[group][page]
         large = self._evictor.oldest_large()
         if large is None or rank < NORMAL:
@@ -132,7 +131,7 @@ class Placer:
         return self.hits.is_old(now - time, now - self._evictor.youngest(large[1])[1])
 
     def _in_literal_order(self, holder: int, group: int, demand: int, spare: bool) -> int | None:
-        """Jenga §5.4, steps 2 to 4: a large page of its own, be it by eviction, comes first."""
+        """Follow Jenga §5.4, steps 2 to 4: prefer an own large page, even after an eviction."""
         pool = self._pool
         if spare and (large := pool.claim_large(group, holder)) is not None:
             return self._count("own_large_page", large)
@@ -145,10 +144,10 @@ class Placer:
         return None
 
     def _make_room(self, group: int, left: Sequence[int], demand: int, need: int) -> None:
-        """Evict a large page or pages of the group, whichever the keys call for.
+        """Evict a large page or pages of the group, as the keys decide.
 
-        A group with a share of its own evicts its own pages only.  Of a large page that
-        is in use, as many go as the holder needs: it then has them side by side.
+        A group with a share evicts only its own pages.  In a used large page, up to as many pages
+        are evicted as the holder needs, so that its pages are adjacent.
         """
         may_whole = may_take_whole(group, left, self._pool.supply)
         takes_any = may_whole and not self._pool.has_shares
@@ -167,25 +166,25 @@ class Placer:
             raise AssertionError("placement was asked for an infeasible demand")
 
     def _beside(self, group: int, page: int) -> list[int]:
-        """A cached page, and those beside it if its large page is in use: the oldest first.
+        """Return a cached page and, if its large page is used, the cached pages next to it.
 
-        What is younger stays, unless it is only kept while memory is idle: beside what a window
-        has left behind may lie what a later prompt resumes from.
+        The oldest is first.  Younger pages stay, since a later prompt may resume from them, unless
+        they are kept only while memory is idle.
         """
         pool, keys = self._pool, self._pool.indexed[group]
         large = page // pool.pages_per_large[group]
         if self._literal or not pool.used[large]:
             return [page]
-        places = {one: self._evictor.place(keys[one]) for one in pool.cached_in(large)}
+        places = {cached: self._evictor.place(keys[cached]) for cached in pool.cached_in(large)}
         going = [
-            one
-            for one, place in places.items()
+            cached
+            for cached, place in places.items()
             if place[0] < NORMAL or place[:-1] <= places[page][:-1]
         ]
-        return sorted(going, key=lambda one: (places[one], one))
+        return sorted(going, key=lambda cached: (places[cached], cached))
 
     def vacate(self, group: int, holder: int) -> int:
-        """An empty large page for the holder alone; there is one, or one that may be evicted."""
+        """Return an empty large page for the holder alone, evicting one if there is none."""
         large = self._pool.claim_large(group, holder)
         if large is None and (oldest := self._evictor.oldest_large()) is not None:
             self.evict_large(oldest[1])
@@ -195,8 +194,8 @@ class Placer:
         return large
 
     def denser(self, group: int, than: int) -> int | None:
-        """A large page with an empty page and more used pages than another has, or as many and a
-        lower number; None if there is none.  An old cached page may become empty for it."""
+        """Return a large page with an empty page and more used pages than ``than``, or as many and
+        a lower number; None if there is none.  The call may evict an old cached page from it."""
         pool = self._pool
 
         def is_denser(large: int) -> bool:
@@ -213,7 +212,7 @@ class Placer:
         return hole[1] // pool.pages_per_large[group]
 
     def evict_large(self, large: int) -> None:
-        """The cached pages of an evictable large page become empty, and so does it."""
+        """Evict all cached pages of an evictable large page."""
         self.rungs["evict_large"] += 1
         group = self._pool.group[large]
         for page in list(self._pool.cached_in(large)):
@@ -228,10 +227,10 @@ class Placer:
         return not self._literal and pool.supply.whole * SCARCE < pool.layout.num_large_pages
 
     def keep(self, group: int, count: int, rank: int, limit: Place) -> list[int] | None:
-        """Pages for something to be cached with this rank; None if there are not enough.
+        """Return pages for content to cache with this rank, or None if there are too few.
 
-        Best effort: nobody who is running is in its way, and of what is cached only pages
-        with places below ``limit`` give way.
+        Best effort: no running request is affected, and only cached pages with places below
+        ``limit`` are evicted.
         """
         pages: list[int] = []
         while len(pages) < count:
@@ -258,7 +257,7 @@ class Placer:
         return pool.others_large(group, in_use=False)
 
     def _displace(self, group: int, limit: Place) -> bool:
-        """Evict the large page or page of the group that goes first, if below ``limit``."""
+        """Evict the first large page or page of the group, if its place is below ``limit``."""
         large = None if self._pool.has_shares else self._evictor.oldest_large()
         page = self._evictor.oldest_page(group, in_used_large=False)
         if large is not None and large[0] < limit and (page is None or large[0] <= page[0]):
@@ -270,7 +269,7 @@ class Placer:
         return True
 
     def evict_unused(self) -> None:
-        """Every cached page without a user becomes empty."""
+        """Evict every cached page without a user."""
         pool = self._pool
         for large, count in enumerate(pool.cached):
             if count:
@@ -279,7 +278,7 @@ class Placer:
                     self._evict(group, page)
 
     def evict_cached(self, group: int, page: int) -> None:
-        """A cached page becomes empty."""
+        """Evict a cached page."""
         self._evict(group, page)
 
     def _evict(self, group: int, page: int) -> None:

@@ -1,4 +1,4 @@
-"""What one memory core is made of: pool, index and who places pages, over one set of groups."""
+"""The parts of one memory core: pool, index and placer over one set of groups."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -30,7 +30,7 @@ class Store:
 
     @property
     def step(self) -> int:
-        """The time, in steps."""
+        """The current step number."""
         return self.evictor.now
 
     @property
@@ -39,14 +39,14 @@ class Store:
         return self.layout.groups
 
     def own(self, model: str) -> tuple[int, ...]:
-        """Groups of one model, by index.
+        """Return the indices of a model's groups.
 
         :raises ValueError: if there are none.
         """
-        own = tuple(index for index, group in enumerate(self.groups) if group.model == model)
-        if not own:
+        indices = tuple(index for index, group in enumerate(self.groups) if group.model == model)
+        if not indices:
             raise ValueError(f"no group of the pool belongs to model {model!r}")
-        return own
+        return indices
 
     def register(self, groups: Sequence[GroupSpec]) -> None:
         """Serve more groups; see :meth:`MemoryCore.register`."""
@@ -60,12 +60,12 @@ class Store:
 
 
 def check_new_groups(layout: Layout, groups: Sequence[GroupSpec]) -> None:
-    """Raise ValueError if a pool of this layout cannot serve these groups too."""
-    known = {group.model for group in layout.groups}
+    """Raise ValueError if a pool of this layout cannot also serve these groups."""
+    models = {group.model for group in layout.groups}
     if layout.quota_large_pages is not None:
         raise ValueError("the pool was cut into shares at start: there is none to give")
     for group in groups:
-        if group.model in known:
+        if group.model in models:
             raise ValueError(f"model {group.model!r} is in the pool already")
         if group.page_stride_bytes * group.pages_per_large != layout.large_page_bytes:
             raise ValueError(f"pages of group {group.name!r} do not divide the large page")

@@ -1,4 +1,4 @@
-"""Large pages that are somebody else's for a while: which soonest, taken and given back."""
+"""Large pages that another owner uses for a while: their order, withholding and return."""
 
 import numpy as np
 
@@ -7,13 +7,13 @@ from kvell.prefix.placement.store import Store
 
 
 class Withholder:
-    """:class:`kvell.prefix.interface.WithholdingCore`, of one store."""
+    """The :class:`kvell.prefix.interface.WithholdingCore` of one store."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     def reclaim_order(self) -> LongInts:
-        """See :class:`WithholdingCore`."""
+        """Implement :meth:`WithholdingCore.reclaim_order`."""
         count = len(self._store.pool.group)
         return np.asarray([self._reclaimed_at(large) for large in range(count)], np.int64)
 
@@ -27,7 +27,7 @@ class Withholder:
         return WITHHELD if large in pool.withheld else EMPTY
 
     def withhold(self, larges: Ints) -> None:
-        """See :class:`WithholdingCore`."""
+        """Implement :meth:`WithholdingCore.withhold`."""
         pool = self._store.pool
         _check_larges(larges, len(pool.group))
         if pool.has_shares:
@@ -41,7 +41,7 @@ class Withholder:
             pool.withhold(large)
 
     def restore(self, larges: Ints) -> None:
-        """See :class:`WithholdingCore`."""
+        """Implement :meth:`WithholdingCore.restore`."""
         pool = self._store.pool
         _check_larges(larges, len(pool.group))
         for large in larges.tolist():
