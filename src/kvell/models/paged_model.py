@@ -26,7 +26,7 @@ __all__ = ["ForwardBatch", "PagedModel"]
 
 
 class PagedModel:
-    """Runs steps of a causal LM; knows requests only as rows of a batch.
+    """A causal LM that runs steps; it sees requests only as rows of a batch.
 
     Not for concurrent use: one forward pass at a time.
     """
@@ -82,7 +82,7 @@ class PagedModel:
 
     @property
     def passed(self) -> Passed | None:
-        """What the threads of the last compiled pass did; None: there was none."""
+        """The record of the last compiled pass; None: there was none."""
         return self.fused.passed if self.fused else None
 
     @property
@@ -91,7 +91,7 @@ class PagedModel:
         return self._modules.images if self._modules else None
 
     def attach(self, layout: Layout, pool: torch.Tensor) -> None:
-        """Set where K and V are stored; call before the first step, and again to move them.
+        """Set the memory of K and V; call before the first step, and again to move them.
 
         :param pool: uint8 [≥ layout.pool_bytes] on the model's device.
         :raises ValueError: if layout, description and pool do not match.
@@ -137,7 +137,7 @@ class PagedModel:
         return self._fused.largest
 
     def hidden(self, batch: ForwardBatch) -> torch.Tensor:
-        """Return what the head read of each row: the final norm's output, float32 [rows, hidden].
+        """Return the head's input of each row: the final norm's output, float32 [rows, hidden].
 
         :param batch: the last one, which set ``wants_hidden``.
         """

@@ -1,1 +1,1 @@
-"""What a model stores and computes, from its config alone."""
+"""A model's storage and computation, from its config alone."""

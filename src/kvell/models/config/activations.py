@@ -1,4 +1,4 @@
-"""Estimates the memory of transformers' own forward pass besides weights and KV."""
+"""Estimate of the memory of transformers' own forward pass, without weights and KV."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -33,11 +33,11 @@ def activation_model(config: Any) -> ActivationModel:
 
 
 def encoder_bytes(config: Any) -> int:
-    """Bytes to encode one image of the largest size, with the embeddings that are kept.
+    """Return the bytes to encode one image of the largest size, with the embeddings that are kept.
 
-    All pieces of an image are encoded at once, except where each is an image of its own;
-    transformers keeps every layer's output.
-    0 for a text-only model, or an encoder whose config gives no patch size.
+    All pieces of an image are encoded together, except if each is an image of its own; transformers
+    keeps every layer's output. 0 for a text-only model, or an encoder whose config gives no patch
+    size.
     """
     vision = getattr(config, "vision_config", None)
     size = _sides(getattr(vision, "image_size", None))
@@ -59,7 +59,7 @@ def encoder_bytes(config: Any) -> int:
 
 
 def _grid_bytes(config: Any, vision: Any, patch: tuple[int, int]) -> int:
-    """Bytes for images of any size, up to ``MOST_GRID_TOKENS`` tokens."""
+    """Return the bytes for images of any size, up to ``MOST_GRID_TOKENS`` tokens."""
     merged = optional_size(vision, ("spatial_merge_size",))
     hidden = optional_size(vision, ("embed_dim", "hidden_size"))
     inner = optional_size(vision, ("intermediate_size",))
@@ -71,13 +71,13 @@ def _grid_bytes(config: Any, vision: Any, patch: tuple[int, int]) -> int:
 
 
 def _layer_numbers(config: Any, hidden: int, inner: int) -> int:
-    """Numbers per token alive at the widest point of a layer, or of the projector."""
+    """Return the numbers per token alive at the widest point of a layer, or of the projector."""
     projected = PROJECTED_COPIES * int(text_config(config).hidden_size)
     return HIDDEN_COPIES * hidden + INTERMEDIATE_COPIES * inner + projected
 
 
 def _sides(size: int | Sequence[int] | None) -> tuple[int, int] | None:
-    """Height and width from one number or two; None for anything else."""
+    """Return height and width from one number or two; None for anything else."""
     if isinstance(size, int):
         return size, size
     if isinstance(size, Sequence) and len(size) == 2:
@@ -86,19 +86,19 @@ def _sides(size: int | Sequence[int] | None) -> tuple[int, int] | None:
 
 
 def _pieces(config: Any, vision: Any, size: int) -> int:
-    """Most pieces that an encoder splits an image into; the whole image counts as one."""
+    """Return the most pieces of an image for an encoder; the whole image counts as one."""
     grids = getattr(config, "image_grid_pinpoints", None) or ()
     largest = max(((height // size) * (width // size) for height, width in grids), default=0)
     return int(getattr(vision, "max_num_tiles", 0)) or largest + 1
 
 
 def _widest(sizes: int | Sequence[int] | None) -> int:
-    """The largest of the layers' sizes, which may differ (Gemma 3n)."""
+    """Return the largest of the layers' sizes, which may differ (Gemma 3n)."""
     return int(sizes or 0) if not isinstance(sizes, Sequence) else max(map(int, sizes))
 
 
 def _latent_numbers(text: Any) -> int:
-    """Numbers in latent queries and outputs: every head's are as long as a latent."""
+    """Return the numbers in latent queries and outputs: each head's are as long as a latent."""
     latent_size = optional_size(text, ("kv_lora_rank",))
     if not latent_size:
         return 0

@@ -21,10 +21,10 @@ _BUDGET = re.compile(r"(?P<pyramid>pyramid:)?(?P<tokens>\d{1,9})")
 def pyramid_budgets(
     num_layers: int, mean_budget_tokens: int, *, recent_tokens: int = 0, depth: int = DEFAULT_DEPTH
 ) -> tuple[int, ...]:
-    """Tokens kept by each layer, bottom layer first; the bottom layer keeps most.
+    """Return the tokens kept by each layer, bottom layer first; the bottom layer keeps most.
 
-    The top layer chooses mean ÷ depth tokens, the bottom one 2 × mean − top, and the others
-    are evenly spaced between.  Each layer keeps ``recent_tokens`` besides the chosen ones.
+    The top layer chooses mean ÷ depth tokens, the bottom one 2 × mean − top, and the others are
+    evenly spaced between. Each layer keeps ``recent_tokens`` besides the chosen ones.
 
     :raises ChangeSomething: if the mean does not exceed the recent tokens.
     """
@@ -46,24 +46,24 @@ def pyramid_budgets(
 
 
 def budgets_of(layers: Sequence[LayerSpec], budget: str) -> dict[int, int]:
-    """Tokens kept by each full-attention layer, by layer index.
+    """Return the tokens kept by each full-attention layer, by layer index.
 
     :param budget: ``512``: 512 tokens in each layer; ``pyramid:512``: 512 on average.
-    :raises ChangeSomething: naming ``--kv-budget``: if it is malformed, keeps no token besides
-        the ``OBSERVED_TOKENS``, or the model has no such layer.
+    :raises ChangeSomething: naming ``--kv-budget``: if it is malformed, keeps no token besides the
+        ``OBSERVED_TOKENS``, or the model has no such layer.
     """
     full = [layer.index for layer in layers if _is_plain(layer)]
-    found = _BUDGET.fullmatch(budget)
-    if found is None:
+    match = _BUDGET.fullmatch(budget)
+    if match is None:
         raise _refusal(budget, "is no budget", "write it like 1024 or pyramid:1024")
-    tokens = int(found["tokens"])
+    tokens = int(match["tokens"])
     if tokens <= OBSERVED_TOKENS:
         problem = f"keeps no token besides the last {OBSERVED_TOKENS}, which always stay"
         raise _refusal(budget, problem, f"use at least {OBSERVED_TOKENS + 1}")
     if not full:
         problem = "the model has no layers of full attention to drop tokens from"
         raise _refusal(budget, problem, "leave it out")
-    if not found["pyramid"]:
+    if not match["pyramid"]:
         return dict.fromkeys(full, tokens)
     kept = pyramid_budgets(len(full), tokens, recent_tokens=OBSERVED_TOKENS)
     return dict(zip(full, kept, strict=True))

@@ -1,4 +1,4 @@
-"""Reads sizes from transformers configs, under the names that each family uses."""
+"""Sizes in transformers configs, under the names that each family uses."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ POSITIONS = (
 )
 """Fields that give the context length a model was made for."""
 BOUNDLESS_TOKENS = 1 << 20
-"""Used where nothing bounds the context: states and relative positions have no last token."""
+"""Context length if nothing bounds it: states and relative positions have no last token."""
 RELATIVE = ("relative_attention_num_buckets", "position_bias_num_buckets", "slow_but_exact")
 """Fields of models with relative positions: T5's and CPM-Ant's buckets, BLOOM's slopes."""
 STRETCHING = ("linear", "yarn")
@@ -26,19 +26,19 @@ KV_HEADS = ("num_key_value_heads", "num_kv_heads", "num_attention_heads")
 
 
 def text_config(config: Any) -> Any:
-    """The part of a config that describes the language model (itself, unless nested)."""
+    """Return the part of a config that describes the language model (itself, unless nested)."""
     nested = getattr(config, "get_text_config", None)
     return nested(decoder=True) if callable(nested) else getattr(config, "text_config", config)
 
 
 def architecture(config: Any) -> str:
-    """The class name that a config gives; its model type if it gives none."""
+    """Return the class name that a config gives; its model type if it gives none."""
     names: Sequence[str] | None = getattr(config, "architectures", None)
     return names[0] if names else str(getattr(config, "model_type", "unknown"))
 
 
 def first_size(text: Any, fields: Sequence[str], name: str) -> int:
-    """Value of the first field that is set.
+    """Return the value of the first field that is set.
 
     :param name: the model, for messages.
     :raises ChangeSomething: if none is set; names the first.
@@ -52,19 +52,19 @@ def first_size(text: Any, fields: Sequence[str], name: str) -> int:
 
 
 def optional_size(text: Any, fields: Sequence[str]) -> int:
-    """Value of the first field that is set; 0 if none is."""
+    """Return the value of the first field that is set; 0 if none is."""
     values = (getattr(text, field, None) for field in fields)
     return int(next((value for value in values if value), 0))
 
 
 def layer_count(text: Any, name: str) -> int:
-    """Number of layers of the language model, or of its decoder if it has an encoder too."""
+    """Return the number of layers of the language model, or of the decoder next to an encoder."""
     decoder = optional_size(text, ("num_decoder_layers",))
     return decoder or first_size(text, ("num_hidden_layers",), name)
 
 
 def head_size(text: Any, name: str) -> int:
-    """Numbers in a head's key; hidden size ÷ heads if the config does not say."""
+    """Return the numbers in a head's key; hidden size ÷ heads if the config does not say."""
     size = optional_size(text, ("head_dim",))
     return size or first_size(text, ("hidden_size",), name) // first_size(
         text, ("num_attention_heads",), name
@@ -72,7 +72,7 @@ def head_size(text: Any, name: str) -> int:
 
 
 def kv_heads(text: Any, name: str) -> int:
-    """Number of heads whose keys and values are stored."""
+    """Return the number of heads whose keys and values are stored."""
     nested = getattr(text, "attn_config", None)
     nested_heads = optional_size(nested, ("kv_n_heads",))
     if nested_heads:  # MPT nests the sizes of attention
@@ -84,10 +84,10 @@ def kv_heads(text: Any, name: str) -> int:
 
 
 def max_model_len(text: Any, types: Sequence[str], name: str) -> int:
-    """Context length that the model was made for; ``BOUNDLESS_TOKENS`` if nothing bounds it.
+    """Return the model's context length; ``BOUNDLESS_TOKENS`` if nothing bounds it.
 
-    A factor of linear or YaRN scaling counts.  One of dynamic scaling does not: beyond the original
-    length its rotation changes with every token, and so would all cached keys.
+    A factor of linear or YaRN scaling counts. A factor of dynamic scaling does not: beyond the
+    original length its rotation changes with every token, and so would all cached keys.
 
     :raises ChangeSomething: if attention has positions and the config does not say how many.
     """
@@ -99,7 +99,7 @@ def max_model_len(text: Any, types: Sequence[str], name: str) -> int:
 
 
 def short_rope_tokens(text: object, name: str) -> int:
-    """Length of the longest text that the short of two rotation tables is for; 0 without a second.
+    """Return the length of the longest text under the short rotation table; 0 with one table.
 
     :raises ChangeSomething: if layers change their tables at different lengths.
     """
@@ -115,25 +115,25 @@ def short_rope_tokens(text: object, name: str) -> int:
 
 
 def _ropes(text: object) -> list[Rope]:
-    """The parameters of all rotations: one set, or one for each type of layer."""
+    """Return the parameters of all rotations: one set, or one for each type of layer."""
     ropes = getattr(text, "rope_parameters", None) or {}
     nested = [rope for rope in ropes.values() if isinstance(rope, Mapping)]
     return nested or [ropes]
 
 
 def _plain_ropes(text: object) -> list[Rope]:
-    """The parameters of the rotation of all layers; none if layers of each type have their own.
+    """Return the parameters of the rotation of all layers; none if layer types have their own.
 
-    There the config counts the factor in already: Gemma 3 scales only some layers.
+    The config then counts the factor in already: Gemma 3 scales only some layers.
     """
     ropes = getattr(text, "rope_parameters", None) or {}
     return [rope for rope in _ropes(text) if rope is ropes]
 
 
 def _stretched(rope: Rope, size: int) -> int:
-    """Length to which a rotation stretches a context of ``size`` tokens; 0 if it does not.
+    """Return the length to which a rotation stretches ``size`` tokens; 0 if it does not.
 
-    Model cards tell users to add these two kinds and leave ``max_position_embeddings`` as it is.
+    Model cards advise to add these two kinds and leave ``max_position_embeddings`` unchanged.
     """
     if rope.get("rope_type") not in STRETCHING:
         return 0

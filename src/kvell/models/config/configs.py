@@ -1,4 +1,4 @@
-"""Reads a model's config.json; reports anything wrong with it in one clear line."""
+"""Reading of a model's config.json, with each problem as one clear line."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +19,7 @@ from kvell.models.config.json_files import (
 )
 
 MALFORMED = (ValueError, TypeError, KeyError, AttributeError, StrictDataclassError)
-"""What transformers raises for fields that it does not understand.  Some defaults also need
+"""Errors that transformers raises for fields that it does not understand. Some defaults also need
 libraries or hub files, which may be missing (ImportError, OSError)."""
 
 
@@ -40,9 +40,9 @@ def read_config(path: Path, overrides: str | None = None) -> Any:
 
 
 def config_from_dict(raw: Mapping[str, Any], name: str = "config") -> Any:
-    """Build a transformers config with every default filled in.
+    """Build a transformers config with all defaults filled in.
 
-    :param name: what the user gave, for messages.
+    :param name: the user's input, for messages.
     :raises ChangeSomething: if the model type is unknown or a field is malformed.
     """
     model_type = raw.get("model_type")

@@ -1,7 +1,7 @@
-"""What a model stores and computes, read from its transformers config alone.
+"""A model's storage and computation, read from its transformers config alone.
 
-No weights are touched and torch is not imported here, so planning works for
-models that this machine could never load.
+No weights are touched and torch is not imported here, so planning works for models that this
+machine could never load.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,21 +35,21 @@ WINDOW_FIELDS = {
 
 @dataclass(frozen=True)
 class ModelDescription:
-    """What the other rooms need to know about a model.
+    """The facts about a model for the rest of Kvell.
 
     :param architecture: the transformers class that runs it, such as ``LlamaForCausalLM``.
-    :param layers: what each layer stores, in order (nothing, if it reads another layer's
-        keys and values).  A layer with attention and a state, or with attention to the text
-        and to an encoder, appears twice; one with only weights does not appear.  The
-        embeddings of image tokens come last, after the text's layers.
-    :param query_heads: attention heads per layer (a multiple of every layer's kv_heads); 0
-        without attention.
+    :param layers: storage of each layer, in order (none, if it reads another layer's keys and
+        values). A layer with attention and a state, or with attention to the text and to an
+        encoder, appears twice; one with only weights does not appear. The embeddings of image
+        tokens are last, after the text's layers.
+    :param query_heads: attention heads per layer (a multiple of every layer's kv_heads); 0 without
+        attention.
     :param max_model_len: tokens of prompt and output together that the model was made for.
-    :param short_rope_tokens: the longest text whose keys the short of two rotation tables gives
+    :param short_rope_tokens: the longest text whose keys use the short one of two rotation tables
         (LongRoPE); 0: there is one table.
-    :param images_in_text: whether image tokens are tokens of the text (LLaVA).  If not, an
-        image has one placeholder in the text and its tokens are on the image axis only (Llama
-        3.2 Vision), or it has no placeholder (an encoder's); meaningless without images.
+    :param images_in_text: whether image tokens are tokens of the text (LLaVA). If not, an image has
+        one placeholder in the text and its tokens are on the image axis only (Llama 3.2 Vision), or
+        it has no placeholder (an encoder's); meaningless without images.
     """
 
     architecture: str
@@ -70,15 +70,15 @@ def describe(
 ) -> ModelDescription:
     """Describe a transformers config object; every layer stores elements of the given size.
 
-    Quantised elements have a scale of ``kv_scale_bytes`` for each head's key and value.
-    States and embeddings are not quantised: their elements have ``state_element_bytes``, the
-    size of the model's own dtype, by default ``kv_element_bytes``.
+    Quantised elements have a scale of ``kv_scale_bytes`` for each head's key and value. States and
+    embeddings are not quantised: their elements have ``state_element_bytes``, the size of the
+    model's own dtype, by default ``kv_element_bytes``.
 
-    A described model can be planned; ``families`` says whether it can be run.
+    A described model can be planned; ``families`` decides whether it can be run.
 
-    :raises ChangeSomething: if a layer's memory is of no known kind, if attention is
-        bidirectional, if tokens store more than keys and values, or if the config lacks a
-        size that attention needs.
+    :raises ChangeSomething: if a layer's memory is of no known kind, if attention is bidirectional,
+        if tokens store more than keys and values, or if the config lacks a size that attention
+        needs.
     """
     text = text_config(config)
     name = architecture(config)
@@ -127,12 +127,12 @@ def _text_layers(
 
 
 def _attention(text: Any, index: int, kind: GroupKind, element_bytes: int, name: str) -> LayerSpec:
-    """What a layer stores: a latent with its rope part (MLA), or K and V of every head."""
+    """Return a layer's storage: a latent with its rope part (MLA), or K and V of every head."""
     own = text.per_layer_config[index] if getattr(text, "is_heterogeneous", False) else text
     window_tokens = _window(own, kind, name)
     latent_size = optional_size(own, ("kv_lora_rank",))
     if latent_size:
-        # Sparse attention chooses tokens by one more vector, stored beside the latent.
+        # Sparse attention chooses tokens by a further vector, stored next to the latent.
         size = latent_size + sum(
             optional_size(own, (field,)) for field in ("qk_rope_head_dim", "index_head_dim")
         )
@@ -146,7 +146,7 @@ def _attention(text: Any, index: int, kind: GroupKind, element_bytes: int, name:
 
 
 def _window(text: Any, kind: GroupKind, name: str) -> int:
-    """Window of a layer of the kind, in tokens; 0 for full attention."""
+    """Return the window of a layer of the kind, in tokens; 0 for full attention."""
     fields = WINDOW_FIELDS.get(kind)
     return first_size(text, fields, name) if fields else 0
 
@@ -157,7 +157,7 @@ def _query_heads(text: Any, layers: list[LayerSpec], name: str) -> int:
 
 
 def _require_plain_index(text: Any, types: tuple[str, ...], name: str) -> None:
-    """Refuse a sparse-attention index, unless it is one vector per token beside a latent."""
+    """Refuse a sparse-attention index, unless it is one vector per token next to a latent."""
     has_index = optional_size(text, ("index_head_dim",)) or "indexed_attention" in types
     beside_latent = optional_size(text, ("index_head_dim",)) and optional_size(
         text, ("kv_lora_rank",)

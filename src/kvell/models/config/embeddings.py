@@ -1,7 +1,7 @@
-"""What a model's files say of its embeddings, in sentence-transformers' and vLLM's notation.
+"""A model's embeddings by its files, in sentence-transformers' and vLLM's notation.
 
-A model of either kind answers with numbers whatever is done to it, so what is not served is found
-in its files and refused.  A model that says nothing gets the vector of the prompt's last token.
+Any pooling of a model's output yields numbers, even a wrong one. So files that require an unserved
+pooling cause a refusal. A model without such files gets the vector of the prompt's last token.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _SIZES = ("hidden_size", "d_model", "n_embd")
 
 @dataclass(frozen=True)
 class EmbeddingFacts:
-    """What a model's embeddings are like.
+    """The properties of a model's embeddings.
 
     :param size: numbers of a vector.
     :param problem: why they are not served; "" if they are.
@@ -37,7 +37,7 @@ class EmbeddingFacts:
     sizes: tuple[int, ...] = ()
 
     def require_served(self, model: str) -> None:
-        """Check that the model's embeddings are served.
+        """Raise unless the model's embeddings are served.
 
         :raises ChangeSomething: naming the model, and why they are not.
         """
@@ -46,7 +46,7 @@ class EmbeddingFacts:
             raise ChangeSomething("model", model, self.problem, remedy)
 
     def checked_size(self, dimensions: int | None) -> int:
-        """Numbers that a vector shall have; None asks for all.
+        """Return the requested size of a vector; None requests all numbers.
 
         :raises ChangeSomething: if the model was not trained for vectors of this size.
         """
@@ -64,7 +64,7 @@ class EmbeddingFacts:
 
 
 def embedding_facts(path: Path, config: Any) -> EmbeddingFacts:
-    """Read what a model directory says of its embeddings.
+    """Read a model directory's facts about its embeddings.
 
     :param config: of the directory.
     """
@@ -85,7 +85,7 @@ def _problem(path: Path) -> str:
 
 
 def _modules_problem(path: Path) -> str:
-    """Why the steps that sentence-transformers would take are not served; "" if they are.
+    """Return why the steps that sentence-transformers would take are not served; "" if they are.
 
     :raises ChangeSomething: if a file is no valid JSON.
     """
@@ -97,8 +97,8 @@ def _modules_problem(path: Path) -> str:
             folder = Path(str(module.get("path", ""))).name
             modes = _pooling_modes(read_optional_json(path / folder / CONFIG_FILE))
             if modes != {LAST_TOKEN}:
-                found = ", ".join(sorted(modes)) or "nothing"
-                return f"pools {found[:80]} ({folder}/{CONFIG_FILE}), and not its last token"
+                names = ", ".join(sorted(modes)) or "nothing"
+                return f"pools {names[:80]} ({folder}/{CONFIG_FILE}), and not its last token"
     return ""
 
 
@@ -106,20 +106,20 @@ def _modules(file: Path) -> list[Mapping[str, Any]]:
     if not file.is_file():
         return []
     try:
-        found = decode_json(file.read_bytes())
+        modules = decode_json(file.read_bytes())
     except MalformedError as error:
         problem = f"is not valid JSON ({one_line(error)})"
         raise ChangeSomething("model", file, problem, "fetch the file again") from error
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+    if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
         raise ChangeSomething("model", file, "holds no list of modules", "fetch the file again")
-    return found
+    return modules
 
 
 def _pooling_modes(fields: Mapping[str, Any]) -> set[str]:
-    """The modes that are on: flags of their own, or one text in newer files."""
+    """Return the enabled modes: separate flags, or one text in newer files."""
     named = fields.get(_MODE)
     if named is not None:
-        return {str(one) for one in (named if isinstance(named, list) else [named])}
+        return {str(mode) for mode in (named if isinstance(named, list) else [named])}
     prefix = f"{_MODE}_"
     flags = (name for name, on in fields.items() if name.startswith(prefix) and on)
     return {name.removeprefix(prefix) for name in flags}

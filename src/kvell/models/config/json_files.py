@@ -1,4 +1,4 @@
-"""Reads the JSON files of a model directory; reports errors in one clear line."""
+"""Reading of a model directory's JSON files, with each error as one clear line."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ FETCH_AGAIN = "fetch the file again"
 
 
 def read_optional_json(file: Path) -> dict[str, Any]:
-    """The JSON object in a file; empty if there is no such file.
+    """Return the JSON object in a file; empty if there is no such file.
 
     :raises ChangeSomething: if the file holds something else.
     """
@@ -21,7 +21,7 @@ def read_optional_json(file: Path) -> dict[str, Any]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Return the JSON object in a file.
 
     :raises ChangeSomething: if the file holds something else.
     """
@@ -40,7 +40,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def not_the_file(beginning: bytes) -> str:
-    """What lies in place of a file, if it is something that downloads leave there; else "".
+    """Return what a failed download left in place of a file; "" if the file looks valid.
 
     :param beginning: of the file, or all of it.
     """
@@ -53,13 +53,13 @@ def not_the_file(beginning: bytes) -> str:
     return ""
 
 
-def _number(found: dict[str, Any]) -> Any:
+def _number(fields: dict[str, Any]) -> Any:
     """Decode transformers' notation for a number that JSON cannot express."""
-    return float(found["__float__"]) if found.keys() == {"__float__"} else found
+    return float(fields["__float__"]) if fields.keys() == {"__float__"} else fields
 
 
 def one_line(error: Exception) -> str:
-    """An error's message on one line, at most 200 characters."""
+    """Return an error's message on one line, at most 200 characters."""
     text = f"{error} is missing" if isinstance(error, KeyError) else str(error)
     return " ".join(text.split())[:200]
 

@@ -1,4 +1,4 @@
-"""Which kinds of memory each layer of a model has, from its config alone."""
+"""The kinds of memory of each layer of a model, from its config alone."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,8 +25,8 @@ LAYER_KINDS: dict[str, tuple[GroupKind, ...]] = {
     "mlp": (),
     "moe": (),
 }
-"""Kinds of memory by transformers' layer type: two where a layer has attention and a
-recurrence side by side, none where it has only weights."""
+"""Kinds of memory by transformers' layer type: two for a layer with attention and a recurrence side
+by side, none for one that has only weights."""
 
 
 def layer_types(text: Any, name: str) -> tuple[str, ...]:
@@ -49,8 +49,8 @@ def layer_types(text: Any, name: str) -> tuple[str, ...]:
 def kv_sources(text: Any, types: Sequence[str]) -> dict[int, int]:
     """Map each layer that reads an earlier layer's keys and values to that layer.
 
-    Either the last ``num_kv_shared_layers`` do (Gemma 3n), each from the last layer of its own
-    type before them, or neighbours that the config names (:func:`reused_layers`).
+    Either the last ``num_kv_shared_layers`` do (Gemma 3n), each from the last layer of its own type
+    before them, or neighbours that the config names (:func:`reused_layers`).
     """
     if reused := reused_layers(text):
         return reused

@@ -1,8 +1,8 @@
-"""What images, audio and encoders add to a model's memory, from its config alone.
+"""The memory that images, audio and encoders add to a model, from its config alone.
 
-There are three ways: the encoder's embeddings replace tokens of the text (LLaVA and most
-others), separate layers attend to the image's keys and values (Llama 3.2 Vision), or
-every decoder layer attends to the encoder's tokens (Whisper, T5).
+There are three ways: the encoder's embeddings replace tokens of the text (LLaVA and most others),
+separate layers attend to the image's keys and values (Llama 3.2 Vision), or every decoder layer
+attends to the encoder's tokens (Whisper, T5).
 """
 
 from collections.abc import Iterator
@@ -19,20 +19,20 @@ from kvell.pages.layout import GroupKind, LayerSpec
 
 ENCODERS = ("vision_config", "audio_config")
 LEAST_EMBEDDING_BYTES = 2
-"""Embeddings are activations: they stay in 16 bits where keys and values are quantised."""
+"""Embeddings are activations: they stay in 16 bits if keys and values are quantised."""
 
 MOST_GRID_TOKENS = 4096
-"""Most tokens of an image where sizes are free; memory is reserved to encode one such image."""
+"""Most tokens of an image of free size; memory is reserved to encode one such image."""
 
 
 def is_encoder_decoder(config: Any, text: Any) -> bool:
-    """Whether every layer of the decoder attends to an encoder's tokens."""
+    """Return whether every layer of the decoder attends to an encoder's tokens."""
     flags = ("is_encoder_decoder", "add_cross_attention")
     return any(getattr(part, flag, False) for part in (config, text) for flag in flags)
 
 
 def images_in_text(config: Any, text: Any) -> bool:
-    """Whether image tokens are tokens of the text; if not, it has one placeholder or none."""
+    """Return whether image tokens are tokens of the text; else it has at most one placeholder."""
     return not (
         is_encoder_decoder(config, text)
         or getattr(text, "cross_attention_layers", None)
@@ -58,10 +58,10 @@ def cross_layers(config: Any, text: Any, element_bytes: int, name: str) -> Itera
 def embedding_layers(
     config: Any, text: Any, element_bytes: int, name: str
 ) -> tuple[LayerSpec, ...]:
-    """The embeddings of image tokens that wait for prefill, as one layer after the text's.
+    """Return the embeddings of image tokens that wait for prefill, as one layer after the text's.
 
-    () if the model has no encoder whose output goes into the text.  Encoders that also feed
-    inner layers (Qwen 3 VL) store one more vector for each of these.
+    () if the model has no encoder whose output becomes text tokens. Encoders that also feed inner
+    layers (Qwen 3 VL) store one more vector for each of these.
     """
     encoders = [getattr(config, field, None) for field in ENCODERS]
     if config is text or not any(encoders) or not images_in_text(config, text):

@@ -14,16 +14,16 @@ each, with head and tied embeddings in int8; GGUF blocks of a model are used unc
 
 
 def require_quantization(name: str) -> None:
-    """Check that a name of ``--quantization`` is known.
+    """Raise unless a name of ``--quantization`` is known.
 
-    :raises ChangeSomething: naming ``--quantization``, if it is not.
+    :raises ChangeSomething: naming ``--quantization``.
     """
     if name not in QUANTIZATIONS:
         raise ChangeSomething(FLAG, name, "is not served", f"use one of {', '.join(QUANTIZATIONS)}")
 
 
 def refusal(name: str, problem: str) -> ChangeSomething:
-    """The error for a model whose weights cannot be stored this way."""
+    """Return the error for a model whose weights cannot be stored this way."""
     return ChangeSomething(FLAG, name, problem, "leave it out")
 
 

@@ -1,8 +1,8 @@
 """Bytes of the state that a recurrent layer keeps for all earlier tokens, from a config alone.
 
-A layer's state is a window of inputs to its short convolution and a recurrent state.
-Families are told apart by the fields that their configs have, never by name.
-Sources: the caches of transformers' own modeling files; vLLM's state shapes agree.
+A layer's state is a window of inputs to its short convolution and a recurrent state. Families are
+distinguished by the fields of their configs, never by name. Sources: the caches of transformers'
+own modeling files; vLLM's state shapes agree.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from kvell.models.config.config_fields import first_size, head_size, optional_si
 
 FLOAT32_BYTES = 4
 LEAST_ELEMENT_BYTES = 2
-"""States stay in 16 bits or more where keys and values are quantised: errors would add up."""
+"""States stay in 16 bits or more if keys and values are quantised: errors would add up."""
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -33,7 +33,7 @@ class StateShape:
 
 
 def state_bytes(text: Any, element_bytes: int, name: str) -> int:
-    """Bytes of one recurrent layer's state.
+    """Return the bytes of one recurrent layer's state.
 
     :param element_bytes: size of the model's dtype; for the recurrent part,
         ``mamba_ssm_cache_dtype`` and the family's own rule take precedence.
@@ -46,7 +46,7 @@ def state_bytes(text: Any, element_bytes: int, name: str) -> int:
 
 
 def state_shape(text: Any, name: str) -> StateShape:
-    """Numbers in one recurrent layer's state, by the first rule whose fields the config has.
+    """Return the numbers in one layer's state, by the first rule whose fields the config has.
 
     :raises ChangeSomething: if no rule matches.
     """
@@ -62,7 +62,7 @@ def state_shape(text: Any, name: str) -> StateShape:
 
 
 def is_recurrent(text: Any) -> bool:
-    """Whether the config has the fields of a known recurrence."""
+    """Return whether the config has the fields of a known recurrence."""
     return any(_has(text, fields) for fields, _ in RULES)
 
 
@@ -75,13 +75,13 @@ def _ssm_bytes(text: Any, element_bytes: int) -> int:
 
 
 def _inner_size(text: Any, name: str) -> int:
-    """Channels of Mamba 1: the expanded hidden size."""
+    """Return the channels of Mamba 1: the expanded hidden size."""
     expand = first_size(text, ("mamba_expand", "expand"), name)
     return expand * first_size(text, ("hidden_size",), name)
 
 
 def _mamba1(text: Any, name: str) -> StateShape:
-    """(channels, kernel − 1) and (channels, state)."""
+    """Return the shapes (channels, kernel − 1) and (channels, state)."""
     inner = _inner_size(text, name)
     kernel = first_size(text, ("mamba_d_conv", "conv_kernel"), name)
     return StateShape(
@@ -90,7 +90,7 @@ def _mamba1(text: Any, name: str) -> StateShape:
 
 
 def _mamba2(text: Any, name: str) -> StateShape:
-    """(channels + 2 × groups × state, kernel − 1) and (heads, head size, state)."""
+    """Return (channels + 2 × groups × state, kernel − 1) and (heads, head size, state)."""
     heads = first_size(text, ("mamba_n_heads", "mamba_num_heads", "n_mamba_heads"), name)
     size = first_size(text, ("mamba_d_head", "mamba_head_dim", "mamba_headdim"), name)
     state = first_size(text, ("mamba_d_state", "ssm_state_size"), name)
@@ -110,7 +110,7 @@ def _mamba2_shape(inner: int, groups: int, state: int, kernel: int) -> StateShap
 
 
 def _gated_delta_net(text: Any, name: str) -> StateShape:
-    """(keys, queries and values, kernel − 1) and (value heads, key size, value size)."""
+    """Return (keys, queries and values, kernel − 1) and (value heads, key size, value size)."""
     key_size = first_size(text, ("linear_key_head_dim",), name)
     value_size = first_size(text, ("linear_value_head_dim",), name)
     keys = first_size(text, ("linear_num_key_heads",), name) * key_size
@@ -120,7 +120,7 @@ def _gated_delta_net(text: Any, name: str) -> StateShape:
 
 
 def _kimi_delta(text: Any, name: str) -> StateShape:
-    """Kimi's delta attention keeps its state in float32."""
+    """Return the state of Kimi's delta attention, which is in float32."""
     heads = first_size(text, ("linear_num_heads",), name)
     size = first_size(text, ("linear_head_dim",), name)
     window = first_size(text, ("linear_conv_kernel_dim",), name) - 1
@@ -133,7 +133,7 @@ def _short_convolution(text: Any, name: str) -> StateShape:
 
 
 def _lightning(text: Any, name: str) -> StateShape:
-    """Lightning attention sums keys times values for every query head."""
+    """Return lightning attention's sums of keys times values, one for each query head."""
     heads = first_size(text, ("num_attention_heads",), name)
     return StateShape(0, heads * head_size(text, name) ** 2)
 
@@ -145,13 +145,13 @@ def _rg_lru(text: Any, name: str) -> StateShape:
 
 
 def _rwkv(text: Any, name: str) -> StateShape:
-    """The last input of both mixers; numerator, denominator and maximum in float32."""
+    """Return the last input of both mixers; numerator, denominator and maximum in float32."""
     hidden = first_size(text, ("hidden_size",), name)
     return StateShape(2 * hidden, 3 * hidden, float32=True)
 
 
 def _xlstm(text: Any, name: str) -> StateShape:
-    """Matrix memory, normaliser and stabiliser of each head."""
+    """Return matrix memory, normaliser and stabiliser of each head."""
     heads = first_size(text, ("num_heads",), name)
     keys, values = int(text.qk_head_dim), int(text.v_head_dim)
     return StateShape(0, heads * (keys * values + keys + 1), float32=True)

@@ -1,1 +1,1 @@
-"""Which model families are served, by which code, and why the others are refused."""
+"""Model families: those that are served, their code, and the reasons why others are refused."""

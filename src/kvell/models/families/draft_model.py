@@ -1,4 +1,4 @@
-"""Checks that one model may draft tokens for another: ids must mean the same to both."""
+"""Check that one model may draft tokens for another: ids must mean the same to both."""
 
 from pathlib import Path
 
@@ -16,12 +16,12 @@ def check_draft(
 ) -> None:
     """Compare two models' vocabularies, from their files alone; no weights are read.
 
-    Where either model has no tokenizer, only the vocabularies' sizes are compared.
+    If either model has no tokenizer, only the vocabularies' sizes are compared.
 
     :param path: the draft model's directory.
-    :param model: the directory of the model it drafts for.
-    :param tokenizer: the tokenizer of the model it drafts for.
-    :param overrides: fields in place of those of that model's config.
+    :param model: the directory of the target model.
+    :param tokenizer: the target model's.
+    :param overrides: fields in place of those of the target model's config.
     :raises ChangeSomething: if the vocabularies differ in size or in a token.
     """
     configs = known_config(model, overrides), known_config(path)
@@ -35,7 +35,7 @@ def check_draft(
 
 
 def check_vocabularies(own: int, drafts: int, name: str) -> None:
-    """Refuse a draft model whose vocabulary is not as large as the model's.
+    """Refuse a draft model whose vocabulary differs in size from the model's.
 
     :raises ChangeSomething: if the sizes differ.
     """

@@ -1,8 +1,8 @@
-"""Which architectures may run through the attention hook, and why the others may not.
+"""The architectures that may run through the attention hook, and why others may not.
 
-This is the only file that names model families.  A family is listed as exact
-once ``tests/models`` compares it with transformers; anything else is refused at
-start, because a wrong family would not fail but answer wrongly.
+This is the only file that names model families. A family is listed as exact once ``tests/models``
+compares it with transformers; anything else is refused at start, because a wrong family would not
+fail but answer wrongly.
 """
 
 from collections.abc import Mapping
@@ -70,9 +70,9 @@ EXACT = frozenset(
 
 @dataclass(frozen=True)
 class FusedFamily:
-    """Facts about a family with a fused pass that its modules do not tell.
+    """Facts about a family with a fused pass that its modules do not show.
 
-    The second half are facts that its modules would tell: from these and the config,
+    The second half are facts that its modules would show: from these and the config,
     ``fused/skeleton`` makes stand-ins, so that transformers' modelling code is not needed.
 
     :param model_type: its type in configs.
@@ -80,17 +80,17 @@ class FusedFamily:
     :param caps_scores: whether its attention applies ``attn_logit_softcapping``.
     :param mlp: a layer's name for its MLP; ``before_mlp`` for the norm before it.
     :param final_norm: the body's name for the norm before the head.
-    :param mixer: a layer's name for its state mixer beside attention; empty if it has none.
+    :param mixer: a layer's name for its state mixer next to attention; empty if it has none.
     :param activation: the config's field for the activation of its MLPs.
     :param scaled_by: the field whose inverse square root scales scores; a head's size if empty.
     :param attention_bias: the field that gives all of attention's linears a bias; none if empty.
-    :param biased_inputs: whether queries, keys and values have a bias whatever the config says.
+    :param biased_inputs: whether queries, keys and values always have a bias.
     :param mlp_bias: the field that gives the MLP's linears a bias; none if empty.
     :param head_norms: whether queries and keys are normalised by head.
     :param sandwich: whether there are norms after attention and MLP too.
     :param scales_embedding: whether embeddings are scaled by the root of the hidden size.
     :param ropes_by_type: whether layers of each type have a rotation of their own.
-    :param rope_layers: the field that says which layers rotate; all if empty.
+    :param rope_layers: the field that selects the layers that rotate; all if empty.
     :param fields: further config fields that matter, besides those of every decoder.
     """
 
@@ -195,8 +195,8 @@ WITH_IMAGES: Mapping[str, ImageKind] = MappingProxyType(
         "Qwen2_5_VLForConditionalGeneration": "grids",
     }
 )
-"""Architectures of images and text, tested likewise, and the kind of their images.  Their text
-is an architecture in ``EXACT``, or has modules of its own (``OWN_TEXT``)."""
+"""Architectures of images and text, tested in the same way, and the kind of their images. Their
+text is an architecture in ``EXACT``, or has modules of its own (``OWN_TEXT``)."""
 
 OWN_TEXT: frozenset[ImageKind] = frozenset({"cross", "grids"})
 """Kinds whose text cross-attends to images, or has row and column positions."""
@@ -233,7 +233,7 @@ REFUSED = {
     "ZambaForCausalLM": RECURRENT,
     "xLSTMForCausalLM": RECURRENT,
 }
-"""Architectures known to be wrong through the hook, and what serving them would need."""
+"""Architectures known to be wrong through the hook, and the features that they would need."""
 
 MIXER_KINDS: Mapping[str, MixerKind] = MappingProxyType(
     {
@@ -262,10 +262,10 @@ UNKNOWN = "is not among the architectures tested to be exact: it needs a test of
 
 
 def require_exact(architecture: str, need: str = UNKNOWN) -> None:
-    """Let an architecture through only if its paged forward pass is known to be exact.
+    """Raise unless an architecture's paged forward pass is known to be exact.
 
-    :param need: what an architecture would need that is not in ``REFUSED``.
-    :raises ChangeSomething: naming the architecture and what it would need.
+    :param need: the missing feature of an architecture that is not in ``REFUSED``.
+    :raises ChangeSomething: naming the architecture and the missing feature.
     """
     if architecture in EXACT or architecture in WITH_IMAGES:
         return
@@ -278,11 +278,11 @@ def require_exact(architecture: str, need: str = UNKNOWN) -> None:
 
 
 def fused_class(config: Any) -> str | None:
-    """The class with a fused pass that a config runs; None if it has none or needs more checks."""
+    """Return a config's class with a fused pass; None without one, or if checks remain."""
     named = getattr(config, "architectures", None) or ()
     model_type = getattr(config, "model_type", None)
     classes = (name for name, family in FUSED.items() if family.model_type == model_type)
-    found = next(classes, None)
-    if not set(named) <= {found} or getattr(config, "quantization_config", None):
+    fused = next(classes, None)
+    if not set(named) <= {fused} or getattr(config, "quantization_config", None):
         return None
-    return found
+    return fused

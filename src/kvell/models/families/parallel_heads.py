@@ -62,17 +62,17 @@ class ParallelHeadsAttention(nn.Module):
         hidden: torch.Tensor,
         rope: tuple[torch.Tensor, torch.Tensor],
         mask: torch.Tensor | None,
-        known: KeysValues,
+        stored: KeysValues,
         **kwargs: Any,
     ) -> torch.Tensor:
-        """[1, T, hidden] → the same; puts the layer's keys and values into ``known``."""
+        """Map [1, T, hidden] → the same; add the layer's keys and values to ``stored``."""
         shape = (*hidden.shape[:-1], -1, self.head_dim)
         query = self.q_proj(hidden).view(shape).transpose(1, 2)
         key = query if self.source is not None else self.k_proj(hidden).view(shape).transpose(1, 2)
         query, key = apply_rotary_pos_emb(query, key, *rope)
         if self.source is None:
-            known[self.layer_idx] = (key, self.v_proj(hidden).view(shape).transpose(1, 2))
-        key, value = known[self.layer_idx if self.source is None else self.source]
+            stored[self.layer_idx] = (key, self.v_proj(hidden).view(shape).transpose(1, 2))
+        key, value = stored[self.layer_idx if self.source is None else self.source]
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
@@ -92,7 +92,7 @@ class ParallelHeadsAttention(nn.Module):
 
 
 class ParallelHeadsLayer(nn.Module):
-    """Attention and Mamba beside each other, then an MLP."""
+    """Attention and Mamba side by side, then an MLP."""
 
     def __init__(self, config: ParallelHeadsConfig, layer: int, source: int | None) -> None:
         super().__init__()
@@ -107,7 +107,7 @@ class ParallelHeadsLayer(nn.Module):
         self.window_tokens = self.self_attn.sliding_window
 
     def forward(self, hidden: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """[1, T, hidden] → the same; other arguments go to :class:`ParallelHeadsAttention`."""
+        """Map [1, T, hidden] → the same; ``kwargs`` are for :class:`ParallelHeadsAttention`."""
         normed = self.input_layernorm(hidden)
         attended = self.attention_norm(self.self_attn(normed, **kwargs))
         hidden = hidden + (attended + self.mamba_norm(self.mamba(normed))) / 2
@@ -135,7 +135,7 @@ class ParallelHeadsModel(LlamaPreTrainedModel):  # type: ignore[misc]
     def forward(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor | None = None, **kwargs: Any
     ) -> torch.Tensor:
-        """Token ids [1, T] → hidden states [1, T, hidden]."""
+        """Map token ids [1, T] → hidden states [1, T, hidden]."""
         hidden = self.embed_tokens(input_ids)
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
@@ -148,10 +148,10 @@ class ParallelHeadsModel(LlamaPreTrainedModel):  # type: ignore[misc]
         }
         masks: dict[int | None, Any] = {None: create_causal_mask(**seen)}
         masks[self.config.sliding_window] = create_sliding_window_causal_mask(**seen)
-        rope, known = self.rotary_emb(hidden, position_ids), KeysValues()
+        rope, stored = self.rotary_emb(hidden, position_ids), KeysValues()
         for layer in cast(list[ParallelHeadsLayer], self.layers):
             mask = masks[layer.window_tokens]
-            hidden = layer(hidden, rope=rope, mask=mask, known=known, **kwargs)
+            hidden = layer(hidden, rope=rope, mask=mask, stored=stored, **kwargs)
         normed: torch.Tensor = self.norm(hidden)
         return normed
 
@@ -177,7 +177,7 @@ class ParallelHeadsForCausalLM(LlamaPreTrainedModel):  # type: ignore[misc]
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """transformers' signature: token ids [1, T] → logits [1, rows, vocab]."""
+        """Map token ids [1, T] → logits [1, rows, vocab], with transformers' signature."""
         if past_key_values is not None or use_cache:
             raise ValueError("a cache of transformers' own is not served")
         hidden = self.model(input_ids, position_ids, **kwargs)

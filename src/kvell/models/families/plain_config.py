@@ -1,7 +1,7 @@
-"""Reads complete configs without transformers.
+"""Reading of complete configs without transformers.
 
-transformers' configs fill in what a file leaves out, but take a second to import.  Files that
-transformers itself wrote for a dense model leave nothing out.
+transformers' configs fill in fields that a file omits, but take a second to import. Files that
+transformers itself wrote for a dense model omit none.
 """
 
 from collections.abc import Mapping
@@ -53,10 +53,9 @@ def plain_config(path: Path, overrides: str | None = None) -> Any | None:
 
 
 def known_config(path: Path, overrides: str | None = None) -> Any:
-    """Read the config of a model directory, by transformers only where needed.
+    """Read the config of a model directory, by transformers only if needed.
 
     :param overrides: a JSON object of fields in place of its own.
-
     :raises ChangeSomething: if it is missing, is not a JSON object, or is not understood.
     """
     config = plain_config(path, overrides)
@@ -70,8 +69,8 @@ def known_config(path: Path, overrides: str | None = None) -> Any:
 
 def _family(raw: Mapping[str, Any]) -> FusedFamily | None:
     model_type, named = raw.get("model_type"), raw.get("architectures")
-    found = (f for name, f in FUSED.items() if f.model_type == model_type and named == [name])
-    family = next(found, None)
+    matches = (f for name, f in FUSED.items() if f.model_type == model_type and named == [name])
+    family = next(matches, None)
     return None if family is None or family.mixer else family
 
 
@@ -91,13 +90,13 @@ def _has_all_fields(raw: Mapping[str, Any], family: FusedFamily) -> bool:
 
 
 def _has_plain_ropes(ropes: Any, raw: Mapping[str, Any], family: FusedFamily) -> bool:
-    """Whether all rotations are of the default kind, given by a base alone."""
+    """Return whether all rotations are of the default kind, given by a base alone."""
     if not isinstance(ropes, dict):
         return False
     types = set(raw["layer_types"]) if family.ropes_by_type else ()
     return all(
-        isinstance(one, dict)
-        and one.keys() == {"rope_type", "rope_theta"}
-        and one["rope_type"] == "default"
-        for one in ([ropes.get(kind) for kind in types] if types else [ropes])
+        isinstance(rope, dict)
+        and rope.keys() == {"rope_type", "rope_theta"}
+        and rope["rope_type"] == "default"
+        for rope in ([ropes.get(kind) for kind in types] if types else [ropes])
     )

@@ -1,7 +1,7 @@
-"""Which class a config would run, and what serving it would need, from the config alone.
+"""The class that a config would run, and the features it would need, from the config alone.
 
-``families`` lists the classes that were examined; this is for all others, so that
-every refusal names a class of transformers and what is missing for it.
+``families`` lists the classes that were examined; this is for all others, so that every refusal
+names a class of transformers and a missing feature.
 """
 
 from collections.abc import Mapping
@@ -49,10 +49,10 @@ WRITES_NOTHING = "generates no text: it needs a language model's head"
 
 
 def class_run(config: Any) -> str:
-    """The class of transformers for a config as a whole; its model type if there is none.
+    """Return the class of transformers for a config as a whole; its model type if there is none.
 
-    A config with an encoder gets a class with one, even if its model type also has a class of
-    text alone.
+    A config with an encoder gets a class with one, even if its model type also has a class of text
+    alone.
     """
     model_type = str(getattr(config, "model_type", None) or "unknown")
     writing = (*ENCODED, *TEXT) if _has_encoder(config) else (*TEXT, *ENCODED)
@@ -60,7 +60,7 @@ def class_run(config: Any) -> str:
 
 
 def needed(config: Any) -> str:
-    """What serving a config would need, by its features that a plain decoder does not have."""
+    """Return the feature of a config that a plain decoder lacks and that serving would need."""
     text = _text(config)
     if not _first_class(str(getattr(config, "model_type", "")), (*TEXT, *ENCODED)):
         return WRITES_NOTHING
@@ -84,28 +84,28 @@ def require_plain_weights(config: Any) -> None:
 
     transformers loads some of them by separate libraries, and others wrongly or not at all.
 
-    :raises ChangeSomething: naming the class and how its weights are quantised.
+    :raises ChangeSomething: naming the class and its quantisation.
     """
     quantised = getattr(config, "quantization_config", None)
     if not quantised:
         return
-    known = quantised if isinstance(quantised, Mapping) else vars(quantised)
+    fields = quantised if isinstance(quantised, Mapping) else vars(quantised)
     raise ChangeSomething(
         "model",
         class_run(config),
-        f"its weights are quantised ({known.get('quant_method', 'unknown')}): "
+        f"its weights are quantised ({fields.get('quant_method', 'unknown')}): "
         "it needs kernels that read them",
         "use the same model in bfloat16 or float32",
     )
 
 
 def require_served(config: Any) -> None:
-    """Make sure that the class transformers would run for a config is known to be exact.
+    """Raise unless the class that transformers would run for a config is known to be exact.
 
     The class follows from the model type and the config's parts, whatever the config names.
 
-    :raises ChangeSomething: naming the class and what it would need; also for weights that
-        are quantised.
+    :raises ChangeSomething: naming the class and the missing feature; also for weights that are
+        quantised.
     """
     need = needed(config)
     if getattr(config, "architectures", None):
@@ -117,7 +117,7 @@ def require_served(config: Any) -> None:
 
 
 def _is_audio_only(config: Any) -> bool:
-    """Whether the config has audio and no images."""
+    """Return whether the config has audio and no images."""
     seen = any("vis" in field or "image" in field for field in vars(config))
     return not seen and any(field.startswith("audio") for field in vars(config))
 
@@ -129,7 +129,7 @@ def _has_encoder(config: Any) -> bool:
 
 
 def _text(config: Any) -> Any:
-    """The text's part; the whole config if transformers itself cannot tell which part that is."""
+    """Return the text's part; the whole config if transformers itself cannot identify that part."""
     try:
         return text_config(config)
     except ValueError:
@@ -142,6 +142,6 @@ def _types(text: Any) -> set[str]:
 
 
 def _first_class(model_type: str, tables: tuple[Mapping[str, Any], ...]) -> str:
-    """The (first) class of a model type in the first table that has it; "" if none has."""
-    found = next((table[model_type] for table in tables if model_type in table), "")
-    return str(found if isinstance(found, str) else found[0])
+    """Return the (first) class of a model type in the first table that has it; "" if none has."""
+    named = next((table[model_type] for table in tables if model_type in table), "")
+    return str(named if isinstance(named, str) else named[0])

@@ -18,7 +18,7 @@ DTYPES = {2: torch.bfloat16, 4: torch.float32}
 
 
 def weights_bytes(config: Any, element_bytes: int) -> int | None:
-    """Bytes of all parameters and buffers that a checkpoint has; tied ones count once.
+    """Return the bytes of all parameters and buffers of a checkpoint; tied ones count once.
 
     :param element_bytes: bytes of an element, 2 or 4; some families keep a few in float32.
     :return: None if transformers has no class for the config, or cannot build it here.

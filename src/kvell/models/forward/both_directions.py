@@ -1,7 +1,7 @@
 """Attention in both directions within a prompt, over causal kernels.
 
-Each such token becomes a request of its own whose context is the whole prompt: the last
-position of a context attends to all of it, and the window is switched off.
+Each such token becomes a request of its own whose context is the whole prompt: the last position of
+a context attends to all of it, and the window is switched off.
 """
 
 from dataclasses import replace
@@ -47,7 +47,7 @@ class BothDirections:
         return torch.cat(spans).to(batch.query_starts.device)
 
     def _apart(self, batch: GroupBatch) -> GroupBatch:
-        """Metadata with every token of the prompts as a request of one token."""
+        """Return metadata with every token of the prompts as a request of one token."""
         size_of = batch.table_starts.diff().tolist()
         begins, contexts, counts = batch.table_starts.tolist(), [], []
         tables: list[torch.Tensor] = []

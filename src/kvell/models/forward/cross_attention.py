@@ -1,8 +1,8 @@
 """Cross-attention layers, which attend to images.
 
-Keys and values are computed once, when the image is first needed, and lie in pages; queries
-come from the text.  A token attends to all tokens of the images it sees and to no others.
-One that sees no image gets nothing from such a layer, nor from the layer's MLP.
+Keys and values are computed once, when the image is first needed, and stored in pages; queries are
+from the text. A token attends to all tokens of the images it sees and to no others. A token that
+sees no image gets nothing from such a layer, nor from the layer's MLP.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from kvell.models.images.image_batch import PageRows, SeenImages
 
 
 class CrossSlot:
-    """Replaces the forward pass of one cross-attention module of transformers."""
+    """Replacement of the forward pass of one cross-attention module of transformers."""
 
     def __init__(self, module: Any, kernels: AttentionKernels) -> None:
         self.layer = int(module.layer_idx)
@@ -35,7 +35,7 @@ class CrossSlot:
     def __call__(
         self, hidden_states: torch.Tensor, *_: Any, **named: Any
     ) -> tuple[torch.Tensor, None]:
-        """transformers' signature: [1, T, hidden] → the same, and no weights."""
+        """Map [1, T, hidden] → the same, and no weights, with transformers' signature."""
         seen: Sequence[SeenImages] = named[STEP_ARGUMENT].seen_by(self.layer)
         module = self._module
         query = module.q_norm(_heads(module.q_proj(hidden_states[0]), module.head_dim))
@@ -100,10 +100,10 @@ def place_cross(
 
 
 def seen_mask(seen: Sequence[SeenImages], tokens: int, like: torch.Tensor) -> torch.Tensor:
-    """1 for tokens that see an image, 0 for others; [1, 1, tokens, 1], in the dtype of ``like``."""
+    """Return 1 for tokens that see an image, 0 for others; [1, 1, tokens, 1], dtype of ``like``."""
     mask = like.new_zeros(tokens)
-    for one in seen:
-        mask[one.rows] = 1
+    for image in seen:
+        mask[image.rows] = 1
     return mask.view(1, 1, tokens, 1)
 
 

@@ -1,16 +1,16 @@
-"""Token dropping: chooses which tokens of a long prompt stay, and moves them to the front.
+"""Token dropping: the choice of a long prompt's tokens that stay, and their move to the front.
 
-When a prompt that is longer than a layer's budget has been computed, its last
-``OBSERVED_TOKENS`` tokens vote for the earlier ones with the attention that they pay to them::
+When a prompt that is longer than a layer's budget has been computed, its last ``OBSERVED_TOKENS``
+tokens vote for the earlier ones with the attention that they pay to them::
 
     votes[head, j] = Σ over observing tokens, over query heads of the KV head, of softmax(q·k)[j]
 
-Votes are max-pooled over ``POOLED_TOKENS`` neighbours, so that a token's surroundings stay with
-it.  The best tokens fill the budget besides the observing tokens, which always stay; ties go to
-the earlier token.  Each KV head chooses for itself, and a latent (MLA) is one head.  Then rows
-0 … budget-1 of a layer's pages hold, head by head, the kept keys and values in order of
-position; keys keep the rope of their true positions, so attention needs no change.  The token
-after the prompt goes to row ``budget``.
+Votes are max-pooled over ``POOLED_TOKENS`` neighbours, so that a token's surroundings stay with it.
+The best tokens fill the budget besides the observing tokens, which always stay; of equal tokens the
+earlier one stays. Each KV head chooses for itself, and a latent (MLA) is one head. Then rows 0 …
+budget-1 of a layer's pages hold, head by head, the kept keys and values in order of position; keys
+keep the rope of their true positions, so attention needs no change. The token after the prompt is
+stored in row ``budget``.
 
 Sources: SnapKV §4 (observation window, pooling), PyramidKV §4.2; budgets by layer:
 :mod:`kvell.models.config.budgets`.
@@ -30,7 +30,7 @@ POOLED_TOKENS = 7
 
 
 def votes(query: torch.Tensor, key: torch.Tensor, params: AttendParams) -> torch.Tensor:
-    """Attention that the last tokens of a prompt pay to each of its tokens, summed.
+    """Return the sum of the attention of a prompt's last tokens to each of its tokens.
 
     :param query: [observing, heads, head_size], one KV head's query heads, of the last tokens.
     :param key: [tokens, head_size], of that KV head; the prompt's tokens in order.
@@ -51,7 +51,7 @@ def votes(query: torch.Tensor, key: torch.Tensor, params: AttendParams) -> torch
 
 
 def kept_positions(votes: torch.Tensor, budget_tokens: int) -> torch.Tensor:
-    """Positions that stay, ascending: int64 [budget_tokens].
+    """Return the positions that stay, ascending: int64 [budget_tokens].
 
     :param votes: float32 [tokens] of a prompt longer than the budget.
     :param budget_tokens: more than ``OBSERVED_TOKENS``, which stay in any case.
@@ -125,7 +125,7 @@ def _kept(
     params: AttendParams,
     budget_tokens: int,
 ) -> torch.Tensor:
-    """Kept positions, int64 [kv_heads, budget]; head by head, to hold only one head's keys."""
+    """Return the kept positions, int64 [kv_heads, budget]; one head at a time, to save memory."""
     by_head = query.reshape(query.shape[0], layer.kv_heads, -1, query.shape[2])
     sinks = None if params.sinks is None else params.sinks.view(layer.kv_heads, -1)
     chosen = []
@@ -139,6 +139,6 @@ def _kept(
 
 
 def _keys(layer: LayerPages, pages: torch.Tensor, tokens: int, head: int) -> torch.Tensor:
-    """A head's stored keys of a request, [tokens, head_size], dequantised if need be."""
+    """Return a head's stored keys of a request, [tokens, head_size], dequantised if quantised."""
     rows = page_views(layer)[0][pages.long(), head].flatten(0, 1)[:tokens]
     return dequantise(rows, layer.dtype) if layer.quantised else rows

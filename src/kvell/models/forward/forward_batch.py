@@ -1,4 +1,4 @@
-"""The input of one step, and where the model's memory lies."""
+"""The input of one step, and the model's memory."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,14 +21,14 @@ class ForwardBatch:
 
     :param token_ids: int64 [T], request after request.
     :param positions: int64 [T], each token's position in its own request.
-    :param groups: metadata of each layer group, in the order of the layout; None where a
-        group holds no text tokens.
-    :param logits_rows: int64 [rows], the tokens whose logits are wanted; may be empty.
+    :param groups: metadata of each layer group, in the order of the layout; None if a group holds
+        no text tokens.
+    :param logits_rows: int64 [rows], the tokens whose logits are requested; may be empty.
     :param images: None if no request of the step has any.
-    :param prompt_ends: requests whose prompts end with this step, where layers drop tokens.
-    :param wants_largest: whether the index of each row's largest logit is wanted.
+    :param prompt_ends: requests whose prompts end with this step, for layers that drop tokens.
+    :param wants_largest: whether the index of each row's largest logit is requested.
     :param begun: called once the pass needs no more Python; at its start if it always does.
-    :param wants_hidden: whether what the head reads of each row is wanted too.
+    :param wants_hidden: whether the head's input of each row is requested too.
     :param long_rope: bool [T], tokens of texts under the long rotation table; None: there is none.
     """
 
@@ -44,7 +44,7 @@ class ForwardBatch:
     long_rope: torch.Tensor | None = None
 
     def put_tokens(self, rows: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Fill in ids that were not known when the batch was made."""
+        """Fill in ids that were unknown when the batch was made."""
         self.token_ids[list(rows)] = torch.tensor(token_ids).to(self.token_ids)
 
 

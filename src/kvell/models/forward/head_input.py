@@ -1,4 +1,4 @@
-"""What a model's head reads: the final norm's output of the rows whose logits are wanted."""
+"""The input of a model's head: the final norm's output of the rows whose logits are requested."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,10 +8,10 @@ import torch
 
 
 class HeadInput:
-    """Keeps what the head of a transformers model was given, for steps that ask.
+    """Recorder of the input of a transformers model's head, for steps that request it.
 
-    The final norm is not always the module before the head, and some models scale its output; what
-    the head reads is the same everywhere, and has only the rows that are wanted.
+    The final norm is not always the module before the head, and some models scale its output; the
+    head's input has one meaning in all models, and only the requested rows.
     """
 
     def __init__(self, module: Any) -> None:
@@ -20,7 +20,7 @@ class HeadInput:
 
     @contextmanager
     def kept(self, wanted: bool) -> Iterator[None]:
-        """Keep it while the body of the ``with`` runs the module, if it is wanted."""
+        """Record the input while the body of the ``with`` runs the module, if ``wanted``."""
         if not wanted:
             yield
             return
@@ -32,7 +32,7 @@ class HeadInput:
             handle.remove()
 
     def rows(self) -> torch.Tensor:
-        """The rows kept last, float32 [rows, hidden].
+        """Return the rows recorded last, float32 [rows, hidden].
 
         :raises RuntimeError: if the head was not called.
         """

@@ -29,10 +29,10 @@ SHARED_MODULE = -1
 
 @dataclass(frozen=True)
 class LayerCall:
-    """What one layer hands over: its attention parameters and this step's new tokens.
+    """A layer's attention parameters and its new tokens of this step.
 
-    Tensors are [T, heads or kv_heads, head_size] in the model's dtype; ``value`` is None
-    where it is a part of the key.
+    Tensors are [T, heads or kv_heads, head_size] in the model's dtype; ``value`` is None if it is a
+    part of the key.
     """
 
     layer: int
@@ -50,7 +50,7 @@ class Step(Protocol):
         ...
 
     def seen_by(self, layer: int) -> Sequence[SeenImages]:
-        """Images that the step's tokens attend to in a cross-attention layer."""
+        """Return the images that the step's tokens attend to in a cross-attention layer."""
         ...
 
 
@@ -68,7 +68,7 @@ def paged_attention(
 ) -> tuple[torch.Tensor, None]:
     """Attend over pages; transformers' attention signature.
 
-    q, k, v are [1, heads, T, head_size].  Returns [1, T, heads, size of a value] and no weights.
+    q, k, v are [1, heads, T, head_size]. Return [1, T, heads, size of a value] and no weights.
     """
     step: Step = kwargs[STEP_ARGUMENT]
     params = AttendParams(
@@ -94,5 +94,5 @@ def install() -> None:
 
 
 def _by_token(states: torch.Tensor) -> torch.Tensor:
-    """[1, heads, T, size] → [T, heads, size], without a copy."""
+    """Map [1, heads, T, size] → [T, heads, size], without a copy."""
     return states[0].transpose(0, 1)

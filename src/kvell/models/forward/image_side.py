@@ -45,7 +45,7 @@ class ImageSide:
         return len(self._cross)
 
     def attach(self, layout: Layout, pool: torch.Tensor, pages: Mapping[int, LayerPages]) -> None:
-        """Set where embeddings, keys and values of images are stored.
+        """Set the memory for embeddings, keys and values of images.
 
         :raises ChangeSomething: if the layout keeps image tokens among text tokens.
         """
@@ -72,7 +72,7 @@ class ImageSide:
         images: ImageBatch | None,
         step: hook.Step,
     ) -> torch.Tensor:
-        """Compute a step; parameters as in ``ForwardBatch``.  Returns logits [rows, vocab]."""
+        """Compute a step; parameters as in ``ForwardBatch``. Return logits [rows, vocab]."""
         inputs = self._inputs(token_ids, images)
         output = self._decoder(
             inputs_embeds=inputs.unsqueeze(0),
@@ -85,23 +85,23 @@ class ImageSide:
         return logits
 
     def _positions(self, positions: torch.Tensor, images: ImageBatch | None) -> torch.Tensor:
-        """Positions in the decoder's form: [1, T], or [3, 1, T] where images are grids."""
+        """Return positions in the decoder's form: [1, T], or [3, 1, T] if images are grids."""
         if images is not None and images.positions is not None:
             return images.positions.unsqueeze(1)
         return positions.unsqueeze(0) + self.store.family.first_position
 
     def _inputs(self, token_ids: torch.Tensor, images: ImageBatch | None) -> torch.Tensor:
-        """Embeddings of the step's tokens, [T, hidden]; encodes and stores new images first."""
+        """Return the step's embeddings, [T, hidden]; encode and store new images first."""
         made: dict[bytes, torch.Tensor] = {}
         for span, rows in images.begun if images is not None else ():
             if span.images_digest not in made:
                 made[span.images_digest] = self.store.encoded(span)
             self._keep(made[span.images_digest], rows)
-        known = self._decoder.get_input_embeddings()
+        lookup = self._decoder.get_input_embeddings()
         if images is None or self._embeddings is None or not len(images.rows):
-            embedded: torch.Tensor = known(token_ids)
-        else:  # a placeholder's id may lie outside of the text's vocabulary
-            embedded = known(token_ids.index_fill(0, images.rows, 0))
+            embedded: torch.Tensor = lookup(token_ids)
+        else:  # a placeholder's id may be outside of the text's vocabulary
+            embedded = lookup(token_ids.index_fill(0, images.rows, 0))
             embedded[images.rows] = self._embeddings.load(images.embeddings, embedded.dtype)
         return embedded
 
@@ -113,8 +113,8 @@ class ImageSide:
             slot.write(encoded, rows)
 
     def _across(self, inputs: torch.Tensor, images: ImageBatch | None) -> dict[str, Any]:
-        """Arguments of cross-attention layers: states, without which they do not run, and a mask
-        of the tokens that see an image."""
+        """Return arguments of cross-attention layers: states, without which they do not run, and a
+        mask of the tokens that see an image."""
         if not self._cross:
             return {}
         seen = images.seen if images is not None else ()

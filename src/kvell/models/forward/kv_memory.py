@@ -1,4 +1,4 @@
-"""The KV pool as torch sees it: flat bytes, and each layer's place in them."""
+"""The KV pool for torch: flat bytes, and each layer's place in them."""
 
 from collections.abc import Mapping
 from mmap import mmap
@@ -16,15 +16,15 @@ HostBuffer = memoryview | mmap | bytearray
 
 
 def host_pool(buffer: HostBuffer) -> torch.Tensor:
-    """A uint8 tensor [bytes] over host memory: no copy; it keeps the buffer alive."""
+    """Return a uint8 tensor [bytes] over host memory: no copy; it keeps the buffer alive."""
     return torch.frombuffer(buffer, dtype=torch.uint8)
 
 
 def pool_tensor(buffer: HostBuffer | None, pool_bytes: int, device: torch.device) -> torch.Tensor:
-    """The pool as a uint8 tensor [pool_bytes] on its device.
+    """Return the pool as a uint8 tensor [pool_bytes] on its device.
 
-    On the CPU it is the first ``pool_bytes`` of the given buffer; on any other
-    device it is allocated there and the buffer is not used.
+    On the CPU it is the first ``pool_bytes`` of the given buffer; on any other device it is
+    allocated there and the buffer is not used.
 
     :raises ValueError: on the CPU, if the buffer is missing or too small.
     """
@@ -36,7 +36,7 @@ def pool_tensor(buffer: HostBuffer | None, pool_bytes: int, device: torch.device
 
 
 def storing_layer(layer: LayerSpec) -> int:
-    """The layer whose pages hold what a layer reads: itself, or the one it shares with."""
+    """Return the layer whose pages a layer reads: itself, or the one it shares with."""
     return layer.index if layer.kv_of is None else layer.kv_of
 
 
@@ -47,13 +47,13 @@ def layer_pages(
     dtype: torch.dtype,
     latent_sizes: Mapping[int, int] = MappingProxyType({}),
 ) -> dict[int, LayerPages]:
-    """Return where each layer's K and V lie, by layer, in order.
+    """Return each layer's pages of K and V, by layer, in order.
 
-    Layers with only a state, or embeddings, are left out.  Layers that share keys and values
-    have the same place.
+    Layers with only a state, or embeddings, are left out. Layers that share keys and values have
+    the same pages.
 
     :param dtype: dtype of stored keys and values; its size must be the layers' element_bytes.
-    :param latent_sizes: by layer that stores latents: how many numbers of a key are its value.
+    :param latent_sizes: by layer that stores latents: the size of a key's part that is its value.
     :raises ValueError: if the pool is too small, a layer has no group, or sizes differ from the
         layout's.
     """

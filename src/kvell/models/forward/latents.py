@@ -1,10 +1,10 @@
 """Latent attention (MLA): pages hold each token's latent, not the heads expanded from it.
 
-transformers' code computes queries, latents and rotary parts as usual.  Where it would
-expand a latent into keys and values of every head, ours passes the latent on.  The
-expanding matrices move to the other side of the scores: W_UK is applied to the query before
-attention, W_UV to its output.  So a token's key is ``[latent, rotary part]``, one head
-for all queries, and its value is the latent itself.
+transformers' code computes queries, latents and rotary parts as usual. Where it would expand a
+latent into keys and values of every head, our code passes the latent on. The expanding matrices
+move to the other side of the scores: W_UK is applied to the query before attention, W_UV to its
+output. So a token's key is ``[latent, rotary part]``, one head for all queries, and its value is
+the latent itself.
 """
 
 from typing import Any
@@ -48,13 +48,13 @@ class Latents:
         return torch.einsum("thr,hvr->thv", output, self._expand()[:, self._key_size :])
 
     def _expand(self) -> torch.Tensor:
-        """Both expanding matrices, [heads, key + value, latent]."""
+        """Return both expanding matrices, [heads, key + value, latent]."""
         weight: torch.Tensor = self._module.kv_b_proj.weight
         return weight.view(int(self._module.num_heads), -1, self.latent_size)
 
 
 def latents_of(module: Any) -> Latents | None:
-    """The latents of an attention module; None if :func:`place_latents` set none."""
+    """Return the latents of an attention module; None if :func:`place_latents` set none."""
     return getattr(module, _PLACE, None)
 
 

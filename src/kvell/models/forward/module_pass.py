@@ -30,14 +30,14 @@ from kvell.models.states.state_step import StatePass
 from kvell.pages.layout import GroupKind, LayerSpec, Layout
 
 _ELSEWHERE = IMAGE_KINDS | {GroupKind.STATE}
-"""Kinds of layers, or of their parts, that do not go through the attention hook."""
+"""Kinds of layers, or of their parts, that do not use the attention hook."""
 
 
 class ModulePass:
     """A transformers causal LM whose attention and states run over pages.
 
     :ivar state_shapes: shapes of the state of each layer that has one, in order.
-    :ivar latent_sizes: by layer that stores latents: how many numbers of a key are its value.
+    :ivar latent_sizes: by layer that stores latents: the size of a key's part that is its value.
     :ivar activations: estimate, from the config, of a step's memory besides weights and pages.
     """
 
@@ -61,18 +61,18 @@ class ModulePass:
 
     @property
     def images(self) -> ImageStore | None:
-        """Images of requests in flight; None if the model takes text only."""
+        """The images of requests in flight; None if the model takes text only."""
         return self._image_side.store if self._image_side else None
 
     def attach(self, layout: Layout, pool: torch.Tensor, memory: ModelMemory) -> None:
-        """Set where keys, values, states and image embeddings are stored."""
+        """Set the memory for keys, values, states and image embeddings."""
         self._memory = memory
         if self._image_side:
             self._image_side.attach(layout, pool, memory.pages)
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, callbacks: LayerCallbacks | None = None) -> torch.Tensor:
-        """Compute a step, as :meth:`PagedModel.forward` says."""
+        """Compute a step, as :meth:`PagedModel.forward`."""
         assert self._memory is not None, "attach memory first"
         step = _PagedStep(self._memory, self._description, self._kernels, batch, callbacks)
         states = StatePass(self._memory.states, batch.groups)
@@ -88,11 +88,11 @@ class ModulePass:
         return logits.float()
 
     def hidden(self) -> torch.Tensor:
-        """What the head read in the last step that wanted it, float32 [rows, hidden]."""
+        """Return the head's input in the last step that requested it, float32 [rows, hidden]."""
         return self._head_input.rows()
 
     def _run(self, batch: ForwardBatch, step: "_PagedStep") -> torch.Tensor:
-        """transformers' own forward pass; logits [rows, vocab]."""
+        """Run transformers' own forward pass; return logits [rows, vocab]."""
         if self._image_side:
             ids, positions, rows = batch.token_ids, batch.positions, batch.logits_rows
             return self._image_side.forward(ids, positions, rows, batch.images, step)
@@ -109,7 +109,7 @@ class ModulePass:
 
 
 class _PagedStep:
-    """One forward pass: hands each layer its pages and its group's metadata."""
+    """One forward pass, with each layer's pages and its group's metadata."""
 
     def __init__(
         self,
@@ -154,13 +154,13 @@ class _PagedStep:
         return output
 
     def seen_by(self, layer: int) -> Sequence[SeenImages]:
-        """Images that the step's tokens attend to in a layer (hook.Step)."""
+        """Return the images that the step's tokens attend to in a layer (hook.Step)."""
         if not self._across or self._across.pop(0) != layer:
             raise RuntimeError(f"layer {layer} cross-attends out of turn")
         return self._images.seen if self._images else ()
 
     def require_complete(self) -> None:
-        """Check that every layer attended; if not, the model has a mixer that the hook never saw.
+        """Raise unless every layer attended: else the model has a mixer that bypasses the hook.
 
         :raises RuntimeError: if a layer did not.
         """
@@ -170,11 +170,11 @@ class _PagedStep:
             raise RuntimeError(f"{self._attended} of {len(self._specs)} layers attended over pages")
 
     def _expect(self, call: hook.LayerCall) -> LayerSpec:
-        """Check that layers come in order, each once, with the window its pages are kept for.
+        """Check that layers attend in order, each once, with the window of their pages.
 
-        transformers' attention is not told about chunks: they are in its mask, which we never
-        build; and it knows nothing of budgets.
-        A module that several layers share does not know its layer: it is the next one.
+        Chunks are in the mask of transformers' attention, which is never built here, and not in its
+        arguments; budgets are in neither. A module that several layers share does not have its
+        layer's index: it is the next one.
         """
         if self._attended == len(self._specs):
             raise RuntimeError(f"layer {call.layer} attends after the last one")
@@ -191,5 +191,5 @@ class _PagedStep:
 
 
 def _stored(vectors: torch.Tensor, pages: LayerPages) -> torch.Tensor:
-    """Keys or values in the kernels' form; kernels quantise by themselves."""
+    """Convert keys or values to the kernels' form; kernels quantise by themselves."""
     return vectors if pages.quantised else vectors.to(pages.dtype)

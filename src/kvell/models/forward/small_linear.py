@@ -19,17 +19,17 @@ else:
     _INSTRUCTION_SETS = tuple(_linear.instruction_sets())
 
 FASTER_SETS = ("avx512", "avx2")
-"""Where the kernel was measured to beat torch's own; elsewhere torch's is used."""
+"""Instruction sets whose kernel was measured to beat torch's own; with others torch's is used."""
 
 MAX_ROWS = 32
-"""Beyond it arithmetic is the limit, and torch's own catches up (bench/linear)."""
+"""Above this, arithmetic is the limit, and torch's own is as fast (bench/linear)."""
 
 ONE_THREAD_BYTES = 512 << 10
 """Smaller weights are read before a second thread has woken up."""
 
 
 def instruction_sets() -> tuple[str, ...]:
-    """Sets that this build has and this processor can run, best first; empty if not compiled."""
+    """Return the sets that this build has and this processor can run, best first."""
     return _INSTRUCTION_SETS
 
 
@@ -40,11 +40,11 @@ def small_linear(
     instruction_set: str | None = None,
     num_threads: int = 0,
 ) -> torch.Tensor:
-    """``x · weightᵀ + bias`` by the compiled kernel, for any number of rows.
+    """Compute ``x · weightᵀ + bias`` by the compiled kernel, for any number of rows.
 
-    All tensors are bfloat16 on the CPU; sums are float32 and rounded once.  Within one
-    instruction set an output depends on its row and column alone: rows and threads do
-    not change a bit of it.  Gradients are not tracked.
+    All tensors are bfloat16 on the CPU; sums are float32 and rounded once. Within one instruction
+    set an output depends on its row and column alone: rows and threads do not change a bit of it.
+    Gradients are not tracked.
 
     :param x: [..., in]; copied if its rows are not contiguous or not evenly spaced.
     :param weight: [out, in], contiguous.
@@ -52,8 +52,8 @@ def small_linear(
     :param instruction_set: one of :func:`instruction_sets`; None for the best.
     :param num_threads: 0 for OpenMP's number, which ``torch.set_num_threads`` sets.
     :returns: [..., out].
-    :raises ValueError: if a dtype, shape or stride is wrong, or the processor lacks the
-        instruction set.
+    :raises ValueError: if a dtype, shape or stride is wrong, or the processor lacks the instruction
+        set.
     """
     _check(x, weight, bias)
     return _run(x, weight, bias, instruction_set or _INSTRUCTION_SETS[0], num_threads)
@@ -62,12 +62,12 @@ def small_linear(
 class SmallBatchLinear(nn.Linear):
     """A linear that shares another's parameters and runs few rows by the compiled kernel.
 
-    Anything the kernel does not support (more rows than ``MAX_ROWS``, other dtypes or
-    devices, gradients) goes to torch.
+    Unsupported inputs (more rows than ``MAX_ROWS``, other dtypes or devices, gradients) are
+    computed by torch.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
-        """Take over ``weight`` and ``bias`` themselves, so that tied ones stay tied."""
+        """Share ``weight`` and ``bias`` themselves, so that tied ones stay tied."""
         nn.Module.__init__(self)  # nn.Linear's own would allocate a second weight
         self.in_features = linear.in_features
         self.out_features = linear.out_features
@@ -77,14 +77,14 @@ class SmallBatchLinear(nn.Linear):
         self.num_threads = 1 if linear.weight.nbytes < ONE_THREAD_BYTES else 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[..., in] → [..., out]."""
+        """Map [..., in] → [..., out]."""
         weight, bias = self.weight, self.bias
         if not self._is_small(x, weight, bias):
             return functional.linear(x, weight, bias)
         return _run(x, weight, bias, _INSTRUCTION_SETS[0], self.num_threads)
 
     def _is_small(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
-        """Whether the kernel may run it; wrong shapes are left to torch to refuse."""
+        """Return whether the kernel may run it; torch refuses wrong shapes."""
         out, width = weight.shape
         return (
             0 < x.numel() <= MAX_ROWS * width
@@ -103,9 +103,9 @@ class SmallBatchLinear(nn.Linear):
 def use_small_linears(module: nn.Module) -> int:
     """Swap every bfloat16 CPU linear inside a module; return how many were swapped.
 
-    A linear that is used in several places stays one; parameters stay the same objects
-    under the same names.  Not swapped: subclasses of ``nn.Linear``, linears with hooks,
-    and any linear where the kernel is missing or not faster.
+    A linear that is used in several places stays one; parameters stay the same objects under the
+    same names. Not swapped: subclasses of ``nn.Linear``, linears with hooks, and any linear if the
+    kernel is missing or not faster.
     """
     swapped: dict[nn.Linear, SmallBatchLinear] = {}
     for name, child in list(module.named_modules(remove_duplicate=False)):
@@ -129,7 +129,7 @@ def _may_swap(linear: nn.Linear) -> bool:
 
 
 def _is_kernels(tensor: torch.Tensor) -> bool:
-    """Whether the kernel can read a weight or bias."""
+    """Return whether the kernel can read a weight or bias."""
     return tensor.dtype == torch.bfloat16 and tensor.is_cpu and tensor.is_contiguous()
 
 

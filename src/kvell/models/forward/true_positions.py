@@ -1,8 +1,8 @@
-"""Answers transformers' code that takes a step's row of tokens for one text.
+"""True positions for transformers' code that treats a step's row of tokens as one text.
 
-A flattened step has no cache, but every token has its position.  Llama 4 asks a cache for it, to
-scale its queries.  Rotations that depend on a text's length take the largest position for that
-length: LongRoPE's two tables, and dynamic scaling.
+A flattened step has no cache, but every token has its position. Llama 4 reads it from a cache, to
+scale its queries. Rotations that depend on a text's length use the largest position as that length:
+LongRoPE's two tables, and dynamic scaling.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,17 +13,17 @@ import torch
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 Rotation = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
-"""Gives cosines and sines of a layer type's positions, or both as complex numbers."""
+"""Function to cosines and sines of a layer type's positions, or both as complex numbers."""
 _ASKING = "attn_temperature_tuning"
 
 
 def asks_a_cache(module: torch.nn.Module) -> bool:
-    """Whether a layer of the model takes its positions from a cache."""
+    """Return whether a layer of the model takes its positions from a cache."""
     return any(getattr(child, _ASKING, False) for child in module.modules())
 
 
 class TruePositions:
-    """Stands in for a cache: stores nothing and only reports positions.
+    """Stand-in for a cache that stores nothing and only reports positions.
 
     :param positions: int64 [T], each token's position in its own request.
     """
@@ -33,7 +33,7 @@ class TruePositions:
         self._before = positions - rows
 
     def get_seq_length(self, _layer: int = 0) -> torch.Tensor:
-        """int64 [T]: the difference between each row's position and its index."""
+        """Return int64 [T]: the difference between each row's position and its index."""
         return self._before
 
     def update(
@@ -54,7 +54,7 @@ class RopeTables:
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._is_long: torch.Tensor | None = None
-        for rotary in [one for one in module.modules() if hasattr(one, "rope_type")]:
+        for rotary in [child for child in module.modules() if hasattr(child, "rope_type")]:
             self._fix(rotary)
 
     @contextmanager
@@ -121,7 +121,7 @@ def _follows_length(kind: str) -> bool:
 
 
 def _frequencies_of(layer_type: str | None) -> str:
-    """Name of a rotation's buffer for a type of layers."""
+    """Return the name of a rotation's buffer for a type of layers."""
     return "inv_freq" if layer_type is None else f"{layer_type}_inv_freq"
 
 

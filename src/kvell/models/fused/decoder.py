@@ -40,18 +40,18 @@ class FusedDecoder:
     """All layers of a step in one call of compiled code.
 
     A token's logits depend on its own context alone, to the last bit: neither the batch, nor
-    prefill chunks, nor where pages lie, nor threads change them.  The exception is a mixer
-    whose states are stored in 16 bits: they are rounded where a step ends.
+    prefill chunks, nor the positions of pages, nor threads change them. The exception is a mixer
+    whose states are stored in 16 bits: they are rounded at the end of a step.
 
     Not for concurrent use.
 
     :ivar state_shapes: shapes of the state of each layer with a mixer, in order.
-    :ivar team: how its threads go through a pass beside others that use their processors.
-    :ivar passed: what they did in the last pass; None: there was none.
-    :ivar elsewhere: whom passes may ask for sections that others hold; None: nobody.
-    :ivar served: what it attends with, once pages are attached.
-    :ivar largest: index of each row's largest logit (the first of equals) in the last step, if
-        it was asked for.
+    :ivar team: the rule for threads that share their processors with other programs.
+    :ivar passed: the record of the last pass; None: there was none.
+    :ivar elsewhere: the creditors of remote sections; None: there are none.
+    :ivar served: parameters of its attention, once pages are attached.
+    :ivar largest: index of each row's largest logit (the first of equals) in the last step, if the
+        step requested it.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class FusedDecoder:
         :param forms: how each weight is stored.
         :param longest_tokens: longest context that attention may split among threads.
         :param memory: for packed weights, and for embeddings that are neither tied nor mapped.
-        :param maps_table: embeddings of the model's dtype are used as they lie.
+        :param maps_table: embeddings of the model's dtype are used in place.
         """
         self._threads = kernels.num_threads or torch.get_num_threads()
         self.team = TeamRule(self._threads, is_fixed=kernels.num_threads > 0)
@@ -87,7 +87,7 @@ class FusedDecoder:
         self._shape = _shape(recipe)
         self.state_shapes = _state_shapes(recipe)
         self._instruction_set = kernels.instruction_set
-        self._rules = [(one.scale, one.softcap, one.window_tokens) for one in recipe.layers]
+        self._rules = [(layer.scale, layer.softcap, layer.window_tokens) for layer in recipe.layers]
         self._full_groups: list[int] = []
         self.elsewhere: RemoteSections | None = None
         self._forward = self._build(recipe, kernels.instruction_set)
@@ -114,8 +114,8 @@ class FusedDecoder:
     def use_memory(self, given: torch.Tensor | None) -> None:
         """Compute in given memory, uint8 [any number], from now on; None for memory of its own.
 
-        A step's logits lie in it too, until the next step.  Several models may share it if
-        they take turns.
+        A step's logits are in it too, until the next step. Several models may share it if they take
+        turns.
         """
         self._given, self._room = given, None
 
@@ -125,7 +125,7 @@ class FusedDecoder:
         groups: Mapping[int, int],
         states: StateMemory | None = None,
     ) -> None:
-        """Set where each layer's keys and values lie, and the index of its group.
+        """Set each layer's memory of keys and values, and the index of its group.
 
         :param states: the same for layers with a mixer.
         """
@@ -172,7 +172,7 @@ class FusedDecoder:
         parts, at = room.parts, room.address
         ids, positions, wanted = rows.addresses
         way = self.team.way(room.tokens)
-        asked = (
+        call = (
             (room.tokens, ids, positions),
             (room.rows, wanted),
             [group_args(groups[index], room.tokens) for index in self._groups],
@@ -187,7 +187,7 @@ class FusedDecoder:
         )
         if batch.begun is not None:
             batch.begun()
-        used_bytes, self.largest, took_ns, lost_ns = self._forward.run(*asked)
+        used_bytes, self.largest, took_ns, lost_ns = self._forward.run(*call)
         self.passed = Passed(way, took_ns, lost_ns)
         self.team.note(self.passed)
         self.used_bytes = used_bytes + parts.logits_bytes
@@ -323,11 +323,11 @@ def fused_decoder(
     blocks: Mapping[str, GroupedWeight] | None = None,
     memory: WeightMemory | None = None,
 ) -> FusedDecoder | None:
-    """Make the compiled pass of a module and take over its weights; None if it has none.
+    """Make the compiled pass of a module and take over its weights; return None if it has none.
 
-    Dense models, and hybrids with Mamba 2 beside attention in every layer, have one in float32
-    or bfloat16 on a CPU, if the package was compiled.  The module then keeps its config, but
-    no linear's weight.
+    Dense models, and hybrids with Mamba 2 next to attention in every layer, have one in float32 or
+    bfloat16 on a CPU, if the package was compiled. The module then keeps its config, but no
+    linear's weight.
 
     :param quantization: one of ``quantization.QUANTIZATIONS``.
     :param blocks: weights by the names of the module's parameters, used unchanged.
@@ -360,12 +360,12 @@ def _recipe(
 
 
 def takes(kernels: AttentionKernels, device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a compiled pass can run on the device in the dtype, whatever the model."""
+    """Return whether a compiled pass of any model can run on the device in the dtype."""
     return kernels.name == "native" and device.type == "cpu" and dtype in _DTYPES
 
 
 def _state_shapes(recipe: DecoderRecipe) -> dict[int, StateShapes]:
-    """State shapes by layer: either all layers have a mixer, or none has."""
+    """Return state shapes by layer: either all layers have a mixer, or none has."""
     mixer = recipe.mixer
     if mixer is None:
         return {}

@@ -1,4 +1,4 @@
-"""How each weight of a model is stored: as plain numbers, int8, or int4."""
+"""Storage of each weight of a model: as plain numbers, int8, or int4."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -14,10 +14,10 @@ Weight = torch.Tensor | GroupedWeight
 
 
 class WeightForms:
-    """The form of each linear: the model's own blocks unchanged, else as the quantization says.
+    """The form of each linear: the model's own blocks unchanged, else that of the quantization.
 
-    Heads, and embeddings tied to them, are int8 where the others are int4: they are the
-    widest, and are read at both ends of the model.
+    Heads, and embeddings tied to them, are int8 if the others are int4: they are the widest, and
+    are read at both ends of the model.
     """
 
     def __init__(
@@ -27,8 +27,7 @@ class WeightForms:
         quantization: str,
         blocks: Mapping[str, GroupedWeight],
     ) -> None:
-        """Take blocks by the names of the module's parameters; others are quantised from its
-        dtype."""
+        """Take blocks by the names of the module's parameters; quantise others from its dtype."""
         self._dtype: Any = module.dtype
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._head = head
@@ -40,16 +39,16 @@ class WeightForms:
         }
 
     def form(self, linears: Sequence[Any]) -> Form:
-        """The form of linears whose rows are packed together."""
-        brought = {self._blocks[one].form for one in linears if one in self._blocks}
-        if len(brought) == 1 and all(one in self._blocks for one in linears):
+        """Return the form of linears whose rows are packed together."""
+        brought = {self._blocks[linear].form for linear in linears if linear in self._blocks}
+        if len(brought) == 1 and all(linear in self._blocks for linear in linears):
             return brought.pop()
         if self._forms is Form.INT4 and self._head in linears:
             return Form.INT8
         return self._forms
 
     def weights(self, linears: Sequence[Any]) -> list[Weight]:
-        """The weights of linears whose rows are packed together, all of one form.
+        """Return the weights of linears whose rows are packed together, all of one form.
 
         :raises ValueError: if a number is infinite, or too large for half precision.
         """
@@ -57,7 +56,7 @@ class WeightForms:
         return [self._made(linear, form) for linear in linears]
 
     def weight(self, linear: Any) -> Weight:
-        """The weight of a linear that is packed alone."""
+        """Return the weight of a linear that is packed alone."""
         return self.weights((linear,))[0]
 
     def _made(self, linear: Any, form: Form) -> Weight:
@@ -73,10 +72,10 @@ def join(
     weights: Sequence[Weight], how: Callable[[list[torch.Tensor]], torch.Tensor]
 ) -> Rows | GroupedWeight:
     """Join the rows of several weights of the same form."""
-    groups = [one for one in weights if isinstance(one, GroupedWeight)]
+    groups = [weight for weight in weights if isinstance(weight, GroupedWeight)]
     if groups:
         return joined(groups, how)
-    return rows_of([one for one in weights if isinstance(one, torch.Tensor)], how)
+    return rows_of([weight for weight in weights if isinstance(weight, torch.Tensor)], how)
 
 
 def widen(weight: Weight, width: int) -> Rows | GroupedWeight:

@@ -17,7 +17,7 @@ MOST_FOUR = 15
 
 
 class Form(IntEnum):
-    """How a matrix's numbers are stored; the compiled module uses the same values."""
+    """The storage of a matrix's numbers; the compiled module uses the same values."""
 
     PLAIN = 0
     INT8 = 1
@@ -48,7 +48,7 @@ class GroupedWeight:
         return self.quants.shape[0], self.quants.shape[1]
 
     def unpacked(self) -> torch.Tensor:
-        """The numbers themselves, float32 [out, width]."""
+        """Return the numbers themselves, float32 [out, width]."""
         width = self.shape[1]
         made = self.quants.float() * _spread(self.scales, width)
         return made if self.minima is None else made + _spread(self.minima, width)
@@ -75,10 +75,10 @@ def joined(
     weights: Sequence[GroupedWeight], join: Callable[[list[torch.Tensor]], torch.Tensor]
 ) -> GroupedWeight:
     """Join the rows of several weights of the same form and width."""
-    minima = [one.minima for one in weights if one.minima is not None]
+    minima = [weight.minima for weight in weights if weight.minima is not None]
     return GroupedWeight(
-        join([one.quants for one in weights]),
-        join([one.scales for one in weights]),
+        join([weight.quants for weight in weights]),
+        join([weight.scales for weight in weights]),
         join(minima) if minima else None,
     )
 
@@ -117,5 +117,5 @@ def _divisor(scales: torch.Tensor) -> torch.Tensor:
 
 
 def _spread(values: torch.Tensor, width: int) -> torch.Tensor:
-    """float16 [out, groups] → float32 [out, width]."""
+    """Convert float16 [out, groups] → float32 [out, width]."""
     return values.float().repeat_interleave(GROUP, 1)[:, :width]

@@ -1,4 +1,4 @@
-"""Reads the recipe of a state mixer beside attention; None where anything is unusual.
+"""The recipe of a state mixer next to attention, from its module; None if it is unusual.
 
 These are mixers with one decay per head (Mamba 2: Dao and Gu 2024, §7), with or without a gated
 norm and multipliers on their projections, as ``models/states/mixers`` computes them.
@@ -64,7 +64,7 @@ class MixerRecipe:
         ``skips`` are [heads] too.
     :param steps: the smallest and the largest step size.
     :param norm: applied to each group of heads separately; weight [inner].
-    :param out_factor: multiplies what the mixer adds to the stream.
+    :param out_factor: multiplies the mixer's addition to the stream.
     """
 
     shape: MixerShape
@@ -115,12 +115,12 @@ def mixer_recipe(module: Any, out_factor: float) -> MixerRecipe | None:
 
 
 def _plain(module: Any, shape: MixerShape) -> bool:
-    """Whether the module has the usual parts, of sizes that the compiled pass supports."""
+    """Return whether the module has the usual parts, of sizes that the compiled pass supports."""
     norm = module.norm
     return (
         {name for name, _ in module.named_children()} == _PARTS
         and type(module.act).__name__ in _SILU
-        and all(type(one) is nn.Linear for one in (module.in_proj, module.out_proj))
+        and all(type(linear) is nn.Linear for linear in (module.in_proj, module.out_proj))
         and module.in_proj.out_features == shape.projected
         and module.out_proj.in_features == shape.inner
         and tuple(module.conv1d.weight.shape) == (shape.channels, 1, shape.window + 1)

@@ -1,11 +1,11 @@
-"""Memory that a compiled pass needs, known before it runs: every buffer, to the byte.
+"""Memory that a compiled pass needs, known before it runs: all buffers, to the byte.
 
-In the order in which they lie in a step's memory::
+In their order in a step's memory::
 
     attention: a slice for each thread, records of split contexts │ the step's rows │ logits
 
-``csrc/forward/workspace.cpp`` lays out the rows.  A step with less memory than this is refused,
-by :class:`FusedDecoder` and again by ``csrc/forward/module.cpp``.
+``csrc/forward/workspace.cpp`` lays out the rows. A step with less memory than this is refused, by
+:class:`FusedDecoder` and again by ``csrc/forward/module.cpp``.
 """
 
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class DecoderShape:
     element_bytes: int
 
     def rows_bytes(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Bytes by buffer: for each token, and for each row of logits without the logits."""
+        """Return bytes by buffer: for each token, and for each row of logits without the logits."""
         size, hidden, attended = self.element_bytes, self.hidden, self.attended
         by_token = (
             FLOAT_BYTES * hidden,  # stream
@@ -56,7 +56,7 @@ class DecoderShape:
         return by_token, (FLOAT_BYTES * hidden, size * attended, size * self.gated)
 
     def buffers(self, attention_bytes: int) -> StepBuffers:
-        """All buffers of a step.
+        """Return all buffers of a step.
 
         :param attention_bytes: bytes of slices and records, the same for every step.
         """
@@ -81,10 +81,10 @@ class StepParts:
 
     @property
     def total_bytes(self) -> int:
-        """Memory that the step needs."""
+        """The memory that the step needs."""
         return self.logits_at + aligned(self.logits_bytes)
 
 
 def aligned(size_bytes: int) -> int:
-    """Round up to where the next buffer may begin."""
+    """Round up to the alignment of buffers."""
     return -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES

@@ -1,9 +1,9 @@
-"""Packs weights in the order in which the compiled pass streams them (csrc/forward/matrix.h).
+"""Packing of weights in the order in which the compiled pass streams them (csrc/forward/matrix.h).
 
-A weight is cut into panels of 32 outputs.  A panel holds, for each item of the input, the 32
-outputs side by side.  An item is 32 bits: a float32, or two neighbouring bfloat16.  int8 and int4
-weights have the same order of items, by groups.  All matrices of a model lie one after another
-in order of use, in huge pages if the system has them.
+A weight is cut into panels of 32 outputs. A panel holds, for each item of the input, the 32 outputs
+side by side. An item is 32 bits: a float32, or two neighbouring bfloat16. int8 and int4 weights
+have the same order of items, by groups. All matrices of a model are stored one after another in
+order of use, in huge pages if the system has them.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,10 +27,10 @@ Shape = tuple[int, int, Form]
 
 @dataclass(frozen=True)
 class PackedMatrix:
-    """Where a weight lies, and its float32 bias [outputs, padded to panels], if it has one.
+    """A weight's address, and its float32 bias [outputs, padded to panels], if it has one.
 
-    :param factors: multiply the sums before the bias; float32, padded likewise, or None.
-    :param out: real outputs; those of the last panel beyond it are zero.
+    :param factors: multiply the sums before the bias; float32, padded in the same way, or None.
+    :param out: real outputs; further ones of the last panel are zero.
     """
 
     address: int
@@ -49,12 +49,12 @@ class PackedMatrix:
 
 
 def item_numbers(dtype: torch.dtype) -> int:
-    """Numbers of a dtype in one item."""
+    """Return the numbers of a dtype in one item."""
     return 4 // dtype.itemsize
 
 
 def packed_bytes(shape: Shape, dtype: torch.dtype) -> int:
-    """Bytes of a packed weight in a model of a dtype."""
+    """Return the bytes of a packed weight in a model of a dtype."""
     out, width, form = shape
     if form is Form.PLAIN:
         return _panels(out) * PANEL * _whole_items(width, dtype) * dtype.itemsize
@@ -62,7 +62,7 @@ def packed_bytes(shape: Shape, dtype: torch.dtype) -> int:
 
 
 def group_bytes(form: Form) -> int:
-    """Bytes of one group of a panel."""
+    """Return the bytes of one group of a panel."""
     scales = PANEL * (4 if form is Form.INT4 else 2)
     return scales + GROUP * PANEL // (2 if form is Form.INT4 else 1)
 
@@ -117,7 +117,7 @@ def packed_groups(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _by_group(values: torch.Tensor) -> torch.Tensor:
-    """float16 [rows, groups] → its bytes [panels, groups, 64]."""
+    """Convert float16 [rows, groups] → its bytes [panels, groups, 64]."""
     return values.view(-1, PANEL, values.shape[1]).transpose(1, 2).contiguous().view(torch.uint8)
 
 
@@ -138,8 +138,8 @@ def gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     half = PANEL // 2
     missing = -gate.shape[0] % half
     pads = (0, 0) * (gate.dim() - 1) + (0, missing)
-    padded = (torch.nn.functional.pad(one, pads) for one in (gate, up))
-    pair = [one.view(-1, half, *one.shape[1:]) for one in padded]
+    padded = (torch.nn.functional.pad(rows, pads) for rows in (gate, up))
+    pair = [rows.view(-1, half, *rows.shape[1:]) for rows in padded]
     return torch.cat(pair, 1).flatten(0, 1)
 
 
@@ -152,7 +152,7 @@ class WeightStore:
     def __init__(
         self, size_bytes: int, memory: WeightMemory | None = None, what: str = "packed"
     ) -> None:
-        """Take memory for so many bytes.
+        """Take memory for ``size_bytes``.
 
         :param memory: this process's own, in huge pages if the system has any, if not given.
         :param what: describes the weights to ``memory``.
@@ -198,7 +198,7 @@ class WeightStore:
         dtype: torch.dtype = torch.float32,
         factors: torch.Tensor | None = None,
     ) -> PackedMatrix:
-        """Return the next weight of a store that is filled; see :meth:`add`."""
+        """Return the next weight of a filled store; see :meth:`add`."""
         place = self._place(packed_bytes(shape, dtype))
         return _matrix(place, shape, bias, dtype, factors)
 
@@ -240,7 +240,7 @@ def _pack(rows: Rows, place: torch.Tensor, dtype: torch.dtype, num_threads: int)
 
 
 def store_bytes(shapes: list[Shape], dtype: torch.dtype) -> int:
-    """Size of a store for weights of these shapes in a model of a dtype."""
+    """Return the size of a store for weights of these shapes in a model of a dtype."""
     sizes = (packed_bytes(shape, dtype) for shape in shapes)
     return sum(-(-size // ALIGN_BYTES) * ALIGN_BYTES for size in sizes)
 

@@ -1,6 +1,6 @@
 """The parts of a recipe: norms, rotations, and linears with input and output factors.
 
-Models with multipliers have factors.  They stay beside a weight in float32: multiplied into 16
+Models with multipliers have factors. They are kept in float32 next to a weight: multiplied into 16
 bits they would be rounded.
 """
 
@@ -57,19 +57,19 @@ class ScaledLinear:
 
 
 def joined_factors(linears: Sequence[ScaledLinear], join: Joined) -> torch.Tensor | None:
-    """Factors of linears that are packed together; None if all are 1."""
-    factors = [one.factors for one in linears]
-    return None if all(bool((one == 1).all()) for one in factors) else join(factors)
+    """Return the factors of linears that are packed together; None if all are 1."""
+    factors = [scaled.factors for scaled in linears]
+    return None if all(bool((factor == 1).all()) for factor in factors) else join(factors)
 
 
 def joined_bias(linears: Sequence[ScaledLinear], join: Joined) -> torch.Tensor | None:
-    """Bias of linears that are packed together; None if none has one."""
-    biases = [one.bias for one in linears]
+    """Return the bias of linears that are packed together; None if none has one."""
+    biases = [scaled.bias for scaled in linears]
     if all(bias is None for bias in biases):
         return None
     return join(
         [
-            torch.zeros(one.linear.out_features) if bias is None else bias
-            for one, bias in zip(linears, biases, strict=True)
+            torch.zeros(scaled.linear.out_features) if bias is None else bias
+            for scaled, bias in zip(linears, biases, strict=True)
         ]
     )

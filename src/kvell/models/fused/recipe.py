@@ -1,7 +1,7 @@
-"""Reads the recipe of a decoder from its modules; None where anything is unusual.
+"""The recipe of a decoder, from its modules; None if any part is unusual.
 
-A recipe is made only if the compiled pass knows every part of every layer by its name.
-Otherwise an unknown part would be left out in silence.
+A recipe is made only if the compiled pass has every part of every layer by its name. Otherwise an
+unknown part would be left out in silence.
 """
 
 from collections.abc import Iterable
@@ -44,8 +44,8 @@ class LayerRecipe:
 
     :param norms: before attention, of queries, of keys, after attention, before the MLP, after it.
     :param attention: queries, keys and values; ``gates``: gates and ups of the MLP.
-    :param out_factor: multiplies what attention adds to the stream; ``down_factor`` for the MLP.
-    :param mixer: beside attention, over the same normalised rows.
+    :param out_factor: multiplies attention's addition to the stream; ``down_factor`` the MLP's.
+    :param mixer: next to attention, over the same normalised rows.
     :param rope: index of its rotation; -1 for none.
     """
 
@@ -70,16 +70,16 @@ class LayerRecipe:
     @property
     def linears(self) -> tuple[nn.Linear, ...]:
         """All linears of the layer."""
-        made = [one.linear for one in (*self.inputs, *self.gates)]
+        made = [scaled.linear for scaled in (*self.inputs, *self.gates)]
         made += [] if self.mixer is None else [self.mixer.out_proj]
         return (*made, self.out_proj, self.down_proj)
 
 
 @dataclass(frozen=True)
 class DecoderRecipe:
-    """Everything a compiled pass needs to know about a model.
+    """The facts about a model that a compiled pass needs.
 
-    :param dtype: it computes in this; weights of linears in another dtype are rounded to it.
+    :param dtype: of the computation; weights of linears in another dtype are rounded to it.
     """
 
     dtype: torch.dtype
@@ -113,9 +113,9 @@ def recipe_of(module: Any, description: ModelDescription) -> DecoderRecipe | Non
     made = [
         _layer(layer, spec, family, ropes) for layer, spec in zip(body.layers, specs, strict=True)
     ]
-    found = tuple(layer for layer in made if layer is not None)
-    mixers = {layer.mixer.shape for layer in found if layer.mixer is not None}
-    if len(found) != len(made) or len(mixers) > 1:
+    layers = tuple(layer for layer in made if layer is not None)
+    mixers = {layer.mixer.shape for layer in layers if layer.mixer is not None}
+    if len(layers) != len(made) or len(mixers) > 1:
         return None
     activation = _activation(body.layers, family)
     if activation is None or any(rope.frequencies.numel() * 2 != head_size for rope in ropes.used):
@@ -129,9 +129,9 @@ def recipe_of(module: Any, description: ModelDescription) -> DecoderRecipe | Non
         activation=activation,
         embedding=body.embed_tokens,
         embedding_scale=_embedding_scale(body),
-        layers=found,
+        layers=layers,
         ropes=tuple(ropes.used),
-        # Only the head reads this norm, so a factor of the logits goes into the norm's weight.
+        # Only the head reads this norm, so the norm's weight takes in a factor of the logits.
         final_norm=replace(
             final_norm, weight=final_norm.weight * _factor(body, "lm_head_multiplier")
         ),
@@ -142,22 +142,22 @@ def recipe_of(module: Any, description: ModelDescription) -> DecoderRecipe | Non
 
 
 def class_name(module: Any) -> str:
-    """transformers' name of a model's class; for a skeleton, of the class that it stands for."""
+    """Return transformers' name of a model's class; for a skeleton, of its original's class."""
     return str(getattr(module, "stands_for", type(module).__name__))
 
 
 def _attention_specs(description: ModelDescription, family: FusedFamily) -> list[LayerSpec]:
-    """The attention layers; none unless layers have attention alone, or with a state if the
+    """Return the attention layers; none unless layers have attention alone, or with a state if the
     family has mixers."""
     specs = [layer for layer in description.layers if layer.kind in _KINDS and layer.kv_of is None]
     states = [layer for layer in description.layers if layer.kind is GroupKind.STATE]
     wanted = [layer.index for layer in specs] if family.mixer else []
-    known = len(specs) + len(states) == len(description.layers)
-    return specs if known and wanted == [layer.index for layer in states] else []
+    is_complete = len(specs) + len(states) == len(description.layers)
+    return specs if is_complete and wanted == [layer.index for layer in states] else []
 
 
 def _plain(module: Any, family: FusedFamily) -> bool:
-    """Whether the model has only the usual parts, and a head without a bias."""
+    """Return whether the model has only the usual parts, and a head without a bias."""
     return (
         _names(module) == {"model", "lm_head"}
         and _names(module.model) == {"embed_tokens", "layers", family.final_norm, "rotary_emb"}
@@ -167,9 +167,9 @@ def _plain(module: Any, family: FusedFamily) -> bool:
 
 
 def _activation(layers: Iterable[Any], family: FusedFamily) -> Activation | None:
-    """The activation of all layers' MLPs; None if they differ or it is unknown."""
-    found = {ACTIVATIONS.get(type(getattr(one, family.mlp).act_fn).__name__) for one in layers}
-    return found.pop() if len(found) == 1 else None
+    """Return the activation of all layers' MLPs; None if they differ or it is unknown."""
+    kinds = {ACTIVATIONS.get(type(getattr(layer, family.mlp).act_fn).__name__) for layer in layers}
+    return kinds.pop() if len(kinds) == 1 else None
 
 
 def _layer(layer: Any, spec: LayerSpec, family: FusedFamily, ropes: "_Ropes") -> LayerRecipe | None:
@@ -207,7 +207,7 @@ def _layer(layer: Any, spec: LayerSpec, family: FusedFamily, ropes: "_Ropes") ->
 
 
 def _is_usual(layer: Any, family: FusedFamily) -> bool:
-    """Whether a layer has the usual parts, with or without norms after attention and MLP."""
+    """Return whether a layer has the usual parts, with or without norms after attention and MLP."""
     names = {"self_attn", family.mlp, "input_layernorm", family.before_mlp, family.mixer} - {""}
     if _names(layer) not in (names, names | _SANDWICH):
         return False
@@ -237,13 +237,13 @@ def _norms(layer: Any, family: FusedFamily) -> tuple[NormRecipe | None, ...]:
 
 
 def _embedding_scale(body: Any) -> float:
-    """The embedding's own scale, times that of the body that reads it."""
+    """Return the embedding's own scale, times that of the body that reads it."""
     own = float(getattr(body.embed_tokens, "scalar_embed_scale", 1.0))
     return own * _factor(body, "embedding_multiplier")
 
 
 def _factor(module: Any, name: str) -> float:
-    """A multiplier of the module; 1 if it has none."""
+    """Return a multiplier of the module; 1 if it has none."""
     return float(getattr(module, name, 1.0))
 
 
@@ -265,7 +265,7 @@ class _Ropes:
         self.used: list[RopeRecipe] = []
 
     def index_of(self, attention: Any) -> int | None:
-        """Index of a layer's rotation; -1 if it has none, None if it changes with length."""
+        """Return the index of a layer's rotation; -1 for none, None if it changes with length."""
         if not getattr(attention, "use_rope", True):
             return -1
         single = hasattr(self._rotary, "inv_freq")
@@ -283,7 +283,7 @@ class _Ropes:
 
 
 def weights_of(recipe: DecoderRecipe) -> Iterable[nn.Linear]:
-    """Every linear that is packed, the head last."""
+    """Yield all linears that are packed, the head last."""
     for layer in recipe.layers:
         yield from layer.linears
     yield recipe.head

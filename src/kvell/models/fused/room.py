@@ -1,4 +1,4 @@
-"""Where the numbers of a compiled step lie, once it has run."""
+"""The memory of a compiled step, with its results."""
 
 from dataclasses import dataclass
 
@@ -19,10 +19,10 @@ class Room:
     logits: torch.Tensor
 
     def hidden(self, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """What the head has read: the final norm's output of each logits row, [rows, size].
+        """Return the head's input: the final norm's output of each logits row, [rows, size].
 
-        It lies behind the stream, where every norm writes (``csrc/forward/workspace.cpp``), and
-        only until the next step.
+        It is stored after the stream, where every norm writes (``csrc/forward/workspace.cpp``), and
+        lasts only until the next step.
         """
         start = self.parts.attention_bytes + aligned(FLOAT_BYTES * size * self.tokens)
         numbers = self.memory[start : start + self.rows * size * dtype.itemsize]

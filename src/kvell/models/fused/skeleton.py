@@ -1,9 +1,9 @@
 """Stand-ins for a decoder's modules, over the tensors of its files, without code to run them.
 
-A compiled pass reads names, sizes and numbers of modules and never calls one.  transformers' own
-modules take seconds to import; these have what a recipe reads, and nothing more.  They are made
-only if the files hold exactly the tensors that the family has, each of its shape: anything
-unusual is left to transformers to load or refuse.
+A compiled pass reads names, sizes and numbers of modules and never calls one. transformers' own
+modules take seconds to import; these have only the parts that a recipe reads. They are made only if
+the files hold exactly the tensors that the family has, each of its shape: anything unusual is left
+to transformers to load or refuse.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _AS_THEY_ARE = (torch.float32, torch.bfloat16)
 
 
 class GELUTanh(nn.Module):
-    """Stands for transformers' activation of the same name."""
+    """Stand-in for transformers' activation of the same name."""
 
 
 _ACTIVATIONS: Mapping[str, type[nn.Module]] = {"silu": nn.SiLU, "gelu_pytorch_tanh": GELUTanh}
@@ -43,10 +43,10 @@ class Part(nn.Module):
 
 
 class DecoderSkeleton(Part):
-    """Stands for a causal language model of transformers, on the CPU.
+    """Stand-in for a causal language model of transformers, on the CPU.
 
     :ivar stands_for: the class that transformers would run.
-    :ivar dtype: the model is served in it.  Matrices keep the numbers of their file, which are
+    :ivar dtype: the model is served in it. Matrices keep the numbers of their file, which are
         rounded when they are packed; everything else is rounded already.
     """
 
@@ -58,7 +58,7 @@ class DecoderSkeleton(Part):
 def skeleton_of(
     config: Any, name: str, tensors: Tensors, dtype: torch.dtype
 ) -> DecoderSkeleton | None:
-    """Make modules over the tensors of a model's files; None if they do not match the family.
+    """Make modules over a model's tensors; return None if they do not match the family.
 
     :param name: the class that transformers would run.
     :param tensors: by name, as the files have them.
@@ -125,24 +125,24 @@ class _Sizes:
         return bool(field) and bool(getattr(self._config, field))
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Every tensor's shape, by its name in the files."""
+        """Return the shapes of all tensors, by name in the files."""
         config, hidden = self._config, self._config.hidden_size
-        found: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden)}
-        found[f"model.{self._family.final_norm}.weight"] = (hidden,)
+        shapes: dict[str, tuple[int, ...]] = {EMBEDDING: (config.vocab_size, hidden)}
+        shapes[f"model.{self._family.final_norm}.weight"] = (hidden,)
         if not config.tie_word_embeddings:
-            found[HEAD] = (config.vocab_size, hidden)
+            shapes[HEAD] = (config.vocab_size, hidden)
         for index in range(config.num_hidden_layers):
             layer = f"model.layers.{index}"
             for name, (out, width, is_biased) in self.linears.items():
-                found[f"{layer}.{name}.weight"] = (out, width)
+                shapes[f"{layer}.{name}.weight"] = (out, width)
                 if is_biased:
-                    found[f"{layer}.{name}.bias"] = (out,)
-            found |= {f"{layer}.{name}.weight": (size,) for name, size in self.norms.items()}
-        return found
+                    shapes[f"{layer}.{name}.bias"] = (out,)
+            shapes |= {f"{layer}.{name}.weight": (size,) for name, size in self.norms.items()}
+        return shapes
 
 
 class _Modules:
-    """Makes a family's modules over its tensors."""
+    """Maker of a family's modules over its tensors."""
 
     def __init__(
         self,
@@ -217,7 +217,7 @@ class _Modules:
 
 
 def _rotary(config: Any, family: FusedFamily) -> Part | None:
-    """Rotations as transformers computes them; None if one depends on a request's length."""
+    """Return rotations as transformers computes them; None if one depends on a request's length."""
     if not family.ropes_by_type:
         kind = config.rope_parameters["rope_type"]
         if kind not in STATIC_ROPES:
@@ -240,7 +240,7 @@ def _rotary(config: Any, family: FusedFamily) -> Part | None:
 
 
 def _rotation(config: Any, kind: str, layer_type: str | None) -> tuple[torch.Tensor, float]:
-    """Frequencies, float32 [half of a head], and the factor of cosines and sines."""
+    """Return frequencies, float32 [half of a head], and the factor of cosines and sines."""
     if kind != "default":
         # Imported here: it imports much of transformers.
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
@@ -248,14 +248,14 @@ def _rotation(config: Any, kind: str, layer_type: str | None) -> tuple[torch.Ten
         of_type = {} if layer_type is None else {"layer_type": layer_type}
         made: tuple[torch.Tensor, float] = ROPE_INIT_FUNCTIONS[kind](config, None, **of_type)
         return made
-    known = config.rope_parameters
-    base = (known if layer_type is None else known[layer_type])["rope_theta"]
+    parameters = config.rope_parameters
+    base = (parameters if layer_type is None else parameters[layer_type])["rope_theta"]
     size = head_size(config, config.model_type)
     return 1.0 / base ** (torch.arange(0, size, 2, dtype=torch.float) / size), 1.0
 
 
 def _bare(kind: type[Made]) -> Made:
-    """An instance without numbers of its own; the caller sets its attributes."""
+    """Make an instance without numbers of its own; the caller sets its attributes."""
     made = kind.__new__(kind)
     nn.Module.__init__(made)
     return made

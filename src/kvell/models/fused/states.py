@@ -1,4 +1,4 @@
-"""States of mixers in the compiled pass's form: where they lie, and a step's metadata."""
+"""States of mixers in the compiled pass's form: their memory, and a step's metadata."""
 
 import torch
 
@@ -12,7 +12,7 @@ _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
 
 
 def state_args(pages: StatePages, group: int) -> tuple[Rows, Rows, int, int, int]:
-    """Where a layer's states lie, and which metadata is theirs.
+    """Return a layer's memory of states, and the index of its metadata.
 
     :param group: index of the layer's metadata among a step's metadata of states.
     :raises ValueError: if the compiled pass does not support the dtype of the states.
@@ -23,7 +23,7 @@ def state_args(pages: StatePages, group: int) -> tuple[Rows, Rows, int, int, int
 
 
 def batch_args(batch: StateBatch) -> tuple[tuple[int, int, int], list[int]]:
-    """A step's metadata of a group of states, in the compiled pass's form.
+    """Return a step's metadata of a group of states, in the compiled pass's form.
 
     :raises ValueError: if its parts disagree in length, or are not int32 in host memory.
     """

@@ -12,7 +12,7 @@ from kvell.models.fused.states import batch_args as state_batch_args
 def group_args(
     group: object, tokens: int
 ) -> tuple[tuple[int, int, int, int, int, int, int, int], int, int]:
-    """Metadata of a group of keys and values, and where the new tokens are written.
+    """Return metadata of a group of keys and values, and the places of the new tokens.
 
     :raises RuntimeError: if the step has none, or of another kind.
     """
@@ -27,7 +27,7 @@ def group_args(
 
 
 def states_args(group: object) -> tuple[tuple[int, int, int], list[int]]:
-    """Metadata of a group of states.
+    """Return metadata of a group of states.
 
     :raises RuntimeError: if the step has none, or of another kind.
     """
@@ -37,7 +37,7 @@ def states_args(group: object) -> tuple[tuple[int, int, int], list[int]]:
 
 
 def host_rows(batch: ForwardBatch) -> HostRows:
-    """A step's tokens, positions and logits rows, in one array."""
+    """Return a step's tokens, positions and logits rows, in one array."""
     if isinstance(batch, HostForwardBatch):
         return batch.rows
     parts = (batch.token_ids, batch.positions, batch.logits_rows)

@@ -1,41 +1,42 @@
-"""How the threads of a compiled pass go through it beside others: a rule over what they lost.
+"""A rule for the threads of a compiled pass that share their processors with other programs.
 
-Alone on its processors a team is fastest where every thread keeps its own part and all meet after
-each phase.  With a neighbour on one of them all wait for the thread that the system takes away in
-the middle of a share: one busy program halved the speed of both.  So beside a neighbour the team
-takes shares as they come, and the threads that lose time rest between two shares, which gives the
-neighbour its time where nobody waits for it.  No answer depends on either.
+Alone on its processors a team is fastest if every thread keeps its own part and all meet after each
+phase. With another program on one of them all wait for the thread that the system suspends in the
+middle of a share: one busy program halved the speed of both. So a team with such a neighbour takes
+shares dynamically, and the threads that lose time rest between two shares, which leaves the
+neighbour time in which no thread waits for it. No answer depends on either.
 """
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 SHARED_ABOVE, ALONE_BELOW = 0.35, 0.22
-"""Parts of a pass that its threads lose together.  Above the first a team gives way, below the
-second it goes as if alone again: rests cost decodes a fifth of their speed, and as if alone a team
-loses about as much as its threads do.  A program that is busy a fifth of the time stays below."""
+"""Parts of a pass that its threads lose together. Above the first, a team shares its processors;
+below the second, it runs as if alone again: rests cost decodes a fifth of their speed, and as if
+alone a team loses about as much as its threads do. A program that is busy a fifth of the time stays
+below."""
 
 WEIGHT = 1 / 16
-"""Of the newest step in what threads lose on average."""
+"""Weight of the newest step in the average loss of threads."""
 
 MOST_RESTING_TOKENS = 64
-"""Longer steps lose more by rests than they gain: their phases are as long as what the system takes
-away."""
+"""Longer steps lose more by rests than they gain: their phases are as long as the time for which
+the system suspends a thread."""
 
 RESTS_ABOVE = 0.05
-"""A thread that loses more on average rests."""
+"""A thread with a larger average loss rests."""
 
 WORK_NS, REST_NS = 100_000, 50_000
 
 
 class Way(NamedTuple):
-    """How a pass is gone through; what the compiled pass takes (``csrc/forward/neighbours.h``).
+    """The schedule of a pass, in the form of the compiled pass (``csrc/forward/neighbours.h``).
 
     :param threads: of the team.
-    :param is_shared: others run on its processors, so nobody waits for a thread without a share.
+    :param is_shared: others run on its processors, so no thread waits for one without a share.
     :param resting: by bit: threads that rest between shares.
-    :param work_ns: for how long a thread works between two rests.
-    :param rest_ns: for how long it rests.
+    :param work_ns: time that a thread works between two rests.
+    :param rest_ns: duration of a rest.
     """
 
     threads: int
@@ -46,7 +47,7 @@ class Way(NamedTuple):
 
 
 class Passed(NamedTuple):
-    """What the threads of a pass did.
+    """The record of a pass: its duration, and the losses of its threads.
 
     :param took_ns: from its begin to its end.
     :param lost_ns: of each thread: when it could have run and another program did.
@@ -58,23 +59,23 @@ class Passed(NamedTuple):
 
 
 class TeamRule:
-    """Chooses the way of every pass; a neighbour that one kind of step saw is there for all.
+    """Choice of the schedule of every pass; a neighbour seen by one kind of step counts for all.
 
     :param threads: of the team.
-    :param is_fixed: the team always goes as if it were alone.
+    :param is_fixed: the team always runs as if it were alone.
     """
 
     def __init__(self, threads: int, *, is_fixed: bool = False) -> None:
         self._alone = self._short = self._long = Way(threads)
         self._is_fixed = is_fixed or threads == 1
-        self._lost = [0.0] * threads  # part of a pass that each loses, on average
+        self._lost = [0.0] * threads  # average part of a pass that each loses
 
     def way(self, tokens: int) -> Way:
-        """Return how the next pass, over so many tokens, is gone through."""
+        """Return the schedule of the next pass, over ``tokens`` tokens."""
         return self._short if tokens <= MOST_RESTING_TOKENS else self._long
 
     def note(self, passed: Passed) -> None:
-        """Take in what the threads of a pass lost to others on their processors."""
+        """Record the time that the threads of a pass lost to others on their processors."""
         if self._is_fixed:
             return
         took_ns = max(1, passed.took_ns)
@@ -90,10 +91,10 @@ class TeamRule:
 
 
 def _resting(lost: Sequence[float]) -> int:
-    """Threads that lose time, by bit, but for the caller's own.
+    """Return the threads that lose time, by bit, without the caller's own.
 
-    Where that one alone loses, the last rests for it: the system puts the neighbour where a
-    processor is idle now and then.
+    If only the caller's thread loses, the last rests for it: the system moves the neighbour to a
+    processor that is idle now and then.
     """
     losing = [index for index, part in enumerate(lost) if part > RESTS_ABOVE and index > 0]
     return sum(1 << index for index in losing or [len(lost) - 1] if index < 64)

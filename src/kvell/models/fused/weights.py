@@ -44,7 +44,7 @@ class LayerMatrices:
 class PackedWeights:
     """All weights of a recipe; the modules' own are freed as they are packed.
 
-    Where another process packed them already, they are neither read nor packed.
+    If another process packed them already, they are neither read nor packed.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class PackedWeights:
 
 
 def packed_inner(layer: LayerRecipe) -> int:
-    """Width of an MLP, rounded up to whole halves of a panel."""
+    """Return the width of an MLP, rounded up to whole halves of a panel."""
     half = PANEL // 2
     return -(-int(layer.gates[0].linear.out_features) // half) * half
 
@@ -115,7 +115,7 @@ def packed_inner(layer: LayerRecipe) -> int:
 def in_memory(
     memory: WeightMemory, values: torch.Tensor, dtype: torch.dtype, name: str
 ) -> torch.Tensor:
-    """A tensor's values in a dtype, in a piece of memory of their own."""
+    """Put a tensor's values in a dtype into a piece of memory of their own."""
     size_bytes = values.numel() * dtype.itemsize
     piece = memory.take(f"{name} {tuple(values.shape)} {dtype}", size_bytes)
     view = torch.frombuffer(piece.memory, dtype=torch.uint8)[:size_bytes].view(dtype)

@@ -1,1 +1,1 @@
-"""Images of a prompt: their content, their tensors, and where their embeddings lie."""
+"""Images of a prompt: their content, their tensors, and the place of their embeddings."""

@@ -1,16 +1,17 @@
 """Embeddings of image tokens inside pages.
 
-They lie in pages of their own, or where their keys and values will be:
+They have pages of their own, or use the place of their keys and values:
 
     pages of their own     [page_tokens][hidden]
     in keys' and values'   row r of every vector block is token r's: an embedding is cut into
                            pieces of one row's length, one for each block in order
+
     page ─┬─ block 0 [page_tokens][row] ── row r: piece 0 of token r's embedding
           ├─ block 1 [page_tokens][row] ── row r: piece 1
           └─ …
 
-So a chunk that writes keys and values of some tokens of a page leaves the embeddings of
-the others alone (Jenga §6.2, fig. 12b).
+So a chunk that writes keys and values of some tokens of a page leaves the embeddings of the others
+unchanged (Jenga §6.2, fig. 12b).
 """
 
 import torch

@@ -1,4 +1,4 @@
-"""Positions of tokens where images are grids: (time, row, column) instead of one number.
+"""Positions of tokens if images are grids: (time, row, column) instead of one number.
 
 ::
 
@@ -7,8 +7,8 @@
     row        0  1  2 │ 3  3  3  4  4  4 │ 6  7
     column     0  1  2 │ 3  4  5  3  4  5 │ 6  7
 
-The text continues after the longer side, so every later token's position depends on all images
-before it, and on nothing else (Qwen2-VL, arXiv:2409.12191, §2.1).
+The text continues after the longer side, so a later token's position depends on all images before
+it, and on nothing else (Qwen2-VL, arXiv:2409.12191, §2.1).
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class Grid:
     """An image in a prompt.
 
     :param start: its first token.
-    :param rows, columns: shape of its tokens, which come row by row.
+    :param rows, columns: shape of its tokens, which are ordered row by row.
     """
 
     start: int
@@ -39,12 +39,12 @@ class Grid:
 
     @property
     def skipped(self) -> int:
-        """How far positions after it lag behind token indices because of it."""
+        """The lag of positions behind token indices after the image."""
         return self.rows * self.columns - max(self.rows, self.columns)
 
 
 def grid_positions(start: int, count: int, grids: Sequence[Grid]) -> npt.NDArray[np.int64]:
-    """Positions of tokens ``start … start+count-1`` of a request, int64 [3, count].
+    """Return positions of tokens ``start … start+count-1`` of a request, int64 [3, count].
 
     :param grids: the request's images in order; those that begin later have no effect.
     """

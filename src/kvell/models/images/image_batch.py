@@ -1,4 +1,4 @@
-"""What the images of one step require of the forward pass."""
+"""Input of the forward pass for the images of one step."""
 
 from dataclasses import dataclass, field
 
@@ -36,13 +36,13 @@ class SeenImages:
 class ImageBatch:
     """Images of one step over T new tokens.
 
-    :param begun: spans whose first token is in the step, and where their image tokens are written.
+    :param begun: spans whose first token is in the step, and the rows for their image tokens.
     :param rows: int64 [m], tokens of the step whose input is a stored embedding.
-    :param embeddings: where these embeddings lie.
+    :param embeddings: rows of these embeddings.
     :param seen: each token's nearest image that it cross-attends to, then the one before it, …
-    :param prefix_tokens: for each request, how many of its first tokens in the step attend to
-        each other in both directions; () if there are none.
-    :param positions: int64 [3, T], of every token, where images are grids; else None.
+    :param prefix_tokens: for each request, how many of its first tokens in the step attend to each
+        other in both directions; () if there are none.
+    :param positions: int64 [3, T], of every token, if images are grids; else None.
     """
 
     begun: tuple[tuple[Span, PageRows], ...]

@@ -1,8 +1,8 @@
 """Images of a prompt by content, and the ids that stand for them among its token ids.
 
-A *span* is a run of a prompt identified by content rather than by token ids alone: the
-placeholders of an image, or a whole prompt with attention in both directions.  Equal
-contents have equal ids, so a prefix is shared exactly where its images are equal.
+A *span* is a run of a prompt identified by content rather than by token ids alone: the placeholders
+of an image, or a whole prompt with attention in both directions. Equal contents have equal ids, so
+a prefix is shared exactly as far as its images are equal.
 """
 
 import hashlib
@@ -25,11 +25,11 @@ FIRST_BYTES = 4
 
 @dataclass(frozen=True, eq=False)
 class Image:
-    """One image as the model's encoder takes it.
+    """One image in the form of the model's encoder.
 
     :param tensors: processed pixels and their metadata.
     :param tokens: number of embeddings, or of tokens to attend to, that the encoder makes.
-    :param grid: rows and columns of these tokens, where images are grids; else None.
+    :param grid: rows and columns of these tokens, if images are grids; else None.
     """
 
     tensors: Tensors
@@ -38,7 +38,7 @@ class Image:
 
     @cached_property
     def digest(self) -> bytes:
-        """Equal for equal tensors: names, dtypes, shapes and bytes."""
+        """A digest of names, dtypes, shapes and bytes of the tensors."""
         hasher = hashlib.blake2b(digest_size=DIGEST_BYTES)
         for name, tensor in sorted(self.tensors.items()):
             values = tensor.detach().cpu().contiguous()
@@ -62,12 +62,12 @@ class Span:
 
     @cached_property
     def image_tokens(self) -> int:
-        """Image tokens of all its images."""
+        """The number of image tokens of all its images."""
         return sum(image.tokens for image in self.images)
 
     @cached_property
     def digest(self) -> bytes:
-        """Equal for equal ids and images."""
+        """A digest of ids and images."""
         hasher = hashlib.blake2b(self.token_ids.astype("<i4").tobytes(), digest_size=DIGEST_BYTES)
         for image in self.images:
             hasher.update(image.digest)
@@ -75,7 +75,7 @@ class Span:
 
     @cached_property
     def images_digest(self) -> bytes:
-        """Equal for equal images, whatever the text."""
+        """A digest of the images, without the text."""
         hasher = hashlib.blake2b(digest_size=DIGEST_BYTES)
         for image in self.images:
             hasher.update(image.digest)
@@ -83,21 +83,21 @@ class Span:
 
     @cached_property
     def leads(self) -> bool:
-        """Whether its image tokens all come first and text follows them."""
+        """Whether all its image tokens precede its text."""
         at = np.flatnonzero(self.token_ids != self.placeholder)
         return bool(len(at)) and int(at[0]) == self.image_tokens
 
     @cached_property
     def image_indices(self) -> Ints:
-        """int32 [tokens]: at a placeholder, how many placeholders of the span come before it;
-        elsewhere -1."""
+        """int32 [tokens]: for a placeholder, the number of placeholders of the span before it; else
+        -1."""
         at = self.token_ids == self.placeholder
         return np.where(at, np.cumsum(at) - 1, -1).astype(np.int32)
 
 
 @dataclass(frozen=True)
 class ImagePrompt:
-    """A prompt as the engine takes it.
+    """A prompt in the engine's form.
 
     :param token_ids: int32 [n], with negative ids for spans.
     :param images: (first token, tokens, image tokens) of each span.
@@ -111,20 +111,20 @@ class ImagePrompt:
 class ContentIds:
     """Negative ids derived from contents; no two contents share one.
 
-    Ids are never forgotten, since the pages of a prefix outlive its requests.
+    Ids are never removed, since the pages of a prefix outlive its requests.
     """
 
     _digests: dict[int, bytes] = field(default_factory=dict)
 
     def id_of(self, digest: bytes) -> int:
-        """The id of a content, below 0; equal contents have equal ids."""
+        """Return the id of a content, below 0; equal contents have equal ids."""
         number = int.from_bytes(digest[:FIRST_BYTES], "little") >> 1
         while self._digests.setdefault(-1 - number, digest) != digest:
             number = (number + 1) % (1 << 31)
         return -1 - number
 
     def digest_of(self, content: int) -> bytes:
-        """The digest of the content that has an id.
+        """Return the digest of the content that has an id.
 
         :raises KeyError: if none has it.
         """

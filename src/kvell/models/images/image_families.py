@@ -1,8 +1,8 @@
-"""How each family processes images, over transformers' own encoders and projectors.
+"""Image processing of each family, over transformers' own encoders and projectors.
 
-An image's embeddings replace its placeholders (*patches*, *pieces*), the same with row and
-column positions (*grids*), the same in a prompt with attention in both directions (*prefix*), or
-separate layers attend to the image's tokens and one placeholder marks the place (*cross*).
+An image's embeddings replace its placeholders (*patches*, *pieces*), the same with row and column
+positions (*grids*), the same in a prompt with attention in both directions (*prefix*), or separate
+layers attend to the image's tokens and one placeholder marks the place (*cross*).
 """
 
 import sys
@@ -20,7 +20,7 @@ ImageKind = Literal["patches", "pieces", "grids", "cross", "prefix"]
 
 
 class ImageFamily(Protocol):
-    """What is needed to serve a family's images.
+    """Interface to a family's images.
 
     :ivar placeholder: id of the tokens that stand for images.
     :ivar in_text: whether embeddings replace tokens of the text.
@@ -96,13 +96,13 @@ class PatchImages:
         return features
 
     def _pieces(self, size: torch.Tensor) -> int:
-        """Number of pieces of an image of size (H, W), including the whole image."""
+        """Return the number of pieces of an image of size (H, W), including the whole image."""
         config = self._model.config
         count = vars(sys.modules[type(self._model).__module__])["image_size_to_num_patches"]
         return int(count(size, config.image_grid_pinpoints, config.vision_config.image_size))
 
     def _count(self, part: Tensors) -> int:
-        """Image tokens, counted by transformers' own packing of features of size 1."""
+        """Return the image tokens, counted by transformers' own packing of features of size 1."""
         vision = self._model.config.vision_config
         side = vision.image_size // vision.patch_size
         empty = torch.empty(len(part["pixel_values"]), side * side, 1)
@@ -126,12 +126,12 @@ class PrefixImages:
         pixels = named(tensors, "pixel_values", 4)
         vision = self._model.config.vision_config
         count = (vision.image_size // vision.patch_size) ** 2
-        return tuple(Image({"pixel_values": one}, count) for one in pixels)
+        return tuple(Image({"pixel_values": image_pixels}, count) for image_pixels in pixels)
 
     def spans(self, token_ids: Ints, images: Sequence[Image]) -> list[tuple[int, Span]]:
         """Return one span: every token's keys and values depend on the whole prompt."""
-        found = int(np.count_nonzero(token_ids == self.placeholder))
-        same_count(found, sum(image.tokens for image in images), self.placeholder)
+        placeholders = int(np.count_nonzero(token_ids == self.placeholder))
+        same_count(placeholders, sum(image.tokens for image in images), self.placeholder)
         return [(0, Span(token_ids, tuple(images), self.placeholder))]
 
     def encode(self, image: Image) -> torch.Tensor:

@@ -14,7 +14,7 @@ from kvell.models.images.image_tensors import named, on_device, runs, wrong
 class PieceImages:
     """InternVL: an image is split into pieces of one size, each with as many placeholders.
 
-    The processor does not say which pieces belong to one image, and nothing depends on it: each
+    The processor does not record which pieces belong to one image, and nothing depends on it: each
     piece is stored and found as an image of its own.
     """
 
@@ -35,7 +35,7 @@ class PieceImages:
         sides = zip(vision.image_size, vision.patch_size, strict=True)
         ratio = self._model.config.downsample_ratio
         rows, columns = (int(side // patch * ratio) for side, patch in sides)
-        return tuple(Image({"pixel_values": one}, rows * columns) for one in pixels)
+        return tuple(Image({"pixel_values": piece}, rows * columns) for piece in pixels)
 
     def spans(self, token_ids: Ints, images: Sequence[Image]) -> list[tuple[int, Span]]:
         """Return each piece's run of placeholders."""
@@ -62,9 +62,9 @@ class GridImages:
     def images(self, tensors: Tensors) -> tuple[Image, ...]:
         """Take pixels and grids.
 
-        ``pixel_values`` [patches of all images, numbers of a patch] and ``image_grid_thw``
-        [images, 3]: the number of patches in time, height and width.
-        ``mm_token_type_ids`` is ignored: it says where the placeholders are.
+        ``pixel_values`` [patches of all images, numbers of a patch] and ``image_grid_thw`` [images,
+        3]: the number of patches in time, height and width. ``mm_token_type_ids`` is ignored: it
+        marks the placeholders.
         """
         pixels, grids = named(tensors, "pixel_values", 2), named(tensors, "image_grid_thw", 2)
         shapes = [self._shape(grid) for grid in grids.tolist()]
@@ -91,7 +91,7 @@ class GridImages:
         return features
 
     def _shape(self, grid: list[int]) -> tuple[int, int]:
-        """Rows and columns of tokens: each stands for a square of patches."""
+        """Return rows and columns of tokens: each stands for a square of patches."""
         sides = grid[1:]
         if len(grid) != 3 or grid[0] != 1 or any(x < 1 or x % self._merged for x in sides):
             raise wrong("image_grid_thw", grid, f"is not 1 and two multiples of {self._merged}")

@@ -1,7 +1,7 @@
 """The images of requests in flight.
 
-The store stands beside an engine: commands name images by content id, and the runner looks
-them up here.  Encoder outputs are stored in the pool and nowhere else.
+The store belongs to an engine: commands name images by content id, and the runner looks them up
+here. Encoder outputs are stored in the pool and nowhere else.
 """
 
 from collections import Counter
@@ -29,7 +29,7 @@ class ImageStore:
 
     ::
 
-        take ──► known ──release (as often as taken)──► forgotten, its id reserved
+        take ──► stored ──release (as often as taken)──► removed, its id reserved
 
     :ivar encoder_runs: images encoded so far.
     """
@@ -62,7 +62,7 @@ class ImageStore:
         return ImagePrompt(ids, tuple(rows))
 
     def release(self, prompt: ImagePrompt) -> None:
-        """Release a prompt whose request is over; call once for each :meth:`take`."""
+        """Release the prompt of a closed request; call once for each :meth:`take`."""
         for start, tokens, _ in prompt.images:
             content = int(prompt.token_ids[start + tokens - 1])
             self._users[content] -= 1
@@ -71,33 +71,33 @@ class ImageStore:
 
     @property
     def num_spans(self) -> int:
-        """Contents that prompts in flight use."""
+        """The number of contents that prompts in flight use."""
         return len(self._spans)
 
     def knows(self, contents: Sequence[int]) -> bool:
-        """Whether all these ids are of spans that were taken and not yet released."""
+        """Return whether all these ids are of spans that were taken and not yet released."""
         return all(content in self._spans for content in contents)
 
     def contents(self, token_ids: Ints) -> bytes:
-        """What ids below 0 stand for, for :meth:`agrees` of another process's store.
+        """Return the contents of ids below 0, for :meth:`agrees` of another process's store.
 
-        :raises KeyError: if one of them stands for nothing.
+        :raises KeyError: if an id has no content.
         """
         return b"".join(
-            int(one).to_bytes(ID_BYTES, "little", signed=True) + self._ids.digest_of(int(one))
-            for one in token_ids
+            int(token).to_bytes(ID_BYTES, "little", signed=True) + self._ids.digest_of(int(token))
+            for token in token_ids
         )
 
     def agrees(self, token_ids: Ints, contents: bytes) -> bool:
-        """Whether ids below 0 stand for the same here; those that were unknown do from now on."""
+        """Return whether ids below 0 have the same contents here; unknown ids get them."""
         size = ID_BYTES + DIGEST_BYTES
         rows = [contents[at : at + size] for at in range(0, len(contents), size)]
-        told = {
+        digests = {
             int.from_bytes(row[:ID_BYTES], "little", signed=True): row[ID_BYTES:] for row in rows
         }
-        if set(told) != {int(one) for one in token_ids}:
+        if set(digests) != {int(content) for content in token_ids}:
             return False
-        return all(self._ids.id_of(digest) == one for one, digest in told.items())
+        return all(self._ids.id_of(digest) == content for content, digest in digests.items())
 
     def span(self, content: int) -> Span:
         """Return the span that a content id stands for.
@@ -117,8 +117,8 @@ def take_images(store: ImageStore | None, token_ids: Ints, tensors: Tensors | No
     """Convert a prompt, with or without images, to the engine's form.
 
     :param store: None if the model takes text only.
-    :raises ChangeSomething: if it takes text only and there are images, or if these do not
-        match the prompt.
+    :raises ChangeSomething: if it takes text only and there are images, or if these do not match
+        the prompt.
     """
     if not tensors:
         return ImagePrompt(token_ids, ())

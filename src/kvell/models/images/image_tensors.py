@@ -1,4 +1,4 @@
-"""Checks the tensors of a model's processor, and counts a prompt's placeholders."""
+"""Checks of the tensors of a model's processor, and counts of a prompt's placeholders."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -49,15 +49,15 @@ def require_no_films(tensors: Tensors) -> None:
             )
 
 
-def same_count(found: int, wanted: int, placeholder: int) -> None:
-    """Check that a prompt has as many placeholders as its images need.
+def same_count(count: int, wanted: int, placeholder: int) -> None:
+    """Raise unless a prompt has as many placeholders as its images need.
 
     :raises ChangeSomething: if it has more or fewer.
     """
-    if found != wanted:
+    if count != wanted:
         raise ChangeSomething(
             "prompt",
-            f"{found} tokens of id {placeholder}",
+            f"{count} tokens of id {placeholder}",
             f"does not have the {wanted} that its images need",
             "give token ids and tensors as the model's processor makes them together",
         )
@@ -77,7 +77,7 @@ def named(tensors: Tensors, name: str, dimensions: int) -> torch.Tensor:
 
 
 def same_length(left: torch.Tensor, right: torch.Tensor, name: str) -> None:
-    """Check that two tensors hold the same number of images.
+    """Raise unless two tensors hold the same number of images.
 
     :raises ChangeSomething: if they do not; names the right one.
     """
@@ -86,7 +86,7 @@ def same_length(left: torch.Tensor, right: torch.Tensor, name: str) -> None:
 
 
 def wrong(name: str, value: object, problem: str) -> ChangeSomething:
-    """The error for a tensor that cannot be used."""
+    """Return the error for a tensor that cannot be used."""
     return ChangeSomething(
         f"images.{name}", value, problem, "give what the model's processor returns for the prompt"
     )

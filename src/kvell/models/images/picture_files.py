@@ -12,21 +12,21 @@ MOST_FILE_BYTES = 20 << 20
 MOST_PIXELS = 32 << 20
 """Pixels of one picture, and of all pictures of one request together."""
 MEMORY_PER_PIXEL = 40
-"""Bytes of memory at the height of decoding a request's pictures and making tensors of them.
+"""Most memory per pixel while a request's pictures are decoded and converted to tensors.
 
-Measured over one request: 4 for the decoded picture, 15 for one large picture with all, 34 for
+Measured over one request: 4 for the decoded picture, 15 for one large picture in all, 34 for
 pictures of two megapixels that the model's processor keeps at full size (Qwen-VL, LLaVA-OneVision).
 """
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 
 
 def pictures(files: Sequence[bytes]) -> list[Any]:
-    """Files as PIL images in RGB; of an animation its first frame.
+    """Decode files to PIL images in RGB; of an animation the first frame.
 
-    They are decoded one by one, and only once the heads of all have told their sizes.
+    They are decoded one by one, after the sizes in all their headers are checked.
 
-    :raises ChangeSomething: naming the image that is no picture in a known format, or too large;
-        or all of them, if they are too large together.
+    :raises ChangeSomething: naming the image that is no picture in a known format, or too large; or
+        all of them, if they are too large together.
     """
     names = [f"image {number}" for number in range(len(files))]
     pixels = sum(_pixels(file, name) for file, name in zip(files, names, strict=True))
@@ -38,7 +38,7 @@ def pictures(files: Sequence[bytes]) -> list[Any]:
 
 
 def picture(file: bytes, field: str) -> Any:
-    """A file as a PIL image in RGB; of an animation its first frame.
+    """Decode a file to a PIL image in RGB; of an animation the first frame.
 
     :param field: names the image in an error.
     :raises ChangeSomething: if it is too large, or no picture in a known format.
@@ -55,7 +55,7 @@ def _pixels(file: bytes, field: str) -> int:
 
 @contextmanager
 def _opened(file: bytes, field: str) -> Iterator[Any]:
-    """A picture of which only the head was read; what goes wrong with it is said by name.
+    """Yield a picture of which only the header was read.
 
     :raises ChangeSomething: if it is too large, or no picture in a known format.
     """

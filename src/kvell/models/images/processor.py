@@ -22,14 +22,14 @@ from kvell.models.text.tokenizer import check_template_fields
 
 PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
 MOST_TENSOR_BYTES = 512 << 20
-"""Bytes of the tensors of one request: small pictures may make large ones (Llama 3.2 Vision, 14 MiB
-for a picture of any size)."""
+"""Most bytes of the tensors of one request: small pictures may make large ones (Llama 3.2 Vision,
+14 MiB for a picture of any size)."""
 
 
 class PictureProcessor:
     """Transformers' processor of a model's directory, loaded at its first use.
 
-    :param chosen: what the user says of its chat template.
+    :param chosen: the user's choice of its chat template.
     """
 
     def __init__(self, path: Path, chosen: ChosenTemplate = THE_MODELS_OWN) -> None:
@@ -37,7 +37,7 @@ class PictureProcessor:
 
     @classmethod
     def of(cls, path: Path, chosen: ChosenTemplate = THE_MODELS_OWN) -> "PictureProcessor | None":
-        """The processor of a directory; None if it has none."""
+        """Return the processor of a directory; None if it has none."""
         has_one = any((path / name).is_file() for name in PROCESSOR_FILES)
         return cls(path, chosen) if has_one else None
 
@@ -51,7 +51,7 @@ class PictureProcessor:
         opens_answer: bool,
         check: Callable[[str], None] = lambda text: None,
     ) -> tuple[npt.NDArray[np.int32], dict[str, Any]]:
-        """Token ids (int32 [tokens]) and the tensors of the images, by name.
+        """Return token ids (int32 [tokens]) and the tensors of the images, by name.
 
         :param files: encoded pictures, in the order of their places in the messages.
         :param tools: functions that the answer may call, in OpenAI's form.
@@ -76,7 +76,7 @@ class PictureProcessor:
         ids = made.pop("input_ids")[0].numpy().astype(np.int32)
         made.pop("attention_mask", None)
         tensors = {name: value for name, value in made.items() if hasattr(value, "detach")}
-        tensor_bytes = sum(one.numel() * one.element_size() for one in tensors.values())
+        tensor_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         if tensor_bytes > MOST_TENSOR_BYTES:
             value, problem = f"{len(files)} images", f"make tensors of {tensor_bytes} bytes"
             remedy = f"send fewer or smaller images: at most {MOST_TENSOR_BYTES} bytes"
@@ -90,7 +90,7 @@ class PictureProcessor:
         fields: Mapping[str, Any],
         opens_answer: bool,
     ) -> str:
-        """The conversation by the chat template, or by one of its own for tools if there is one."""
+        """Render the conversation by the chat template, or by that for tools if there is one."""
         template = self._template
         if template is None:
             raise ValueError("it has no chat template")
@@ -106,9 +106,9 @@ class PictureProcessor:
 
     @cached_property
     def _template(self) -> ChatTemplate | None:
-        """The chat template, tried once for what it reads; None if there is none."""
-        found = self._processor.chat_template
-        return read_template(found, self._chosen, self._path, self._processor)
+        """The chat template, probed once for its content format; None if there is none."""
+        own_template = self._processor.chat_template
+        return read_template(own_template, self._chosen, self._path, self._processor)
 
     @cached_property
     def _processor(self) -> Any:

@@ -1,1 +1,1 @@
-"""Loads a model directory into a model that can compute."""
+"""Loading of a model directory."""

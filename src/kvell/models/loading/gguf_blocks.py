@@ -1,9 +1,9 @@
 """A GGUF file's own int4 and int8 blocks, by the names of transformers' weights.
 
-A converted model is plain float32.  When first needed, the rows of bytes that its numbers came
-from are stored beside it, in transformers' row order (some weights are permuted).  Rows are
-matched by the numbers themselves, so no family is named here, and a weight with blocks has
-exactly the blocks' values.
+A converted model is plain float32. When first needed, the original rows of bytes of its numbers are
+stored next to it, in transformers' row order (some weights are permuted). Rows are matched by the
+numbers themselves, so no family is named here, and a weight with blocks has exactly the blocks'
+values.
 
     Q8_0: scale, 32 signed bytes
     Q4_0: scale, 32 × 4 bits, where 8 means zero
@@ -61,14 +61,14 @@ def blocks_of(path: Path) -> dict[str, GroupedWeight]:
         return {}
     with safe_open(file, "pt") as stored:
         types: dict[str, str] = decode_json(stored.metadata()["types"])
-        found = {name: read_rows(stored.get_tensor(name), kind) for name, kind in types.items()}
-    return {name: weight for name, weight in found.items() if _is_served(weight)}
+        weights = {name: read_rows(stored.get_tensor(name), kind) for name, kind in types.items()}
+    return {name: weight for name, weight in weights.items() if _is_served(weight)}
 
 
 def write_blocks(source: Path, path: Path) -> None:
     """Store the blocks of a GGUF file in the model directory that was converted from it."""
     tensors = _tensors_of(source)
-    found: dict[str, torch.Tensor] = {}
+    blocks: dict[str, torch.Tensor] = {}
     types: dict[str, str] = {}
     for file in weight_files(path):
         with safe_open(file, "np") as weights:
@@ -77,9 +77,9 @@ def write_blocks(source: Path, path: Path) -> None:
                 tensor = _source_of(digests, tensors)
                 if tensor is not None:
                     rows = tensor.rows[[tensor.places[digest] for digest in digests]]
-                    found[name], types[name] = torch.from_numpy(rows), tensor.kind
+                    blocks[name], types[name] = torch.from_numpy(rows), tensor.kind
     partial = path / f"{BLOCKS_FILE}.partial-{os.getpid()}"
-    save_file(found, partial, {"types": json.dumps(types)})
+    save_file(blocks, partial, {"types": json.dumps(types)})
     partial.rename(path / BLOCKS_FILE)
 
 
@@ -101,7 +101,7 @@ def read_rows(rows: torch.Tensor, kind: str) -> GroupedWeight:
 
 
 def _is_served(weight: GroupedWeight) -> bool:
-    """Whether kernels can multiply it: they take an int8's magnitude, and -128 has none in int8."""
+    """Return whether kernels can multiply it: they take an int8's magnitude, and -128 has none."""
     return weight.minima is not None or int(weight.quants.min()) >= -MOST_EIGHT
 
 
@@ -123,7 +123,7 @@ def _tensors_of(source: Path) -> list[_Tensor]:
 
 
 def _source_of(digests: Sequence[bytes], tensors: Sequence[_Tensor]) -> _Tensor | None:
-    """The tensor that all rows of a weight come from; None if there is none."""
+    """Return the tensor that all rows of a weight come from; None if there is none."""
     for tensor in tensors:
         same_size = len(digests) == len(tensor.rows)
         if same_size and all(digest in tensor.places for digest in digests):
@@ -132,7 +132,7 @@ def _source_of(digests: Sequence[bytes], tensors: Sequence[_Tensor]) -> _Tensor 
 
 
 def _digests(numbers: npt.NDArray[np.float32]) -> list[bytes]:
-    """A digest of each row of a float32 matrix; none for anything else."""
+    """Return a digest of each row of a float32 matrix; none for other arrays."""
     if numbers.ndim != 2 or numbers.dtype != np.float32:
         return []
     return [hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in numbers]

@@ -1,7 +1,7 @@
-"""Loads a :class:`PagedModel` from a transformers directory, and chooses its forward pass.
+"""Loading of a :class:`PagedModel` from a transformers directory, with a choice of its pass.
 
-Dense models with a fused pass are read straight from their files.  All others, and models with
-unusual files, go through transformers' own modules (``module_loading``)::
+Dense models with a fused pass are read straight from their files. All others, and models with
+unusual files, are loaded by transformers' own modules (``module_loading``)::
 
     config ─ exact? ─► description ─┬─ usual files ─► skeleton ─► fused pass
                                     └─ else ─► transformers' modules ─► fused or module pass
@@ -51,13 +51,13 @@ def load_paged_model(
 
     :param fused: use the compiled pass, if the model has one; else transformers' own code.
     :param quantization: one of ``quantization.QUANTIZATIONS``; needs the compiled pass.
-    :param device: where weights go; the CPU if not given.
+    :param device: of the weights; the CPU if not given.
     :param kv_dtype: dtype of stored keys and values; ``dtype`` if not given.
     :param kv_budget: prompt tokens that layers keep (:func:`budgets.budgets_of`).
     :param overrides: a JSON object of fields in place of the config's own.
     :param shared: a file in which processes of this host have the weights once; no GPU uses it.
-    :raises ChangeSomething: if the architecture is not known to be exact, files are missing
-        or damaged, no layer can keep such a budget, or weights cannot be quantised this way.
+    :raises ChangeSomething: if the architecture is not known to be exact, files are missing or
+        damaged, no layer can keep such a budget, or weights cannot be quantised this way.
     """
     require_quantization(quantization)
     config = known_config(path, overrides)
@@ -92,7 +92,7 @@ def load_paged_model(
 
 
 def _skeleton(path: Path, config: Any, dtype: torch.dtype) -> DecoderSkeleton | None:
-    """The skeleton of a model with a fused pass; None if its files are unusual."""
+    """Return the skeleton of a model with a fused pass; None if its files are unusual."""
     name = fused_class(config)
     if name is None:
         return None
@@ -109,7 +109,7 @@ def describe_as(config: Any, dtype: torch.dtype, kv_dtype: torch.dtype) -> Model
 
 
 def vector_sizes(config: Any, description: ModelDescription) -> set[int]:
-    """Numbers in the keys and values of a head, those of latents (MLA) too."""
+    """Return the numbers in the keys and values of a head, those of latents (MLA) too."""
     stored = {layer.head_size for layer in description.layers if layer.kind not in NO_KV}
     text = text_config(config)
     return stored | {optional_size(text, (field,)) for field in ("kv_lora_rank", "v_head_dim")}
@@ -128,10 +128,10 @@ def check_model(path: Path, overrides: str | None = None) -> None:
 
 
 def check_architecture(config: Any) -> None:
-    """Make sure that the class transformers would run for a config is known to be exact.
+    """Raise unless the class that transformers would run for a config is known to be exact.
 
-    :raises ChangeSomething: naming the class and what it would need; also for weights that
-        are quantised.
+    :raises ChangeSomething: naming the class and the missing feature; also for weights that are
+        quantised.
     """
     if fused_class(config) is not None:
         return

@@ -1,4 +1,4 @@
-"""Makes a :class:`PagedModel` of transformers' own modules, with whichever pass they have."""
+"""Construction of a :class:`PagedModel` from transformers' own modules, with their best pass."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -35,7 +35,7 @@ def paged_module(
     :param fused: use the compiled pass, if the model has one; else transformers' own code.
     :param blocks: weights by the names of the module's parameters, used unchanged.
     :param memory: for the weights; this process's own if not given.
-    :raises ChangeSomething: if weights cannot be stored as ``quantization`` says.
+    :raises ChangeSomething: if weights cannot be stored in the ``quantization``.
     """
     memory = memory or PrivateWeights()
     with unkept(quantization):

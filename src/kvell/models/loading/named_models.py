@@ -1,4 +1,4 @@
-"""Models by their names in requests, found and checked to be servable."""
+"""Models by their names in requests, resolved and checked."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from kvell.models.text.tokenizer import Tokenizer, tokenizer_or_none
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A model that was found and may be served; its weights are not read yet."""
+    """A resolved model that may be served; its weights are not read yet."""
 
     name: str
     path: Path
@@ -25,11 +25,11 @@ class NamedModel:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer, loaded on first use; an instance behind a front never uses it."""
+        """The tokenizer, loaded on first use; an instance that serves a front never uses it."""
         return tokenizer_or_none(self.path, self.overrides)
 
     def tokenizer_json(self) -> str:
-        """The tokenizer in the form of the tokenizers library.
+        """Return the tokenizer in the form of the tokenizers library.
 
         :raises ChangeSomething: if it has no such form.
         """
@@ -40,7 +40,7 @@ class NamedModel:
 
     @cached_property
     def embeddings(self) -> EmbeddingFacts:
-        """What its files say of its embeddings, read on first use."""
+        """The facts about its embeddings in its files, read on first use."""
         return embedding_facts(self.path, known_config(self.path, self.overrides))
 
     @cached_property
@@ -66,9 +66,9 @@ def open_named(
     :raises ChangeSomething: if one is not found, cannot be served, or shares its name.
     """
     opened: list[NamedModel] = []
-    for one in named_sources(first, beside):
-        path = resolve_model(one.source, cache_dir, progress)
+    for model in named_sources(first, beside):
+        path = resolve_model(model.source, cache_dir, progress)
         own = None if opened else overrides
         check_model(path, own)
-        opened.append(NamedModel(one.name, path, own))
+        opened.append(NamedModel(model.name, path, own))
     return opened

@@ -1,4 +1,4 @@
-"""Makes a :class:`PagedModel` with random weights, from a config alone."""
+"""Construction of a :class:`PagedModel` with random weights, from a config alone."""
 
 from typing import Any
 

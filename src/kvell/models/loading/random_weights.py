@@ -1,8 +1,7 @@
 """Models with random weights over real configs: for tests, benches and planning runs.
 
-Random transformers often repeat one token whatever their input, and a test on
-such a model proves nothing.  So embeddings are untied and matrices scaled up
-until the outputs vary; :func:`varies` says whether they do.
+Random transformers often repeat one token for any input, and a test on such a model proves nothing.
+So embeddings are untied and matrices scaled up until the outputs vary; :func:`varies` checks that.
 """
 
 from pathlib import Path
@@ -39,7 +38,7 @@ def random_module(
 
 
 def varies(module: Any, seed: int = 0, share: float = 0.5) -> bool:
-    """Whether more than a share of the greedy tokens over random prompts are distinct.
+    """Return whether more than a share of the greedy tokens over random prompts are distinct.
 
     Logits that are not finite do not count as varying.
     """

@@ -1,4 +1,4 @@
-"""Which memory a model's weights go into, and how a module's parameters get there."""
+"""Choice of the memory for a model's weights, and the move of a module's parameters there."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ def memory_for(
     fused: bool,
     quantization: str,
 ) -> Iterator[WeightMemory]:
-    """Give the memory for the weights of a model that is loaded in the block.
+    """Yield the memory for the weights of a model that is loaded in the block.
 
     :param shared: a file that other processes map too; not used on a GPU.
     """
@@ -50,16 +50,16 @@ def memory_for(
 
 
 def share_parameters(module: Any, memory: WeightMemory) -> None:
-    """Put a module's parameters into shared memory, where nothing may write to them any more.
+    """Move a module's parameters into shared memory, which becomes read-only.
 
     Parameters that transformers left in their file's mapping stay there: processes share the
-    system's copy of a file.  Buffers stay the module's own: some modules write to theirs.
-    Nothing happens if the memory is private.
+    system's copy of a file. Buffers stay the module's own: some modules write to theirs. Nothing
+    happens if the memory is private.
     """
     if not memory.is_shared:
         return
     files = mapped_files()
-    found = {
+    moved = {
         name: values
         for name, values in module.named_parameters()
         if values.is_cpu
@@ -67,26 +67,26 @@ def share_parameters(module: Any, memory: WeightMemory) -> None:
         and values.nbytes > 0
         and not any(values.data_ptr() in file for file in files)
     }
-    if not found:
+    if not moved:
         return
-    shapes = [(name, tuple(one.shape), str(one.dtype)) for name, one in found.items()]
+    shapes = [(name, tuple(values.shape), str(values.dtype)) for name, values in moved.items()]
     text = hashlib.blake2b(repr(shapes).encode(), digest_size=16).hexdigest()
-    sizes_bytes = [-(-one.nbytes // ALIGN_BYTES) * ALIGN_BYTES for one in found.values()]
+    sizes_bytes = [-(-values.nbytes // ALIGN_BYTES) * ALIGN_BYTES for values in moved.values()]
     piece = memory.take(f"parameters {text}", sum(sizes_bytes))
     flat, at = torch.frombuffer(piece.memory, dtype=torch.uint8), 0
-    for one, size_bytes in zip(found.values(), sizes_bytes, strict=True):
-        view = flat[at : at + one.nbytes].view(one.dtype).view(one.shape)
+    for values, size_bytes in zip(moved.values(), sizes_bytes, strict=True):
+        view = flat[at : at + values.nbytes].view(values.dtype).view(values.shape)
         if not piece.is_filled:
-            view.copy_(one.detach())
-        one.data, at = view, at + size_bytes
+            view.copy_(values.detach())
+        values.data, at = view, at + size_bytes
 
 
 def mapped_files() -> list[range]:
-    """The addresses at which files of a file system are mapped into this process."""
-    found = []
+    """Return the addresses at which files of a file system are mapped into this process."""
+    ranges = []
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, _, _, _, _, *name = line.split(maxsplit=5)
         if name and name[0].startswith("/") and not name[0].startswith("/memfd:"):
-            start, end = (int(one, 16) for one in addresses.split("-"))
-            found.append(range(start, end))
-    return found
+            start, end = (int(address, 16) for address in addresses.split("-"))
+            ranges.append(range(start, end))
+    return ranges

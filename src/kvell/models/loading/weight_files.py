@@ -1,7 +1,7 @@
-"""Finds, checks and maps the safetensors files of a model directory.
+"""Discovery, checks and mapping of the safetensors files of a model directory.
 
-Files are checked by their headers alone, so that an interrupted download is
-reported in one line instead of failing somewhere inside a library.
+Files are checked by their headers alone, so that an interrupted download is reported in one line
+instead of failing somewhere inside a library.
 """
 
 from collections.abc import Sequence
@@ -29,16 +29,16 @@ INSTEAD = (
         "fetch or make model.safetensors; transformers converts consolidated files",
     ),
 )
-"""What may lie there in its place: its name, what it is, and what to do."""
+"""Files that may replace it: pattern, problem and remedy."""
 
 
 def weight_files(path: Path) -> tuple[Path, ...]:
-    """The safetensors files of a model directory: what its index names, or the single one.
+    """Return the safetensors files of a model directory: those of its index, or the single one.
 
     :raises ChangeSomething: if there are none, or if the index names one that is missing.
     """
     placed = read_optional_json(path / INDEX_FILE).get("weight_map", {})
-    if not isinstance(placed, dict) or not all(isinstance(one, str) for one in placed.values()):
+    if not isinstance(placed, dict) or not all(isinstance(name, str) for name in placed.values()):
         problem = "its weight_map does not say which file has which tensor"
         raise ChangeSomething("model", path / INDEX_FILE, problem, FETCH_AGAIN)
     files = tuple(path / name for name in sorted(set(placed.values()))) or (path / SINGLE_FILE,)
@@ -49,7 +49,7 @@ def weight_files(path: Path) -> tuple[Path, ...]:
 
 
 def check_weight_file(file: Path) -> None:
-    """Make sure that a safetensors file is as long as its header says.
+    """Raise unless a safetensors file is as long as its header requires.
 
     :raises ChangeSomething: naming the file.
     """
@@ -70,15 +70,15 @@ def mapped_tensors(files: Sequence[Path]) -> dict[str, torch.Tensor]:
 
     :raises SafetensorError: if a file is damaged.
     """
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for file in files:
         with safe_open(file, "pt") as opened:
-            found |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    return found
+            tensors |= {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    return tensors
 
 
 def _expected_bytes(file: Path) -> int:
-    """Length of a safetensors file by its header: 8 bytes of length, JSON, then the data."""
+    """Return a safetensors file's length by its header: 8 bytes of length, JSON, then the data."""
     with file.open("rb") as stream:
         header_bytes = int.from_bytes(stream.read(8), "little")
         if not 2 <= header_bytes <= MAX_HEADER_BYTES:
@@ -89,15 +89,15 @@ def _expected_bytes(file: Path) -> int:
 
 
 def _missing(path: Path, file: Path) -> ChangeSomething:
-    """The error of a weight file that is not there, with what is there instead."""
+    """Return the error for a missing weight file, with the file that is there instead."""
     if file.is_symlink():
         problem = f"its weight file {file.name} is a link to {file.readlink()}, which is missing"
         return ChangeSomething("model", path, problem, "fetch the model again")
     problem, remedy = f"its weight file {file.name} is missing", "fetch the model again"
     if file.name == SINGLE_FILE:
         for pattern, what, instead in INSTEAD:
-            if found := sorted(path.glob(pattern)):
-                return ChangeSomething("model", path, f"{problem}; {found[0].name} {what}", instead)
+            if files := sorted(path.glob(pattern)):
+                return ChangeSomething("model", path, f"{problem}; {files[0].name} {what}", instead)
     return ChangeSomething("model", path, problem, remedy)
 
 

@@ -1,4 +1,4 @@
-"""Loads weights from a transformers directory into transformers' own modules."""
+"""Loading of weights from a transformers directory into transformers' own modules."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -38,7 +38,7 @@ def load_module(path: Path, config: Any, dtype: torch.dtype, device: torch.devic
 
 
 def auto_class(config: Any) -> Any:
-    """transformers' auto class that makes a config's model with a head that generates text."""
+    """Return transformers' auto class for a config's model with a head that generates text."""
     takes_images = class_run(config) in WITH_IMAGES
     return AutoModelForImageTextToText if takes_images else AutoModelForCausalLM
 

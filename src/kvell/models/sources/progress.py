@@ -1,9 +1,9 @@
-"""How long-running work reports its progress."""
+"""Progress reports of long-running work."""
 
 from collections.abc import Callable
 
 Progress = Callable[[str, float], None]
-"""Called with what is being done and the fraction done, 0 to 1."""
+"""Receiver of the present work and the fraction done, 0 to 1."""
 
 
 def quiet(what: str, fraction: float) -> None:

@@ -1,4 +1,4 @@
-"""Resolves ``--model`` to a local transformers directory."""
+"""Resolution of ``--model`` to a local transformers directory."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,7 @@ from kvell.models.sources.packaged import MODEL_NAME, packaged_model
 from kvell.models.sources.progress import Progress, quiet
 
 Fetch = Callable[[str], Path]
-"""Fetches a hub model and returns its directory; raises ChangeSomething."""
+"""Function that fetches a hub model and returns its directory; it raises ChangeSomething."""
 
 
 def resolve_model(
@@ -17,7 +17,7 @@ def resolve_model(
     """Return the local transformers directory of a model.
 
     :param model: ``smollm2``, a directory, or a hub id such as ``owner/name``.
-    :param cache_dir: where the packaged model is kept once converted.
+    :param cache_dir: directory of the converted packaged model.
     :param fetch: fetches hub models; ``hub.fetch_from_hub`` if not given.
     :raises ChangeSomething: if no such model can be found.
     """
@@ -39,5 +39,5 @@ def resolve_model(
 
 
 def _looks_like_path(model: str) -> bool:
-    """Whether the text can only be a path: hub ids are ``name`` or ``owner/name``."""
+    """Return whether the text can only be a path: hub ids are ``name`` or ``owner/name``."""
     return model.startswith(("/", ".", "~")) or model.count("/") > 1 or not model

@@ -1,7 +1,7 @@
 """Mixers of the delta rule: one for each kind of decay, over any family's projections.
 
-A token brings a query, a key and a value through one short convolution, how much it corrects
-(beta) and how much is forgotten (log decay); the output passes a gated norm.
+A token contributes a query, a key and a value through one short convolution, the strength of its
+correction (beta) and that of forgetting (log decay); the output passes a gated norm.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ class DeltaInputs:
 
 
 class GatedDeltaMixer:
-    """One decay per value head; several value heads may share a key head."""
+    """A mixer with one decay per value head; several value heads may share a key head."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -48,7 +48,7 @@ class GatedDeltaMixer:
         self.shapes = StateShapes(sum(self._sizes), module.conv_kernel_size - 1, recurrent)
 
     def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor:
-        """Hidden states of a ragged batch [T, hidden] → [T, hidden]."""
+        """Map hidden states of a ragged batch [T, hidden] → [T, hidden]."""
         module, inputs = self._module, self._project(self._module, hidden)
         mixed = self._act(run.convolve(inputs.mixed, module.conv1d)).float()
         query, key, value = torch.split(mixed, self._sizes, -1)
@@ -63,14 +63,14 @@ class GatedDeltaMixer:
         return _gated_output(module, output.to(hidden.dtype), inputs.gate)
 
     def _keys(self, keys: torch.Tensor) -> torch.Tensor:
-        """[T, key heads × K] → unit length, repeated for each value head: [T, heads, K]."""
+        """Map [T, key heads × K] → unit length, repeated for each value head: [T, heads, K]."""
         module = self._module
         keys = _unit_length(keys.view(len(keys), module.num_k_heads, module.head_k_dim))
         return keys.repeat_interleave(module.num_v_heads // module.num_k_heads, 1)
 
 
 class ChannelDeltaMixer:
-    """One decay for every number of a key."""
+    """A mixer with one decay for every number of a key."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -80,7 +80,7 @@ class ChannelDeltaMixer:
         self.shapes = StateShapes(3 * module.qkv_dim, module.conv_kernel_size - 1, recurrent)
 
     def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor:
-        """Hidden states of a ragged batch [T, hidden] → [T, hidden]."""
+        """Map hidden states of a ragged batch [T, hidden] → [T, hidden]."""
         module = self._module
         mixed = self._act(run.convolve(_side_by_side(module, hidden), module.conv1d)).float()
         query, key, value = (part.view(len(hidden), *self._heads) for part in mixed.chunk(3, -1))
@@ -104,7 +104,7 @@ def _projection(module: Any) -> Callable[[Any, torch.Tensor], DeltaInputs]:
 
 
 def _by_key_head(module: Any, hidden: torch.Tensor) -> DeltaInputs:
-    """Two linears, with all parts of a key head side by side."""
+    """Project by two linears, with all parts of a key head side by side."""
     qkvz, ba = module.in_proj_qkvz(hidden), module.in_proj_ba(hidden)
     parts = module.fix_query_key_value_ordering(qkvz[None], ba[None])
     query, key, value, gate, beta, decay = (part[0] for part in parts)
@@ -113,14 +113,14 @@ def _by_key_head(module: Any, hidden: torch.Tensor) -> DeltaInputs:
 
 
 def _together(module: Any, hidden: torch.Tensor) -> DeltaInputs:
-    """Queries, keys and values from one linear."""
+    """Project queries, keys and values by one linear."""
     decay, beta = module.in_proj_a(hidden), module.in_proj_b(hidden).sigmoid()
     mixed, gate = module.in_proj_qkv(hidden), module.in_proj_z(hidden)
     return DeltaInputs(mixed, gate, _log_decay(module, decay), beta)
 
 
 def _apart(module: Any, hidden: torch.Tensor) -> DeltaInputs:
-    """One linear each; with ``allow_neg_eigval`` beta reaches 2, so a state can change sign."""
+    """Project by one linear each; ``allow_neg_eigval`` lets beta reach 2: a state changes sign."""
     beta = module.b_proj(hidden).sigmoid() * (2.0 if module.allow_neg_eigval else 1.0)
     log_decay = _log_decay(module, module.a_proj(hidden))
     return DeltaInputs(_side_by_side(module, hidden), module.g_proj(hidden), log_decay, beta)
@@ -131,7 +131,7 @@ def _side_by_side(module: Any, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def _log_decay(module: Any, steps: torch.Tensor) -> torch.Tensor:
-    """Log decays, float32 [T, heads], from step sizes before softplus."""
+    """Return log decays, float32 [T, heads], from step sizes before softplus."""
     rate: torch.Tensor = module.A_log.float().exp()
     return -rate * functional.softplus(steps.float() + module.dt_bias.float())
 

@@ -1,8 +1,8 @@
-"""The delta rule: a token corrects what its key would read from the state.
+"""The delta rule: a token corrects the value that its key would read from the state.
 
-Within a piece, the corrections of all tokens come from one triangular system (the UT
-transform of DeltaNet).  Shapes, as in :mod:`kvell.models.states.scans`: H heads, K numbers of a
-key, V of a value, P pieces, L places, b pieces of a round.
+Within a piece, the corrections of all tokens are the solution of one triangular system (the UT
+transform of DeltaNet). Shapes, as in :mod:`kvell.models.states.scans`: H heads, K numbers of a key,
+V of a value, P pieces, L places, b pieces of a round.
 """
 
 import torch
@@ -10,12 +10,12 @@ import torch
 from kvell.models.states.scans import Pieces, causal_product, decay_factors
 
 CHANNEL_TOKENS = 16
-"""Places computed at once where every number of a key has its own decay: the decays between
-all pairs of places are L × L × K numbers."""
+"""Places computed together if every number of a key has its own decay: the decays between all pairs
+of places are L × L × K numbers."""
 
 
 class GatedDeltaScan:
-    """One decay for a head's whole state [K, V]."""
+    """A scan with one decay for a head's whole state [K, V]."""
 
     def prepare(self, *inputs: torch.Tensor) -> Pieces:
         """Take q and k [P, L, H, K] (normalised, q scaled), v [P, L, H, V], and log decay and
@@ -62,7 +62,7 @@ class _GatedDeltaPieces:
 
 
 class ChannelDeltaScan:
-    """One decay for every number of a key (Kimi's delta attention)."""
+    """A scan with one decay for every number of a key (Kimi's delta attention)."""
 
     def prepare(self, *inputs: torch.Tensor) -> Pieces:
         """Take q and k [P, L, H, K] (normalised, q scaled), v [P, L, H, V], log decay
@@ -95,7 +95,7 @@ def _few_places(
     log_decay: torch.Tensor,
     beta: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs [b, H, l, V] of l places and the states after, from states [b, H, K, V]."""
+    """Return outputs [b, H, l, V] of l places and the states after, from states [b, H, K, V]."""
     factors = decay_factors(log_decay.transpose(-1, -2))
     within = factors[0].permute(0, 1, 3, 4, 2)
     from_start, to_end = (factor.transpose(-1, -2) for factor in factors[1:])
@@ -116,10 +116,10 @@ def _few_places(
 def _corrected(
     system: torch.Tensor, value: torch.Tensor, reads: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Solve for what every token writes and reads after the corrections of earlier tokens.
+    """Solve for each token's writes and reads after the corrections of earlier tokens.
 
-    :param system: [·, L, L], what a token's key reads of each earlier token's key; the
-        diagonal is taken as ones.
+    :param system: [·, L, L], reads of a token's key from each earlier token's key; the diagonal is
+        taken as ones.
     """
     if system.shape[-1] == 1:
         return value, reads
@@ -138,7 +138,7 @@ def _advance(
     to_state: torch.Tensor,
     decay: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs [b, H, L, V] and the states after; ``to_state`` is [b, H, K, L]."""
+    """Return outputs [b, H, L, V] and the states after; ``to_state`` is [b, H, K, L]."""
     corrections = value - reads @ state
     output = query @ state + causal_product(scores, corrections)
     return output, torch.addcmul(to_state @ corrections, state, decay)

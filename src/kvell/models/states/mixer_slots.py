@@ -1,7 +1,7 @@
-"""Places our own mixers inside a transformers model.
+"""Placement of our own mixers inside a transformers model.
 
-A module's ``forward`` is replaced on the instance, so other models of the same class are
-not touched.  The step is set for the duration of one forward pass.
+A module's ``forward`` is replaced on the instance, so other models of the same class are unchanged.
+The step is set for the duration of one forward pass.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ from kvell.pages.layout import GroupKind
 
 
 class StateStep(Protocol):
-    """One forward pass, as mixers see it."""
+    """Interface of one forward pass for mixers."""
 
     def states(self, layer: int) -> StateRun:
         """Return the states of a layer; each layer asks once, in order."""
@@ -27,12 +27,12 @@ class StateStep(Protocol):
 
 
 class MixerSlot:
-    """Replaces the forward pass of one transformers module."""
+    """Replacement of the forward pass of one transformers module."""
 
     def __init__(self, mixer: Mixer, layer: int, as_attention: bool = False) -> None:
         """Make a slot without a step.
 
-        :param as_attention: return None for weights beside the output, as attention does.
+        :param as_attention: return None for weights as well as the output, as attention does.
         """
         self.mixer = mixer
         self.layer = layer
@@ -42,7 +42,7 @@ class MixerSlot:
     def __call__(
         self, hidden_states: torch.Tensor, *_: Any, **__: Any
     ) -> torch.Tensor | tuple[torch.Tensor, None]:
-        """transformers' signature: [1, T, hidden] → the same; masks and caches are ignored."""
+        """Map [1, T, hidden] → the same, with transformers' signature; ignore masks and caches."""
         if self.step is None:
             raise RuntimeError(f"layer {self.layer} has states: it runs in paged steps only")
         output = self.mixer(hidden_states[0], self.step.states(self.layer)).unsqueeze(0)

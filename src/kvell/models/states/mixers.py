@@ -1,7 +1,7 @@
 """Our own forward passes of state mixers, over the weights of transformers' modules.
 
-A mixer is what a transformers layer calls instead of attention: projections, a short
-convolution, a recurrence.  Only the parts that connect tokens are ours.
+A transformers layer calls a mixer instead of attention: projections, a short convolution, a
+recurrence. Only the parts that connect tokens are ours.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class Mixer(Protocol):
     shapes: StateShapes
 
     def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor:
-        """Hidden states of a ragged batch [T, hidden] → [T, hidden]."""
+        """Map hidden states of a ragged batch [T, hidden] → [T, hidden]."""
         ...
 
 
@@ -40,7 +40,7 @@ class SelectiveMixer:
         self.shapes = StateShapes(inner, module.conv_kernel_size - 1, (inner, state))
 
     def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor:
-        """Hidden states of a ragged batch [T, hidden] → [T, hidden]."""
+        """Map hidden states of a ragged batch [T, hidden] → [T, hidden]."""
         module = self._module
         x, gate = module.in_proj(hidden).chunk(2, -1)
         x = module.act(run.convolve(x, module.conv1d))
@@ -77,7 +77,7 @@ class ScalarDecayMixer:
         self.shapes = StateShapes(channels, module.conv_kernel_size - 1, recurrent)
 
     def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor:
-        """Hidden states of a ragged batch [T, hidden] → [T, hidden]."""
+        """Map hidden states of a ragged batch [T, hidden] → [T, hidden]."""
         module = self._module
         sizes = [self._inner, self.shapes.channels, module.num_heads]
         gate, mixed, dt = torch.split(self._project(hidden), sizes, -1)
@@ -116,7 +116,7 @@ class LightningMixer:
         self.shapes = StateShapes(0, 0, (*self._heads, module.head_dim))
 
     def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor:
-        """Hidden states of a ragged batch [T, hidden] → [T, hidden]."""
+        """Map hidden states of a ragged batch [T, hidden] → [T, hidden]."""
         module = self._module
         mixed = module.act_fn(module.qkv_proj(hidden)).float()
         query, key, value = mixed.view(len(hidden), self._heads[0], -1).chunk(3, -1)
@@ -134,7 +134,7 @@ class ConvolutionMixer:
         self.shapes = StateShapes(module.conv.in_channels, module.conv_kernel_size - 1, ())
 
     def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor:
-        """Hidden states of a ragged batch [T, hidden] → [T, hidden]."""
+        """Map hidden states of a ragged batch [T, hidden] → [T, hidden]."""
         module = self._module
         before, after, x = module.in_proj(hidden).chunk(3, -1)
         return _of(module.out_proj, after * run.convolve(before * x, module.conv))
@@ -151,7 +151,7 @@ MIXERS: dict[MixerKind, Callable[[Any], Mixer]] = {
 """Constructors by kind, from transformers' module."""
 
 AS_ATTENTION: frozenset[MixerKind] = frozenset({"lightning"})
-"""Kinds that replace an attention module, which returns weights beside its output."""
+"""Kinds that replace an attention module, which returns weights as well as its output."""
 
 
 def _of(linear: Any, values: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,9 @@
-"""Cuts a ragged batch into pieces that scans process side by side.
+"""Division of a ragged batch into pieces that scans process side by side.
 
-A request's new tokens are cut at every multiple of ``SCAN_TOKENS`` of its own positions
-and wherever its state is kept.  The pieces of a *lane* are padded to one length; its
-round r holds the r-th piece of every request that has one, requests with more pieces
-first, so that the states of a round are a prefix of the lane's::
+A request's new tokens are cut at every multiple of ``SCAN_TOKENS`` of its own positions and at
+every kept state. The pieces of a *lane* are padded to one length; its round r holds the r-th piece
+of every request that has one, requests with more pieces first, so that the states of a round are a
+prefix of the lane's::
 
     lane   request  round 0   round 1   round 2
              b      [------]  [------]  [--]
@@ -32,7 +32,7 @@ Longs = npt.NDArray[np.int64]
 class Round:
     """Pieces ``first … end-1`` of a lane, one for each of its first ``end - first`` requests.
 
-    :param cut_ranks: int64 [k], which of these requests' states are kept now; None if none.
+    :param cut_ranks: int64 [k], the requests whose states are kept now; None if there are none.
     :param cuts: int64 [k], the index of each one's cut in the batch.
     """
 
@@ -47,9 +47,9 @@ class Lane:
     """Requests that are scanned together, in P pieces of L tokens.
 
     :param requests: int64 [m], most pieces first; None for all requests in batch order.
-    :param rows: int64 [P × L], the token at each place; any token where there is padding.
+    :param rows: int64 [P × L], the token at each place; any token for padding.
     :param shape: P and L.
-    :param padding: bool [P, L], where there is no token; None if there is one everywhere.
+    :param padding: bool [P, L], places without a token; None if there are none.
     :param tokens: int64, places that hold tokens; None for all of them.
     :param rounds: in order.
     """
@@ -62,7 +62,7 @@ class Lane:
     rounds: tuple[Round, ...]
 
     def take(self, values: torch.Tensor) -> torch.Tensor:
-        """[T, …] → [P, L, …], zeros where there is no token."""
+        """Gather [T, …] → [P, L, …], with zeros at places without a token."""
         taken = values.index_select(0, self.rows).view(*self.shape, *values.shape[1:])
         if self.padding is None:
             return taken
@@ -189,8 +189,8 @@ def _rounds(
             (int(r), int(end)): i for i, (r, (_, end)) in enumerate(_named(requests, pieces))
         }
         wanted = zip(cut_requests.tolist(), cut_ends.tolist(), strict=True)
-        found = [(rank_of[key], cut) for cut, key in enumerate(wanted) if key in rank_of]
-        pairs = _on(np.asarray(found, np.int64), device) if found else None
+        kept = [(rank_of[key], cut) for cut, key in enumerate(wanted) if key in rank_of]
+        pairs = _on(np.asarray(kept, np.int64), device) if kept else None
         ranks, cuts = (None, None) if pairs is None else (pairs[:, 0], pairs[:, 1])
         made.append(Round(first, first + len(pieces), ranks, cuts))
         first += len(pieces)
@@ -198,7 +198,7 @@ def _rounds(
 
 
 def _named(requests: Longs, pieces: Longs) -> Iterator[tuple[int, list[int]]]:
-    """The requests of a round and their pieces."""
+    """Return the requests of a round and their pieces."""
     return zip(requests[: len(pieces)].tolist(), pieces.tolist(), strict=True)
 
 

@@ -1,11 +1,11 @@
 """The recurrences of state mixers, over pieces of at most ``SCAN_TOKENS`` tokens.
 
-A scan computes everything that does not depend on the state for all pieces at once, then
-advances round by round (:mod:`kvell.models.states.scan_plan`).  Everything is float32.  A place
+A scan first computes everything that does not depend on the state for all pieces together, then
+advances round by round (:mod:`kvell.models.states.scan_plan`). Everything is float32. A place
 without a token holds zeros, which leave every state unchanged: no decay, nothing added.
 
-Shapes: P pieces, L places, b pieces of a round, H heads, G groups of heads, N numbers of
-state per channel, D channels of a head.
+Shapes: P pieces, L places, b pieces of a round, H heads, G groups of heads, N numbers of state per
+channel, D channels of a head.
 """
 
 from typing import Protocol
@@ -61,8 +61,10 @@ class _SelectivePieces:
     def advance(
         self, first: int, end: int, state: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Advance states [b, C, N] token by token: every number has its own decay, so matrix
-        products over several tokens gain nothing."""
+        """Advance states [b, C, N] token by token.
+
+        Every number has its own decay, so matrix products over several tokens gain nothing.
+        """
         outputs = []
         for place in range(self._dt.shape[1]):
             at = (slice(first, end), place)
@@ -118,7 +120,7 @@ class _ScalarDecayPieces:
 def causal_product(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Multiply weights [·, L, L], of place j for i ≥ j, with values [·, L, V].
 
-    What follows a place takes no part in its sum: zero times NaN would be NaN.
+    Places after i are excluded from its sum: zero times NaN would be NaN.
     """
     if values.shape[-2] == 1:
         return weights @ values
@@ -133,11 +135,11 @@ def decay_factors(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Turn log decays [P, H, L] into factors.
 
-    Returns the factors from place j to i ≥ j [P, H, L, L] (zero above), from the state before
-    the piece to i, and from i to the state after it, both [P, H, L].
+    Return the factors from place j to i ≥ j [P, H, L, L] (zero above), from the state before the
+    piece to i, and from i to the state after it, both [P, H, L].
 
-    Sums run over the places in between.  Differences of sums from the start would lose small
-    values after a large decay.
+    Sums run over the places in between. Differences of sums from the start would lose small values
+    after a large decay.
     """
     length = log_decays.shape[-1]
     from_start = log_decays.cumsum(-1).exp()

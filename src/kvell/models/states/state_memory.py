@@ -1,4 +1,4 @@
-"""The state groups of one model, and where its layers' states lie."""
+"""The state groups of one model, and the pages of its layers' states."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -36,9 +36,9 @@ class StateShapes:
 
 @dataclass(frozen=True)
 class StatePages:
-    """Views of the pool, one row per page: where one layer's states lie.
+    """Views of the pool, one row per page: the pages of one layer's states.
 
-    :param part: which slice of a state (which of its pages) holds the layer.
+    :param part: the slice of a state (the one of its pages) that holds the layer.
     :param window: [pages, channels × window].
     :param recurrent: [pages, recurrent size]; None if there is no recurrent state.
     """
@@ -49,7 +49,7 @@ class StatePages:
     recurrent: torch.Tensor | None
 
     def load_window(self, pages: torch.Tensor, fresh: torch.Tensor | None) -> torch.Tensor:
-        """Load int32 [n] pages as [n, channels, window]; zeros where bool [n] ``fresh``."""
+        """Load int32 [n] pages as [n, channels, window]; zeros if ``fresh``, bool [n], is set."""
         return _load(self.window, pages, fresh).view(-1, self.shapes.channels, self.shapes.window)
 
     def store_window(self, pages: torch.Tensor, values: torch.Tensor) -> None:
@@ -97,7 +97,7 @@ def state_pages(
 def _dtypes(
     group: GroupSpec, shapes: StateShapes, dtype: torch.dtype
 ) -> tuple[torch.dtype, torch.dtype]:
-    """The dtypes of window and recurrent state that together fill the layer's bytes."""
+    """Return the dtypes of window and recurrent state that together fill the layer's bytes."""
     short = dtype if dtype.itemsize == 2 else torch.bfloat16
     window_size = shapes.channels * shapes.window
     for window, recurrent in (

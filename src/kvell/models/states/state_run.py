@@ -1,4 +1,4 @@
-"""Loads, convolves, scans and stores one layer's states in one step."""
+"""Loading, convolution, scan and storing of one layer's states in one step."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +13,7 @@ from kvell.models.states.state_pages import StatePages
 
 @dataclass(frozen=True)
 class StateRun:
-    """What a mixer sees of a step.  T new tokens, n requests, c cuts."""
+    """A step's input for a mixer: T new tokens, n requests, c cuts."""
 
     pages: StatePages
     batch: StateBatch
@@ -53,7 +53,7 @@ class StateRun:
         return convolved.index_select(0, tokens).to(inputs.dtype)
 
     def scan(self, scan: Scan, *inputs: torch.Tensor) -> torch.Tensor:
-        """Run a recurrence over inputs [T, …], all float32; returns [T, …]."""
+        """Run a recurrence over inputs [T, …], all float32; return [T, …]."""
         states = self.pages.load_recurrent(self._running, self.plan.fresh)
         output: torch.Tensor | None = None
         for lane in self.plan.lanes:
@@ -88,7 +88,7 @@ class StateRun:
         return torch.cat(outputs) if len(outputs) > 1 else outputs[0]
 
     def _going_on(self, ends: torch.Tensor | None) -> tuple[torch.Tensor | None, torch.Tensor]:
-        """Indices of the end states that are stored (None for all), and their pages."""
+        """Return the indices of the end states that are stored (None for all), and their pages."""
         if ends is None:
             return None, self._running
         pages = ends[:, self.pages.part]
@@ -114,7 +114,7 @@ def _windows(laid_out: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
 def _convolved(
     inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 ) -> torch.Tensor:
-    """[M, channels] → [M − window, channels]; always summed in the same order."""
+    """Convolve [M, channels] → [M − window, channels]; always sum in the same order."""
     size = weight.shape[1]
     count = len(inputs) - size + 1
     output = inputs[:count] * weight[:, 0]

@@ -22,7 +22,7 @@ class StatePass:
         self._left = list(memory.pages)[::-1]
 
     def states(self, layer: int) -> StateRun:
-        """Return what the layer's mixer computes with (``mixer_slots.StateStep``).
+        """Return the input of the layer's mixer (``mixer_slots.StateStep``).
 
         :raises RuntimeError: if it is not the layer's turn, or its group has no state metadata.
         """
@@ -38,9 +38,9 @@ class StatePass:
         return StateRun(self._memory.pages[layer], batch, self._plans[group])
 
     def require_complete(self) -> None:
-        """Check that every layer's mixer ran.
+        """Raise unless every layer's mixer ran.
 
-        :raises RuntimeError: if one did not.
+        :raises RuntimeError: if a mixer did not run.
         """
         if self._left:
             raise RuntimeError(f"mixers of layers {self._left[::-1]} did not run")

@@ -1,4 +1,4 @@
-"""One answer's tokens to text, up to what ends it: a stop string, or a token."""
+"""Conversion of one answer's tokens to text, up to its end: a stop string, or a token."""
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ Preceding = Sequence[int] | npt.NDArray[np.int32]
 
 
 class Detokenizer(Protocol):
-    """Turns one request's output tokens into text, never splitting a character."""
+    """A converter of one request's output tokens to text, which never splits a character."""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Text that is final with these tokens added."""
+        """Return text that is final with these tokens added."""
         ...
 
     def finish(self) -> str:
-        """Text still held back."""
+        """Return text still held back."""
         ...
 
 
@@ -31,7 +31,7 @@ class EndTokens:
 
     :param sequence: the model's own ends of a sequence, unless the request ignores them.
     :param asked: those that the request names.
-    :param are_shown: whether what ends the answer is a part of its text, a stop string too.
+    :param are_shown: whether the end of the answer is a part of its text, a stop string too.
     """
 
     sequence: Set[int] = frozenset()
@@ -40,9 +40,9 @@ class EndTokens:
 
 
 class AnswerText:
-    """One answer's tokens to text; after ``stopped`` it takes no more.
+    """One answer's text, from its tokens; after ``stopped`` it takes no more.
 
-    :param stops: the request's stop strings; none is watched for if there are none.
+    :param stops: the request's stop strings; may be empty.
     :ivar stopped: whether a stop string has ended the text.
     :ivar token_count: tokens up to that end.
     """
@@ -67,13 +67,13 @@ class AnswerText:
         return self._last if is_asked else None
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """Text that may be shown now."""
-        # One by one only where it matters which token completed a stop string.
+        """Return text that may be shown now."""
+        # One by one only if it matters which token completed a stop string.
         steps = [token_ids] if self._watcher is None else [[token] for token in token_ids]
         return "".join(self._push_step(step) for step in steps)
 
     def finish(self) -> str:
-        """The rest of the text, once no token will follow."""
+        """Return the rest of the text, once no token will follow."""
         if self.stopped:
             return ""
         text = self._match(self._detokenizer.finish())

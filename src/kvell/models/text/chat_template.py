@@ -1,4 +1,4 @@
-"""A model's chat template: where it lies, what it reads, and which words of its own it has."""
+"""A model's chat template: its file, the format of its input, and templates that users give."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from kvell.models.text.content_format import (
 )
 
 DEFAULT, FOR_TOOLS = "default", "tool_use"
-"""Names of the templates that are taken, if a model has several: without tools and with them."""
+"""Names of the templates that are used, if a model has several: without tools and with them."""
 TEMPLATE_FILE, PROCESSOR_FILE = "chat_template.jinja", "chat_template.json"
 JINJA_CHARS = frozenset("{}\n")
 """A text with one of these is a template; one without can only be the name of a file."""
@@ -26,11 +26,11 @@ JINJA_CHARS = frozenset("{}\n")
 
 @dataclass(frozen=True)
 class ChosenTemplate:
-    """What a user says of a model's chat template.
+    """A user's choice of a model's chat template.
 
     :param text: the template; None for the model's own.
-    :param name: the file that has it, for messages.
-    :param content_format: how it gets content; ``auto`` tries what it reads.
+    :param name: its file, for messages.
+    :param content_format: the form of content; ``auto`` probes the template.
     """
 
     text: str | None = None
@@ -69,49 +69,49 @@ class ChatTemplate:
 
     @property
     def text(self) -> str:
-        """All texts, one after the other: what any of them writes stands here."""
+        """All texts, one after the other, to search in."""
         return "\n".join(self.texts.values())
 
     @property
     def usual(self) -> str:
-        """The one that is meant for all conversations, or else the first."""
+        """The template for all conversations, or else the first."""
         return self.texts.get(DEFAULT) or next(iter(self.texts.values()))
 
     def text_for(self, *, tools: bool) -> str:
-        """The template of a conversation.
+        """Return the template of a conversation.
 
         :param tools: whether it has some.
-        :raises KeyError: if there is none that is meant for all conversations.
+        :raises KeyError: if there is no template for all conversations.
         """
         return self.texts[FOR_TOOLS if tools and FOR_TOOLS in self.texts else DEFAULT]
 
 
 def read_template(
-    found: object, chosen: ChosenTemplate, path: Path | None, backend: TakesTemplate
+    own_template: object, chosen: ChosenTemplate, path: Path | None, backend: TakesTemplate
 ) -> ChatTemplate | None:
-    """The template that is to be used; None if there is none.
+    """Return the template to use; None if there is none.
 
-    :param found: what transformers has found in the model's directory: one, or several by name.
+    :param own_template: transformers' result for the model's directory: one, or several by name.
     :param path: the directory, for one that transformers leaves to processors; None if unknown.
     :param backend: the tokenizer or processor of transformers that renders it.
     :raises ChangeSomething: if a template does not compile, naming its file and line.
     """
     field, name = ("chat_template", chosen.name) if chosen.text is not None else ("model", "")
     if chosen.text is not None:
-        found = chosen.text
-    elif not found and path is not None:
-        found = read_optional_json(path / PROCESSOR_FILE).get("chat_template")
+        own_template = chosen.text
+    elif not own_template and path is not None:
+        own_template = read_optional_json(path / PROCESSOR_FILE).get("chat_template")
         name = str(path / PROCESSOR_FILE)
-    if not found:
+    if not own_template:
         return None
-    several = found if isinstance(found, Mapping) else {DEFAULT: found}
-    texts = {str(one): text for one, text in several.items() if isinstance(text, str)}
+    several = own_template if isinstance(own_template, Mapping) else {DEFAULT: own_template}
+    texts = {str(key): text for key, text in several.items() if isinstance(text, str)}
     if len(texts) < len(several):
         where = name or _place(path, DEFAULT, several=False)
         raise ChangeSomething(field, where, "has a chat template that is no text", "repair it")
     trees = {
-        one: syntax_tree(text, field, name or _place(path, one, several=len(texts) > 1))
-        for one, text in texts.items()
+        key: syntax_tree(text, field, name or _place(path, key, several=len(texts) > 1))
+        for key, text in texts.items()
     }
     usual = texts.get(DEFAULT) or next(iter(texts.values()))
     tree = trees.get(DEFAULT) or next(iter(trees.values()))
@@ -126,7 +126,7 @@ def read_template(
 
 
 def _rendering(backend: TakesTemplate, template: str) -> Render:
-    """What renders conversations with the text of a template."""
+    """Return a function that renders conversations with the text of a template."""
 
     def rendered(messages: Sequence[Message]) -> str:
         text = backend.apply_chat_template(
@@ -138,13 +138,13 @@ def _rendering(backend: TakesTemplate, template: str) -> Render:
 
 
 def syntax_tree(text: str, field: str, name: str) -> nodes.Template:
-    """The syntax tree of a template.
+    """Return the syntax tree of a template.
 
-    :param field: that is to blame, for errors.
-    :param name: where it comes from, likewise.
+    :param field: the field of errors.
+    :param name: the file or source of the template, for errors.
     :raises ChangeSomething: if it does not compile, naming the line.
     """
-    # Imported here: an instance behind a front handles no text.
+    # Imported here: an instance that serves a front handles no text.
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     try:
@@ -157,11 +157,11 @@ def syntax_tree(text: str, field: str, name: str) -> nodes.Template:
 
 
 def _reads(tree: nodes.Template, variable: str) -> bool:
-    return any(one.name == variable and one.ctx == "load" for one in tree.find_all(nodes.Name))
+    return any(node.name == variable and node.ctx == "load" for node in tree.find_all(nodes.Name))
 
 
 def _read(template: str) -> tuple[str, str]:
-    """The text of a template and its name."""
+    """Return the text of a template and its name."""
     file = Path(template).expanduser()
     try:
         if JINJA_CHARS.isdisjoint(template) or file.is_file():
@@ -175,7 +175,7 @@ def _read(template: str) -> tuple[str, str]:
 
 
 def _place(path: Path | None, name: str, *, several: bool) -> str:
-    """Where a model's own template most likely lies."""
+    """Return the likely file of a model's own template."""
     if path is None:
         return "the model's chat template"
     for file in (path / TEMPLATE_FILE, path / "additional_chat_templates" / f"{name}.jinja"):
@@ -185,13 +185,13 @@ def _place(path: Path | None, name: str, *, several: bool) -> str:
 
 
 def _iterates_over_content(tree: nodes.Template) -> bool:
-    """Whether a loop runs over the content of a message, or over a variable that has it."""
+    """Return whether a loop runs over the content of a message, or over a variable that has it."""
     names = {
-        one.target.name
-        for one in tree.find_all(nodes.Assign)
-        if isinstance(one.target, nodes.Name) and _is_content(one.node, frozenset())
+        node.target.name
+        for node in tree.find_all(nodes.Assign)
+        if isinstance(node.target, nodes.Name) and _is_content(node.node, frozenset())
     }
-    return any(_is_content(one.iter, frozenset(names)) for one in tree.find_all(nodes.For))
+    return any(_is_content(node.iter, frozenset(names)) for node in tree.find_all(nodes.For))
 
 
 def _is_content(node: nodes.Node | None, names: frozenset[str]) -> bool:

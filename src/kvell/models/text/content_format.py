@@ -1,14 +1,14 @@
-"""Whether a chat template reads the content of messages as a text or as a list of parts.
+"""Detection of a chat template's content format: a text or a list of parts.
 
-A template that reads parts shows nothing of a text, and raises no error.  So it is tried with both,
-for each role; one that shows neither reads parts if it has a loop over them, as vLLM takes it.
+A template that reads parts shows nothing of a text, and raises no error. So it is probed with both,
+for each role; one that shows neither reads parts if it has a loop over them, as in vLLM.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 ContentFormat = Literal["auto", "string", "openai"]
-"""What a template gets: a text, parts as OpenAI's API has them, or what it reads."""
+"""The input of a template: a text, parts as in OpenAI's API, or the format that it reads."""
 Message = Mapping[str, object]
 Render = Callable[[Sequence[Message]], str]
 
@@ -17,7 +17,7 @@ class TakesTemplate(Protocol):
     """A tokenizer or processor of transformers."""
 
     def apply_chat_template(self, conversation: list[Message], **given: object) -> object:
-        """The text of a conversation."""
+        """Return the text of a conversation."""
         ...
 
 
@@ -28,19 +28,19 @@ _CALL = {"id": "call00001", "type": "function", "function": {"name": "probe", "a
 
 
 def with_content(messages: Sequence[Message], parts_for: frozenset[str]) -> list[Message]:
-    """The messages with each text as the template reads it.
+    """Return the messages with each text in the template's format.
 
-    Content with images stays a list of parts: a template of such a model says where they stand.
+    Content with images stays a list of parts: a template of such a model defines their places.
 
     :param parts_for: roles whose content is a list of parts; other roles than :data:`ROLES` are as
         the user.
     :raises KeyError: if a part of type ``text`` has no ``text``.
     """
-    return [_with_content(one, parts_for) for one in messages]
+    return [_with_content(message, parts_for) for message in messages]
 
 
 def roles_with_parts(render: Render, *, iterates: bool) -> frozenset[str]:
-    """Roles whose content a template reads as a list of parts.
+    """Return the roles whose content a template reads as a list of parts.
 
     :param render: the template; it may raise anything.
     :param iterates: whether it has a loop over the content of a message.
@@ -48,20 +48,20 @@ def roles_with_parts(render: Render, *, iterates: bool) -> frozenset[str]:
     by_user = _reads_parts(render, lambda content: [_said(USER, content)])
     if by_user is None:
         by_user = iterates
-    asked = _said(USER, _content("hello", is_parts=by_user))
+    question = _said(USER, _content("hello", is_parts=by_user))
     called = {**_said("assistant", _content("", is_parts=by_user)), "tool_calls": [_CALL]}
     answered = {"name": "probe", "tool_call_id": _CALL["id"]}
-    found = {
+    reads = {
         USER: by_user,
-        "system": _reads_parts(render, lambda content: [_said("system", content), asked]),
+        "system": _reads_parts(render, lambda content: [_said("system", content), question]),
         "assistant": _reads_parts(
-            render, lambda content: [asked, _said("assistant", content), asked]
+            render, lambda content: [question, _said("assistant", content), question]
         ),
         "tool": _reads_parts(
-            render, lambda content: [asked, called, {**_said("tool", content), **answered}]
+            render, lambda content: [question, called, {**_said("tool", content), **answered}]
         ),
     }
-    return frozenset(role for role, parts in found.items() if (by_user if parts is None else parts))
+    return frozenset(role for role, parts in reads.items() if (by_user if parts is None else parts))
 
 
 def _with_content(message: Message, parts_for: frozenset[str]) -> Message:
@@ -87,7 +87,7 @@ def _said(role: str, content: object) -> dict[str, object]:
 
 
 def _reads_parts(render: Render, conversation: Callable[[object], list[Message]]) -> bool | None:
-    """Whether a text is shown only if it is a part; None if it is not shown either way."""
+    """Return whether a text is shown only if it is a part; None if it is not shown either way."""
     for is_parts in (False, True):
         try:
             text = render(conversation(_content(PROBE, is_parts=is_parts)))

@@ -1,13 +1,13 @@
-"""Streams token ids to text, in whole characters that never change again.
+"""Streaming of token ids to text, in whole characters that never change again.
 
-There are two ways, by how the tokenizer joins tokens.  Byte-level tokenizers are
-exact byte for byte: every token is a run of bytes, and an incremental UTF-8 decoder
-holds back incomplete characters::
+There are two ways, by how the tokenizer joins tokens. Byte-level tokenizers are exact byte for
+byte: every token is a run of bytes, and an incremental UTF-8 decoder holds back incomplete
+characters::
 
     ids ──► bytes ──► UTF-8 decoder (holds at most 3 bytes) ──► text
 
-All others are decoded in a window that starts before the newest text, and new
-text is given out only once it can no longer change.
+All others are decoded in a window that starts before the newest text, and new text is returned only
+once it can no longer change.
 """
 
 import codecs
@@ -21,7 +21,7 @@ from kvell.models.text.answer_text import Preceding
 from kvell.models.text.tokenizer import Tokenizer
 
 CONTEXT_TOKENS = 8
-"""Tokens before an answer that its decoding begins with; any that have text would do."""
+"""Tokens before an answer with which its decoding begins; any that have text would do."""
 MOST_SPELLINGS = 1 << 18
 """Byte-level tokens whose bytes are cached: enough for a whole vocabulary."""
 
@@ -29,10 +29,10 @@ MOST_SPELLINGS = 1 << 18
 class IncrementalDetokenizer:
     """Text of one request's output, as it grows.
 
-    The results of all pushes and of :meth:`finish`, joined, are what these ids add to
+    The results of all pushes and of :meth:`finish`, joined, are the text that these ids add to
     ``tokenizer.decode`` of the prompt.
 
-    :param after: the prompt: an answer's first space is stripped only where no text precedes it.
+    :param after: the prompt: an answer's first space is stripped only if no text precedes it.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class IncrementalDetokenizer:
         return "".join(self._push_one(int(token)) for token in token_ids)
 
     def finish(self) -> str:
-        """Return the text that was held back; call when the request is over."""
+        """Return the text that was held back; call at the end of the request."""
         return self._way.finish()
 
     def _push_one(self, token: int) -> str:
@@ -65,7 +65,7 @@ class _Way(Protocol):
 
 
 class _ByteLevel:
-    """For tokenizers whose vocabulary spells bytes as characters (GPT-2's way)."""
+    """Detokenizer for a vocabulary that spells bytes as characters (as GPT-2's)."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -78,15 +78,15 @@ class _ByteLevel:
 
 
 class _Window:
-    """For every other tokenizer: decode the newest tokens together with those before.
+    """Detokenizer for all others: decode the newest tokens together with those before.
 
     ::
 
-        ids:  │ context, its text given out │ held, its text not final │
+        ids:  │ context, its text returned  │ held, its text not final │
               0                             given                      end
 
-    The context is there because joining depends on neighbours (a leading space is
-    stripped at the very start only); it always holds a token that produced text.
+    The context is there because joining depends on neighbours (a leading space is stripped at the
+    very start only); it always holds a token that produced text.
     """
 
     def __init__(self, tokenizer: Tokenizer, after: Preceding = ()) -> None:
@@ -117,7 +117,7 @@ class _Window:
 
 
 def _context(tokenizer: Tokenizer, tokens: Preceding) -> list[int]:
-    """The last tokens that are text by themselves, in order.
+    """Return the last tokens that are text by themselves, in order.
 
     A byte may be a part of a character that an answer completes: it would change its text.
     """
@@ -134,10 +134,10 @@ def _context(tokenizer: Tokenizer, tokens: Preceding) -> list[int]:
 
 @cache
 def byte_alphabet() -> dict[str, int]:
-    """The byte that each character stands for in a byte-level vocabulary.
+    """Return the byte that each character stands for in a byte-level vocabulary.
 
-    Printable Latin-1 characters stand for themselves, the other bytes, in order,
-    for the characters from U+0100 on (GPT-2's table).
+    Printable Latin-1 characters stand for themselves, the other bytes, in order, for the characters
+    from U+0100 on (GPT-2's table).
     """
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = sorted(set(range(0x100)) - set(plain))
@@ -147,7 +147,7 @@ def byte_alphabet() -> dict[str, int]:
 
 @lru_cache(MOST_SPELLINGS)
 def spelled_bytes(spelling: str) -> bytes:
-    """Bytes of a byte-level token; a token with other characters is taken literally, as UTF-8."""
+    """Return a byte-level token's bytes; with other characters it is literal UTF-8."""
     alphabet = byte_alphabet()
     try:
         return bytes([alphabet[character] for character in spelling])
@@ -156,7 +156,7 @@ def spelled_bytes(spelling: str) -> bytes:
 
 
 def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
-    """The bytes of one token, which may be a part of a character; none for an unknown id."""
+    """Return the bytes of one token, which may be a part of a character; none for an unknown id."""
     spelling = tokenizer.spelling(token_id)
     if spelling is None:
         return b""
@@ -167,10 +167,10 @@ def token_bytes(tokenizer: Tokenizer, token_id: int) -> bytes:
     if isinstance(tokenizer.decoder, decoders.ByteLevel):
         return spelled_bytes(spelling)
     # After itself: a leading space is stripped at the start of a text only.
-    one, two = (tokenizer.decode([token_id] * n, skip_special_tokens=False) for n in (1, 2))
-    return two[len(one) :].encode()
+    single, two = (tokenizer.decode([token_id] * n, skip_special_tokens=False) for n in (1, 2))
+    return two[len(single) :].encode()
 
 
 def is_byte_token(spelling: str) -> bool:
-    """Whether a token spells one byte as a number, such as ``<0xE2>``."""
+    """Return whether a token spells one byte as a number, such as ``<0xE2>``."""
     return len(spelling) == 6 and spelling.startswith("<0x") and spelling.endswith(">")

@@ -1,4 +1,4 @@
-"""Which token ids end a text, from a model's files alone."""
+"""The token ids that end a text, from a model's files alone."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +15,7 @@ from kvell.models.config.json_files import (
 from kvell.wire.decoding import MalformedError, decode
 
 PLAIN_CLASS = "TokenizersBackend"
-"""transformers' name for a tokenizer that lies entirely in its ``tokenizer.json``."""
+"""transformers' name for a tokenizer that is entirely in its ``tokenizer.json``."""
 
 
 class _Added(msgspec.Struct):
@@ -31,9 +31,9 @@ _TOKENIZER_FILE = msgspec.json.Decoder(_TokenizerFile)
 
 
 def eos_token_ids(path: Path, overrides: str | None = None) -> frozenset[int]:
-    """End-of-sequence ids of a model directory, with or without a tokenizer.
+    """Return end-of-sequence ids of a model directory, with or without a tokenizer.
 
-    They come from ``generation_config.json``, else from ``config.json``; may be empty.
+    They are read from ``generation_config.json``, else from ``config.json``; may be empty.
 
     :param overrides: a JSON object of fields in place of those of ``config.json``.
     """
@@ -53,7 +53,7 @@ def _nested(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def tokenizer_end_ids(path: Path) -> frozenset[int] | None:
-    """The tokenizer's own ids that end a text; None if only loading it can tell."""
+    """Return the tokenizer's own ids that end a text; None if the files do not show them."""
     config = read_optional_json(path / "tokenizer_config.json")
     token = config.get("eos_token")
     if isinstance(token, dict):
@@ -65,12 +65,12 @@ def tokenizer_end_ids(path: Path) -> frozenset[int] | None:
         added = decode(_TOKENIZER_FILE, raw).added_tokens
     except (OSError, MalformedError):
         return None
-    found = frozenset(one.token_id for one in added if one.content == token)
-    return found or None
+    ids = frozenset(token_entry.token_id for token_entry in added if token_entry.content == token)
+    return ids or None
 
 
 def ids_of(value: int | Sequence[int] | None) -> frozenset[int]:
-    """The set of one id, several or none, as configs write them."""
+    """Return the set of one id, several or none, as configs write them."""
     if value is None:
         return frozenset()
     return frozenset((value,) if isinstance(value, int) else value)

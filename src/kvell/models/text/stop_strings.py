@@ -1,12 +1,12 @@
-"""Ends a text at the first stop string; holds back text that may become one."""
+"""Stop strings, which end a text; a text that may become one is held back."""
 
 
 class StopStrings:
-    """Watches one request's text.
+    """Watcher of one request's text.
 
-    The stop string that is completed first ends the text; of several completed at
-    the same character, the longest counts.  So the result does not depend on how
-    the text was split into pushes::
+    The stop string that is completed first ends the text; of several completed at the same
+    character, the longest counts. So the result does not depend on how the text was split into
+    pushes::
 
         watching ──stop string complete──► stopped (returns no more text)
 
@@ -16,7 +16,7 @@ class StopStrings:
     def __init__(self, stops: tuple[str, ...], *, includes: bool = False) -> None:
         """Take stop strings, none of them empty; without any, text passes through.
 
-        :param includes: whether the text ends behind the stop string instead of before it.
+        :param includes: whether the text ends after the stop string instead of before it.
         """
         self._stops, self._includes = stops, includes
         self._held = ""
@@ -28,7 +28,7 @@ class StopStrings:
         return self._found
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Return text that may be given out, and whether the text ends there."""
+        """Return final text, and whether the text ends there."""
         if self._found is not None:
             return "", True
         pending = self._held + text
@@ -47,14 +47,14 @@ class StopStrings:
         return held
 
     def _first_stop(self, text: str) -> tuple[int, int] | None:
-        """Where the stop string that is completed first ends and begins; None if none is."""
-        found = [
+        """Return end and start of the stop string that is completed first; None if none is."""
+        matches = [
             (start + len(stop), start) for stop in self._stops if (start := text.find(stop)) >= 0
         ]
-        return min(found, default=None)
+        return min(matches, default=None)
 
     def _possible_start(self, text: str) -> int:
-        """The earliest position from which the rest of the text may grow into a stop string."""
+        """Return the earliest position from which the text may grow into a stop string."""
         longest = max((len(stop) for stop in self._stops), default=1) - 1
         for start in range(max(0, len(text) - longest), len(text)):
             if any(stop.startswith(text[start:]) for stop in self._stops):

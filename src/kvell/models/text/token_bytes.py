@@ -1,10 +1,10 @@
-"""How much text one token may stand for, so that a text can be too long before it is encoded."""
+"""The most text that one token stands for, to refuse too long texts before their encoding."""
 
 from collections.abc import Iterable
 from typing import Any
 
 LOSSY_FACTOR = 8
-"""What a token may stand for beyond its spelling, where encoding may change or drop text.
+"""Growth of a token beyond its spelling, if encoding may change or drop text.
 
 Normal forms make three bytes of nine, white space and unknown words collapse; a text that shrinks
 more than eightfold counts as too long.
@@ -12,10 +12,10 @@ more than eightfold counts as too long.
 
 
 def most_token_bytes(backend: Any) -> int:
-    """The most bytes of text (UTF-8) that one token stands for, special tokens counted too.
+    """Return the most bytes of text (UTF-8) that one token stands for, special tokens included.
 
-    Exact for byte-level tokenizers that change nothing; else :data:`LOSSY_FACTOR` times the
-    longest spelling.
+    Exact for byte-level tokenizers that change nothing; else :data:`LOSSY_FACTOR` times the longest
+    spelling.
 
     :param backend: a tokenizer of transformers.
     """
@@ -23,14 +23,14 @@ def most_token_bytes(backend: Any) -> int:
     vocabulary: Iterable[str] = backend.get_vocab()
     added = [str(entry.content) for entry in backend.added_tokens_decoder.values()]
     if raw is not None and _keeps_every_byte(raw, backend):
-        # A character of a spelling is a byte; only added tokens are spelled as they are.
+        # A character of a spelling is a byte; only added tokens are spelled literally.
         spelled = max(map(len, vocabulary), default=1)
         return max(1, spelled, *(len(text.encode()) for text in added))
     return LOSSY_FACTOR * max(1, *(len(text.encode()) for text in (*vocabulary, *added)))
 
 
 def _keeps_every_byte(raw: Any, backend: Any) -> bool:
-    """Whether the texts of a text's tokens, joined, are the text."""
-    swallows = any(one.lstrip or one.rstrip for one in backend.added_tokens_decoder.values())
+    """Return whether the texts of a text's tokens, joined, are the text."""
+    swallows = any(entry.lstrip or entry.rstrip for entry in backend.added_tokens_decoder.values())
     byte_level = type(raw.decoder).__name__ == "ByteLevel"
     return byte_level and raw.normalizer is None and not swallows

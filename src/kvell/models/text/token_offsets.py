@@ -1,4 +1,4 @@
-"""Where each token's text begins in the text of an answer, in characters."""
+"""The start of each token's text in the text of an answer, in characters."""
 
 import codecs
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from kvell.models.text.tokenizer import Tokenizer
 
 
 class TokenOffsets:
-    """Follows one answer's tokens, whose bytes joined are its text.
+    """Offsets of one answer's tokens, whose bytes joined are its text.
 
-    A token that begins within a character is where that character is.
+    A token that begins within a character has that character's offset.
 
     :param bytes_of: a token's bytes; none for a token that is not shown.
     """
@@ -25,19 +25,19 @@ class TokenOffsets:
         self._chars = 0
 
     def push(self, token: int) -> int:
-        """The offset of the next token."""
+        """Return the offset of the next token."""
         data = self._bytes_of(token)
         if not data:
             return self._chars
         start, begun = self._chars, self._decoder.decode(data[:1])
-        if not 0x80 <= data[0] < 0xC0:  # it continues no character: whatever came before is over
+        if not 0x80 <= data[0] < 0xC0:  # it continues no character: the previous one is complete
             start += len(begun) - (data[0] < 0x80)
         self._chars += len(begun) + len(self._decoder.decode(data[1:]))
         return start
 
 
 class _WindowOffsets(TokenOffsets):
-    """For tokenizers that join tokens otherwise, though some of theirs spell single bytes."""
+    """Offsets for other tokenizers, some of whose tokens spell single bytes."""
 
     def __init__(self, tokenizer: Tokenizer, detokenizer: IncrementalDetokenizer) -> None:
         super().__init__(lambda token: token_bytes(tokenizer, token))
@@ -65,4 +65,4 @@ def token_offsets(
         detokenizer = IncrementalDetokenizer(tokenizer, skip_special_tokens, after)
         return _WindowOffsets(tokenizer, detokenizer)
     skipped = tokenizer.special_ids if skip_special_tokens else frozenset[int]()
-    return TokenOffsets(lambda one: b"" if one in skipped else token_bytes(tokenizer, one))
+    return TokenOffsets(lambda token: b"" if token in skipped else token_bytes(tokenizer, token))

@@ -1,4 +1,4 @@
-"""Text to token ids and back, and which ids end a text."""
+"""Conversion of text to token ids and back, and the ids that end a text."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -35,7 +35,7 @@ OWN_FIELDS = frozenset(
         *("return_assistant_tokens_mask", "processor_kwargs", "load_audio_from_video"),
     )
 )
-"""What transformers' ``apply_chat_template`` takes for itself; no request may set it."""
+"""Arguments of transformers' ``apply_chat_template`` itself; no request may set them."""
 
 
 class Tokenizer:
@@ -43,7 +43,7 @@ class Tokenizer:
 
     :param backend: a tokenizer of transformers.
     :param eos_token_ids: ids that end an answer.
-    :param chosen: what the user says of its chat template.
+    :param chosen: the user's choice of its chat template.
     :param path: its directory, for messages and for a chat template in an unusual place.
     """
 
@@ -68,7 +68,7 @@ class Tokenizer:
     ) -> "Tokenizer":
         """Load from a transformers directory.
 
-        :param chosen: what the user says of its chat template.
+        :param chosen: the user's choice of its chat template.
         :param overrides: a JSON object of fields in place of those of its ``config.json``.
         :raises ChangeSomething: if the directory holds no tokenizer or a damaged one, or a chat
             template that does not compile.
@@ -96,25 +96,25 @@ class Tokenizer:
 
     @cached_property
     def template(self) -> ChatTemplate | None:
-        """The chat template, tried once for what it reads; None if there is none.
+        """The chat template, probed once for its content format; None if there is none.
 
         :raises ChangeSomething: if it does not compile.
         """
         return self._read(self._chosen)
 
     def templated(self, chosen: ChosenTemplate) -> ChatTemplate | None:
-        """The chat template if a user says this of it.
+        """Return the chat template for a user's choice.
 
         :raises ChangeSomething: if it does not compile.
         """
         return self.template if chosen == THE_MODELS_OWN else self._read(chosen)
 
     def _read(self, chosen: ChosenTemplate) -> ChatTemplate | None:
-        found = self.backend.chat_template
-        return read_template(found, chosen, self._directory, self.backend)
+        own_template = self.backend.chat_template
+        return read_template(own_template, chosen, self._directory, self.backend)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> TokenIds:
-        """Token ids of a text, int32 [tokens], with the special tokens that the model wants."""
+        """Return token ids of a text, int32 [tokens], with the special tokens of the model."""
         ids = self.backend(text, add_special_tokens=add_special_tokens)["input_ids"]
         return np.asarray(ids, dtype=np.int32)
 
@@ -128,7 +128,7 @@ class Tokenizer:
         continues_last: bool = False,
         template: ChatTemplate | None = None,
     ) -> TokenIds:
-        """Token ids of a conversation, int32 [tokens]: those of :meth:`rendered_chat`."""
+        """Return token ids of a conversation, int32 [tokens]: those of :meth:`rendered_chat`."""
         ending = {"opens_answer": opens_answer, "continues_last": continues_last}
         text = self.rendered_chat(messages, tools, fields, **ending, template=template)
         return self.encode(text, add_special_tokens=False)
@@ -143,15 +143,15 @@ class Tokenizer:
         continues_last: bool = False,
         template: ChatTemplate | None = None,
     ) -> str:
-        """The text of a conversation up to where the assistant speaks next, special tokens in it.
+        """Return the text of a conversation up to the assistant's next turn, with special tokens.
 
         :param messages: ``{"role": …, "content": …}`` in order; content is a text or a list of
-            parts, whichever the template reads.
+            parts, in the template's format.
         :param tools: functions that the answer may call, in OpenAI's form.
         :param fields: further variables of the chat template.
-        :param opens_answer: whether to add what begins the assistant's turn.
-        :param continues_last: whether to leave the last message open, so that the answer goes on
-            with it.
+        :param opens_answer: whether to add the beginning of the assistant's turn.
+        :param continues_last: whether to leave the last message open, so that the answer continues
+            it.
         :param template: from :meth:`templated`; the usual one if None.
         :raises ChangeSomething: if there is no chat template, or it refuses the messages.
         """
@@ -202,14 +202,14 @@ class Tokenizer:
         return getattr(backend, "decoder", None)
 
     def settings(self) -> dict[str, object]:
-        """Its settings as its files have them, without names of files, and its chat template."""
-        told = plain_settings(self.backend.init_kwargs)
-        told["tokenizer_class"] = type(self.backend).__name__
+        """Return its settings as in its files, without names of files, and its chat template."""
+        settings = plain_settings(self.backend.init_kwargs)
+        settings["tokenizer_class"] = type(self.backend).__name__
         template = self.template
-        return told if template is None else {**told, "chat_template": template.usual}
+        return settings if template is None else {**settings, "chat_template": template.usual}
 
     def as_json(self) -> str:
-        """The tokenizer in the form of the tokenizers library.
+        """Return the tokenizer in the form of the tokenizers library.
 
         :raises ChangeSomething: if it has no such form.
         """
@@ -221,21 +221,21 @@ class Tokenizer:
         return text
 
     def spelling(self, token_id: int) -> str | None:
-        """A token as the vocabulary spells it; None for an id outside of it."""
+        """Return a token as the vocabulary spells it; None for an id outside of it."""
         if token_id not in self._spellings:
             token = self.backend.convert_ids_to_tokens(token_id)
             self._spellings[token_id] = None if token is None else str(token)
         return self._spellings[token_id]
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """The text of token ids; bytes that form no character become U+FFFD."""
+        """Return the text of token ids; bytes that form no character become U+FFFD."""
         ids = [int(token) for token in token_ids]
         text: str = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
 
 class NoTokenizer(Tokenizer):
-    """Stands in for the tokenizer of a directory that holds none: token ids only.
+    """Stand-in for the tokenizer of a directory that holds none: token ids only.
 
     Prompts must be token ids, and every output text is empty.
     """
@@ -245,7 +245,7 @@ class NoTokenizer(Tokenizer):
         self._path = path
 
     def templated(self, chosen: ChosenTemplate) -> None:
-        """None: a conversation has no tokens."""
+        """Return None: a conversation has no tokens."""
 
     @property
     def knows_text(self) -> bool:
@@ -286,7 +286,7 @@ class NoTokenizer(Tokenizer):
         return frozenset()
 
     def spelling(self, token_id: int) -> str | None:
-        """None: no id has a spelling."""
+        """Return None: no id has a spelling."""
         return None
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
@@ -295,9 +295,9 @@ class NoTokenizer(Tokenizer):
 
 
 def check_template_fields(fields: Mapping[str, Any]) -> None:
-    """Check that further variables of a chat template are variables and nothing else.
+    """Raise unless further variables of a chat template are only variables.
 
-    :raises ChangeSomething: if transformers would take one for an argument of its own.
+    :raises ChangeSomething: if transformers would use one as an argument of its own.
     """
     if own := OWN_FIELDS & fields.keys():
         problem = "is not a variable of chat templates"
@@ -316,12 +316,12 @@ def tokenizer_or_none(path: Path, overrides: str | None = None) -> Tokenizer:
 
 
 def holds_tokenizer(path: Path) -> bool:
-    """Whether a directory has a tokenizer's files."""
+    """Return whether a directory has a tokenizer's files."""
     return any((path / name).is_file() for name in TOKENIZER_FILES)
 
 
 def require_tokenizer(path: Path) -> None:
-    """Make sure that a directory holds a tokenizer.
+    """Raise unless a directory holds a tokenizer.
 
     :raises ChangeSomething: if it holds none.
     """
@@ -330,11 +330,11 @@ def require_tokenizer(path: Path) -> None:
 
 
 def _load_backend(path: Path) -> Any:
-    """Load without transformers' choice of class where the files name it: that costs a second."""
+    """Load without transformers' choice of class, which costs a second, if the files name it."""
     config = read_optional_json(path / "tokenizer_config.json")
-    # Code of the model's own is not run; its tokenizer.json says the same.
+    # Code of the model's own is not run; its tokenizer.json is equivalent.
     is_own = bool(own_code(config)) and (path / "tokenizer.json").is_file()
-    # Imported here: an instance behind a front handles no text.
+    # Imported here: an instance that serves a front handles no text.
     if is_own or config.get("tokenizer_class") == PLAIN_CLASS:
         from transformers import TokenizersBackend
 

@@ -1,4 +1,4 @@
-"""Why a directory's tokenizer does not load: the file that is to blame, and what to do."""
+"""Reasons why a directory's tokenizer does not load: the faulty file, and the remedy."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -28,10 +28,10 @@ OR_IDS = "or give prompts as token ids"
 
 
 def tokenizer_fault(path: Path, error: Exception) -> ChangeSomething:
-    """The error of a tokenizer that does not load.
+    """Return the error of a tokenizer that does not load.
 
     :param path: the model's directory.
-    :param error: what the library said.
+    :param error: the library's error.
     """
     faults = (*_broken(path), *_lacking(path))
     if faults:
@@ -41,7 +41,7 @@ def tokenizer_fault(path: Path, error: Exception) -> ChangeSomething:
 
 
 def _broken(path: Path) -> Iterator[ChangeSomething]:
-    """Files that are not what their names say."""
+    """Yield errors for files that are not what their names promise."""
     for name in JSON_FILES:
         if (path / name).is_file():
             try:
@@ -66,7 +66,7 @@ def _broken(path: Path) -> Iterator[ChangeSomething]:
 
 
 def _lacking(path: Path) -> Iterator[ChangeSomething]:
-    """What is needed beside the files that are there."""
+    """Yield errors for files and packages that are missing."""
     if (path / "tokenizer.json").is_file():
         return
     for name in SENTENCEPIECE_FILES:
@@ -88,11 +88,11 @@ def _lacking(path: Path) -> Iterator[ChangeSomething]:
 
 
 def own_code(config: dict[str, object]) -> str:
-    """The class of a tokenizer that is code in the model's directory; "" if it is none.
+    """Return the class of a tokenizer that is code in the model's directory; "" if it is none.
 
     :param config: of the tokenizer.
     """
     mapped = config.get("auto_map")
     named = mapped.get("AutoTokenizer") if isinstance(mapped, dict) else mapped
     names = named if isinstance(named, list) else [named]
-    return next((one for one in names if isinstance(one, str)), "")
+    return next((name for name in names if isinstance(name, str)), "")

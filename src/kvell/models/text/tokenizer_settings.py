@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 
 LARGEST_INTEGER = (1 << 63) - 1
 _PLACES = ("_file", "_or_path")
-"""Ends of the names of settings that say where files lie on this machine."""
+"""Ends of the names of settings that hold places of files on this machine."""
 
 
 def plain_settings(given: Mapping[str, object]) -> dict[str, object]:
-    """The settings that transformers has read, without places of files."""
+    """Return the settings that transformers has read, without places of files."""
     return {name: _plain(value) for name, value in given.items() if not name.endswith(_PLACES)}
 
 
@@ -18,7 +18,7 @@ def _plain(value: object) -> object:
     if isinstance(value, int):  # "no limit" is written as 10^30
         return value if abs(value) <= LARGEST_INTEGER else float(value)
     if isinstance(value, Mapping):
-        return {str(key): _plain(one) for key, one in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, Sequence):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return str(value)  # an added token is its text

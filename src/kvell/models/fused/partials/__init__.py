@@ -1,1 +1,1 @@
-"""Sections of a step's requests that other instances compute, and what computes them for others."""
+"""Sections that instances compute for each other's requests."""

@@ -1,13 +1,13 @@
-"""The debtor's side: which sections of a step's requests others compute, and who they are.
+"""The debtor's side: sections of a step's requests that creditors compute.
 
-Per layer, a request's query rows leave as soon as they are there; its local sections are computed
-meanwhile; then the records of the others are folded first, in the order of positions.  The result
-has the bits that it has where all pages are local (Infinite-LLM §4, equations 2 and 3).
+Per layer, a request's query rows are sent as soon as they are computed; its local sections are
+computed meanwhile; then the creditors' records are folded first, in the order of positions. The
+result is bit-identical to that with local pages only (Infinite-LLM §4, equations 2 and 3).
 
-A creditor that answers too late, or refuses, is not asked any more in that pass.  Requests that
-lack records are *missed*, as those whose mapped pages were given to others
-(:attr:`kvell.engine.requests.plan.StepResult.missed`): what the pass computed for them counts
-nothing, and no other row is changed by it.
+A creditor that answers too late, or refuses, is not asked any more in that pass. Requests that lack
+records are *missed*, like those whose mapped pages have a new owner
+(:attr:`kvell.engine.requests.plan.StepResult.missed`): the pass's results for them do not count,
+and they change no other row.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class SectionRun:
     """Consecutive sections of one request that one creditor holds.
 
-    Runs of a request follow each other from section 0 on; its tables begin where they end.
+    Runs of a request follow each other from section 0 on; the request's tables begin at their end.
 
     :param request: its number in the batch.
     :param creditor: its name.
@@ -37,10 +37,10 @@ class SectionRun:
 
 
 class RemoteSections:
-    """Whom a model's passes may ask, and what the next one asks.
+    """The creditors of a model's passes, and the queries of the next pass.
 
-    :param creditors: by name, each a ring's end or something that is called
-        (:mod:`kvell.models.fused._forward`).  It may change between passes.
+    :param creditors: by name, each a ring's end or a callable (:mod:`kvell.models.fused._forward`).
+        The set may change between passes.
     """
 
     def __init__(self, creditors: Mapping[str, "_forward.Creditor"]) -> None:
@@ -48,7 +48,7 @@ class RemoteSections:
         self._patience_seconds = 0.0
 
     def meet(self, creditors: Mapping[str, "_forward.Creditor"]) -> None:
-        """Ask these from the next pass on, and no others."""
+        """Use these creditors from the next pass on, and no others."""
         from kvell.models.fused import _forward
 
         self._names = list(creditors)
@@ -57,11 +57,11 @@ class RemoteSections:
         self._asked = False
 
     def expect(self, runs: Sequence[SectionRun], patience_seconds: float) -> None:
-        """Say what the next pass asks for; those after it ask for nothing.
+        """Set the queries of the next pass; later passes have none.
 
-        :param patience_seconds: for all answers of the pass together, from its start on.  What is
-            spent on a creditor that is then given up, the others get back.
-        :raises ValueError: if somebody is named who is not there.
+        :param patience_seconds: for all answers of the pass together, from its start on. The time
+            spent on a creditor that is then given up is added for the others.
+        :raises ValueError: if a run names an unknown creditor.
         """
         for run in runs:
             if run.creditor not in self._names:
@@ -69,7 +69,7 @@ class RemoteSections:
         self._runs, self._patience_seconds = runs, patience_seconds
 
     def compiled(self, groups: Sequence[int]) -> "_forward.Away | None":
-        """Return what the pass takes; None where nothing is elsewhere.
+        """Return the queries in the compiled pass's form; None if all sections are local.
 
         :param groups: with full attention, as the pass counts them.
         """
@@ -88,5 +88,5 @@ class RemoteSections:
 
     @property
     def lacking(self) -> list[int]:
-        """Requests of the last pass, by their numbers, that are missed for want of records."""
+        """The numbers of requests of the last pass that are missed because records are lacking."""
         return self._compiled.missed() if self._asked else []

@@ -1,8 +1,7 @@
-"""Memory in which a debtor's pass and a creditor's service meet (``csrc/partials/ring.h``).
+"""Memory that a debtor's pass and a creditor's service share (``csrc/partials/ring.h``).
 
-The memory is given, so that it may be shared by processes: an ``mmap`` of a memfd, or an array.
-Zeros are an empty ring, and a bell that nobody has rung.  Slots are fixed, and a full ring refuses;
-nobody waits for room in it.
+The caller provides it, so that processes may share it: an ``mmap`` of a memfd, or an array. Zeros
+are an empty ring, and a bell that has not rung. Slots are fixed; a full ring refuses immediately.
 """
 
 from dataclasses import dataclass
@@ -15,9 +14,9 @@ if TYPE_CHECKING:
     from kvell.models.fused import _forward
 
 BELL_BYTES = 64
-"""Of the memory by which all debtors wake one service."""
+"""Size of the memory by which all debtors wake one service."""
 SLOTS = 16
-"""Queries under way in a ring, at most; a power of two."""
+"""Most queries under way in a ring; a power of two."""
 _LINE_BYTES = 64
 
 Bytes = npt.NDArray[np.uint8]
@@ -28,8 +27,8 @@ class RingMemory:
     """One debtor's ring at one creditor.
 
     :param memory: uint8 [any number] that begins at a multiple of 64 bytes, zeros at first.
-    :param slots: that it is cut into.
-    :raises ValueError: if it begins elsewhere, or has no room for two slots.
+    :param slots: number of slots that it is cut into.
+    :raises ValueError: if it is misaligned, or has no room for two slots.
     """
 
     memory: Bytes
@@ -41,7 +40,7 @@ class RingMemory:
 
     @property
     def args(self) -> tuple[int, int]:
-        """Its address and size, as compiled modules take them."""
+        """Its address and size, in the compiled modules' form."""
         return _address(self.memory), self.memory.nbytes
 
     def creditor(self, bell: Bytes) -> "_forward.Creditor":
@@ -55,7 +54,7 @@ class RingMemory:
 
 
 def ring_bytes(slot_bytes: int, slots: int = SLOTS) -> int:
-    """Return the bytes of a ring whose slots have room for so many, heads included."""
+    """Return the bytes of a ring with slots of ``slot_bytes``, heads included."""
     from kvell.models.fused import _forward
 
     return _forward.ring_bytes(slots, slot_bytes)

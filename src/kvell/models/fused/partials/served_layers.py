@@ -1,4 +1,4 @@
-"""What a compiled pass attends with: what a service must know to compute the same bits."""
+"""Parameters of a compiled pass's attention, with which a service computes the same bits."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,7 @@ from kvell.attention.interface import LayerPages
 class ServedLayer:
     """One layer of a model.
 
-    :param pages: where its keys and values lie.
+    :param pages: of its keys and values.
     :param rule: scale and soft cap of its scores, and its window in tokens (0: none).
     :param group: index of its group in the layout.
     """
@@ -22,7 +22,7 @@ class ServedLayer:
 
     @property
     def is_full(self) -> bool:
-        """Whether each token reads everything before it, so that sections may lie elsewhere."""
+        """Whether each token reads all tokens before it, so that sections may be remote."""
         return self.rule[2] == 0
 
 
@@ -41,5 +41,5 @@ class ServedLayers:
 
     @property
     def full_groups(self) -> list[int]:
-        """Groups of the layout whose sections may lie elsewhere, in order."""
+        """The groups of the layout whose sections may be remote, in order."""
         return sorted({layer.group for layer in self.layers if layer.is_full})

@@ -1,17 +1,17 @@
-"""The creditor's side: one compiled thread that answers query rows of others (Infinite-LLM §4).
+"""The creditor's side: one compiled thread that answers debtors' query rows (Infinite-LLM §4).
 
 ::
 
-    debtor's pass ── rows, rights ──► ring ──► service: rights stand? ─► partials ─► stand still?
-                  ◄── records m, e, o ──────────◄────────────────────────────────────────┘
+    debtor's pass ── rows, rights ──► ring ──► service: rights valid? ─► partials ─► still valid?
+                  ◄── records m, e, o ──────────◄───────────────────────────────────────┘
 
-A query names sections by their rights, never pages: what is read is what a loan names, for the
-debtor that it was made to.  What cannot be read is answered as wrong, and a right that is gone
-before or after the reading makes its run gone; neither raises.
+A query names sections by their rights, never pages: the service reads the pages of a loan, and only
+for its debtor. A query that cannot be read is answered as wrong, and a right that is revoked before
+or after the reading makes its run invalid; neither raises.
 
 The fence of a loan: its word is cleared first (:mod:`kvell.mempool.transports.rights`), then
-:meth:`AttentionService.end` says when nobody reads its pages any more, and only then they are
-others'.
+:meth:`AttentionService.end` returns whether all reads of its pages have ended; only afterwards they
+may get a new owner.
 """
 
 from collections.abc import Sequence
@@ -29,9 +29,9 @@ _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
 class AttentionService:
     """Computes partials over pages that this instance lends.
 
-    :param model: its layers; the pool that they lie in must outlive the service.
+    :param model: its layers; their pool must outlive the service.
     :param words: uint64 [n], the table of rights: the word at a right's remainder holds its number
-        while it stands.  It is read at each query, and kept.
+        while it is valid. It is read at each query, and kept.
     :param bell: uint8 [``BELL_BYTES``] by which debtors wake the thread, zeros at first.
     """
 
@@ -60,26 +60,26 @@ class AttentionService:
         self._compiled.start()
 
     def close(self) -> None:
-        """End the thread when it has answered what it reads; idempotent."""
+        """End the thread after the queries that it is reading; idempotent."""
         self._compiled.close()
 
     def answer_ring(self, debtor: int, ring: RingMemory) -> None:
         """Answer a debtor's ring from now on.
 
-        :raises ValueError: if the debtor has one already, or the memory holds none.
+        :raises ValueError: if the debtor has a ring already, or the memory holds none.
         """
         self._compiled.connect(debtor, ring.args, ring.slots)
         self._rings[debtor] = ring
 
     def forget_ring(self, debtor: int) -> None:
-        """Answer it no longer; returns when its memory is not used any more; idempotent."""
+        """Stop answering a ring; return when its memory is unused; idempotent."""
         self._compiled.disconnect(debtor)
         self._rings.pop(debtor, None)
 
     def lend(self, right: int, debtor: int, pages: Sequence[Sequence[int]]) -> None:
-        """Let a debtor ask for one section, as long as its right stands.
+        """Let a debtor query one section, as long as its right is valid.
 
-        :param pages: of each group of the layout, in order of position; none where a group has no
+        :param pages: of each group of the layout, in order of position; none for a group without
             full attention.
         :raises ValueError: if they are not those of a section, or do not exist, or the right is
             lent already.
@@ -87,27 +87,27 @@ class AttentionService:
         self._compiled.lend(right, debtor, pages)
 
     def end(self, right: int, patience_seconds: float = 0.0) -> bool:
-        """Let nobody begin to read by a right; the caller has revoked its word.
+        """Prevent further reads by a right; the caller has revoked its word.
 
-        :returns: whether nobody reads by it now.  If not within the patience, ask again: its pages
-            are not others' yet.
+        :returns: whether no read by it is in progress. If False after the patience, call again
+            before the pages get a new owner.
         """
         return self._compiled.end(right, patience_seconds)
 
     @property
     def reading(self) -> int:
-        """Sections that are being read at this moment."""
+        """The number of sections that are being read at this moment."""
         return self._compiled.reading()
 
     @property
     def wrong(self) -> int:
-        """Queries so far that could not be read."""
+        """The number of unreadable queries so far."""
         return self._compiled.wrong()
 
     def answer(self, debtor: int, query: bytes) -> bytes:
-        """Answer one query that came by other ways than a ring; from any thread.
+        """Answer one query that arrived by another way than a ring; from any thread.
 
         :param query: as ``csrc/partials/message.h`` describes it.
-        :returns: the answer, whatever the query was.
+        :returns: the answer, also to an unreadable query.
         """
         return self._compiled.answer(debtor, query)
