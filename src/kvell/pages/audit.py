@@ -37,7 +37,7 @@ def _references(state: PoolSnapshot) -> Iterator[str]:
 
 
 def _large_pages(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
-    """Every byte has one owner: each small page is empty, used or cached, in one group."""
+    """Check that each small page is empty, used or cached, in one group."""
     live = {h.handle for h in state.holders}
     for large in state.withheld:
         if state.group[large] != NO_GROUP:
@@ -83,7 +83,7 @@ def _supply(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
 
 
 def _shares(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
-    """No group holds more large pages than its share, where memory was cut at start."""
+    """Check that no group has more large pages than its share of a pool cut at start."""
     for group, share in enumerate(layout.quota_large_pages or ()):
         held = state.group.count(group)
         if held > share:
@@ -91,7 +91,7 @@ def _shares(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
 
 
 def _index(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
-    """The index names only used and cached pages, each once, where its last token is."""
+    """Check that the index names only used and cached pages, each once, at its last token."""
     named = [Counter(e.page for e in state.index if e.group == g) for g in range(len(state.keys))]
     for group, keys in enumerate(state.keys):
         if named[group].keys() != keys.keys() or any(n > 1 for n in named[group].values()):
@@ -133,7 +133,7 @@ def _tables(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
 
 
 def _must_hold(holder: HolderSnapshot, group: int, page_tokens: int) -> int:
-    """Tokens on pages of its own; what the last one has in part may still be to be copied."""
+    """Return the tokens that must be on own pages; part of the last page may await a copy."""
     copies = any(other == group for other, _ in holder.others)
     return holder.computed // page_tokens * page_tokens if copies else holder.computed
 

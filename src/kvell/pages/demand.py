@@ -1,11 +1,10 @@
-"""Whether all groups together can get the pages that they need in one step.
+"""The test whether all groups together can get the pages that they need in one step.
 
-Large pages without a used page (empty, or evictable as a whole) can go to any
-group.  In large pages that hold a used page, the other pages (empty or cached)
-can only go to their own group.  So a demand is feasible exactly when the whole
-large pages that the groups still need, added up, do not exceed those there are.
-Solving group by group instead can fail a feasible step: one group eats the large
-page that another needs.
+Large pages without a used page (empty, or evictable as a whole) can become any group's. In large
+pages that hold a used page, the other pages (empty or cached) can only be used by their own group.
+So a demand is feasible exactly if the groups together need no more whole large pages than there
+are. A solution group by group can fail a feasible step: one group takes the large page that another
+needs.
 """
 
 from collections.abc import Sequence
@@ -14,14 +13,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Supply:
-    """What could be handed out now.
+    """The pages that could be handed out now.
 
     :param whole: large pages without a used page.
-    :param partial: per group, pages not used inside large pages that hold a used one.
+    :param partial: per group, unused pages inside large pages that hold a used one.
     :param pages_per_large: per group.
-    :param shares: per group, whole large pages that its share of the pool still has; None
-        where any group may take all of them.  Shares together never exceed the pool, so
-        what one group takes of its own is nobody else's.
+    :param shares: per group, whole large pages that its share of the pool still has; None if any
+        group may take all of them. Shares together never exceed the pool, so a group that takes its
+        own takes from no other.
     """
 
     whole: int
@@ -31,7 +30,7 @@ class Supply:
 
 
 def whole_needed(need: Sequence[int], supply: Supply) -> list[int]:
-    """Whole large pages each group needs for ``need`` pages beyond its partial ones."""
+    """Return the whole large pages each group needs for ``need`` pages beyond its partial ones."""
     return [
         max(0, -(-(n - p) // k))
         for n, p, k in zip(need, supply.partial, supply.pages_per_large, strict=True)

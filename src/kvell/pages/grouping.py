@@ -1,6 +1,6 @@
-"""From layers to groups: which layers share a page, and what one page of each group holds.
+"""Groups of layers: the layers that share a page, and the content of one page of each group.
 
-Groups come out as *drafts*: without the stride and count that the large page decides.
+Groups are *drafts* here: they lack the stride and count that the large page decides.
 """
 
 import math
@@ -17,8 +17,8 @@ ALIGNMENT_BYTES = 64
 """Pages start on cache lines."""
 
 Embeddings = Literal["own", "in-kv"]
-"""Where embeddings of image tokens wait: in pages of their own, or in the pages of the keys
-and values that will overwrite them."""
+"""The place of waiting embeddings of image tokens: pages of their own, or the pages of the keys and
+values that will overwrite them."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +26,14 @@ class Draft:
     """A group before its large page is known.
 
     :param group: stride and pages per large page are still 0.
-    :param page_bytes: what a page takes, aligned; more than ``group.page_bytes`` where a
-        manager pads it.
+    :param page_bytes: size of a page, aligned; more than ``group.page_bytes`` if a manager pads it.
     """
 
     group: GroupSpec
     page_bytes: int
 
     def fit(self, large_page_bytes: int) -> GroupSpec:
-        """The group with as many whole, aligned pages as a large page holds."""
+        """Return the group with as many whole, aligned pages as a large page holds."""
         count = whole_pages(large_page_bytes, self.page_bytes)
         return replace(
             self.group, page_stride_bytes=large_page_bytes // count, pages_per_large=count
@@ -42,7 +41,7 @@ class Draft:
 
 
 def whole_pages(large_page_bytes: int, page_bytes: int) -> int:
-    """Most pages of one aligned stride, at least ``page_bytes``, that fill a large page."""
+    """Return the most pages of one aligned stride ≥ ``page_bytes`` that fill a large page."""
     counts = _divisors(large_page_bytes // ALIGNMENT_BYTES)
     return counts[bisect_right(counts, large_page_bytes // page_bytes) - 1]
 
@@ -54,20 +53,20 @@ def _divisors(number: int) -> tuple[int, ...]:
 
 
 def align(size_bytes: int) -> int:
-    """Up to whole cache lines."""
+    """Round up to whole cache lines."""
     return -(-size_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
 def draft(group: GroupSpec, page_bytes: int = 0) -> Draft:
-    """A group with its own page size, or a larger one."""
+    """Return a draft of a group with its own page size, or a larger one."""
     return Draft(group, align(page_bytes or group.page_bytes))
 
 
 def group_by_kind(layers: Sequence[LayerSpec], page_tokens: int) -> list[GroupSpec]:
-    """A group for each model, kind, window and size, in order of its first layer.
+    """Return a group for each model, kind, window and size, in order of its first layer.
 
-    A page of a state group holds as many layers as make it no larger than the largest
-    page of tokens: one, where a state is large; all, where there are only states.
+    A page of a state group holds as many layers as make it no larger than the largest page of
+    tokens: one, if a state is large; all, if there are only states.
     """
     groups = [group_of(alike, page_tokens) for alike in classes(layers, _key)]
     largest = max((g.page_bytes for g in groups if g.kind is not GroupKind.STATE), default=0)
@@ -76,12 +75,12 @@ def group_by_kind(layers: Sequence[LayerSpec], page_tokens: int) -> list[GroupSp
 
 
 def without_embeddings(layers: Sequence[LayerSpec]) -> list[LayerSpec]:
-    """The layers that keys and values, or states, are stored for."""
+    """Return the layers that store keys and values, or states."""
     return [layer for layer in layers if layer.kind is not GroupKind.VISION]
 
 
 def with_embeddings_in_kv(drafts: Sequence[Draft], layers: Sequence[LayerSpec]) -> list[Draft]:
-    """The same groups; full attention's pages hold the embeddings among ``layers`` too.
+    """Return the same groups; full attention's pages hold the embeddings among ``layers`` too.
 
     :raises ChangeSomething: if no token of full attention is as large as an embedding.
     """
@@ -101,34 +100,34 @@ def with_embeddings_in_kv(drafts: Sequence[Draft], layers: Sequence[LayerSpec]) 
 
 
 def with_smaller_states(drafts: Sequence[Draft]) -> list[Draft] | None:
-    """The same groups with fewer layers in each state's page; None if all have one already."""
-    smaller = [_with_smaller_state(one) for one in drafts]
+    """Return the groups with fewer layers in each state's page; None if all have one already."""
+    smaller = [_with_smaller_state(entry) for entry in drafts]
     return None if smaller == list(drafts) else smaller
 
 
-def _with_smaller_state(one: Draft) -> Draft:
-    group = one.group
+def _with_smaller_state(entry: Draft) -> Draft:
+    group = entry.group
     if group.kind is not GroupKind.STATE or group.layers_per_page == 1:
-        return one
+        return entry
     layers = largest_divisor(len(group.layers), group.layers_per_page - 1)
     return draft(replace(group, layers_per_page=layers))
 
 
 def padded_to_largest(drafts: Sequence[Draft]) -> list[Draft]:
-    """Every page is as large as the largest one."""
-    largest = max(one.page_bytes for one in drafts)
-    return [replace(one, page_bytes=largest) for one in drafts]
+    """Pad each page to the size of the largest one."""
+    largest = max(entry.page_bytes for entry in drafts)
+    return [replace(entry, page_bytes=largest) for entry in drafts]
 
 
 def largest_divisor(count: int, limit: int) -> int:
-    """The largest divisor of ``count`` that is no larger than ``limit``; at least 1."""
+    """Return the largest divisor of ``count`` that is no larger than ``limit``; at least 1."""
     return next(d for d in range(min(count, max(1, limit)), 0, -1) if count % d == 0)
 
 
 def classes(
     layers: Iterable[LayerSpec], key: Callable[[LayerSpec], object]
 ) -> list[list[LayerSpec]]:
-    """Layers that share ``key``; classes, and layers in them, in order of appearance."""
+    """Classify layers by ``key``; classes, and layers in them, are in order of appearance."""
     members: dict[object, list[LayerSpec]] = {}
     for layer in layers:
         members.setdefault(key(layer), []).append(layer)
@@ -144,7 +143,7 @@ def _key(layer: LayerSpec) -> _Key:
 
 
 def group_of(alike: Sequence[LayerSpec], page_tokens: int) -> GroupSpec:
-    """A group, without a name yet, of layers that are all like the first one."""
+    """Return a group, without a name yet, of layers that are all like the first one."""
     first = alike[0]
     return GroupSpec(
         "",
@@ -177,7 +176,7 @@ def _can_host(group: GroupSpec, embedding: LayerSpec) -> bool:
 
 
 def with_names(groups: Sequence[GroupSpec]) -> list[GroupSpec]:
-    """Groups named by what they are, and by the size of a token where that is not enough."""
+    """Name groups by their properties, and by the size of a token if these are not unique."""
     plain = [plain_name(group) for group in groups]
     sized = [f"{name}/{g.layer_token_bytes}B" for name, g in zip(plain, groups, strict=True)]
     named = zip(groups, plain, sized, strict=True)
@@ -185,7 +184,7 @@ def with_names(groups: Sequence[GroupSpec]) -> list[GroupSpec]:
 
 
 def plain_name(group: GroupSpec) -> str:
-    """What a group is called: its model, its kind, its window, and whether it is a draft's."""
+    """Return a group's name: its model, its kind, its window, and whether it is a draft's."""
     window = f"({group.window_tokens})" if group.window_tokens else ""
     prefix = f"{group.model}:" if group.model else ""
     draft = "draft-" if group.is_draft or not group.required_for_hit else ""

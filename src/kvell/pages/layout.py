@@ -1,7 +1,7 @@
-"""What a model stores, cut into pages: layer specs, groups and the layout of a pool.
+"""A model's stored data, cut into pages: layer specs, groups and the layout of a pool.
 
-Pure descriptions, derived from a model's config alone; nothing here allocates.
-Sources: Jenga §4.1 (two-level pages), §4.2 and fig. 7 (page first, then layer).
+Pure descriptions, derived from a model's config alone; nothing here allocates. Sources: Jenga §4.1
+(two-level pages), §4.2 and fig. 7 (page first, then layer).
 
 Byte layout of one small page of a token group::
 
@@ -10,9 +10,8 @@ Byte layout of one small page of a token group::
           ├─ layer 1 of the group …
           └─ padding (uniform stride: page_stride_bytes)
 
-A latent (MLA) has one tensor of one head; scales of quantised elements follow their
-tensor.  A layer that reads another's tokens is in no group.  A head's share of a
-layer is contiguous in K and in V.
+A latent (MLA) has one tensor of one head; scales of quantised elements follow their tensor. A layer
+that reads another's tokens is in no group. A head's share of a layer is contiguous in K and in V.
 """
 
 from collections.abc import Iterable
@@ -50,12 +49,12 @@ _OTHERWISE_PAGED = frozenset({GroupKind.STATE, GroupKind.CROSS, GroupKind.VISION
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """Sizes of what one layer stores for each token, or of its one state.
+    """Sizes of one layer's data for each token, or of its one state.
 
-    ``window_tokens`` says how far a token reads.  Sliding: it counts the token itself,
-    as transformers does; a token at position p reads positions p-window_tokens+1 … p.
-    Chunked: the chunk's length; a token reads its chunk from the multiple of
-    window_tokens at or before p.  Dropping: tokens of the prompt that are kept.
+    ``window_tokens`` limits the tokens that a token reads. Sliding: it counts the token itself, as
+    transformers does; a token at position p reads positions p-window_tokens+1 … p. Chunked: the
+    chunk's length; a token reads its chunk from the multiple of window_tokens at or before p.
+    Dropping: tokens of the prompt that are kept.
 
     :param index: of the layer in its model, from 0.
     :param kind: which earlier tokens it reads.
@@ -64,12 +63,12 @@ class LayerSpec:
     :param element_bytes: bytes of an element: 2 for bfloat16, 1 for fp8 and int8.
     :param window_tokens: see above; 0 for the other kinds.
     :param tensors: 2 for K and V; 1 for a latent that serves as both (MLA), or an embedding.
-    :param scale_bytes: stored beside each vector of quantised elements.
+    :param scale_bytes: stored next to each vector of quantised elements.
     :param kv_of: index of the layer whose tokens this one reads; it stores none itself.
-    :param state_bytes: of a state layer, the bytes of its state; it stores nothing else.
-    :param model: which of several models in one pool; "" if there is one.
-    :param required_for_hit: False for what is refilled rather than resumed.
-    :param is_draft: of the model that guesses for ``model``: its requests hold pages of both.
+    :param state_bytes: size of a state layer's state; it stores nothing else.
+    :param model: the layer's model, if a pool has several; "" if there is one.
+    :param required_for_hit: False if the data is refilled rather than resumed.
+    :param is_draft: of the draft model for ``model``: its requests hold pages of both.
     """
 
     index: int
@@ -88,7 +87,7 @@ class LayerSpec:
 
     @property
     def token_bytes(self) -> int:
-        """Bytes that one token stores in this layer, scales included; of a state, all."""
+        """Bytes that one token stores in this layer, scales included; of a state layer, all."""
         if self.kv_of is not None:
             return 0
         if self.kind is GroupKind.STATE:
@@ -101,14 +100,13 @@ class LayerSpec:
 class GroupSpec:
     """Layers that share kind, window and size, and the small page that holds them.
 
-    ``page_stride_bytes × pages_per_large`` is the layout's ``large_page_bytes``
-    exactly, so page ``p`` of the pool (``slot × pages_per_large + index``) starts
-    at byte ``p × page_stride_bytes``.
+    ``page_stride_bytes × pages_per_large`` is the layout's ``large_page_bytes`` exactly, so page
+    ``p`` of the pool (``slot × pages_per_large + index``) starts at byte ``p × page_stride_bytes``.
 
-    A page of a state group holds one state (``page_tokens`` is 1) of ``layers_per_page``
-    layers: slice i of a state has layers i × layers_per_page … of ``layers``.
+    A page of a state group holds one state (``page_tokens`` is 1) of ``layers_per_page`` layers:
+    slice i of a state has layers i × layers_per_page … of ``layers``.
 
-    :param name: what the group is called, like ``full`` or ``sliding(512)``.
+    :param name: like ``full`` or ``sliding(512)``.
     :param kind: which earlier tokens its layers read.
     :param layers: indices of its layers in the model.
     :param layer_token_bytes: of one layer; in a state group, the bytes of its state.
@@ -117,13 +115,13 @@ class GroupSpec:
     :param pages_per_large: pages in a large page.
     :param window_tokens: as in :class:`LayerSpec`.
     :param layers_per_page: layers of one page; 0 for all.
-    :param model: which of several models in one pool.
-    :param required_for_hit: False for what is refilled rather than resumed.
-    :param is_draft: of the model that guesses for ``model``.
-    :param counts_images: pages hold the tokens of images beside those of the text, although
+    :param model: the layers' model, if a pool has several.
+    :param required_for_hit: False if the data is refilled rather than resumed.
+    :param is_draft: of the draft model for ``model``.
+    :param counts_images: pages hold the tokens of images as well as those of the text, although
         they are not part of it (cross-attention under ``paged``).
-    :param holds_embeddings: embeddings of image tokens lie in this group's pages of the same
-        tokens until their keys and values overwrite them, so whole images get pages at once.
+    :param holds_embeddings: embeddings of image tokens are in this group's pages of the same tokens
+        until their keys and values overwrite them, so whole images get pages together.
     """
 
     name: str
@@ -158,7 +156,7 @@ class GroupSpec:
 
     @property
     def padding_bytes(self) -> int:
-        """Bytes of a page that hold nothing; they count as waste."""
+        """Unused bytes of a page; they count as waste."""
         return self.page_stride_bytes - self.page_bytes
 
     @property
@@ -167,7 +165,7 @@ class GroupSpec:
         return self.layer_token_bytes * len(self.layers)
 
     def layer_offset_bytes(self, layer: int) -> int:
-        """Where ``layer`` (its index in the model) starts inside a page (its slice) of this group.
+        """Return the offset of ``layer`` (its index in the model) inside a page (its slice).
 
         :raises ValueError: if the layer is not in the group.
         """
@@ -176,13 +174,13 @@ class GroupSpec:
 
 
 Association = Literal["demand", "literal"]
-"""Who gets a large page of its own: ``demand``, a holder whose known demand fills it;
+"""The holders that get a large page of their own: ``demand``, a holder whose known demand fills it;
 ``literal``, every holder in every group (Jenga §5.4 to the letter)."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The groups of one pool, the large page that all of them divide, and how it is shared out.
+    """The groups of one pool, the large page that all of them divide, and the division of the pool.
 
     :param groups: in the order in which the core numbers them.
     :param large_page_bytes: size of a large page.
@@ -190,8 +188,8 @@ class Layout:
     :param sizing_rule: the rule that chose the size: ``lcm``, ``padded``, ``largest-page`` or
         ``max-page``.
     :param association: ``demand`` or ``literal``; see :data:`kvell.pages.layout.Association`.
-    :param quota_large_pages: large pages that each group may take, all together no more
-        than the pool has; None if every group may take any.
+    :param quota_large_pages: large pages that each group may take, all together no more than the
+        pool has; None if every group may take any.
     """
 
     groups: tuple[GroupSpec, ...]
@@ -214,7 +212,7 @@ class Layout:
     def seen_by(self, model: str = "", *, is_draft: bool = False) -> "Layout":
         """Return the same pool with the groups of one model only.
 
-        It tells where that model's layers lie, and what it may take of a pool that was cut.
+        It has the positions of that model's layers, and its quota if the pool was cut.
         """
         own = self.indices_of(model, is_draft=is_draft)
         groups = tuple(self.groups[index] for index in own)
@@ -222,12 +220,11 @@ class Layout:
         return replace(self, groups=groups, quota_large_pages=quota)
 
     def group_of_layer(self, layer: int, kind: GroupKind | None = None) -> int:
-        """Index of the group that stores ``layer``.
+        """Return the index of the group that stores ``layer``.
 
-        :param kind: which of a layer's groups, where it has more than one (attention and a
-            state side by side); None for attention before a state.
-        :raises ValueError: if no group does, or groups of several models do (see
-            :meth:`seen_by`).
+        :param kind: selects a group if the layer has several (attention and a state); None prefers
+            attention.
+        :raises ValueError: if no group does, or groups of several models do (see :meth:`seen_by`).
         """
         holding = [i for i, group in enumerate(self.groups) if layer in group.layers]
         if len({(self.groups[i].model, self.groups[i].is_draft) for i in holding}) > 1:
@@ -240,9 +237,9 @@ class Layout:
 
 
 def as_draft(layers: Iterable[LayerSpec]) -> tuple[LayerSpec, ...]:
-    """The layers of a model that guesses, to be stored beside those of the one it guesses for.
+    """Mark the layers of a draft model, to be stored together with those of its target.
 
-    A prefix is hit only where both models' pages are there: what is resumed is so for both,
-    and the one that guesses never computes what is not computed for the other one too.
+    A prefix is hit only if both models' pages are there: a request resumes at the same token in
+    both, and the draft model never computes tokens that the target does not compute too.
     """
     return tuple(replace(layer, is_draft=True) for layer in layers)

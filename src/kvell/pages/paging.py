@@ -1,18 +1,16 @@
-"""The managers that know one page size: what paged engines without layer groups would hold.
+"""Managers with one page size: the pages of engines without layer groups.
 
-``paged`` follows vLLM.  It cuts layers into groups of as many layers as there are attention
-layers, so that one page holds one group's tokens, and grows ``page_tokens`` to the next
-multiple of 16 at which one attention layer's part of a page holds one layer's state.  So a
-state layer takes one such part for every request: a state page here is as many layers as a
-token page, each padded to an attention layer's part.  Where the attention layers do not
-divide the state layers, a state page has their greatest common divisor of layers and divides
-a token page: each state layer still takes its part, without the empty layers that vLLM would
-add to its last group.
-(Its table for the peer shapes: jamba-mini 80 tokens × 8 groups, qwen3-next 544 × 4,
-nemotron-h 1,040 × 7.)
+``paged`` follows vLLM. It cuts layers into groups of as many layers as there are attention layers,
+so that one page holds one group's tokens, and grows ``page_tokens`` to the next multiple of 16 at
+which one attention layer's part of a page holds one layer's state. So a state layer takes one such
+part for every request: a state page here is as many layers as a token page, each padded to an
+attention layer's part. If the attention layers do not divide the state layers, a state page has
+their greatest common divisor of layers and divides a token page: each state layer still takes its
+part, without the empty layers that vLLM would add to its last group. (Its table for the peer
+shapes: jamba-mini 80 tokens × 8 groups, qwen3-next 544 × 4, nemotron-h 1,040 × 7.)
 
-Embeddings of image tokens lie outside vLLM's pages, in a cache of the encoder's outputs: they
-keep pages of their own here, of the same size, with as many embeddings as go in.
+vLLM keeps embeddings of image tokens outside its pages, in a cache of the encoder's outputs. They
+have pages of their own here, of the same size, each with as many embeddings as fit.
 """
 
 import math
@@ -31,33 +29,33 @@ from kvell.pages.grouping import (
 from kvell.pages.layout import GroupKind, GroupSpec, LayerSpec
 
 UNIT_TOKENS = 16
-"""Pages that hold a state grow in steps of this many tokens."""
+"""Step in which pages that hold a state grow."""
 
 
 def paged_drafts(layers: Sequence[LayerSpec], page_tokens: int) -> list[Draft]:
-    """One page size for all; a token group for each model, states and embeddings beside it."""
+    """Return drafts of one page size: a token group for each model, its states and embeddings."""
     by_model = classes(layers, lambda layer: (layer.model, layer.is_draft))
-    drafts = [one for part in by_model for one in _one_size(part, page_tokens)]
+    drafts = [entry for part in by_model for entry in _one_size(part, page_tokens)]
     return padded_to_largest(drafts) if len(by_model) > 1 else drafts
 
 
 def split_drafts(layers: Sequence[LayerSpec], page_tokens: int) -> list[Draft]:
-    """A page size of its own for every model and for its drafter."""
+    """Return drafts with one page size per model and per drafter."""
     parts = classes(layers, _owner)
-    return [one for part in parts for one in _one_size(part, page_tokens)]
+    return [entry for part in parts for entry in _one_size(part, page_tokens)]
 
 
 def bytes_per_token(drafts: Sequence[Draft]) -> list[int]:
-    """Weight of each draft in a split of memory by bytes per token, padding included.
+    """Return the weight of each draft in a split of memory by bytes per token, padding included.
 
-    A state counts as if there were one for each page of tokens of its model: as many
-    as the shortest requests have, so that tokens are what a long request runs out of.
+    A state counts as if there were one for each page of tokens of its model: as many as the
+    shortest requests have, so that a long request exhausts tokens before states.
     """
     return [
-        -(-one.page_bytes * one.group.slices // _tokens_of_page(one.group, drafts))
-        if one.group.kind is GroupKind.STATE
-        else -(-one.page_bytes // one.group.page_tokens)
-        for one in drafts
+        -(-entry.page_bytes * entry.group.slices // _tokens_of_page(entry.group, drafts))
+        if entry.group.kind is GroupKind.STATE
+        else -(-entry.page_bytes // entry.group.page_tokens)
+        for entry in drafts
     ]
 
 
@@ -66,7 +64,7 @@ def _tokens_of_page(state: GroupSpec, drafts: Sequence[Draft]) -> int:
 
 
 def _owner(of: LayerSpec | GroupSpec) -> tuple[str, bool, bool]:
-    """What has memory of its own when memory is cut: a model, or its drafter."""
+    """Identify the owner of memory when memory is cut: a model, or its drafter."""
     return (of.model, of.is_draft, of.required_for_hit)
 
 
@@ -93,7 +91,7 @@ def _grown(page_tokens: int, token_bytes: int, state_bytes: int) -> int:
 
 
 def _token_group(layers: Sequence[LayerSpec], page_tokens: int) -> GroupSpec:
-    """All attention layers; tokens as large as the largest, all of them kept."""
+    """Return one group of all attention layers, which keeps all tokens at the largest size."""
     group = GroupSpec(
         "",
         GroupKind.FULL,

@@ -1,6 +1,6 @@
 """The pool of large pages, carved into the small pages of layer groups.
 
-One machine, two levels.  A small page::
+One machine, two levels. A small page::
 
             take                 release, not indexed
     EMPTY ────────► USED ──────────────────────────────► EMPTY
@@ -9,16 +9,14 @@ One machine, two levels.  A small page::
       │              ▼ │
       └─────────── CACHED        release, indexed
 
-A large page belongs to no group while all of it is empty (``group == NO_GROUP``); then it
-may be *withheld* (activations have its memory, say) until it is restored.  It
-joins a group when a page of it is wanted there, and is *evictable* while it
-holds cached pages but no used one.  It may be associated with one holder (a
-request or lease), which then gets its pages first (Jenga §4.3); otherwise its
+A large page belongs to no group while all of it is empty (``group == NO_GROUP``); then it may be
+*withheld* (activations have its memory, say) until it is restored. It joins a group when that group
+needs a page, and is *evictable* while it holds cached pages but no used one. It may be associated
+with one holder (a request or lease), which then gets its pages first (Jenga §4.3); otherwise its
 pages are shared out to all holders of the group.
 
-RESERVED (allocated, content undefined) and DRAINING (released, a fence pending)
-are used pages seen through their holder: the pool counts references, and what
-a reference means is the holder's to say.
+RESERVED (allocated, content undefined) and DRAINING (released, a fence pending) are used pages seen
+through their holder: the pool counts references, and the holder defines the meaning of a reference.
 
 Ids: page ``p`` of group g is index ``p % pages_per_large[g]`` of logical large page
 ``p // pages_per_large[g]``.
@@ -34,27 +32,27 @@ from kvell.pages.layout import Layout
 NO_GROUP = -1
 SHARED = -1
 KEEPERS = (-2, -3, -4)
-"""Owners of large pages that only cached pages are put into, by their eviction rank: so what
-is kept for later does not lie beside what is used now, and leaves as a whole."""
+"""Owners of large pages for cached pages only, by their eviction rank: pages that are kept for
+later are thus separate from pages in use, and are evicted as a whole."""
 
 Key = tuple[int, int, int]
 """Eviction order of a cached page, smallest first: (rank, time, -prefix length)."""
 
 
 class CachedPages(Protocol):
-    """Who is told when pages become evictable and stop being so: the evictor."""
+    """The evictor, notified when pages become or cease to be evictable."""
 
     def cached(self, group: int, page: int, key: Key) -> None:
-        """The page lost its last user and is kept."""
+        """Handle a page that lost its last user and is kept."""
         ...
 
     def evictable(self, large: int) -> None:
-        """A large page without a used page keeps something, maybe less than before."""
+        """Handle a large page without a used page that caches pages, maybe fewer than before."""
         ...
 
 
 class PagePool:
-    """Counts who uses which page; knows nothing of tokens, requests or torch."""
+    """Reference counts of pages, without knowledge of tokens, requests or torch."""
 
     def __init__(self, layout: Layout, observer: CachedPages) -> None:
         self.layout = layout
@@ -84,7 +82,7 @@ class PagePool:
         self._owned: list[set[int]] = [set() for _ in layout.groups]
 
     def add_groups(self, layout: Layout) -> None:
-        """Serve a layout that has more groups, after those it had."""
+        """Serve a layout with more groups, which follow the present ones."""
         count = len(layout.groups) - len(self.layout.groups)
         self.layout = layout
         self.pages_per_large = tuple(g.pages_per_large for g in layout.groups)
@@ -99,21 +97,21 @@ class PagePool:
 
     @property
     def supply(self) -> Supply:
-        """What could be handed out now, evicting whatever may be evicted."""
+        """The pages that could be handed out now, evictable pages included."""
         return Supply(self._whole, tuple(self._partial), self.pages_per_large, self._shares())
 
     @property
     def has_shares(self) -> bool:
-        """Whether each group is confined to large pages of its own."""
+        """Whether each group may use only its share of large pages."""
         return self._quota is not None
 
     @property
     def num_empty_large(self) -> int:
-        """Large pages that belong to no group."""
+        """The number of large pages that belong to no group."""
         return len(self._empty_heap)
 
     def num_empty(self, large: int) -> int:
-        """Empty small pages of a large page that belongs to a group."""
+        """Return the number of empty small pages of a large page that belongs to a group."""
         return self.empty_mask[large].bit_count()
 
     def is_used(self, group: int, page: int) -> bool:
@@ -123,11 +121,11 @@ class PagePool:
     # ---------------------------------------------------- association of holders
 
     def open_holder(self, holder: int) -> None:
-        """From now on large pages may be associated with ``holder``."""
+        """Allow that large pages are associated with ``holder``."""
         self._live.add(holder)
 
     def close_holder(self, holder: int) -> None:
-        """The holder is gone: what was associated with it is shared."""
+        """Share the large pages that were associated with a closed holder."""
         self._live.discard(holder)
         for group, owned in enumerate(self._owned):
             mine = [large for large in owned if self.owner[large] == holder]
@@ -140,12 +138,12 @@ class PagePool:
     # page of another makes one whole large page less for all groups.
 
     def own_large(self, group: int, holder: int, *, in_use: bool) -> int | None:
-        """Lowest large page with an empty page that is associated with the holder."""
+        """Return the lowest large page with an empty page that is associated with the holder."""
         owned = self._usable(self._owned[group], in_use)
         return min((large for large in owned if self.owner[large] == holder), default=None)
 
     def shared_large(self, group: int, want: int, *, in_use: bool) -> int | None:
-        """Shared large page that ``want`` pages fit best; the emptiest if they fit in none."""
+        """Return the shared large page that ``want`` pages fit best; else the emptiest."""
         shared = self._usable(self._shared[group], in_use)
         by_room = sorted((self.num_empty(large), large) for large in shared)
         fitting = next((large for room, large in by_room if room >= want), None)
@@ -155,12 +153,12 @@ class PagePool:
         return next(large for count, large in by_room if count == room)
 
     def others_large(self, group: int, *, in_use: bool) -> int | None:
-        """A large page with an empty page, associated with the youngest other holder."""
+        """Return a large page with an empty page, associated with the youngest other holder."""
         owned = self._usable(self._owned[group], in_use)
         return max(owned, key=lambda large: (self.owner[large], large), default=None)
 
     def claim_large(self, group: int, holder: int) -> int | None:
-        """Take the lowest empty large page into ``group``; None if there is none for it."""
+        """Take the lowest empty large page into ``group``; return None if there is none for it."""
         if not self._empty_heap:
             return None
         if self._quota is not None and self._claimed[group] >= self._quota[group]:
@@ -176,14 +174,14 @@ class PagePool:
     # ------------------------------------------------- memory that others have
 
     def withhold(self, large: int) -> None:
-        """An empty large page is not to be had until it is restored."""
+        """Make an empty large page unavailable until it is restored."""
         self._empty_heap.remove(large)
         heapq.heapify(self._empty_heap)
         self._whole -= 1
         self.withheld.add(large)
 
     def restore(self, large: int) -> None:
-        """A withheld large page is empty again."""
+        """Make a withheld large page empty again."""
         self.withheld.remove(large)
         heapq.heappush(self._empty_heap, large)
         self._whole += 1
@@ -191,7 +189,7 @@ class PagePool:
     # -------------------------------------------------------------- small pages
 
     def take(self, large: int) -> int:
-        """Use the lowest empty page of a large page that has one; returns its id."""
+        """Use the lowest empty page of a large page that has one; return its id."""
         group = self.group[large]
         mask = self.empty_mask[large]
         index = (mask & -mask).bit_length() - 1
@@ -207,7 +205,7 @@ class PagePool:
         return page
 
     def acquire(self, group: int, page: int) -> None:
-        """One more user of a used or cached page."""
+        """Add a user to a used or cached page."""
         refs = self.refs[group]
         if page in refs:
             refs[page] += 1
@@ -220,10 +218,10 @@ class PagePool:
         self._count(large)
 
     def release(self, group: int, page: int, key: Key | None) -> None:
-        """One user less; the last one leaves the page cached if indexed, else empty.
+        """Remove a user; the last one leaves the page cached if indexed, else empty.
 
-        ``key`` is its new place in the eviction order; None keeps the old one (a
-        lease that came to nothing renews nothing).
+        ``key`` is its new place in the eviction order; None keeps the old one (an unused lease
+        renews nothing).
         """
         refs = self.refs[group]
         if key is not None and page in self.indexed[group]:
@@ -243,18 +241,18 @@ class PagePool:
         self._settle(large)
 
     def index(self, group: int, page: int, key: Key) -> None:
-        """The prefix index names this used page from now on."""
+        """Mark a used page as named by the prefix index."""
         self.indexed[group][page] = key
 
     def rename(self, group: int, old: int, new: int) -> bool:
-        """What the index names ``old``, it names ``new`` from now on; False if it did not."""
+        """Move an index entry from page ``old`` to ``new``; return whether ``old`` had one."""
         key = self.indexed[group].pop(old, None)
         if key is not None:
             self.indexed[group][new] = key
         return key is not None
 
     def evict(self, group: int, page: int) -> None:
-        """A cached page becomes empty; the index must have dropped it."""
+        """Make a cached page empty; the index must have dropped it."""
         large = page // self.pages_per_large[group]
         del self.indexed[group][page]
         self._uncount(large)
@@ -263,7 +261,7 @@ class PagePool:
         self._settle(large)
 
     def cached_in(self, large: int) -> Iterator[int]:
-        """Cached pages of a large page, by index."""
+        """Yield the cached pages of a large page, by index."""
         group = self.group[large]
         first = large * self.pages_per_large[group]
         for page in range(first, first + self.pages_per_large[group]):
@@ -288,7 +286,7 @@ class PagePool:
         self._list_if_empty(large)
 
     def _settle(self, large: int) -> None:
-        """After a page of ``large`` lost its use or its cached content."""
+        """Update ``large`` after one of its pages lost its use or its cached content."""
         if not self.used[large] and not self.cached[large]:
             self._unlist(large)
             self._claimed[self.group[large]] -= 1

@@ -1,8 +1,8 @@
-"""A second model's groups for a pool that lives: pages that divide the large page it has.
+"""A second model's groups for a live pool: pages that divide its large page.
 
-The large page keeps its size, so the new groups bend: tokens of a page, layers of a state
-page and padding are chosen together.  What cannot bend enough is refused with the size that
-would serve both at the next start (``plan_layout(…, large_page_bytes=…)``).
+The large page keeps its size, so the new groups adapt: tokens of a page, layers of a state page and
+padding are chosen together. A model that does not fit is refused with the size that would serve
+both at the next start (``plan_layout(…, large_page_bytes=…)``).
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,11 +15,11 @@ from kvell.pages.sizing import padded_sizes
 from kvell.vocabulary import MIB
 
 PAGE_TOKENS_CHOICES = (16, 8, 32, 24, 48, 64, *range(40, 136, 8), *range(4, 128, 8), 2, 1)
-"""Tokens of a page, the most welcome first."""
+"""Tokens of a page, in order of preference."""
 MAX_REGISTERED_PADDING = 0.05
 """Padding of a page that lets a model into a pool made for another."""
 REACH = 64
-"""How many times the largest page a size that serves both may be."""
+"""Upper limit of a size that serves both, in multiples of the largest page."""
 
 
 def plan_groups_into(
@@ -31,15 +31,15 @@ def plan_groups_into(
 ) -> tuple[GroupSpec, ...]:
     """Return groups of ``layers`` whose pages divide ``large_page_bytes`` exactly.
 
-    Each group takes the first of the choices that leaves at most 5 % of padding on top of a
-    page.  States try pages of many layers first, as long as they are no larger than a page
-    of tokens.  Names carry the layers' ``model``.
+    Each group takes the first of the choices that leaves at most 5 % of padding on top of a page.
+    States try pages of many layers first, as long as they are no larger than a page of tokens.
+    Names carry the layers' ``model``.
 
-    :param page_tokens_choices: tokens of a page, the most welcome first.
+    :param page_tokens_choices: tokens of a page, in order of preference.
     :param beside: groups that the pool has, for the size named in a refusal.
-    :raises ChangeSomething: if a group fits with none of them; the remedy names a size that
-        all fit: at most 1 % of padding in any page, or, if ``beside`` is empty, a multiple
-        of this one (which what divides this one divides too).
+    :raises ChangeSomething: if a group fits with none of them; the remedy names a size that all
+        fit: at most 1 % of padding in any page, or, if ``beside`` is empty, a multiple of this one
+        (which all divisors of this one divide too).
     """
     storing = [layer for layer in layers if layer.kv_of is None]
     if not storing:
@@ -54,14 +54,14 @@ def plan_groups_into(
 
 
 def padding_of(group: GroupSpec) -> float:
-    """Padding of a page as a fraction of what it holds."""
+    """Return the padding of a page as a fraction of its data."""
     return group.padding_bytes / group.page_bytes
 
 
 def _fitted(
     group: GroupSpec, large_page_bytes: int, page_tokens_choices: Sequence[int]
 ) -> GroupSpec | None:
-    """The group with the first page that fits; None if there is none."""
+    """Return the group with the first page that fits; None if there is none."""
     for candidate in _candidates(group, page_tokens_choices):
         if candidate.page_bytes <= large_page_bytes:
             fit = candidate.fit(large_page_bytes)
@@ -87,7 +87,7 @@ def _serving_both(
     beside: Sequence[GroupSpec],
     page_tokens_choices: Sequence[int],
 ) -> int:
-    """A size that the new groups fit, and those of the pool too; 0 if none is in reach."""
+    """Return a size that the new groups fit, and those of the pool too; 0 if none is in reach."""
     pages = [draft(group).page_bytes for group in (*groups, *beside)]
     if beside:
         sizes = padded_sizes(pages, REACH * max(large_page_bytes, *pages))

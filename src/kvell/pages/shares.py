@@ -1,15 +1,15 @@
-"""Fixed shares of a pool: what each group may take where memory is cut at start."""
+"""Fixed shares of a pool: large pages of each group if memory is cut at start."""
 
 from collections.abc import Sequence
 
 
 def larges_for(pages: int, pages_per_large: Sequence[int]) -> list[int]:
-    """Large pages that ``pages`` pages take in each group."""
+    """Return the large pages that ``pages`` pages take in each group."""
     return [-(-pages // count) for count in pages_per_large]
 
 
 def equal_shares(pages_per_large: Sequence[int], num_large_pages: int) -> tuple[int, ...]:
-    """Large pages of each group when all get the same number of pages, as many as go in.
+    """Return large pages of each group if all get the same number of pages, as many as fit.
 
     All zero if the pool has fewer large pages than groups.
     """
@@ -24,10 +24,10 @@ def equal_shares(pages_per_large: Sequence[int], num_large_pages: int) -> tuple[
 
 
 def proportional_shares(weights: Sequence[int], num_large_pages: int) -> tuple[int, ...]:
-    """Large pages of each group in proportion to its weight, at least one each.
+    """Return large pages of each group in proportion to its weight, at least one each.
 
-    All are given out; what rounding leaves goes to those that lost most by it.  All zero
-    if the pool has fewer large pages than groups.
+    All are given out; the groups that lost most by rounding get the remainder. All zero if the pool
+    has fewer large pages than groups.
     """
     spare = num_large_pages - len(weights)
     if spare < 0:

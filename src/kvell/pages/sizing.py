@@ -37,7 +37,7 @@ start, the same number of pages for each group.  ``manual``: memory is cut at st
 target and drafter, or between models, by their bytes per token; each part is ``paged``.
 """
 MANAGERS: tuple[Manager, ...] = get_args(Manager)
-"""Every manager."""
+"""All managers."""
 GROUPED: frozenset[Manager] = frozenset({"kvell", "jenga", "static"})
 """Managers whose pages are as small as their groups allow."""
 CUT_AT_START: frozenset[Manager] = frozenset({"static", "manual"})
@@ -46,9 +46,9 @@ DEFAULT_PAGE_TOKENS = 16
 MAX_PADDING = 0.01
 """Padding that may buy a smaller large page, as a fraction of a page."""
 ROUND_COUNTS = (1, 2, 4, 6, 12, 24, 60, 120, 240, 720, 840, 2520, 5040)
-"""Counts with many divisors: a large page of such a multiple of cache lines is cut in many ways."""
+"""Counts with many divisors: a multiple of cache lines by such a count is cut in many ways."""
 TAME_FACTOR = 8
-"""A least common multiple up to this many of the largest pages is taken as it is."""
+"""A least common multiple up to this many of the largest pages is used unchanged."""
 
 
 def plan_layout(
@@ -62,16 +62,15 @@ def plan_layout(
 ) -> Layout:
     """Cut ``kv_memory_bytes`` into large pages that every group of ``layers`` divides.
 
-    :param layers: what each layer of the models stores.
-    :param kv_memory_bytes: size of the pool; what whole large pages do not fill is left over.
+    :param kv_memory_bytes: size of the pool; a rest smaller than a large page is unused.
     :param manager: see :data:`Manager`.
     :param page_tokens: tokens of a page.
-    :param embeddings: ``in-kv`` keeps embeddings of image tokens in the pages of full
-        attention until keys and values overwrite them.
-    :param large_page_bytes: a size known to serve more groups than these (those of models
-        that are registered later); None to choose one.
-    :raises ChangeSomething: if there is not even one page for each group that must have
-        its own, if there are no layers, or if embeddings have no page to lie in.
+    :param embeddings: ``in-kv`` keeps embeddings of image tokens in the pages of full attention
+        until keys and values overwrite them.
+    :param large_page_bytes: a size known to serve more groups than these (those of models that are
+        registered later); None to choose one.
+    :raises ChangeSomething: if there is not even one page for each group that must have its own, if
+        there are no layers, or if embeddings fit in no page.
     """
     if manager not in MANAGERS:
         raise ChangeSomething(
@@ -88,7 +87,7 @@ def plan_layout(
     cut = manager in CUT_AT_START
     _require_pages(kv_memory_bytes, large_page_bytes, len(drafts) if cut else 1)
     return Layout(
-        tuple(one.fit(large_page_bytes) for one in drafts),
+        tuple(entry.fit(large_page_bytes) for entry in drafts),
         large_page_bytes,
         num_large_pages,
         "max-page" if manager == "max-page" else rule,
@@ -98,7 +97,7 @@ def plan_layout(
 
 
 def by_kind(layers: Sequence[LayerSpec], page_tokens: int) -> list[Draft]:
-    """A draft for each kind, window and size."""
+    """Return a draft for each kind, window and size."""
     return [draft(group) for group in group_by_kind(layers, page_tokens)]
 
 
@@ -126,10 +125,10 @@ def _drafts(
 
 
 def _with_little_padding(drafts: list[Draft], pool_bytes: int) -> list[Draft]:
-    """States in smaller pages, where only those meet the others in a large page of fair size."""
+    """Put states in smaller pages if no large page of fair size fits all pages otherwise."""
     attempt: list[Draft] | None = drafts
     while attempt is not None:
-        rule = choose_large_page_bytes([one.page_bytes for one in attempt], pool_bytes)[1]
+        rule = choose_large_page_bytes([entry.page_bytes for entry in attempt], pool_bytes)[1]
         if rule != "largest-page":
             return attempt
         attempt = with_smaller_states(attempt)
@@ -140,7 +139,7 @@ def _quota(
     drafts: Sequence[Draft], large_page_bytes: int, num_large_pages: int, manager: Manager
 ) -> tuple[int, ...] | None:
     if manager == "static":
-        counts = [one.fit(large_page_bytes).pages_per_large for one in drafts]
+        counts = [entry.fit(large_page_bytes).pages_per_large for entry in drafts]
         return equal_shares(counts, num_large_pages)
     if manager == "manual":
         return proportional_shares(bytes_per_token(drafts), num_large_pages)
@@ -161,7 +160,7 @@ def _require_pages(kv_memory_bytes: int, large_page_bytes: int, count: int) -> N
 def _large_page(
     drafts: Sequence[Draft], pool_bytes: int, large_page_bytes: int | None
 ) -> tuple[int, str]:
-    page_bytes = [one.page_bytes for one in drafts]
+    page_bytes = [entry.page_bytes for entry in drafts]
     if large_page_bytes is None:
         return choose_large_page_bytes(page_bytes, pool_bytes)
     least = max(page_bytes)
@@ -176,11 +175,11 @@ def _large_page(
 
 
 def choose_large_page_bytes(page_bytes: Sequence[int], pool_bytes: int) -> tuple[int, str]:
-    """Size of the large page for small pages of ``page_bytes``, and the rule that chose it.
+    """Return the size of the large page for small pages of ``page_bytes``, and its rule.
 
-    Rules, in order: ``lcm`` when the least common multiple is small; ``padded``, the
-    smallest size that wastes at most 1 % of any page (the multiple itself wastes none);
-    ``largest-page`` when nothing else stays below 1/64 of the pool.
+    Rules, in order: ``lcm`` when the least common multiple is small; ``padded``, the smallest size
+    that wastes at most 1 % of any page (the multiple itself wastes none); ``largest-page`` when
+    nothing else stays below 1/64 of the pool.
     """
     cap = min(pool_bytes // 64, max(64 * MIB, pool_bytes // 256))
     largest = max(page_bytes)
@@ -193,10 +192,10 @@ def choose_large_page_bytes(page_bytes: Sequence[int], pool_bytes: int) -> tuple
 
 
 def padded_sizes(page_bytes: Sequence[int], cap: int) -> Iterator[int]:
-    """Sizes, ascending, into which every page goes with little padding.
+    """Yield sizes, ascending, that every page fits with little padding.
 
-    Each is about a multiple of some page; a page below ``MAX_PADDING`` of the largest goes
-    into anything, so no multiples of it are tried.
+    Each is about a multiple of some page; a page below ``MAX_PADDING`` of the largest fits any
+    size, so no multiples of it are tried.
     """
     largest = max(page_bytes)
     steps = {p for p in page_bytes if p >= MAX_PADDING * largest}
@@ -212,7 +211,7 @@ def padded_sizes(page_bytes: Sequence[int], cap: int) -> Iterator[int]:
 
 
 def _largest_page(page_bytes: Sequence[int]) -> int:
-    """The largest page, or little more, so that the others pad least."""
+    """Return the size of the largest page, or little more, so that the others pad least."""
     largest = max(page_bytes)
     units = [math.lcm(*(largest // p for p in page_bytes)), *ROUND_COUNTS]
     sizes = {
@@ -224,5 +223,5 @@ def _largest_page(page_bytes: Sequence[int]) -> int:
 
 
 def _fills(size: int, page_bytes: int) -> int:
-    """Bytes of a large page that whole pages of one group fill."""
+    """Return the bytes of a large page that whole pages of one group fill."""
     return whole_pages(size, page_bytes) * page_bytes

@@ -1,4 +1,4 @@
-"""The state of a memory core as plain data: what the audit reads and tests compare."""
+"""The state of a memory core as plain data, for the audit and tests."""
 
 from dataclasses import dataclass, field
 
@@ -14,10 +14,10 @@ class HolderSnapshot:
     :param published: tokens up to which its pages were offered to the index.
     :param is_lease: whether it is a lease on a prefix rather than a request.
     :param groups: for each group, the first position with a page, and the pages from there.
-    :param others: (group, page) that it uses beside them: to copy from, to write states to.
-    :param is_receiving: whether what is computed may have no pages yet.
+    :param others: further (group, page) that it uses: to copy from, to write states to.
+    :param is_receiving: whether computed tokens may have no pages yet.
     :param is_reservation: whether its pages belong to no text yet.
-    :param away_tokens: its first tokens, whose pages in full attention groups lie elsewhere.
+    :param away_tokens: its first tokens, whose pages in full attention groups are remote.
     """
 
     handle: int
@@ -38,9 +38,9 @@ class IndexEntry:
     :param group: of the page.
     :param page: its number.
     :param end: tokens of the prefix that the page ends.
-    :param part: tells pages of one end apart: slices of a state, pages of an image; else 0.
+    :param part: distinguishes pages of one end: slices of a state, pages of an image; else 0.
     :param node_start: first token of the tree's node that holds the page.
-    :param node_end: one beyond that node's last token.
+    :param node_end: the token after that node's last one.
     """
 
     group: int
@@ -53,14 +53,14 @@ class IndexEntry:
 
 @dataclass(frozen=True)
 class PoolTotals:
-    """How a pool is divided now, and counters since its start; tuples have an item per group.
+    """The division of a pool now, and counters since its start; tuples have an item per group.
 
     :param empty_large: large pages of no group.
-    :param used_pages: small pages that somebody uses.
+    :param used_pages: small pages with a user.
     :param cached_pages: small pages kept for hits.
     :param evicted_pages: small pages evicted so far.
-    :param hit_tokens: tokens of the prefixes that claimed requests found cached so far.
-    :param rungs: how often a page was got, by the rung of the ladder that had one.
+    :param hit_tokens: cached tokens of the prefixes of claimed requests so far.
+    :param rungs: number of pages obtained, by the rung of the ladder that had one.
     :param unwritten_pages: pages never used since their large page, which has a used page, joined
         the group.
     :param stranded_pages: pages in such large pages that are cached or empty again; no other group
@@ -86,23 +86,23 @@ class PoolTotals:
 class PoolSnapshot:
     """The whole state of a core; the first five have an item per large page.
 
-    :param group: index of the group that has it; negative for none.
+    :param group: index of its group; negative for none.
     :param owner: the holder that it is associated with; negative for none.
-    :param used: small pages of it that somebody uses.
-    :param cached: small pages of it that are kept for hits.
+    :param used: its small pages with a user.
+    :param cached: its small pages that are kept for hits.
     :param empty_masks: a bit for each empty small page of it, the first page's lowest.
     :param refs: for each group, the number of users by page.
     :param keys: for each group, the place in the eviction order by page, for pages that the index
         names.
     :param whole: large pages without a used page.
-    :param partial: for each group, pages not used in large pages that have a used one.
+    :param partial: for each group, unused pages in large pages that have a used one.
     :param holders: requests and leases.
-    :param index: every page that the index names.
+    :param index: all pages that the index names.
     :param num_nodes: nodes of the index.
     :param evicted_pages: for each group, pages evicted so far.
-    :param hit_tokens: tokens of the prefixes that claimed requests found cached so far.
-    :param rungs: how often a page was got, by the rung of the ladder that had one.
-    :param withheld: numbers of the large pages that are somebody else's memory now.
+    :param hit_tokens: cached tokens of the prefixes of claimed requests so far.
+    :param rungs: number of pages obtained, by the rung of the ladder that had one.
+    :param withheld: numbers of the large pages whose memory has another owner now.
     """
 
     group: tuple[int, ...]
@@ -124,5 +124,5 @@ class PoolSnapshot:
 
     @property
     def num_empty_large(self) -> int:
-        """Large pages that belong to no group and are to be had."""
+        """The number of available large pages that belong to no group."""
         return sum(1 for group in self.group if group < 0) - len(self.withheld)

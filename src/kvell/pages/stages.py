@@ -1,7 +1,7 @@
 """Runs of layers whose parts of pages move together while a pass computes; pure.
 
-One stage for each layer would begin earliest, but a layer of a small model is some KiB of a page,
-and beginning a copy costs more than copying that.
+A stage per layer would begin earliest, but a layer of a small model is some KiB of a page, and the
+start of a copy costs more than the copy of that.
 """
 
 from bisect import bisect_right
@@ -12,20 +12,20 @@ from itertools import pairwise
 from kvell.pages.layout import GroupKind, GroupSpec
 
 BY_LAYER = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED})
-"""Kinds whose pages a pass reads and writes layer by layer, and not otherwise."""
+"""Kinds whose pages a pass reads and writes only layer by layer."""
 MOST_STAGES = 8
-"""Of a model: an eighth of what comes in is waited for before the first layer."""
+"""Most stages of a model: a pass waits for an eighth of the fetched bytes before it starts."""
 BEFORE_ALL = -1
 
 Part = tuple[int, int]
-"""First byte of a part of a page, and the byte behind it."""
+"""First byte of a part of a page, and the byte after it."""
 
 
 @dataclass(frozen=True)
 class Stage:
     """Layers whose parts of pages move together.
 
-    :param after_layer: the layer behind which a pass needs them; BEFORE_ALL for the first.
+    :param after_layer: the layer after which a pass needs them; BEFORE_ALL for the first.
     :param last_layer: the layer with which a pass has written them.
     :param parts: by group.
     """
@@ -57,21 +57,21 @@ def stages_of(
 
 
 def num_written(stages: Sequence[Stage], layer: int) -> int:
-    """Number of stages that a pass has written once it has written a layer."""
+    """Return the number of stages that a pass has written once it has written a layer."""
     return bisect_right([stage.last_layer for stage in stages], layer)
 
 
 def joined(stages: Sequence[Stage]) -> dict[int, Part]:
-    """By group, the part of a page that stages in a row have together."""
-    found: dict[int, Part] = {}
+    """Return, by group, the part of a page that consecutive stages have together."""
+    parts: dict[int, Part] = {}
     for stage in stages:
         for group, (begin, end) in stage.parts.items():
-            found[group] = found.get(group, (begin, end))[0], end
-    return found
+            parts[group] = parts.get(group, (begin, end))[0], end
+    return parts
 
 
 def _part(group: GroupSpec, layers: Sequence[int]) -> Part | None:
-    """The bytes of consecutive layers of the model inside a page; None if it has none of them."""
+    """Return the bytes of consecutive layers inside a page; None without such a layer."""
     places = [place for place, layer in enumerate(group.layers) if layer in layers]
     if not places:
         return None
