@@ -1,1 +1,1 @@
-"""Physical memory: chunks and where they are mapped."""
+"""Physical memory: chunks and their mappings."""

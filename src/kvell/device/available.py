@@ -1,4 +1,4 @@
-"""How much memory this process may still use, and the default size of the KV pool."""
+"""The memory that this process may still use, and the default size of the KV pool."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +8,8 @@ from kvell.vocabulary import GIB, MIB
 _SHARE = 0.25
 _LARGEST_BYTES = 16 * GIB
 _SMALLEST_BYTES = 64 * MIB
-# Where a version of cgroups is mounted, its limit, its usage, and what of that can be reclaimed.
+# Mount point of each cgroup version, files of its limit and usage, and the key of the part of the
+# usage that can be reclaimed.
 _CGROUPS = (
     ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
     (
@@ -21,21 +22,21 @@ _CGROUPS = (
 
 
 def default_kv_memory_bytes(available_bytes: int) -> int:
-    """A quarter of what is available, between 64 MiB and 16 GiB, in whole 2 MiB chunks.
+    """Return a quarter of ``available_bytes``, between 64 MiB and 16 GiB, in whole 2 MiB chunks.
 
-    The upper bound keeps a large machine from spending minutes on mapping memory
-    that one model on a CPU cannot fill.
+    The upper bound keeps a large machine from spending minutes on mapping memory that one model on
+    a CPU cannot fill.
     """
     share_bytes = int(available_bytes * _SHARE) // (2 * MIB) * (2 * MIB)
     return max(_SMALLEST_BYTES, min(share_bytes, _LARGEST_BYTES))
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Bytes the system says are available, or what a cgroup leaves if that is less.
+    """Return the bytes that the system reports as available, or that a cgroup leaves if less.
 
-    Every cgroup counts, from this process's own up to the mounted root.
+    All cgroups count, from the process's own up to the mounted root.
 
-    :param root: where ``proc`` and ``sys`` lie.
+    :param root: the parent of ``proc`` and ``sys``.
     """
     limits = [_meminfo_bytes(root / "proc/meminfo")]
     limits += [
@@ -54,8 +55,8 @@ def _meminfo_bytes(path: Path) -> int | None:
 
 
 def _cgroup_folders(root: Path, mount: Path) -> Iterator[Path]:
-    """The mount itself, and each folder from there to this process's own cgroup."""
-    found = {mount}
+    """Return the mount and all folders from there to the process's own cgroup."""
+    folders = {mount}
     for line in _lines(root / "proc/self/cgroup"):
         _, controllers, path = line.split(":", 2)
         if controllers not in ("", "memory"):
@@ -63,14 +64,14 @@ def _cgroup_folders(root: Path, mount: Path) -> Iterator[Path]:
         folder = mount
         for name in Path(path.lstrip("/")).parts:
             folder /= name
-            found.add(folder)
-    return iter(found)
+            folders.add(folder)
+    return iter(folders)
 
 
 def _headroom_bytes(limit: Path, usage: Path, stat: Path, reclaimable: str) -> int | None:
-    """What a cgroup has left; None where there is no such file or no limit.
+    """Return the bytes that a cgroup leaves; None without such a file or a limit.
 
-    File pages that nobody used lately are given back under pressure, so they count as left.
+    File pages without recent use are reclaimed under pressure, so they count as free.
     """
     numbers = [line.strip() for path in (limit, usage) for line in _lines(path)[:1]]
     if len(numbers) != 2 or not all(number.isdigit() for number in numbers):

@@ -1,15 +1,14 @@
-"""Physical chunks and where they are mapped: what host, CUDA and the fake offer alike.
+"""Physical chunks and their mappings: the common interface of host, CUDA and the fake.
 
 A chunk::
 
     BARE ──commit──► COMMITTED: at home, and mapped at no, one or several further positions
-                        position of a range:  FREE ──map──► MAPPED ──unmap──► FREE
+                         position of a range:  FREE ──map──► MAPPED ──unmap──► FREE
 
-Every committed chunk ``c`` stays at position ``c`` of the *home* range until the device is
-closed.  Other ranges are reserved addresses; any committed chunk may be mapped at any free
-position, so one chunk may be seen through several addresses (aliases).  On a GPU aliases are
-coherent only between kernels in stream order: let a step that wrote through one end before
-another is read.
+Every committed chunk ``c`` stays at position ``c`` of the *home* range until the device is closed.
+Other ranges are reserved addresses; any committed chunk may be mapped at any free position, so one
+chunk may be seen through several addresses (aliases). On a GPU aliases are coherent only between
+kernels in stream order: let a step that wrote through one end before another is read.
 """
 
 from typing import Protocol
@@ -23,11 +22,11 @@ NOT_MAPPED = -1
 
 
 class AddressRange:
-    """Reserved addresses in whole chunks, and what lies behind each position.
+    """Reserved addresses in whole chunks, and the chunk at each position.
 
     :ivar address: of position 0, a multiple of the chunk's size.
-    :ivar table: int32 [num_positions], the chunk there or ``NOT_MAPPED``; only the device
-        that reserved the range writes it.
+    :ivar table: int32 [num_positions], the chunk there or ``NOT_MAPPED``; only the device that
+        reserved the range writes it.
     """
 
     def __init__(self, address: int, num_positions: int, chunk_bytes: int) -> None:
@@ -38,7 +37,7 @@ class AddressRange:
 
     @property
     def size_bytes(self) -> int:
-        """Addresses, mapped or not."""
+        """The size of the addresses, mapped or not."""
         return self.num_positions * self.chunk_bytes
 
     def check_free(self, positions: Ints) -> None:
@@ -60,9 +59,9 @@ class AddressRange:
 
 
 class ChunkDevice(Protocol):
-    """One pool of physical chunks.  Arrays are int32 [n], contiguous.
+    """One pool of physical chunks. Arrays are int32 [n], contiguous.
 
-    Misuse raises ValueError before anything has changed.  What the system refuses raises
+    Misuse raises ValueError before anything has changed. A refusal of the system raises
     :class:`kvell.errors.TryLater`.
     """
 
@@ -70,38 +69,39 @@ class ChunkDevice(Protocol):
     num_chunks: int
 
     home: AddressRange
-    """Position ``c`` is chunk ``c``, from its commit on."""
+    """Range whose position ``c`` is chunk ``c``, once committed."""
 
     def commit(self, chunks: Ints) -> None:
-        """Put memory behind chunks; those that have it already keep it.
+        """Give chunks memory; those that have memory keep it.
 
-        :raises TryLater: if there is no more; those before are committed: ``home.table`` tells.
+        :raises TryLater: if there is no more; earlier chunks are committed, as ``home.table``
+            shows.
         """
         ...
 
     def reserve(self, num_positions: int) -> AddressRange:
-        """Further addresses, all free.
+        """Reserve further addresses, all free.
 
         :raises TryLater: if the system refuses; nothing has changed.
         """
         ...
 
     def map(self, area: AddressRange, positions: Ints, chunks: Ints) -> None:
-        """Put committed ``chunks[i]`` at free ``positions[i]`` of a reserved range.
+        """Map committed ``chunks[i]`` at free ``positions[i]`` of a reserved range.
 
         :raises TryLater: if the system refuses; nothing has changed.
         """
         ...
 
     def unmap(self, area: AddressRange, positions: Ints) -> int:
-        """Free mapped positions, from the front; returns how many before the system refused.
+        """Free mapped positions in their order; return how many before the system refused.
 
-        Nothing may use them any more.  What was refused stays mapped and may be tried again.
+        They must not be in use. A refused position stays mapped; the call may be repeated for it.
         """
         ...
 
     def close(self) -> None:
-        """Give everything back; nothing may use any address.  Closing twice is harmless."""
+        """Free all memory and addresses, which must not be in use. Closing twice is harmless."""
         ...
 
 
@@ -131,12 +131,12 @@ def check_unmap(home: AddressRange, area: AddressRange, positions: Ints) -> None
 
 
 def uncommitted(home: AddressRange, chunks: Ints) -> Ints:
-    """Those of ``chunks`` that have no memory yet, each once, in their order.
+    """Return those of ``chunks`` that have no memory yet, each once, in their order.
 
-    :raises ValueError: for a chunk that there is not.
+    :raises ValueError: for a chunk that does not exist.
     """
     check_ids(chunks, home.num_positions, "chunk")
     bare = chunks[home.table[chunks] == NOT_MAPPED]
     _, first = np.unique(bare, return_index=True)
-    found: Ints = bare[np.sort(first)]
-    return found
+    ordered: Ints = bare[np.sort(first)]
+    return ordered

@@ -1,9 +1,9 @@
 """Chunks of a GPU's memory through the driver's virtual memory calls; addresses only.
 
-A chunk is one ``cuMemCreate`` handle.  Tensors over these addresses are made where torch
-is known (``models``); this room never imports it.  The calling thread has the device's
-primary context current, as torch leaves it.  eLLM §4.2, §5.1: a handle may be mapped at
-several addresses, so a chunk changes owner before its old mapping is undone.
+A chunk is one ``cuMemCreate`` handle. Tensors over these addresses are made where torch is imported
+(``models``); this package never imports it. The calling thread has the device's primary context
+current, as torch leaves it. eLLM §4.2, §5.1: a handle may be mapped at several addresses, so a
+chunk changes owner before its old mapping is undone.
 """
 
 import importlib
@@ -22,11 +22,11 @@ from kvell.runs import runs
 from kvell.vocabulary import MIB
 
 CHUNK_BYTES = 2 * MIB
-"""At least; a driver whose granularity is larger decides."""
+"""Smallest chunk; a driver whose granularity is larger decides."""
 
 
 class Driver(Protocol):
-    """What is used of ``cuda.bindings.driver``: each call returns (CUresult, values …)."""
+    """The used part of ``cuda.bindings.driver``: each call returns (CUresult, values …)."""
 
     CUresult: Any
     CUmemAllocationProp: Any
@@ -60,10 +60,10 @@ class CudaChunks:
     """:class:`kvell.device.chunks.ChunkDevice` over one GPU."""
 
     def __init__(self, num_chunks: int, ordinal: int = 0, driver: Driver | None = None) -> None:
-        """Reserve addresses for so many chunks; none has memory yet.
+        """Reserve addresses for ``num_chunks``; none has memory yet.
 
         :param ordinal: number of the GPU.
-        :param driver: ``cuda.bindings.driver``, or what stands in for it.
+        :param driver: ``cuda.bindings.driver``, or a stand-in for it.
         :raises ChangeSomething: if there is no driver, no GPU, or too little address space.
         """
         self._driver = driver or _load()
@@ -81,7 +81,7 @@ class CudaChunks:
             ) from error
 
     def commit(self, chunks: Ints) -> None:
-        """See :class:`ChunkDevice`."""
+        """Implement :meth:`ChunkDevice.commit`."""
         self._require_open()
         for chunk in uncommitted(self.home, chunks).tolist():
             (handle,) = self._call("cuMemCreate", self.chunk_bytes, self._prop, 0)
@@ -96,7 +96,7 @@ class CudaChunks:
             self.home.table[chunk] = chunk
 
     def reserve(self, num_positions: int) -> AddressRange:
-        """See :class:`ChunkDevice`."""
+        """Implement :meth:`ChunkDevice.reserve`."""
         self._require_open()
         size_bytes = num_positions * self.chunk_bytes
         (address,) = self._call("cuMemAddressReserve", size_bytes, self.chunk_bytes, 0, 0)
@@ -104,7 +104,7 @@ class CudaChunks:
         return self._ranges[-1]
 
     def map(self, area: AddressRange, positions: Ints, chunks: Ints) -> None:
-        """See :class:`ChunkDevice`."""
+        """Implement :meth:`ChunkDevice.map`."""
         self._require_open()
         check_map(self.home, area, positions, chunks)
         done: list[int] = []
@@ -121,7 +121,7 @@ class CudaChunks:
         area.table[positions] = chunks
 
     def unmap(self, area: AddressRange, positions: Ints) -> int:
-        """See :class:`ChunkDevice`."""
+        """Implement :meth:`ChunkDevice.unmap`."""
         self._require_open()
         check_unmap(self.home, area, positions)
         for done, position in enumerate(positions.tolist()):
@@ -131,7 +131,7 @@ class CudaChunks:
         return len(positions)
 
     def close(self) -> None:
-        """See :class:`ChunkDevice`."""
+        """Implement :meth:`ChunkDevice.close`."""
         if not self._open:
             return
         self._open = False
@@ -197,9 +197,9 @@ class CudaChunks:
 
 def _load() -> Driver:
     try:
-        found: Driver = importlib.import_module("cuda.bindings.driver")
+        driver: Driver = importlib.import_module("cuda.bindings.driver")
     except ImportError as error:
         raise ChangeSomething(
             "--device", "cuda", "needs the package cuda-bindings", "install kvell[cuda]"
         ) from error
-    return found
+    return driver

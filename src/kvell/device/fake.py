@@ -5,7 +5,7 @@ from kvell.errors import TryLater
 
 
 class FakePool:
-    """Plain memory behind :class:`kvell.device.physical.PhysicalPool`.
+    """A :class:`kvell.device.physical.PhysicalPool` of plain memory.
 
     :param fail_after: calls of :meth:`buffer` that succeed before one fails; None: all do.
     """
@@ -19,7 +19,7 @@ class FakePool:
         self.calls = 0
 
     def buffer(self) -> bytearray:
-        """See :class:`kvell.device.physical.PhysicalPool`.
+        """Implement :meth:`kvell.device.physical.PhysicalPool.buffer`.
 
         :raises TryLater: when the injected failure is due.
         """
@@ -31,5 +31,5 @@ class FakePool:
         return self._memory
 
     def close(self) -> None:
-        """See :class:`kvell.device.physical.PhysicalPool`."""
+        """Implement :meth:`kvell.device.physical.PhysicalPool.close`."""
         self._memory = None

@@ -19,11 +19,11 @@ Edge = Literal["commit", "reserve", "map", "unmap"]
 EDGES: tuple[Edge, ...] = ("commit", "reserve", "map", "unmap")
 
 _FIRST_ADDRESS = 1 << 40
-"""Addresses of the fake are names: nothing lies behind them."""
+"""Addresses of the fake are names: they have no memory."""
 
 
 class FakeChunks:
-    """:class:`kvell.device.chunks.ChunkDevice` whose bytes are asked for by name.
+    """:class:`kvell.device.chunks.ChunkDevice` whose bytes are read and written by position.
 
     :param has_bytes: False keeps mappings only, for pools as large as a simulated device's.
     :ivar calls: chunks done so far (ranges, for ``reserve``), by edge.
@@ -41,15 +41,15 @@ class FakeChunks:
         self.home = self._range(num_chunks)
 
     def fail(self, edge: Edge, after: int = 0) -> None:
-        """Let an edge fail once, after so many more chunks (ranges, for ``reserve``)."""
+        """Let an edge fail once, after ``after`` more chunks (ranges, for ``reserve``)."""
         self._failures[edge] = self.calls[edge] + after
 
     def heal(self) -> None:
-        """Forget the failures that are still to come."""
+        """Cancel the failures that are still due."""
         self._failures.clear()
 
     def commit(self, chunks: Ints) -> None:
-        """See :class:`ChunkDevice`."""
+        """Implement :meth:`ChunkDevice.commit`."""
         self._require_open()
         for chunk in uncommitted(self.home, chunks).tolist():
             self._pass("commit")
@@ -57,13 +57,13 @@ class FakeChunks:
             self.home.table[chunk] = chunk
 
     def reserve(self, num_positions: int) -> AddressRange:
-        """See :class:`ChunkDevice`."""
+        """Implement :meth:`ChunkDevice.reserve`."""
         self._require_open()
         self._pass("reserve")
         return self._range(num_positions)
 
     def map(self, area: AddressRange, positions: Ints, chunks: Ints) -> None:
-        """See :class:`ChunkDevice`."""
+        """Implement :meth:`ChunkDevice.map`."""
         self._require_open()
         check_map(self.home, area, positions, chunks)
         for _ in range(len(positions)):
@@ -71,7 +71,7 @@ class FakeChunks:
         area.table[positions] = chunks
 
     def unmap(self, area: AddressRange, positions: Ints) -> int:
-        """See :class:`ChunkDevice`."""
+        """Implement :meth:`ChunkDevice.unmap`."""
         self._require_open()
         check_unmap(self.home, area, positions)
         done = 0
@@ -83,7 +83,7 @@ class FakeChunks:
         return done
 
     def load(self, area: AddressRange, position: int, size: int, offset: int = 0) -> bytes:
-        """Bytes of a mapped position.
+        """Return bytes of a mapped position.
 
         :raises ValueError: if nothing is mapped there: hardware would fault.
         """
@@ -99,7 +99,7 @@ class FakeChunks:
         self._chunks[int(area.table[position])][offset : offset + len(data)] = data
 
     def close(self) -> None:
-        """See :class:`ChunkDevice`."""
+        """Implement :meth:`ChunkDevice.close`."""
         self._open = False
 
     def _range(self, num_positions: int) -> AddressRange:

@@ -1,8 +1,8 @@
 """Host memory: one memfd, mapped once.
 
-A memfd rather than anonymous memory, because other processes of the same host
-may be given the descriptor and map the pool read-only (MemServe's memory pool,
-Infinite-LLM's lending): page data then moves without a copy through a socket.
+A memfd rather than anonymous memory, because other processes of the same host may receive the
+descriptor and map the pool read-only (MemServe's memory pool, Infinite-LLM's lending): page data
+then moves without a copy through a socket.
 """
 
 import mmap
@@ -22,7 +22,7 @@ class HostPool:
     def __init__(self, size_bytes: int, flag: str = "--kv-memory") -> None:
         """Reserve ``size_bytes``, rounded up to chunks.
 
-        :param flag: that says how large it is.
+        :param flag: the flag that sets the size, for errors.
         :raises ChangeSomething: if the system refuses so large a range.
         """
         self.size_bytes = -(-size_bytes // CHUNK_BYTES) * CHUNK_BYTES
@@ -38,18 +38,18 @@ class HostPool:
         self.descriptor = descriptor
 
     def buffer(self) -> mmap.mmap:
-        """See :class:`kvell.device.physical.PhysicalPool`."""
+        """Implement :meth:`kvell.device.physical.PhysicalPool.buffer`."""
         if self._map is None:
             raise ValueError("the pool is closed")
         return self._map
 
     def close(self) -> None:
-        """Unmap unless a tensor still looks at the range; the last look frees it then."""
+        """Unmap the range, or leave that to the last tensor over it if there is one."""
         if self._map is None:
             return
         held, self._map = self._map, None
         os.close(self.descriptor)
         try:
             held.close()
-        except BufferError:  # a view is alive: the mapping goes with it
+        except BufferError:  # a view is alive, and unmaps when it dies
             return

@@ -1,8 +1,8 @@
 """Chunks of host memory: one memfd, huge pages, mapped in batches.
 
-Memory is put behind a chunk once, as one huge page where the system can (MADV_COLLAPSE,
-Linux 6.1, no privileges): mapping it elsewhere then costs one page-table entry instead of
-512, and its first touch one fault.  The figures are in ``bench/elastic``.
+A chunk gets its memory once, as one huge page if the system can (MADV_COLLAPSE, Linux 6.1, no
+privileges): a further mapping then costs one page-table entry instead of 512, and its first touch
+one fault. The figures are in ``bench/elastic``.
 """
 
 import ctypes
@@ -41,13 +41,12 @@ class HostChunks:
     _open = False
 
     def __init__(self, num_chunks: int, flag: str = "--memory", beyond_bytes: int = 0) -> None:
-        """Reserve addresses for so many chunks; none has memory yet, and a first touch gives it
-        small pages.
+        """Reserve addresses for ``num_chunks``, without memory; a first touch adds small pages.
 
-        :param flag: that says how many.
-        :param beyond_bytes: addresses right behind home, for what others own: see
+        :param flag: the flag that sets the number, for errors.
+        :param beyond_bytes: addresses right after home, for the memory of other owners: see
             :class:`kvell.mempool.transports.neighbours.Neighbours`.
-        :raises ChangeSomething: if the system refuses so many.
+        :raises ChangeSomething: if the system refuses that number.
         """
         self.num_chunks = num_chunks
         self.beyond_bytes = beyond_bytes
@@ -70,7 +69,7 @@ class HostChunks:
             ) from error
 
     def commit(self, chunks: Ints) -> None:
-        """See :class:`ChunkDevice`."""
+        """Implement :meth:`ChunkDevice.commit`."""
         self._require_open()
         bare = np.ascontiguousarray(uncommitted(self.home, chunks), np.int32)
         done, huge, error = _system.commit_chunks(
@@ -82,14 +81,14 @@ class HostChunks:
             raise TryLater(f"device: no memory for a chunk ({os.strerror(error)})")
 
     def reserve(self, num_positions: int) -> AddressRange:
-        """See :class:`ChunkDevice`."""
+        """Implement :meth:`ChunkDevice.reserve`."""
         self._require_open()
         return AddressRange(self._reserve(num_positions * CHUNK_BYTES), num_positions, CHUNK_BYTES)
 
     def map(
         self, area: AddressRange, positions: Ints, chunks: Ints, *, populate: bool = False
     ) -> None:
-        """See :class:`ChunkDevice`.
+        """Implement :meth:`ChunkDevice.map`.
 
         :param populate: make the entries of the page table now, not at the first touch.
         """
@@ -99,7 +98,7 @@ class HostChunks:
         area.table[positions] = chunks
 
     def unmap(self, area: AddressRange, positions: Ints) -> int:
-        """See :class:`ChunkDevice`."""
+        """Implement :meth:`ChunkDevice.unmap`."""
         self._require_open()
         check_unmap(self.home, area, positions)
         done = self._unmap(area, positions)
@@ -107,23 +106,25 @@ class HostChunks:
         return done
 
     def view(self, area: AddressRange) -> memoryview:
-        """The range as writable bytes: touching a free position ends the process.
+        """Return the range as writable bytes: touching a free position ends the process.
 
-        No view may be used once the device is closed; a view keeps a device that nobody closes.
+        No view may be used once the device is closed; a view keeps an unclosed device alive.
         """
         self._require_open()
         return self._view(area.address, area.size_bytes)
 
     def view_beyond(self) -> memoryview:
-        """Home and the addresses behind it as bytes; what others own is to be read only, and
-        touching what is not mapped ends the process."""
+        """Return home and the addresses after it as bytes.
+
+        The memory of other owners is read-only; touching an unmapped address ends the process.
+        """
         self._require_open()
         return self._view(self.home.address, self.home.size_bytes + self.beyond_bytes)
 
     def map_beyond(self, at_bytes: int, descriptor: int, size_bytes: int) -> None:
-        """Map another file read-only behind home, ``at_bytes`` from its beginning.
+        """Map another file read-only after home, ``at_bytes`` from its beginning.
 
-        :raises ValueError: if that is not behind home.
+        :raises ValueError: if that is not after home.
         :raises TryLater: if the system refuses; nothing has changed.
         """
         error = _system.map_readable(self._beyond(at_bytes, size_bytes), descriptor, size_bytes)
@@ -131,14 +132,14 @@ class HostChunks:
             raise TryLater(f"device: cannot map a neighbour's memory ({os.strerror(error)})")
 
     def unmap_beyond(self, at_bytes: int, size_bytes: int) -> bool:
-        """Leave addresses behind home bare; False if the system refused.
+        """Unmap addresses after home; return False if the system refused.
 
         They stay reserved: the system puts nothing else there.
         """
         return not _system.unmap_range(self._beyond(at_bytes, size_bytes), size_bytes)
 
     def close(self) -> None:
-        """See :class:`ChunkDevice`."""
+        """Implement :meth:`ChunkDevice.close`."""
         if not self._open:
             return
         self._open = False

@@ -1,16 +1,16 @@
-"""How many files and sockets this process may have open."""
+"""The number of files and sockets that this process may have open."""
 
 import resource
 
 
 def allow_open_files(wanted: int | None = None) -> int:
-    """Raise the soft limit of open files to what is wanted, as far as the hard one lets it.
+    """Raise the soft limit of open files to ``wanted``, as far as the hard limit allows.
 
-    The limit is never lowered.  Processes that this one starts inherit it, so no more is taken than
-    wanted: programs that close every descriptor up to the limit take long where it is a billion.
+    The limit is never lowered. Child processes inherit it, so it is raised no further: programs
+    that close every descriptor up to the limit take long if it is a billion.
 
     :param wanted: None takes as many as the hard limit allows.
-    :returns: how many may be open now; ``wanted`` where there is no limit.
+    :returns: how many may be open now; ``wanted`` if there is no limit.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if wanted is None or (hard != resource.RLIM_INFINITY and wanted > hard):

@@ -1,4 +1,4 @@
-"""What a device offers: one range of physical memory, counted in chunks."""
+"""The interface of a device: one range of physical memory, counted in chunks."""
 
 from mmap import mmap
 from typing import Protocol
@@ -20,12 +20,12 @@ class PhysicalPool(Protocol):
     size_bytes: int
 
     def buffer(self) -> HostBuffer:
-        """The range as writable memory.
+        """Return the range as writable memory.
 
         :raises ValueError: once closed.
         """
         ...
 
     def close(self) -> None:
-        """Give the memory back; nothing may use the buffer any more."""
+        """Free the memory; the buffer must not be in use."""
         ...

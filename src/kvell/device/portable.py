@@ -1,7 +1,7 @@
-"""The system calls of ``csrc/device`` through ctypes: for where no compiler was.
+"""The system calls of ``csrc/device`` through ctypes, for installations without a compiler.
 
-Same names, arguments and answers as :mod:`kvell.device._host`, at about 6 µs more a call.
-Linux only, as that is.
+Same names, arguments and results as :mod:`kvell.device._host`, at about 6 µs more per call. Both
+are for Linux only.
 """
 
 import ctypes
@@ -30,7 +30,7 @@ _COLLAPSE = 25
 
 
 def reserve(size_bytes: int, alignment: int) -> tuple[int, int]:
-    """An aligned range of addresses with nothing behind them."""
+    """Reserve an aligned range of addresses without memory."""
     raw = _LIBC.mmap(None, size_bytes + alignment, 0, _BARE, -1, 0)
     if raw == _FAILED:
         return 0, ctypes.get_errno()
@@ -43,7 +43,7 @@ def reserve(size_bytes: int, alignment: int) -> tuple[int, int]:
 
 
 def release(address: int, size_bytes: int) -> int:
-    """Give a range of addresses back."""
+    """Release a range of addresses."""
     return ctypes.get_errno() if _LIBC.munmap(address, size_bytes) else 0
 
 
@@ -56,7 +56,7 @@ def map_chunks(
     count: int,
     populate: bool,
 ) -> tuple[int, int]:
-    """Put chunks of a file behind positions, run by run."""
+    """Map chunks of a file at positions, run by run."""
     to, source = _ints(positions, count), _ints(chunks, count)
     both, flags = mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED | _FIXED
     done = 0
@@ -72,7 +72,7 @@ def map_chunks(
 
 
 def map_readable(address: int, descriptor: int, size_bytes: int) -> int:
-    """Put the whole of another process's file behind an address, to be read only."""
+    """Map the whole of another process's file read-only at an address."""
     flags = mmap.MAP_SHARED | _FIXED
     if _LIBC.mmap(address, size_bytes, mmap.PROT_READ, flags, descriptor, 0) == _FAILED:
         return ctypes.get_errno()
@@ -80,14 +80,14 @@ def map_readable(address: int, descriptor: int, size_bytes: int) -> int:
 
 
 def unmap_range(address: int, size_bytes: int) -> int:
-    """Leave a range of addresses bare."""
+    """Unmap a range of addresses, which stays reserved."""
     if _LIBC.mmap(address, size_bytes, 0, _BARE | _FIXED, -1, 0) == _FAILED:
         return ctypes.get_errno()
     return 0
 
 
 def unmap_chunks(address: int, chunk_bytes: int, positions: int, count: int) -> tuple[int, int]:
-    """Leave positions bare, run by run."""
+    """Unmap positions, run by run; they stay reserved."""
     which = _ints(positions, count)
     done = 0
     while done < count:
@@ -102,11 +102,11 @@ def unmap_chunks(address: int, chunk_bytes: int, positions: int, count: int) -> 
 def commit_chunks(
     address: int, chunk_bytes: int, positions: int, count: int
 ) -> tuple[int, int, int]:
-    """Put memory behind mapped positions, in huge pages where the system can."""
+    """Give memory to mapped positions, in huge pages if the system can."""
     huge = 0
     for done, position in enumerate(_ints(positions, count)):
         where = address + chunk_bytes * position
-        # Nothing collapses where nothing is, so a first small page comes first.
+        # The system does not collapse an empty range, so a small page is touched first.
         if _LIBC.madvise(where, _SMALL_PAGE, _POPULATE_WRITE):
             return done, huge, ctypes.get_errno()
         if not _LIBC.madvise(where, chunk_bytes, _COLLAPSE):

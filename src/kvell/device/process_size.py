@@ -1,4 +1,4 @@
-"""What a process takes of the machine's memory, as the system counts it; and giving back."""
+"""The memory of a process, as the system counts it; and the return of freed memory."""
 
 import contextlib
 import ctypes
@@ -7,16 +7,16 @@ from pathlib import Path
 from kvell.vocabulary import KIB
 
 COUNTED = ("Pss_Anon:", "Pss_Shmem:")
-"""Files that are mapped (libraries, weights as they lie on disk) can be given up at any time."""
+"""Counted memory: mapped files (libraries, weights on disk) can be dropped at any time."""
 
 
 def process_bytes(pid: int | None = None, root: Path = Path("/")) -> int:
-    """Anonymous and shared memory of a process, what it shares divided among all that do.
+    """Return a process's anonymous memory and its portion of shared memory.
 
-    0 where the system does not say.
+    A shared page is divided among its processes. The result is 0 if the system does not report it.
 
     :param pid: None for this process.
-    :param root: where ``proc`` lies.
+    :param root: the parent of ``proc``.
     """
     try:
         lines = (root / f"proc/{pid or 'self'}/smaps_rollup").read_text().splitlines()
@@ -26,21 +26,21 @@ def process_bytes(pid: int | None = None, root: Path = Path("/")) -> int:
 
 
 def tree_bytes(pid: int, root: Path = Path("/")) -> int:
-    """The same of a process and all that it has started, each page counted once.
+    """Return the same for a process and all its descendants, each page counted once.
 
-    :param root: where ``proc`` lies.
+    :param root: the parent of ``proc``.
     """
     lists = (root / f"proc/{pid}/task").glob("*/children")
     with contextlib.suppress(OSError):
-        started = [int(child) for one in lists for child in one.read_text().split()]
+        started = [int(child) for children in lists for child in children.read_text().split()]
         return process_bytes(pid, root) + sum(tree_bytes(child, root) for child in started)
     return process_bytes(pid, root)
 
 
 def give_back_freed() -> None:
-    """Let the system have what was freed and the C library keeps for later (glibc; else nothing).
+    """Return freed memory that the C library keeps to the system (glibc; else do nothing).
 
-    After a model's weights were packed that is as much as the weights were.
+    After a model's weights were packed, that is as much as the weights were.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:

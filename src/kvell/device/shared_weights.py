@@ -1,15 +1,15 @@
 """Weights that several processes of a host have in memory once, in a memory file (memfd).
 
-The first process to come locks the file, puts a model's weights into it and then says in a
-manifest where they lie.  Later ones map them read-only.
+The first process locks the file, writes a model's weights into it and then records their positions
+in a manifest. Later processes map them read-only.
 
     ┌ 2 MiB: manifest ──────────────────┬ model ─────────────┬ draft model ───────┐
     │ length, JSON │ length, JSON │ 0 … │ piece │ piece │ …  │ piece │ …          │
     └───────────────────────────────────┴────────────────────┴────────────────────┘
 
-An entry's length is written last, so an entry is complete or not there.  A process that dies
-before leaves an unlocked file (record locks die with their process), and the next one begins
-behind the last complete entry.
+An entry's length is written last, so an entry is complete or absent. A process that dies before
+leaves an unlocked file (record locks die with their process), and the next one writes after the
+last complete entry.
 """
 
 import fcntl
@@ -37,7 +37,7 @@ LENGTH_BYTES = 8
 
 @dataclass(frozen=True)
 class PieceEntry:
-    """Where a piece lies in the file."""
+    """A piece's position in the file."""
 
     what: str
     offset_bytes: int
@@ -45,7 +45,7 @@ class PieceEntry:
 
     @property
     def end_bytes(self) -> int:
-        """Where the next piece may begin."""
+        """The offset at which the next piece may begin."""
         return self.offset_bytes + max(-(-self.size_bytes // CHUNK_BYTES), 1) * CHUNK_BYTES
 
 
@@ -53,7 +53,7 @@ class PieceEntry:
 class ModelEntry:
     """A model's weights in the file.
 
-    :param key: names the model and everything that decides how its weights lie.
+    :param key: identifies the model and all settings that decide the layout of its weights.
     """
 
     key: str
@@ -61,9 +61,9 @@ class ModelEntry:
 
 
 class SharedWeights:
-    """A memory file of weights; several models may lie in it, one after another.
+    """A memory file of weights; it may hold several models, one after another.
 
-    Locks keep processes apart, not threads: a process loads one model at a time.
+    Locks separate processes, not threads: a process loads one model at a time.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -87,18 +87,18 @@ class SharedWeights:
 
     @contextmanager
     def memory_of(self, key: str) -> Iterator[WeightMemory]:
-        """Give the memory for a model's weights, which are loaded in the block.
+        """Yield the memory for a model's weights, which are loaded in the block.
 
-        They lie in the file already, or this process puts them there while others wait.  Where
-        they lie in another way than this process wants, it gets memory of its own.  An error
-        in the block leaves the file as it was.
+        The file has them already, or this process writes them while others wait. If the file has
+        them in another layout than this process needs, it gets private memory. An error in the
+        block leaves the file as it was.
         """
         entry = self._found(key) or (yield from self._written(key))
         if entry is not None:
             yield _Mapped(self._descriptor, entry)
 
     def entries(self) -> list[ModelEntry]:
-        """Every model whose weights are complete."""
+        """Return all models whose weights are complete."""
         return self._entries()[0]
 
     def _written(self, key: str) -> Any:
@@ -108,7 +108,7 @@ class SharedWeights:
             entry = self._found(key)
             if entry is None:
                 entries, at_bytes = self._entries()
-                ends = [piece.end_bytes for one in entries for piece in one.pieces]
+                ends = [piece.end_bytes for model in entries for piece in model.pieces]
                 memory = _Writable(self._descriptor, max(ends, default=MANIFEST_BYTES))
                 yield memory
                 self._append(ModelEntry(key, memory.finished()), at_bytes)
@@ -120,14 +120,14 @@ class SharedWeights:
         return next((entry for entry in self.entries() if entry.key == key), None)
 
     def _entries(self) -> tuple[list[ModelEntry], int]:
-        """The complete entries, and where the next one goes."""
-        found, at_bytes = [], 0
+        """Return the complete entries, and the offset of the next one."""
+        entries, at_bytes = [], 0
         while length := int.from_bytes(self._read(LENGTH_BYTES, at_bytes), "little"):
             fields = decode_json(self._read(length, at_bytes + LENGTH_BYTES))
             pieces = tuple(PieceEntry(**piece) for piece in fields["pieces"])
-            found.append(ModelEntry(fields["key"], pieces))
+            entries.append(ModelEntry(fields["key"], pieces))
             at_bytes += LENGTH_BYTES + -(-length // LENGTH_BYTES) * LENGTH_BYTES
-        return found, at_bytes
+        return entries, at_bytes
 
     def _append(self, entry: ModelEntry, at_bytes: int) -> None:
         text = json.dumps(asdict(entry)).encode()
@@ -141,18 +141,15 @@ class SharedWeights:
 
 
 class _Writable:
-    """Memory behind the last complete entry, which the holder of the lock fills."""
-
     is_shared = True
 
     def __init__(self, descriptor: int, start_bytes: int) -> None:
         self._descriptor, self._end_bytes = descriptor, start_bytes
         self._pieces: list[PieceEntry] = []
         self._mapped: list[Any] = []
-        os.ftruncate(descriptor, start_bytes)  # what a dead process left goes
+        os.ftruncate(descriptor, start_bytes)  # removes an incomplete entry of a dead process
 
     def take(self, what: str, size_bytes: int) -> WeightPiece:
-        """See :class:`WeightMemory`."""
         entry = PieceEntry(what, self._end_bytes, size_bytes)
         os.ftruncate(self._descriptor, entry.end_bytes)
         mapped = map_file(self._descriptor, entry.offset_bytes, size_bytes, fill=True)
@@ -162,7 +159,7 @@ class _Writable:
         return WeightPiece(mapped)
 
     def finished(self) -> tuple[PieceEntry, ...]:
-        """Make all pieces read-only and return where they lie."""
+        """Make all pieces read-only and return their positions."""
         for mapped in self._mapped:
             protect(mapped)
         return tuple(self._pieces)
@@ -177,7 +174,7 @@ class _Mapped:
         self._descriptor, self._pieces = descriptor, list(entry.pieces)
 
     def take(self, what: str, size_bytes: int) -> WeightPiece:
-        """See :class:`WeightMemory`; memory of its own if the file has something else there."""
+        """Return the next piece, or private memory if the file has another one there."""
         entry = self._pieces.pop(0) if self._pieces else None
         if entry is None or (entry.what, entry.size_bytes) != (what, size_bytes):
             return PrivateWeights().take(what, size_bytes)

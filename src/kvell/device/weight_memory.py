@@ -1,4 +1,4 @@
-"""Memory that weights are put into: this process's own, or a file that several processes map."""
+"""Memory for weights: this process's own, or a file that several processes map."""
 
 import ctypes
 import mmap
@@ -27,7 +27,7 @@ _LIBC.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 class WeightPiece:
     """A piece of memory for weights.
 
-    :param memory: bytes, at least as many as asked for; it lives as long as a view of it.
+    :param memory: at least the requested number of bytes; it lives as long as a view of it.
     :param is_filled: the weights are there already, and writing to it ends the process.
     """
 
@@ -36,15 +36,15 @@ class WeightPiece:
 
 
 class WeightMemory(Protocol):
-    """Gives out memory for the weights of one model; not for concurrent use."""
+    """An allocator of memory for the weights of one model; not for concurrent use."""
 
     is_shared: bool
-    """Whether other processes map what it gives out."""
+    """Whether other processes map its pieces."""
 
     def take(self, what: str, size_bytes: int) -> WeightPiece:
         """Return the next piece.
 
-        :param what: describes the weights and how they lie; pieces of one description are equal.
+        :param what: describes the weights and their layout; pieces of one description are equal.
         :raises TryLater: if there is no memory for it.
         """
         ...
@@ -56,7 +56,7 @@ class PrivateWeights:
     is_shared = False
 
     def take(self, what: str, size_bytes: int) -> WeightPiece:
-        """See :class:`WeightMemory`."""
+        """Implement :meth:`WeightMemory.take`."""
         made = mmap.mmap(-1, max(size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             made.madvise(mmap.MADV_HUGEPAGE)
@@ -70,7 +70,7 @@ def map_file(descriptor: int, offset_bytes: int, size_bytes: int, *, fill: bool)
     process's locks of the file.
 
     :param offset_bytes: a multiple of ``CHUNK_BYTES``.
-    :param fill: put memory behind it, in huge pages if possible, and leave it writable until
+    :param fill: give it memory, in huge pages if possible, and leave it writable until
         :func:`protect`; otherwise the memory is there, and read-only.
     :raises TryLater: if there is no memory, or there are no addresses.
     """
