@@ -1,1 +1,1 @@
-"""How long a step takes, from what it computes; see README.md."""
+"""Duration of a step from its work; see README.md."""

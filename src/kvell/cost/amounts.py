@@ -1,4 +1,4 @@
-"""How much of each operator's work a step holds, from a model's layers and the step's requests."""
+"""Amounts of each operator's work in a step, from a model's layers and the step's requests."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -7,15 +7,15 @@ from kvell.cost.work import Work
 from kvell.memory import GroupKind, LayerSpec
 
 SCAN_TOKENS = 64
-"""Recurrent layers go through a prompt in pieces that end at multiples of so many tokens."""
+"""Size of the pieces of a prompt in recurrent layers; pieces end at multiples of it."""
 
 
 @dataclass(frozen=True)
 class Reach:
     """Layers whose tokens attend to the same earlier tokens.
 
-    :param window_tokens: a token reads the last so many, itself included; 0 for all of them.
-    :param is_chunked: it reads those since the last multiple of the window instead.
+    :param window_tokens: number of last tokens that a token reads, itself included; 0 for all.
+    :param is_chunked: a token reads those since the last multiple of the window instead.
     """
 
     layers: int
@@ -23,14 +23,14 @@ class Reach:
     is_chunked: bool = False
 
     def live_tokens(self, tokens: int) -> int:
-        """How many of ``tokens`` earlier ones the next token reads."""
+        """Return how many of ``tokens`` earlier tokens the next token reads."""
         window = self.window_tokens
         if not window:
             return tokens
         return tokens % window if self.is_chunked else min(tokens, window - 1)
 
     def pairs_before(self, tokens: int) -> int:
-        """Pairs of a token and one that it reads, itself included, among the first ``tokens``."""
+        """Return the pairs of a token and one that it reads, itself included, among ``tokens``."""
         window = self.window_tokens
         if not window or (tokens <= window):
             return tokens * (tokens + 1) // 2
@@ -43,15 +43,15 @@ class Reach:
 
 @dataclass(frozen=True)
 class Amounts:
-    """What a step holds.
+    """The work of a step, by operator.
 
-    :param tokens: that go through the layers.
+    :param tokens: that pass through the layers.
     :param rows: of logits.
     :param sequences: requests.
-    :param prompts: those of them that compute more than one token.
+    :param prompts: requests that compute more than one token.
     :param pairs: of query and key, over all layers of attention.
     :param read_tokens: keys and values read, over all layers of attention.
-    :param scan_rounds: pieces one after another that recurrent layers compute.
+    :param scan_rounds: pieces that recurrent layers compute one after another.
     """
 
     tokens: int
@@ -65,9 +65,9 @@ class Amounts:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What of a model decides how much work a step is.
+    """The facts about a model that decide a step's work.
 
-    :param state_layers: layers that keep a state.
+    :param state_layers: number of layers that keep a state.
     :param token_bytes: that a token stores in layers of full attention.
     :param window_bytes: for each window, the bytes that one token stores in its layers.
     """
@@ -79,7 +79,7 @@ class ModelShape:
     window_bytes: tuple[tuple[int, int], ...] = ()
 
     def amounts(self, work: Sequence[Work]) -> Amounts:
-        """What a step of this work holds."""
+        """Return the amounts of a step of this work."""
         pairs = read = 0
         for reach in self.reaches:
             before, live = reach.pairs_before, reach.live_tokens
@@ -96,13 +96,13 @@ class ModelShape:
         )
 
     def stored_bytes(self, tokens: int) -> int:
-        """What a request of so many tokens must have to go on: all that a hit must bring."""
+        """Return the bytes that a request of ``tokens`` needs to continue: the bytes of its hit."""
         windows = sum(min(tokens, window) * size for window, size in self.window_bytes)
         return tokens * self.token_bytes + windows + (self.state_bytes if tokens else 0)
 
 
 def shape_of(layers: Iterable[LayerSpec]) -> ModelShape:
-    """The shape of a model's text layers; attention to images is left out."""
+    """Return the shape of a model's text layers; attention to images is left out."""
     text = [layer for layer in layers if layer.kind not in (GroupKind.CROSS, GroupKind.VISION)]
     states = [layer for layer in text if layer.kind is GroupKind.STATE]
     reaching: dict[tuple[int, bool], list[LayerSpec]] = {}
@@ -111,9 +111,9 @@ def shape_of(layers: Iterable[LayerSpec]) -> ModelShape:
             bounded = layer.kind in (GroupKind.SLIDING, GroupKind.CHUNKED)
             window = layer.window_tokens if bounded else 0
             reaching.setdefault((window, layer.kind is GroupKind.CHUNKED), []).append(layer)
-    sizes = {key: sum(one.token_bytes for one in found) for key, found in reaching.items()}
+    sizes = {key: sum(spec.token_bytes for spec in members) for key, members in reaching.items()}
     return ModelShape(
-        reaches=tuple(Reach(len(found), *key) for key, found in reaching.items()),
+        reaches=tuple(Reach(len(members), *key) for key, members in reaching.items()),
         state_layers=len(states),
         token_bytes=sizes.get((0, False), 0),
         state_bytes=sum(layer.token_bytes for layer in states),
@@ -122,7 +122,7 @@ def shape_of(layers: Iterable[LayerSpec]) -> ModelShape:
 
 
 def _scan_rounds(work: Sequence[Work]) -> int:
-    """Decodes go together; prompts side by side, as many rounds as the longest has pieces."""
+    """Return the scan's rounds: the pieces of the longest prompt, and one for all decodes."""
     pieces = [
         -(-(w.start + w.count) // SCAN_TOKENS) - w.start // SCAN_TOKENS for w in work if w.count > 1
     ]

@@ -1,10 +1,10 @@
-"""A cost model from a datasheet: what a step computes and reads, and the device's two rates.
+"""A cost model from a datasheet: the computing and reading of a step, and the device's two rates.
 
 A step takes as long as the slower of computing and reading::
 
     seconds = overhead + max(flops / (peak × efficiency), bytes / (bandwidth × efficiency))
 
-For machines that nobody has calibrated, and for planning before there is one.
+It serves machines without a calibration, and planning before there is a machine.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ FLOPS_PER_PAIR = 4
 
 @dataclass(frozen=True)
 class StepCost:
-    """What one step computes and reads.
+    """The operations and bytes of one step.
 
     :param flops: floating-point operations of all tokens, attention included.
     :param read_bytes: weights, and the KV that its tokens attend to.
@@ -43,7 +43,7 @@ class DeviceProfile:
     step_overhead_seconds: float
 
     def step_seconds(self, cost: StepCost) -> float:
-        """Seconds of a step; never falls when either part of the cost grows."""
+        """Return the seconds of a step; they never fall when a part of the cost grows."""
         computing = cost.flops / (self.peak_flops * self.flops_efficiency)
         reading = cost.read_bytes / (self.bandwidth_bytes * self.bandwidth_efficiency)
         return self.step_overhead_seconds + max(computing, reading)
@@ -51,11 +51,11 @@ class DeviceProfile:
 
 @dataclass(frozen=True)
 class LayerCost:
-    """Layers of one rule: what they read of a request.
+    """Layers with one rule for the tokens that they read.
 
-    :param policy: which tokens; None for a state, which is read in every step.
-    :param layers: how many there are.
-    :param unit_bytes: of a token, or of a state, over all of them.
+    :param policy: the tokens that are read; None for a state, which is read in every step.
+    :param layers: number of layers.
+    :param unit_bytes: of a token, or of a state, over all layers.
     """
 
     policy: GroupPolicy | None
@@ -65,7 +65,7 @@ class LayerCost:
 
 @dataclass(frozen=True)
 class ModelCost:
-    """Work of one model, by its layers: whatever pages a manager puts them into.
+    """Work of one model, by its layers, independent of the pages of a manager.
 
     :param active_weights: numbers that one token is multiplied with.
     :param weight_bytes: bytes of weights that a step reads.
@@ -78,8 +78,8 @@ class ModelCost:
     layers: tuple[LayerCost, ...] = ()
 
     def of_step(self, work: Sequence[Work]) -> StepCost:
-        """The cost of computing ``work``."""
-        tokens = sum(one.count for one in work)
+        """Return the cost of computing ``work``."""
+        tokens = sum(each.count for each in work)
         flops = float(FLOPS_PER_WEIGHT * self.active_weights * tokens)
         read_bytes = float(self.weight_bytes)
         for layer in self.layers:
@@ -87,9 +87,9 @@ class ModelCost:
                 read_bytes += layer.unit_bytes * len(work)
             else:
                 live = layer.policy.live_tokens
-                pairs = sum(one.count * (1 + live(one.start + one.count // 2)) for one in work)
+                pairs = sum(each.count * (1 + live(each.start + each.count // 2)) for each in work)
                 flops += FLOPS_PER_PAIR * self.query_size * layer.layers * pairs
-                read_bytes += layer.unit_bytes * sum(live(one.start + one.count) for one in work)
+                read_bytes += layer.unit_bytes * sum(live(each.start + each.count) for each in work)
         return StepCost(flops, read_bytes)
 
 
@@ -101,16 +101,16 @@ class AnalyticModel:
     cost: ModelCost
 
     def step_seconds(self, work: Sequence[Work]) -> float:
-        """See :class:`kvell.cost.model.CostModel`."""
+        """Implement :meth:`kvell.cost.model.CostModel.step_seconds`."""
         return self.profile.step_seconds(self.cost.of_step(work))
 
 
 @dataclass(frozen=True)
 class LinkProfile:
-    """Between two devices, or a device and its host.
+    """A link between two devices, or a device and its host.
 
     :param bandwidth_bytes: per second in one direction.
-    :param bandwidth_efficiency: of it that large messages reach.
+    :param bandwidth_efficiency: fraction of it that large messages reach.
     :param latency_seconds: of a message.
     """
 
@@ -120,18 +120,18 @@ class LinkProfile:
     latency_seconds: float
 
     def transfer_seconds(self, size_bytes: float) -> float:
-        """Of one message: ``transfer`` of MemServe's equation 2."""
+        """Return the seconds of one message: ``transfer`` of MemServe's equation 2."""
         return self.latency_seconds + size_bytes / self.bytes_per_second
 
     @property
     def bytes_per_second(self) -> float:
-        """What large messages reach."""
+        """The rate that large messages reach."""
         return self.bandwidth_bytes * self.bandwidth_efficiency
 
     def parallel(
         self, num_layers: int, token_bytes: int, *, tensor: int = 1, pipeline: int = 1
     ) -> Parallel:
-        """Devices that speak over this link (see :class:`Parallel`)."""
+        """Connect devices over this link (see :class:`Parallel`)."""
         return Parallel(
             tensor, pipeline, num_layers, token_bytes, self.bytes_per_second, self.latency_seconds
         )

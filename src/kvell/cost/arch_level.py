@@ -1,4 +1,4 @@
-"""The baseline of MemServe §5.3.2: one polynomial for TTFT over (x, y), whatever is computed."""
+"""The baseline of MemServe §5.3.2: one polynomial for TTFT over (x, y), for all models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,13 +25,13 @@ class ArchLevel:
     coefficients: tuple[float, ...]
 
     def prefill_seconds(self, prompt_tokens: int, cached_ratio: float) -> float:
-        """exec(x, y)."""
+        """Return exec(x, y)."""
         terms = _terms(prompt_tokens, cached_ratio)
         return sum(a * b for a, b in zip(self.coefficients, terms, strict=True))
 
 
 def fit_arch_level(points: Sequence[PrefillPoint]) -> ArchLevel:
-    """Least squares of relative misses.
+    """Fit by least squares of relative misses.
 
     :raises ValueError: with fewer points than coefficients.
     """
@@ -41,8 +41,8 @@ def fit_arch_level(points: Sequence[PrefillPoint]) -> ArchLevel:
     seconds = np.asarray([point.seconds for point in points], np.float64)
     scale = np.abs(rows).max(axis=0)
     scale[scale == 0] = 1.0
-    found = np.linalg.lstsq(rows / scale / seconds[:, None], np.ones(len(points)), rcond=None)[0]
-    return ArchLevel(tuple((found / scale).tolist()))
+    scaled = np.linalg.lstsq(rows / scale / seconds[:, None], np.ones(len(points)), rcond=None)[0]
+    return ArchLevel(tuple((scaled / scale).tolist()))
 
 
 def _terms(x: float, y: float) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""What ``kvell calibrate`` found out about a model on a machine, and when it no longer holds."""
+"""The calibration file of ``kvell calibrate``, and the checks that it is valid."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -14,15 +14,15 @@ from kvell.errors import ChangeSomething
 from kvell.wire.decoding import MalformedError, decode
 
 SCHEMA = 1
-"""Of the file; grows when old files would be misread."""
+"""Version of the file; grows when old files would be misread."""
 
 
 @dataclass(frozen=True)
 class MachinePrint:
-    """The machine, as far as it decides how fast anything is.
+    """The facts about the machine that decide its speed.
 
-    :param cores: that the process may use.
-    :param features: of the cores, those that kernels choose by.
+    :param cores: number of cores that the process may use.
+    :param features: features of the cores that kernels choose by.
     """
 
     device: str
@@ -45,7 +45,7 @@ class SoftwarePrint:
 
 @dataclass(frozen=True)
 class ModelPrint:
-    """The model, as far as its steps differ from another's.
+    """The facts about the model that decide its steps.
 
     :param name: as it was given; models of other names and equal digest are the same.
     :param digest: of its layers' sizes and of the numbers' types.
@@ -61,13 +61,13 @@ class ModelPrint:
 
 @dataclass(frozen=True)
 class Serving:
-    """What comes on top of the engine when it serves over HTTP.
+    """The time that serving over HTTP adds to the engine's.
 
-    :param request_seconds: for each request, before its first step and behind its first token.
+    :param request_seconds: for each request, before its first step and after its first token.
     :param step_seconds: for each step.
     :param token_seconds: for each token that a step streams out.
-    :param prompt_token_seconds: for each token of a prompt that a step computes: the front
-        takes prompts while the engine computes, and shares its cores.
+    :param prompt_token_seconds: for each token of a prompt that a step computes: the front accepts
+        prompts while the engine computes, and shares its cores.
     """
 
     request_seconds: float = 0.0
@@ -80,10 +80,10 @@ class Serving:
 class HostCopies:
     """Copies of pages between the pool and the CPU buffer.
 
-    :param bytes_per_second: of copies by themselves, one way after the other; 0: not measured.
-    :param are_under_pass: whether the engine makes them beside passes there.
-    :param slows: seconds lost for each second of copies beside a pass: 0 where they share nothing,
-        1 where nothing is gained, or nobody has measured it.
+    :param bytes_per_second: of copies by themselves, in one direction at a time; 0: not measured.
+    :param are_under_pass: whether the engine copies during passes there.
+    :param slows: seconds lost for each second of copies during a pass: 0 if they share nothing, 1
+        if nothing is gained or nothing was measured.
     """
 
     bytes_per_second: float = 0.0
@@ -93,7 +93,7 @@ class HostCopies:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """How far predictions missed steps that the fit never saw: medians of relative misses."""
+    """Misses of predictions for steps that the fit never saw: medians of relative misses."""
 
     steps: int = 0
     prefill_error: float = 0.0
@@ -106,7 +106,7 @@ class Calibration:
     """A cost model with its origin.
 
     :param copy_bytes_per_second: from the host's memory to the device's.
-    :param noise: median of what the repeats of one step differed, relative.
+    :param noise: median over steps of the relative spread of a step's repeats.
     :param copies: of pages, to the CPU buffer and back.
     """
 
@@ -122,11 +122,11 @@ class Calibration:
     copies: HostCopies = HostCopies()
 
     def step_seconds(self, work: Sequence[Work]) -> float:
-        """Of the engine alone: a :class:`kvell.cost.model.CostModel`."""
+        """Return the seconds of the engine alone (:class:`kvell.cost.model.CostModel`)."""
         return self.operators.step_seconds(work)
 
     def served_step_seconds(self, work: Sequence[Work]) -> float:
-        """With what serving adds to a step."""
+        """Return the seconds of a step, with the time that serving adds."""
         streamed = sum(w.num_logits > 0 for w in work)
         prompt_tokens = sum(w.count for w in work if w.count > 1)
         return (
@@ -138,15 +138,15 @@ class Calibration:
 
     @property
     def fetch(self) -> Fetch:
-        """What a hit on the host costs."""
+        """The cost of a hit on the host."""
         return Fetch(self.operators.shape, self.copy_bytes_per_second)
 
     def on(self, parallel: Parallel) -> "Calibration":
-        """The same model over several such devices."""
+        """Return the same model over several such devices."""
         return replace(self, operators=replace(self.operators, parallel=parallel))
 
     def encoded(self) -> bytes:
-        """As a file: JSON."""
+        """Return the calibration as a JSON file."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
 
 
@@ -154,10 +154,10 @@ _JSON = msgspec.json.Decoder()
 
 
 def decoded(data: bytes, name: str) -> Calibration:
-    """A calibration from its file.
+    """Decode the file of a calibration.
 
     :param name: of the file, as the user gave it.
-    :raises ChangeSomething: if it is none, or of another schema.
+    :raises ChangeSomething: if it is no calibration, or of another schema.
     """
     try:
         raw = decode(_JSON, data, "JSON")
@@ -175,24 +175,24 @@ def decoded(data: bytes, name: str) -> Calibration:
 
 
 def require_fresh(
-    found: Calibration,
+    calibration: Calibration,
     name: str,
     model: ModelPrint,
     machine: MachinePrint | None,
     software: SoftwarePrint | None,
 ) -> None:
-    """Make sure that a calibration is of this model, machine and code.
+    """Raise unless a calibration is of this model, machine and code.
 
-    :param machine: None accepts any: a replay asks how another machine would do.
+    :param machine: None accepts any: a replay predicts another machine.
     :param software: None accepts any.
-    :raises ChangeSomething: naming everything that differs.
+    :raises ChangeSomething: naming all differences.
     """
-    if found.model.digest != model.digest:
-        was, wanted = (f"{each.name} in {each.dtype}" for each in (found.model, model))
+    if calibration.model.digest != model.digest:
+        was, wanted = (f"{each.name} in {each.dtype}" for each in (calibration.model, model))
         raise _unusable(name, f"is of another model: {was}, not {wanted}")
     differences = [
-        *_differences(found.machine, machine),
-        *_differences(found.software, software),
+        *_differences(calibration.machine, machine),
+        *_differences(calibration.software, software),
     ]
     if differences:
         raise _unusable(name, f"is stale: {'; '.join(differences)}")

@@ -13,16 +13,16 @@ from kvell.cost.work import Chunk, Work
 
 TOKEN_KNOTS = (0, 1, 2, 4, 8, 9, 16, 17, 24, 32, 33, 48, 64, 128, 256, 512)
 ROW_KNOTS = (0, 1, 2, 4, 8, 9, 16, 17, 32)
-"""Where prices may change; behind a power of two a single row may cost a jump."""
+"""Row counts at which prices may change; after a power of two a single row may cost a jump."""
 TILES = (1, 8, 16, 32)
-"""Rows of a wave that are tried; kernels on CPUs have tiles of some of them, or none to see."""
+"""Candidates for the rows of a wave; kernels on CPUs have one of these tiles, or no visible one."""
 TILE_GAIN = 0.9
-"""A tile is taken if it leaves at most so much of the misses without one."""
+"""A tile is used if its misses are at most this fraction of those without a tile."""
 
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """A step that was measured, several times; ``seconds`` sums it up."""
+    """A step that was measured several times; ``seconds`` sums it up."""
 
     work: tuple[Chunk, ...]
     seconds: float
@@ -31,16 +31,16 @@ class MeasuredStep:
 def fit_operators(
     shape: ModelShape, steps: Sequence[MeasuredStep], constant_share: float = 0.0
 ) -> Operators:
-    """Operators whose sums come closest to the steps, in relative terms.
+    """Fit operators whose sums come closest to the steps, in relative terms.
 
-    :param constant_share: see :class:`Constants`; the steps of one device cannot tell it.
+    :param constant_share: see :class:`Constants`; it does not follow from steps of one device.
     :raises ValueError: without steps, or if one took no time.
     """
     if not steps or min(step.seconds for step in steps) <= 0:
         raise ValueError("steps that took no time can be fitted to nothing")
     tries = [_fit(shape, steps, tile, constant_share) for tile in TILES]
     plain, *tiled = tries
-    best = min(tiled, key=lambda found: median_error(found.step_seconds, steps))
+    best = min(tiled, key=lambda fit: median_error(fit.step_seconds, steps))
     gain = median_error(best.step_seconds, steps) / median_error(plain.step_seconds, steps)
     return best if gain < TILE_GAIN else plain
 
@@ -48,7 +48,7 @@ def fit_operators(
 def median_error(
     seconds_of: Callable[[Sequence[Work]], float], steps: Sequence[MeasuredStep]
 ) -> float:
-    """Half of the predictions miss by less, as a fraction of what was measured."""
+    """Return the median miss of the predictions, as a fraction of the measured seconds."""
     return median(abs(seconds_of(step.work) / step.seconds - 1.0) for step in steps) + 1e-12
 
 
@@ -59,20 +59,20 @@ def _fit(
     tokens = _seen(TOKEN_KNOTS, {each.tokens for each in amounts})
     rows = _seen(ROW_KNOTS, {each.rows for each in amounts})
     matrix = np.asarray([_row(each, tile, tokens, rows) for each in amounts], np.float64)
-    found = relative_fit(matrix, np.asarray([step.seconds for step in steps])).tolist()
+    prices = relative_fit(matrix, np.asarray([step.seconds for step in steps])).tolist()
     layers, head = len(tokens), len(tokens) + len(rows)
-    pair, read, prompt, step, sequence, scan_round = found[head:]
+    pair, read, prompt, step, sequence, scan_round = prices[head:]
     return Operators(
         shape,
-        Waves(tile, tokens, tuple(found[:layers])),
-        Waves(1, rows, tuple(found[layers:head])),
+        Waves(tile, tokens, tuple(prices[:layers])),
+        Waves(1, rows, tuple(prices[layers:head])),
         Attention(pair, read, prompt),
         Constants(step, sequence, scan_round, constant_share),
     )
 
 
 def _seen(knots: Sequence[int], sizes: set[int]) -> tuple[int, ...]:
-    """A price can change only where steps of that size say so; else what is between is a line."""
+    """Return the knots with measured steps of their size; between knots, a price is a line."""
     return tuple(knot for knot in knots if knot == 0 or knot in sizes)
 
 

@@ -1,8 +1,8 @@
-"""What schedulers and planners ask of a cost model, whatever it is made of.
+"""The interface of cost models for schedulers and planners.
 
-``exec(x, y)`` of MemServe §5.3, with what it leaves out: the running batch that a prompt's
-chunks are mixed with, and where the cached part lies.  f(β) and g(S) of Infinite-LLM's
-equation 5, ``T(β, S) = W(β)/f(β) + Σ S/g(S)``.
+``exec(x, y)`` of MemServe §5.3, with two additions: the running batch that a prompt's chunks are
+mixed with, and the medium of the cached part. f(β) and g(S) of Infinite-LLM's equation 5,
+``T(β, S) = W(β)/f(β) + Σ S/g(S)``.
 """
 
 from collections.abc import Sequence
@@ -13,25 +13,25 @@ from kvell.cost.amounts import ModelShape
 from kvell.cost.work import Chunk, Work
 
 Medium = Literal["device", "host"]
-"""Where the pages of a hit lie."""
+"""The memory of a hit's pages."""
 
 CHUNK_TOKENS = 2048
-"""Tokens of a step at most, as engines have it by default."""
+"""Most tokens of a step; the default of engines."""
 PROBE_TOKENS = 1024
-"""Length over which g(S) is taken."""
+"""Length over which g(S) is measured."""
 
 
 class CostModel(Protocol):
-    """Knows how long steps take."""
+    """A predictor of the seconds of steps."""
 
     def step_seconds(self, work: Sequence[Work]) -> float:
-        """Seconds of a step in which prompts and decodes may be mixed."""
+        """Return the seconds of a step in which prompts and decodes may be mixed."""
         ...
 
 
 @dataclass(frozen=True)
 class Fetch:
-    """What it takes to bring cached pages to the device.
+    """The cost of copying cached pages to the device.
 
     :param bytes_per_second: from the host's memory to the device's.
     """
@@ -40,7 +40,7 @@ class Fetch:
     bytes_per_second: float
 
     def seconds(self, tokens: int, medium: Medium) -> float:
-        """For a hit of so many tokens; nothing where they are already."""
+        """Return the seconds for a hit of ``tokens``; 0 if they are on the device already."""
         if medium == "device" or not tokens:
             return 0.0
         return self.shape.stored_bytes(tokens) / self.bytes_per_second
@@ -56,14 +56,14 @@ def prefill_seconds(
     fetch: Fetch | None = None,
     chunk_tokens: int = CHUNK_TOKENS,
 ) -> float:
-    """exec(x, y): from a prompt's first step to its first token.
+    """Return exec(x, y): the time from a prompt's first step to its first token.
 
     At least the last token of a prompt is always computed.
 
     :param cached_ratio: y, the part of the prompt that is cached, 0 to 1.
     :param running_tokens: contexts of the requests that decode in the same steps.
-    :param fetch: what a hit on the host costs; needed for ``medium="host"``.
-    :raises ValueError: if the ratio is none, or a hit on the host cannot be priced.
+    :param fetch: the cost of a hit on the host; needed for ``medium="host"``.
+    :raises ValueError: if the ratio is invalid, or a hit on the host has no cost.
     """
     if not 0.0 <= cached_ratio <= 1.0 or prompt_tokens < 1:
         raise ValueError(f"no prompt has {prompt_tokens} tokens, {cached_ratio:.0%} of them cached")
@@ -85,7 +85,7 @@ def prefill_seconds(
 
 
 def decode_seconds(model: CostModel, contexts_tokens: Sequence[int]) -> float:
-    """A step in which requests of these contexts decode."""
+    """Return the seconds of a step in which requests of these contexts decode."""
     return model.step_seconds([Chunk(tokens, 1) for tokens in contexts_tokens])
 
 
@@ -102,12 +102,12 @@ def transfer_pays(
 
 
 def batch_seconds(model: CostModel, batch: int) -> float:
-    """T^natn(β): a decode step of so many requests, without attention to what came before."""
+    """Return T^natn(β): seconds of a decode step of ``batch`` requests without earlier tokens."""
     return decode_seconds(model, [0] * batch)
 
 
 def batch_flops_per_second(model: CostModel, batch: int, weights: int) -> float:
-    """f(β): W(β) is two operations for each weight and token.
+    """Return f(β): W(β) is two operations for each weight and token.
 
     :param weights: numbers that one token is multiplied with.
     """
@@ -115,7 +115,7 @@ def batch_flops_per_second(model: CostModel, batch: int, weights: int) -> float:
 
 
 def attended_tokens_per_second(model: CostModel, context_tokens: int = PROBE_TOKENS) -> float:
-    """g(S): how fast attention goes through a context, over all layers."""
+    """Return g(S): tokens of context per second that attention reads, over all layers."""
     longer = decode_seconds(model, [context_tokens + PROBE_TOKENS])
     shorter = decode_seconds(model, [context_tokens])
     return PROBE_TOKENS / max(1e-12, longer - shorter)

@@ -3,13 +3,14 @@
 - *Compute-bound* (matrix multiplications): as many waves as it takes to give every tile of the
   output to a core, ``(η − 1)·T_fullwave + T_lastwave``.  A wave's seconds depend on the regime:
   few rows wait for the weights, many for the arithmetic, and libraries change kernels between.
-  So a wave has its price by where it lies (:class:`Waves`): f(β) of Infinite-LLM's equation 5.
-- *Memory-bound* (attention): for x new tokens behind y cached ones, ``a·x²y + b·x² + c·x + d``
+  So the price of a wave depends on its position (:class:`Waves`): f(β) of Infinite-LLM's
+  equation 5.
+- *Memory-bound* (attention): for x new tokens after y cached ones, ``a·x²y + b·x² + c·x + d``
   in the paper, where y is cached ÷ new.  Pairs of query and key are x·(y·x) + x·(x + 1)/2 in a
   layer of full attention, so these four terms are a price for a pair, for a key read and for a
-  request.  Counting pairs and keys instead of lengths makes it hold for windows and for whole
-  batches (:class:`Attention`): g(S) of equation 5.
-- *Constant* (norms, activations, launching them): a fixed share of what a token costs in its
+  request.  A count of pairs and keys instead of lengths holds for windows and for whole
+  batches too (:class:`Attention`): g(S) of equation 5.
+- *Constant* (norms, activations, launching them): a fixed share of a token's cost in its
   layers, and fixed seconds for a step, a request and a scan's round (:class:`Constants`).
 """
 
@@ -27,7 +28,7 @@ class Waves:
 
     :param tile_rows: rows of a wave; the last wave costs as much as a full one.
     :param knots: rows at which the price changes, from 0 upwards.
-    :param row_seconds: price of a row behind each knot.
+    :param row_seconds: price of a row after each knot.
     """
 
     tile_rows: int
@@ -35,13 +36,13 @@ class Waves:
     row_seconds: tuple[float, ...]
 
     def seconds(self, rows: int) -> float:
-        """Never falls with rows."""
+        """Return the seconds for ``rows``; they never fall with rows."""
         amounts = spans(rows, self.tile_rows, self.knots)
         return sum(x * price for x, price in zip(amounts, self.row_seconds, strict=True))
 
 
 def spans(rows: int, tile_rows: int, knots: Sequence[int]) -> list[int]:
-    """Rows of whole waves that lie behind each knot and before the next."""
+    """Return the rows of whole waves between each knot and the next."""
     computed = -(-rows // tile_rows) * tile_rows
     ends = (*knots[1:], max(computed, knots[-1]))
     return [max(0, min(computed, end) - start) for start, end in zip(knots, ends, strict=True)]
@@ -61,7 +62,7 @@ class Attention:
     prompt_seconds: float
 
     def seconds(self, amounts: Amounts) -> float:
-        """Of one step."""
+        """Return the seconds of one step."""
         return (
             self.pair_seconds * amounts.pairs
             + self.read_seconds * amounts.read_tokens
@@ -71,13 +72,13 @@ class Attention:
 
 @dataclass(frozen=True)
 class Constants:
-    """What no operator's size explains.
+    """The costs that no operator's size explains.
 
     :param step_seconds: of any step.
     :param sequence_seconds: for each request of it.
     :param round_seconds: for each round of a scan.
-    :param share: part of a token's time in its layers that is norms and activations: every
-        device of a tensor-parallel group computes all of it.
+    :param share: part of a token's time in its layers for norms and activations: every device of a
+        tensor-parallel group computes all of it.
     """
 
     step_seconds: float
@@ -86,7 +87,7 @@ class Constants:
     share: float = 0.0
 
     def seconds(self, amounts: Amounts) -> float:
-        """Of one step; the share is in what it is a share of."""
+        """Return the fixed seconds of one step, without the share."""
         return (
             self.step_seconds
             + self.sequence_seconds * amounts.sequences
@@ -110,7 +111,7 @@ class Operators:
     parallel: Parallel = ALONE
 
     def step_seconds(self, work: Sequence[Work]) -> float:
-        """Of a step in which prompts and decodes may be mixed."""
+        """Implement :meth:`kvell.cost.model.CostModel.step_seconds`."""
         amounts = self.shape.amounts(work)
         constant = self.constants
         serial, tensor = constant.share, self.parallel.tensor

@@ -1,8 +1,8 @@
 """Several devices for one model, by stated constants (MemServe §5.3.2).
 
-Tensor parallelism divides matrix multiplications and attention and leaves the rest whole
-(Amdahl's law: the prefill of two devices does not take half the time); each layer sums up
-twice.  Pipeline parallelism leaves a step as long as it is and passes it on between stages.
+Tensor parallelism divides matrix multiplications and attention and leaves the rest whole (Amdahl's
+law: the prefill of two devices does not take half the time); each layer sums up twice. Pipeline
+parallelism does not shorten a step; it passes the step on between stages.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Parallel:
-    """How many devices, and what they say to each other.
+    """The number of devices, and the cost of their messages.
 
     :param tensor: devices that each layer is divided among.
     :param pipeline: stages, each with its part of the layers.
@@ -35,7 +35,7 @@ class Parallel:
             raise ValueError("several devices need a link: give link_bytes_per_second")
 
     def message_seconds(self, tokens: int) -> float:
-        """What a step of so many tokens spends on messages.
+        """Return the seconds of the messages of a step of ``tokens``.
 
         A ring sums up in 2·(n − 1)/n of the bytes.
         """
@@ -48,7 +48,7 @@ class Parallel:
         return (sums + hops) * self.message_latency_seconds + (sums * ring + hops) * passing
 
     def stage_seconds(self, step_seconds: float) -> float:
-        """Between one step's end and the next one's, with every stage busy."""
+        """Return the time between the ends of two steps when all stages are busy."""
         return step_seconds / self.pipeline
 
 

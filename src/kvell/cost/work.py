@@ -1,11 +1,11 @@
-"""What a step computes for a request, as cost models see it."""
+"""The work of a step for one request, for cost models."""
 
 from dataclasses import dataclass
 from typing import Protocol
 
 
 class Work(Protocol):
-    """Tokens ``start … start + count - 1`` of a request (``engine.plan.TokenWork`` is one)."""
+    """The tokens ``start … start + count - 1`` of a request (``engine.plan.TokenWork`` is one)."""
 
     @property
     def start(self) -> int:
@@ -19,13 +19,13 @@ class Work(Protocol):
 
     @property
     def num_logits(self) -> int:
-        """How many of them give logits."""
+        """Number of these tokens that give logits."""
         ...
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Work by itself: see :class:`Work`."""
+    """Plain record of a :class:`Work`."""
 
     start: int
     count: int
