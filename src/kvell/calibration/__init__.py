@@ -1,1 +1,1 @@
-"""Times the engine's own steps and fits a cost model to them; see README.md."""
+"""Timing of the engine's own steps and fit of a cost model to them; see README.md."""

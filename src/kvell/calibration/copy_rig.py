@@ -1,7 +1,7 @@
-"""One step with copies between pool and CPU buffer: before its pass, under it, alone.
+"""One step with copies between pool and CPU buffer: before its pass, during it, alone.
 
-Two runners over one pool differ in when they copy.  Keys and values are whatever lies in the pool:
-neither a pass nor a copy takes longer for what they are.
+Two runners over one pool differ in when they copy. Keys and values are arbitrary bytes of the pool:
+neither a pass nor a copy depends on them.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +26,7 @@ SHORTEST_SECONDS = 1e-9
 
 @dataclass(frozen=True)
 class Seen:
-    """Seconds of one side: of the fastest round, of the middle one, of the slowest."""
+    """Seconds of one side: of the fastest round, of the median one, of the slowest."""
 
     best: float
     middle: float
@@ -34,7 +34,7 @@ class Seen:
 
     @classmethod
     def of(cls, seconds: Sequence[float]) -> "Seen":
-        """Of all rounds."""
+        """Summarise the seconds of all rounds."""
         return cls(min(seconds), median(seconds), max(seconds))
 
 
@@ -42,7 +42,7 @@ class CopyRig:
     """One model with two runners over a pool of its own, which differ in when they copy.
 
     :param model: all layers in one group of pages; attached to this pool from now on.
-    :param pages: most that a step moves each way.
+    :param pages: the most pages that a step moves each way.
     """
 
     def __init__(self, model: PagedModel, pool_bytes: int, pages: int, clock: Clock) -> None:
@@ -60,10 +60,10 @@ class CopyRig:
         )
 
     def plan(self, requests: int, new_tokens: int, context_tokens: int, pages: int) -> StepPlan:
-        """A step whose requests get back their first pages; half of what goes out is theirs now.
+        """Plan a step whose requests fetch their first pages, half of which it offloads before.
 
-        :param context_tokens: of each request behind the step, ``new_tokens`` included.
-        :param pages: that go out, and as many come in.
+        :param context_tokens: tokens of each request after the step, ``new_tokens`` included.
+        :param pages: number of pages to offload, and of pages to fetch.
         :raises ValueError: if the requests have fewer pages, or the pool has no room.
         """
         each = -(-context_tokens // self._group.page_tokens)
@@ -88,21 +88,21 @@ class CopyRig:
         )
 
     def rounds(self, plans: Sequence[StepPlan], count: int) -> list[dict[str, Seen]]:
-        """Every side of every plan in turn, ``count`` times, after one round that warms up.
+        """Time all sides of all plans in turn, ``count`` times, after one round that warms up.
 
-        So a neighbour on the machine meets all plans and sides alike.
+        A disturbance on the machine thus affects all plans and sides alike.
         """
         sides = [self._sides(plan) for plan in plans]
         seconds: list[dict[str, list[float]]] = [{side: [] for side in SIDES} for _ in plans]
         for number in range(count + 1):
-            for runs, found in zip(sides, seconds, strict=True):
+            for runs, times in zip(sides, seconds, strict=True):
                 for side, run in runs.items():
                     began_seconds = self._clock.now_seconds()
                     run()
                     took_seconds = self._clock.now_seconds() - began_seconds
                     if number:
-                        found[side].append(max(SHORTEST_SECONDS, took_seconds))
-        return [{side: Seen.of(some) for side, some in found.items()} for found in seconds]
+                        times[side].append(max(SHORTEST_SECONDS, took_seconds))
+        return [{side: Seen.of(some) for side, some in times.items()} for times in seconds]
 
     def _sides(self, plan: StepPlan) -> dict[str, Callable[[], object]]:
         bare = replace(plan, offloads=plan.offloads[:0], fetches=plan.fetches[:0])
@@ -132,5 +132,5 @@ def _rows(first: NewPages, second: NewPages) -> NewPages:
 
 
 def moved_bytes(plan: StepPlan, layout: Layout) -> int:
-    """Bytes of a plan's copies, out and in."""
+    """Return the bytes of a plan's copies, out and in."""
     return (len(plan.offloads) + len(plan.fetches)) * layout.groups[0].page_stride_bytes

@@ -1,8 +1,8 @@
-"""Which steps are measured: those a fit learns from, and those it is judged by.
+"""The steps that are measured: some for the fit, others to judge the fit.
 
-Lengths and batches lie on and between the powers of two at which kernels change, prompts behind
-cached prefixes of several lengths, decodes at several contexts, and both in one step.  The
-judges lie between what was learned from.
+Lengths and batches are at and between the powers of two at which kernels change: prompts after
+cached prefixes of several lengths, decodes at several contexts, and both in one step. The steps
+that judge lie between those of the fit.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Point:
-    """A step: requests that decode, and a prompt that comes.
+    """A step: requests that decode, and a prompt that arrives.
 
     :param decodes: requests, each with ``context_tokens`` before its token.
-    :param new_tokens: of the prompt that comes, behind ``cached_tokens``; 0 if none does.
+    :param new_tokens: of the prompt, after ``cached_tokens``; 0 for no prompt.
     """
 
     decodes: int = 0
@@ -31,7 +31,7 @@ class Point:
 
     @property
     def longest_tokens(self) -> int:
-        """Of any of its requests."""
+        """The length of the longest request."""
         return max(self.context_tokens, self.cached_tokens + self.new_tokens)
 
 
@@ -44,7 +44,7 @@ LEARNED = (
     *(Point(0, 0, 0, 2040), Point(0, 0, 4096, 512)),
     *(Point(4, 512, 0, 60), Point(16, 256, 0, 112), Point(8, 1024, 512, 248), Point(32, 64, 0, 32)),
 )
-"""What the operators are fitted to."""
+"""The steps that the operators are fitted to."""
 
 HELD_OUT = (
     *(Point(n, s) for n in (3, 6, 12, 20, 40) for s in (64, 300, 1200)),
@@ -52,7 +52,7 @@ HELD_OUT = (
     *(Point(0, 0, c, x) for c in (256, 1000, 3000) for x in (28, 100, 384)),
     *(Point(2, 300, 0, 100), Point(12, 700, 256, 40), Point(24, 128, 0, 300)),
 )
-"""What they are judged by."""
+"""The steps that judge the operators."""
 
 QUICK_LEARNED = (
     *(Point(n, s) for n in (1, 2, 4, 8, 9, 16, 17, 24, 32) for s in (16, 512)),
@@ -71,9 +71,9 @@ QUICK_HELD_OUT = (
 def possible(
     points: Iterable[Point], fits: Callable[[int, int], bool], budget_tokens: int, max_seqs: int
 ) -> list[Point]:
-    """Those that an engine can bring about.
+    """Return the points that an engine can run.
 
-    :param fits: tells whether the pool holds a number of requests of a number of tokens each.
+    :param fits: whether the pool holds a number of requests of a number of tokens each.
     :param budget_tokens: of a step.
     """
     return [

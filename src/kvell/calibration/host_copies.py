@@ -1,4 +1,4 @@
-"""What copies between pool and CPU buffer cost, and how much they slow a pass beside them."""
+"""Cost of copies between pool and CPU buffer, and how much they slow a concurrent pass."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from kvell.simulator.replay.host_link import WithHostLink
 
 REQUESTS, CONTEXT_TOKENS = 4, 256
 PAGES = (32, 64)
-"""So many pages go out in a timed step, and as many come in."""
+"""Numbers of pages that a timed step offloads; it fetches as many."""
 ROUNDS = 16
 MOST_SLOWS = 3.0
 STEPS_OF_ONE = 100
@@ -25,43 +25,43 @@ Measured = tuple[StepPlan, Mapping[str, Seen]]
 
 @dataclass(frozen=True)
 class KnownSeconds:
-    """A machine that takes what the step without copies took."""
+    """A machine that takes the seconds of the step without copies."""
 
     seconds: float
     request_seconds: float = 0.0
 
     def step_seconds(self, plan: StepPlan) -> float:
-        """See :class:`kvell.simulator.replay.runner.StepTimer`."""
+        """Implement :meth:`kvell.simulator.replay.runner.StepTimer.step_seconds`."""
         return self.seconds
 
 
 def link_of(
     plan: StepPlan, seen: Mapping[str, Seen], layout: Layout, *, on_host: bool, slows: float = 1.0
 ) -> WithHostLink:
-    """The replay's link at the rate of the copies alone; medians of rounds."""
+    """Return the replay's link at the rate of the copies alone, with medians of rounds."""
     rate = moved_bytes(plan, layout) / seen[ALONE].middle
     machine = KnownSeconds(seen[NONE].middle)
     return WithHostLink(machine, layout, rate, on_host=on_host, slows=slows)
 
 
 def fitted(measured: Sequence[Measured], layout: Layout) -> float:
-    """The ``slows`` nearest to the medians under passes, of hundredths from 0 to MOST_SLOWS.
+    """Return the ``slows`` nearest to the medians during passes, of hundredths up to MOST_SLOWS.
 
-    The sum of relative misses decides, so that one step that met a neighbour is outvoted.
+    The sum of relative misses decides, so that one disturbed step is outvoted.
     """
 
     def miss(slows: float) -> float:
-        told = (
+        timed = (
             (link_of(plan, seen, layout, on_host=True, slows=slows).step_seconds(plan), seen)
             for plan, seen in measured
         )
-        return sum(abs(seconds / seen[UNDER].middle - 1) for seconds, seen in told)
+        return sum(abs(seconds / seen[UNDER].middle - 1) for seconds, seen in timed)
 
     return min((n / STEPS_OF_ONE for n in range(int(MOST_SLOWS * STEPS_OF_ONE) + 1)), key=miss)
 
 
 def can_measure(model: PagedModel) -> bool:
-    """Whether copies beside this model's passes can be timed: one group of pages, on a CPU."""
+    """Return whether copies during a pass can be timed: one group of pages, on a CPU."""
     if model.device.type != "cpu" or model.images is not None:
         return False
     groups = plan_layout(model.description.layers, 1 << 30).groups
@@ -71,19 +71,19 @@ def can_measure(model: PagedModel) -> bool:
 def measure_host_copies(
     model: PagedModel, clock: Clock, *, under_pass: bool, rounds: int = ROUNDS
 ) -> HostCopies:
-    """Time steps that copy pages, and fit what they cost.
+    """Time steps that copy pages, and fit their cost.
 
     The model is attached to a small pool of its own from then on.
 
-    :param under_pass: whether the engine copies beside passes here.
-    :returns: nothing measured, if :func:`can_measure` says so.
+    :param under_pass: whether the engine copies during passes here.
+    :returns: the default, unmeasured, unless :func:`can_measure`.
     """
     if not can_measure(model):
         return HostCopies()
     layers = model.description.layers
-    one = plan_layout(layers, 1 << 30)
-    pages = max(PAGES) * one.groups[0].page_stride_bytes + one.large_page_bytes
-    pool_bytes = REQUESTS * pool_bytes_for(one, CONTEXT_TOKENS) + pages
+    layout = plan_layout(layers, 1 << 30)
+    pages = max(PAGES) * layout.groups[0].page_stride_bytes + layout.large_page_bytes
+    pool_bytes = REQUESTS * pool_bytes_for(layout, CONTEXT_TOKENS) + pages
     rig = CopyRig(model, pool_bytes, max(PAGES), clock)
     plans = [rig.plan(REQUESTS, 1, CONTEXT_TOKENS, count) for count in PAGES]
     measured = list(zip(plans, rig.rounds(plans, rounds), strict=True))

@@ -1,4 +1,4 @@
-"""Times the steps of a design on a rig: every point in turn, again and again."""
+"""Timing of a design's steps on a rig: each point in turn, round after round."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,24 +14,24 @@ ROUNDS = 5
 STEPS_PER_VISIT = 3
 """Decode steps timed in one round; the first warms up and is not counted."""
 QUANTILE = 0.5
-"""Of the repeats: a prediction is of what happens here, the usual disturbances included."""
+"""Quantile of the repeats: a prediction includes the usual disturbances."""
 
 
 @dataclass
 class Repeats:
-    """All that was timed of one point."""
+    """All timings of one point."""
 
     point: Point
     steps: list[TimedStep] = field(default_factory=list)
 
     def measured(self) -> MeasuredStep:
-        """One figure for it."""
+        """Return the point's median as one measured step."""
         seconds = [step.seconds for step in self.steps]
         return MeasuredStep(self.steps[0].work, float(np.quantile(seconds, QUANTILE)))
 
     @property
     def spread(self) -> float:
-        """How far the middle half of the repeats lies apart, relative to the median."""
+        """The interquartile range of the repeats, relative to the median."""
         low, middle, high = np.quantile([step.seconds for step in self.steps], (0.25, 0.5, 0.75))
         return float((high - low) / middle)
 
@@ -43,19 +43,19 @@ def measure(
 
     The first round is not counted: memory is touched for the first time in it.
     """
-    found = [Repeats(point) for point in points]
+    points_repeats = [Repeats(point) for point in points]
     for turn in range(rounds + 1):
-        for index, repeats in enumerate(found):
-            progress("timing steps", (turn + index / len(found)) / (rounds + 1))
+        for index, repeats in enumerate(points_repeats):
+            progress("timing steps", (turn + index / len(points_repeats)) / (rounds + 1))
             steps = timed(rig, repeats.point)
             if turn:
                 repeats.steps += steps
     rig.clear()
-    return found
+    return points_repeats
 
 
 def timed(rig: Rig, point: Point) -> list[TimedStep]:
-    """One visit to a point."""
+    """Time a point's step once in a round; decode steps several times."""
     rig.decoding([point.context_tokens] * point.decodes)
     if point.new_tokens:
         return [rig.prefill(point.cached_tokens, point.new_tokens)]

@@ -1,4 +1,4 @@
-"""What a calibration holds for: this machine, this code, this model."""
+"""The machine, code and model that a calibration is valid for."""
 
 import hashlib
 import os
@@ -18,23 +18,23 @@ DIGEST_CHARACTERS = 16
 
 
 def machine_print(device: str) -> MachinePrint:
-    """Of the machine this runs on.
+    """Identify the machine that runs this process.
 
     :param device: ``cpu`` or ``cuda``.
     """
     if device == "cuda":
         return MachinePrint(device, torch.cuda.get_device_name(), 1, ())
-    found = processor()
-    return MachinePrint(device, found.name, len(os.sched_getaffinity(0)), found.features)
+    chip = processor()
+    return MachinePrint(device, chip.name, len(os.sched_getaffinity(0)), chip.features)
 
 
 def software_print(package: Path = Path(kvell.__file__).parent) -> SoftwarePrint:
-    """Of the code this runs."""
+    """Identify the code of this process."""
     return SoftwarePrint(kvell.__version__, str(torch.__version__), code_digest(package))
 
 
 def code_digest(package: Path) -> str:
-    """Digest of all files that a step's code is in, by path and content."""
+    """Return a digest of all files with a step's code, by path and content."""
     digest = hashlib.sha256()
     files = [file for room in TIMED_ROOMS for file in _files(package / room)]
     for file in sorted(files):
@@ -46,13 +46,13 @@ def code_digest(package: Path) -> str:
 def model_print(
     name: str, dtype: str, description: ModelDescription, active_weights: int
 ) -> ModelPrint:
-    """Of a model, from its config alone.
+    """Identify a model, from its config alone.
 
     :param dtype: ``auto``, ``float32`` or ``bfloat16``.
     """
     dtype = "bfloat16" if dtype == "auto" else dtype
-    told: Any = (dtype, description, active_weights)
-    digest = hashlib.sha256(repr(told).encode()).hexdigest()[:DIGEST_CHARACTERS]
+    contents: Any = (dtype, description, active_weights)
+    digest = hashlib.sha256(repr(contents).encode()).hexdigest()[:DIGEST_CHARACTERS]
     return ModelPrint(name, dtype, digest, active_weights, description.vocab_size)
 
 

@@ -1,4 +1,4 @@
-"""Two figures of the machine by itself: the rate of one matrix product, and of a copy."""
+"""Two rates of the machine: of one matrix product, and of a copy."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ SHORTEST_SECONDS = 1e-9
 def product_flops_per_second(
     clock: Clock, inner: int, outer: int, dtype: torch.dtype, device: torch.device
 ) -> float:
-    """N of MemServe §5.3.2: one compute-bound operator is profiled, and stands for all.
+    """Profile one compute-bound operator, which stands for all: N of MemServe §5.3.2.
 
     :returns: the best of several [512, inner] × [inner, outer].
     """
@@ -26,7 +26,7 @@ def product_flops_per_second(
 
 
 def copy_bytes_per_second(clock: Clock, device: torch.device) -> float:
-    """From the host's memory to the device's."""
+    """Measure copies from the host's memory to the device's."""
     source = torch.ones(COPY_BYTES, dtype=torch.uint8)
     target = torch.ones(COPY_BYTES, dtype=torch.uint8, device=device)
     return COPY_BYTES / _best(clock, lambda: target.copy_(source), device)

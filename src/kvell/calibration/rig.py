@@ -1,14 +1,14 @@
-"""An engine in the hands of a calibration: any step, at once, and how long it takes.
+"""An engine under a calibration's control, which brings about any step and times it.
 
-To time a step of 32 decodes at 2,048 tokens of context, nobody wants to compute 65,536 tokens
-first.  So the model is told to skip its forward passes while requests come to where the step
-begins: scheduler, memory core, tables and sampling do all they always do, keys and values
-are whatever lies in the pool.  The step itself runs in full.
+To time a step of 32 decodes at 2,048 tokens of context, the calibration need not compute 65,536
+tokens first. The model skips its forward passes until the requests reach the step's start:
+scheduler, memory core, tables and sampling work as always, keys and values are arbitrary bytes of
+the pool. The step itself runs in full.
 
 ::
 
     request ──skipped steps──► n decodes at S ──┬── timed steps (decode)
-            ──skipped steps──► prefix of c ─────┴── a prompt of c + x comes: one timed step
+            ──skipped steps──► prefix of c ─────┴── a prompt of c + x arrives: one timed step
 """
 
 from collections.abc import Sequence
@@ -32,14 +32,14 @@ ENDLESS_TOKENS = 1 << 20
 
 
 class SkippingModel:
-    """A model that answers at once, with zeros, while ``skips`` is set."""
+    """A model that returns zeros without computing while ``skips`` is set."""
 
     def __init__(self, model: PagedModel) -> None:
         self._model = model
         self.skips = False
 
     def forward(self, batch: ForwardBatch) -> torch.Tensor:
-        """Logits, float32 [rows, vocab] (see :meth:`PagedModel.forward`)."""
+        """Return logits, float32 [rows, vocab] (see :meth:`PagedModel.forward`)."""
         if not self.skips:
             return self._model.forward(batch)
         shape = (len(batch.logits_rows), self._model.description.vocab_size)
@@ -47,7 +47,7 @@ class SkippingModel:
 
     @property
     def whole(self) -> PagedModel:
-        """The model, which never skips."""
+        """The wrapped model, which never skips."""
         return self._model
 
     def __getattr__(self, name: str) -> Any:
@@ -55,14 +55,14 @@ class SkippingModel:
 
 
 class WatchedRunner:
-    """A runner that remembers the last plan it was given."""
+    """A runner that keeps the last plan."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self.plan: StepPlan | None = None
 
     def run(self, plan: StepPlan) -> StepResult:
-        """See :class:`Runner`."""
+        """Implement :meth:`Runner.run`."""
         self.plan = plan
         return self._runner.run(plan)
 
@@ -76,10 +76,10 @@ class TimedStep:
 
 
 class Rig:
-    """Brings an engine to where a step begins, and times it.
+    """An engine that is brought to the start of a step, and timed.
 
-    :param engine: over ``model``; nobody else uses it.
-    :param seed: of the prompts; no two share a prefix unless they are meant to.
+    :param engine: over ``model``; it has no other user.
+    :param seed: of the prompts; prompts share no prefix unless a step is meant to hit one.
     """
 
     def __init__(self, engine: Engine, model: SkippingModel, clock: Clock, seed: int = 0) -> None:
@@ -93,7 +93,7 @@ class Rig:
         self._events: list[Event] = []
 
     def decoding(self, contexts_tokens: Sequence[int]) -> None:
-        """Have exactly so many requests decode, each with about so many tokens before it."""
+        """Decode one request per context, each of about the given length, and no other request."""
         self.clear()
         for tokens in contexts_tokens:
             self._running.append(self._submit(self._prompt(tokens), ENDLESS_TOKENS))
@@ -105,7 +105,7 @@ class Rig:
         self._model.skips = False
 
     def step(self) -> TimedStep:
-        """The next step, timed."""
+        """Run and time the next step."""
         started = self._clock.now_seconds()
         self._events = self._engine.step()
         seconds = self._clock.now_seconds() - started
@@ -115,14 +115,14 @@ class Rig:
         return TimedStep(work, seconds)
 
     def prefill(self, cached_tokens: int, new_tokens: int) -> TimedStep:
-        """The first step in which a prompt is computed whose first tokens are cached."""
+        """Time the first step of a prompt whose first ``cached_tokens`` tokens are cached."""
         request = self._come(cached_tokens, new_tokens)
         timed = self.step()
         self._engine.handle(Cancel(request))
         return timed
 
     def first_token_seconds(self, cached_tokens: int, new_tokens: int) -> float:
-        """All steps of such a prompt, up to its first token: exec(x, y)."""
+        """Time all steps of such a prompt, up to its first token: exec(x, y)."""
         request = self._come(cached_tokens, new_tokens)
         seconds = self.step().seconds
         while not any(
@@ -133,7 +133,7 @@ class Rig:
         return seconds
 
     def clear(self) -> None:
-        """No request runs any more."""
+        """Cancel all requests."""
         for request in self._running:
             self._engine.handle(Cancel(request))
         self._running = []

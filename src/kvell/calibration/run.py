@@ -1,4 +1,4 @@
-"""All of a calibration but the serving: measure, fit, judge."""
+"""A calibration without the serving: measure, fit, judge."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ MOST_SHARE = 0.9
 
 @dataclass(frozen=True)
 class Outcome:
-    """A calibration, and everything that it was made from."""
+    """A calibration, and the measurements that it was made from."""
 
     calibration: Calibration
     learned: tuple[Repeats, ...]
@@ -33,7 +33,7 @@ class Outcome:
 def calibrate(
     subject: Subject, clock: Clock, progress: Progress, *, quick: bool = False, seed: int = 0
 ) -> Outcome:
-    """Time steps of the engine, fit operators to most of them and judge them by the rest.
+    """Time steps of the engine, fit operators to most of them and judge the fit by the rest.
 
     :param quick: fewer points and rounds: for a first look, not for figures.
     """
@@ -44,14 +44,14 @@ def calibrate(
     learned = subject.can(QUICK_LEARNED if quick else LEARNED)
     judges = subject.can(QUICK_HELD_OUT if quick else HELD_OUT)
     repeats = measure(rig, [*learned, *judges], progress, QUICK_ROUNDS if quick else ROUNDS)
-    known, unseen = tuple(repeats[: len(learned)]), tuple(repeats[len(learned) :])
+    fitted_to, unseen = tuple(repeats[: len(learned)]), tuple(repeats[len(learned) :])
     device = subject.model.device
     rate = product_flops_per_second(
         clock, subject.inner_size, subject.inner_size * 2, subject.dtype, device
     )
-    operators = fit_operators(subject.shape, [each.measured() for each in known])
+    operators = fit_operators(subject.shape, [each.measured() for each in fitted_to])
     share = constant_share(operators, subject.print.active_weights, rate)
-    operators = fit_operators(subject.shape, [each.measured() for each in known], share)
+    operators = fit_operators(subject.shape, [each.measured() for each in fitted_to], share)
     made = Calibration(
         machine_print(device.type),
         software_print(),
@@ -68,11 +68,11 @@ def calibrate(
             rounds=QUICK_COPY_ROUNDS if quick else COPY_ROUNDS,
         ),
     )
-    return Outcome(made, known, unseen)
+    return Outcome(made, fitted_to, unseen)
 
 
 def constant_share(operators: Operators, active_weights: int, flops_per_second: float) -> float:
-    """What is left of a long prompt's seconds when its products run as fast as one alone."""
+    """Return the share of a long prompt's seconds that its matrix products do not take."""
     knots, prices = operators.layers.knots, operators.layers.row_seconds
     token_seconds = prices[-1] if prices[-1] else operators.layers.seconds(knots[-1]) / knots[-1]
     if token_seconds <= 0:
@@ -82,7 +82,7 @@ def constant_share(operators: Operators, active_weights: int, flops_per_second: 
 
 
 def errors(operators: Operators, repeats: Sequence[Repeats]) -> HeldOut:
-    """How far predictions miss, by kind of step; 0 where there was none of a kind."""
+    """Return the relative misses of predictions by kind of step; 0 for a kind without steps."""
 
     def error(kind: str) -> float:
         steps = [each.measured() for each in _of_kind(repeats, kind)]

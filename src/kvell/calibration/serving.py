@@ -1,8 +1,8 @@
-"""What serving over HTTP adds to the engine's steps, as clients see it.
+"""The time that serving over HTTP adds to the engine's steps, as clients see it.
 
-A server of its own answers a few requests at once, of which the steps are known; what their
-time per token and their first token take longer than the engine's steps is the serving's.
-Where clients and server share cores, as they do in tests, that is in it too.
+A separate server answers a few concurrent requests with predictable steps. Their time per token and
+to the first token exceeds the time of the engine's steps by that of serving. If clients and server
+share cores, as in tests, the difference includes the clients.
 """
 
 import asyncio
@@ -34,14 +34,14 @@ ROUNDS = 4
 PROMPT_TOKENS = 24
 LONG_PROMPT_TOKENS = 256
 LONG_PROMPTS = 4
-"""Asked one after the other in each round: a first token's time scatters more than a step's."""
+"""Prompts one after the other in each round: a first token's time scatters more than a step's."""
 OUTPUT_TOKENS = 40
 STOP_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class Served:
-    """One round: so many requests at once, and the medians of what they saw."""
+    """One round: the number of concurrent requests, and the medians of their latencies."""
 
     batch: int
     ttft_seconds: float
@@ -50,7 +50,7 @@ class Served:
 
 @dataclass(frozen=True)
 class LongPrompt:
-    """A prompt that had the server to itself."""
+    """A prompt that was the only request of the server."""
 
     prompt_tokens: int
     ttft_seconds: float
@@ -58,7 +58,7 @@ class LongPrompt:
 
 @contextmanager
 def server(command: Sequence[str]) -> Iterator[str]:
-    """A server, and its URL.
+    """Start a server and yield its URL.
 
     :param command: prints one line of JSON with ``url`` once it answers.
     :raises ChangeSomething: if it does not start.
@@ -82,8 +82,8 @@ def server(command: Sequence[str]) -> Iterator[str]:
 def measure_serving(
     url: str, vocab_size: int, progress: Progress, rounds: int = ROUNDS
 ) -> tuple[list[Served], list[LongPrompt]]:
-    """Ask a server, batch by batch, round by round; the first round is not counted."""
-    found: list[Served] = []
+    """Send batches of requests to a server, round by round; the first round is not counted."""
+    rounds_served: list[Served] = []
     alone: list[LongPrompt] = []
     asker = _Asker(url, vocab_size)
     for turn in range(rounds + 1):
@@ -91,30 +91,30 @@ def measure_serving(
         served = [_served(asker.ask(batch, PROMPT_TOKENS)) for batch in BATCHES]
         prompts = [asker.ask(1, LONG_PROMPT_TOKENS) for _ in range(LONG_PROMPTS)]
         if turn:
-            found += served
-            alone += [LongPrompt(LONG_PROMPT_TOKENS, one.ttft_seconds) for (one,) in prompts]
-    return found, alone
+            rounds_served += served
+            alone += [LongPrompt(LONG_PROMPT_TOKENS, run.ttft_seconds) for (run,) in prompts]
+    return rounds_served, alone
 
 
 def _served(outcomes: Sequence[Outcome]) -> Served:
     return Served(
         len(outcomes),
-        median(one.ttft_seconds for one in outcomes),
-        median(one.tpot_seconds or 0.0 for one in outcomes),
+        median(outcome.ttft_seconds for outcome in outcomes),
+        median(outcome.tpot_seconds or 0.0 for outcome in outcomes),
     )
 
 
 class _Asker:
-    """Asks so many at once, each time other prompts, so that nothing is found in the cache."""
+    """A client that sends concurrent requests, always with new prompts, so that no cache hits."""
 
     def __init__(self, url: str, vocab_size: int) -> None:
         self._url, self._vocab_size = url, vocab_size
         self._asked = 0
 
     def ask(self, batch: int, prompt_tokens: int) -> list[Outcome]:
-        """What all saw.
+        """Send requests together and return their outcomes.
 
-        :raises RuntimeError: if any got no whole answer.
+        :raises RuntimeError: if a request got no complete answer.
         """
         self._asked += 1
         return asyncio.run(self._ask(batch, prompt_tokens, self._asked))
@@ -128,7 +128,7 @@ class _Asker:
             measured = await measure(client, self._url, Wire(""), prompts, load)
         finally:
             client.close()
-        failures = [one.failure for one in measured.outcomes if not one.is_complete]
+        failures = [outcome.failure for outcome in measured.outcomes if not outcome.is_complete]
         if failures:
             raise RuntimeError(f"the server did not answer: {failures[0]}")
         return list(measured.outcomes)
@@ -137,17 +137,17 @@ class _Asker:
 def fit_serving(
     calibration: Calibration, served: Sequence[Served], prompts: Sequence[LongPrompt] = ()
 ) -> Serving:
-    """What is left when the engine's own steps are taken off: never less than nothing."""
+    """Return what remains without the engine's own steps; no part is negative."""
     context = PROMPT_TOKENS + OUTPUT_TOKENS // 2
-    batches = sorted({one.batch for one in served})
+    batches = sorted({entry.batch for entry in served})
     left = [
-        median(one.tpot_seconds for one in served if one.batch == batch)
+        median(entry.tpot_seconds for entry in served if entry.batch == batch)
         - decode_seconds(calibration, [context] * batch)
         for batch in batches
     ]
     rows = np.asarray([[1.0, batch] for batch in batches])
     step, token = non_negative(rows, np.asarray(left)).tolist()
-    alone = median(one.ttft_seconds for one in served if one.batch == batches[0])
+    alone = median(entry.ttft_seconds for entry in served if entry.batch == batches[0])
     first = prefill_seconds(calibration, PROMPT_TOKENS, 0.0) + step + token
     request = max(0.0, alone - first)
     return Serving(
@@ -158,12 +158,16 @@ def fit_serving(
 def _prompt_token(
     calibration: Calibration, prompts: Sequence[LongPrompt], besides_seconds: float
 ) -> float:
-    """What a prompt's tokens take longer than in the calibrated engine, each."""
+    """Return the seconds per prompt token that serving adds to the calibrated engine."""
     if not prompts:
         return 0.0
     per_token = [
-        (one.ttft_seconds - besides_seconds - prefill_seconds(calibration, one.prompt_tokens, 0.0))
-        / one.prompt_tokens
-        for one in prompts
+        (
+            prompt.ttft_seconds
+            - besides_seconds
+            - prefill_seconds(calibration, prompt.prompt_tokens, 0.0)
+        )
+        / prompt.prompt_tokens
+        for prompt in prompts
     ]
     return max(0.0, median(per_token))

@@ -27,14 +27,14 @@ from kvell.models.sources.source import resolve_model
 from kvell.simulator.hardware.model_cost import model_cost
 
 OUTPUT_TOKENS = 64
-"""Room that a request has beyond where its step begins."""
+"""Tokens that a request may generate beyond the start of its step."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """An engine that a rig can move, and what is to be known of its model.
+    """An engine for a rig, and the facts about its model.
 
-    :param copies_under_pass: whether it would copy pages to a CPU buffer beside its passes.
+    :param copies_under_pass: whether it would copy pages to a CPU buffer during its passes.
     """
 
     engine: Engine
@@ -47,15 +47,15 @@ class Subject:
 
     @property
     def paged_model(self) -> PagedModel:
-        """The model, which skips nothing."""
+        """The wrapped model, which never skips."""
         return self.model.whole
 
     def rig(self, clock: Clock, seed: int = 0) -> Rig:
-        """Makes the engine the rig's own."""
+        """Return a rig that owns the engine."""
         return Rig(self.engine, self.model, clock, seed)
 
     def can(self, points: tuple[Point, ...]) -> list[Point]:
-        """Those that pool and model allow."""
+        """Return the points that pool and model allow."""
         limits, layout = self.engine.core.limits, self.engine.core.memory.layout
 
         def fits(requests: int, tokens: int) -> bool:
@@ -68,14 +68,14 @@ class Subject:
 
 
 def subject_of(model: PagedModel, name: str, options: EngineOptions) -> Subject:
-    """A loaded model in an engine; its vocabulary's ids are the prompts.
+    """Return a loaded model in an engine; prompts are drawn from its vocabulary's ids.
 
     :raises ChangeSomething: as :func:`kvell.engine.assembly.build_engine`.
     """
     config, description = whole_config(model.module.config), model.description
     cost = model_cost(config, description, model.dtype.itemsize)
     skipping = SkippingModel(model)
-    # The engine takes whatever behaves like a model.
+    # The engine takes any object that behaves like a model.
     engine = build_engine(skipping, name, options)  # type: ignore[arg-type]
     dtype = str(model.dtype).removeprefix("torch.")
     return Subject(
@@ -98,7 +98,7 @@ def load_subject(
     progress: Progress,
     kv_cache_dtype: str = "auto",
 ) -> Subject:
-    """The subject that ``--model`` names.
+    """Load the model that ``--model`` names.
 
     :raises ChangeSomething: if there is no such model, or it cannot be served.
     """
