@@ -1,1 +1,1 @@
-"""KV cache, activations and CPU buffer: who has which memory, and for how long."""
+"""KV cache, activations and CPU buffer: the owners of memory, and the times of ownership."""

@@ -1,11 +1,11 @@
 """Algorithm 1 of eLLM (§4.4.1): which work gets memory in this step, as pure functions.
 
-Two readings (they are the design's): P_T is what is free *or reclaimable now*, and steps are
-mixed: decodes first, each with the fetch of what lies in the CPU buffer, then prefill chunks until
-one does not fit.  KV and activations of all work are granted together, so nobody holds
-one while waiting for the other.  θ keeps what decodes will need next.
+Two interpretations (they are the design's): P_T is the memory that is free *or reclaimable now*,
+and steps are mixed: decodes first, each with the fetch of its pages in the CPU buffer, then prefill
+chunks until one does not fit. KV and activations of all work are granted together, so no work holds
+one while it waits for the other. θ reserves the next growth of the decodes.
 
-Everything is counted in chunks.
+All amounts are in chunks.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from kvell.elastic.arena import ActivationNeed
 
 SAFETY = 100
-"""θ keeps one chunk in so many, beside what decodes are about to need."""
+"""θ reserves one chunk in this many, in addition to the next growth of the decodes."""
 
 
 def threshold_chunks(decode_growth_chunks: int, total_chunks: int) -> int:
-    """θ: next step's predicted growth of the decodes, and 1 % of all."""
+    """Return θ: next step's predicted growth of the decodes, and 1 % of all chunks."""
     return decode_growth_chunks + -(-total_chunks // SAFETY)
 
 
@@ -26,8 +26,8 @@ def threshold_chunks(decode_growth_chunks: int, total_chunks: int) -> int:
 class Decode:
     """A request with one token to compute.
 
-    :param kv_chunks: that its KV grows by.
-    :param fetch_chunks: of its KV that lie in the CPU buffer and come back first.
+    :param kv_chunks: growth of its KV.
+    :param fetch_chunks: chunks of its KV in the CPU buffer that are copied back first.
     """
 
     request: int
@@ -40,8 +40,9 @@ class Prefill:
     """A request with prompt left to compute.
 
     :param tokens: left, as many as the step's budget allows.
-    :param kv_chunks: what so many of them need: KV and checkpoints; grows with its argument.
-    :param staging_chunks: what stays on the device while KV is streamed out: a layer's.
+    :param kv_chunks: chunks for a number of these tokens: KV and checkpoints; grows with its
+        argument.
+    :param staging_chunks: chunks that stay on the device while KV is streamed out: a layer's.
     """
 
     request: int
@@ -52,11 +53,11 @@ class Prefill:
 
 @dataclass(frozen=True)
 class Supply:
-    """What there is to give.
+    """The memory that can be granted.
 
     :param kv_chunks: free on the KV side (P_kv).
-    :param activation_chunks: idle on the other (P_act).
-    :param reclaimable_chunks: of the KV side, more if what is only cached goes.
+    :param activation_chunks: idle on the activation side (P_act).
+    :param reclaimable_chunks: further chunks of the KV side if cached pages are evicted.
     :param buffer_chunks: of the CPU buffer that may still be used (P_B).
     :param threshold_chunks: θ.
     """
@@ -69,13 +70,13 @@ class Supply:
 
     @property
     def total_chunks(self) -> int:
-        """P_T: free or reclaimable now."""
+        """P_T: the chunks that are free or reclaimable now."""
         return self.kv_chunks + self.activation_chunks + self.reclaimable_chunks
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """A prefill chunk of a step: so many tokens, with KV on the device or streamed out."""
+    """A prefill chunk of a step: its tokens, with KV on the device or streamed out."""
 
     request: int
     tokens: int
@@ -84,7 +85,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Admission:
-    """What a step does with memory.
+    """The memory that a step takes and moves.
 
     :param inflation_chunks: I of the paper: from activations to KV if positive, back if not.
     """
@@ -100,13 +101,13 @@ class Admission:
 
 @dataclass(frozen=True)
 class StepMemory:
-    """What activations a step needs, by its tokens and rows of logits."""
+    """The activations that a step needs, by its tokens and rows of logits."""
 
     model: ActivationNeed
     chunk_bytes: int
 
     def chunks(self, tokens: int, rows: int) -> int:
-        """Chunks of a step; 0 for one that computes nothing."""
+        """Return the chunks of a step; 0 for one that computes nothing."""
         if not tokens:
             return 0
         return -(-self.model.need_bytes(tokens, rows) // self.chunk_bytes)
@@ -119,9 +120,9 @@ def admit(
     memory: StepMemory,
     min_tokens: int = 1,
 ) -> Admission:
-    """Decodes first, then prefill chunks, until one does not fit.
+    """Admit decodes first, then prefill chunks, until one does not fit.
 
-    :param min_tokens: a prefill chunk of fewer tokens is not worth a step, unless it is all.
+    :param min_tokens: a prefill chunk of fewer tokens is not worth a step, unless it is the rest.
     """
     filling = _Filling(supply, memory)
     for decode in decodes:
@@ -134,7 +135,7 @@ def admit(
 
 
 class _Filling:
-    """What has been granted so far; M_kv and M_act of the paper."""
+    """The work and memory granted so far; M_kv and M_act of the paper."""
 
     def __init__(self, supply: Supply, memory: StepMemory) -> None:
         self._supply, self._memory = supply, memory
@@ -143,7 +144,7 @@ class _Filling:
         self._prefills: list[Chunk] = []
 
     def add_decode(self, decode: Decode) -> bool:
-        """With its fetch, or not at all."""
+        """Admit a decode together with its fetch, or not at all."""
         kv = decode.kv_chunks + decode.fetch_chunks
         if not self._fits(1, kv):
             return False
@@ -153,7 +154,7 @@ class _Filling:
         return True
 
     def add_prefill(self, prefill: Prefill, min_tokens: int) -> bool:
-        """The whole of it; else, where the buffer has room, streamed out; else the largest part."""
+        """Admit a whole prefill, else stream it to a free buffer, else admit its largest part."""
         tokens, kv = prefill.tokens, prefill.kv_chunks(prefill.tokens)
         if self._fits(tokens, kv):
             return self._chunk(prefill, tokens, kv)
@@ -167,10 +168,10 @@ class _Filling:
         if tokens < min(min_tokens, prefill.tokens) or not tokens:
             return False
         self._chunk(prefill, tokens, prefill.kv_chunks(tokens))
-        return False  # what comes behind waits: memory is at its end
+        return False  # later work waits: memory is exhausted
 
     def admission(self) -> Admission:
-        """What was granted, and which chunks change owner for it (the paper's lines 23 to 27)."""
+        """Return the grants and the chunks that change owner for them (the paper's lines 23-27)."""
         need_kv, need_act = self._kv, self._memory.chunks(self._tokens, self._rows)
         spare_act = self._supply.activation_chunks - need_act
         inflation = min(0, spare_act)

@@ -1,8 +1,8 @@
-"""What a step's forward pass needs beside KV cache, and a fixed reserve that grants it.
+"""The activation memory of a step's forward pass, and a fixed reserve that grants it.
 
-The reserve is for engines whose KV cache has a pool of its own; where both share one,
-:class:`kvell.elastic.memory.ElasticMemory` grants.  Either way a step asks for the bytes it will
-need, gets them as a whole or not at all, and gives them back with its result.
+The reserve is for engines whose KV cache has a pool of its own; if both share one pool,
+:class:`kvell.elastic.memory.ElasticMemory` grants. In both cases a step requests the bytes it will
+need, gets them as a whole or not at all, and returns them with its result.
 
 ::
 
@@ -14,25 +14,25 @@ from functools import lru_cache
 from typing import Protocol
 
 REMEMBERED_NEEDS = 1024
-"""Sizes of steps whose needs are kept."""
+"""Number of step sizes whose needs are cached."""
 
 
 class ActivationNeed(Protocol):
     """Bytes of activations that a step needs; more tokens or rows never need less."""
 
     def need_bytes(self, num_tokens: int, num_rows: int) -> int:
-        """Peak of a step of ``num_tokens`` that asks for ``num_rows`` rows of logits."""
+        """Return the peak of a step of ``num_tokens`` that computes ``num_rows`` rows of logits."""
         ...
 
 
 @dataclass(frozen=True)
 class StepBuffers:
-    """A step's buffers, one behind the other: not an estimate, but what they take.
+    """A step's buffers, one after another: not an estimate, but their exact size.
 
-    :param fixed_bytes: of what does not grow with the step, a multiple of the alignment.
+    :param fixed_bytes: of buffers that do not grow with the step, a multiple of the alignment.
     :param by_token_bytes: by buffer, for each token of the step.
     :param by_row_bytes: by buffer, for each row of logits.
-    :param align_bytes: where every buffer begins.
+    :param align_bytes: alignment of each buffer's start.
     """
 
     fixed_bytes: int
@@ -41,7 +41,7 @@ class StepBuffers:
     align_bytes: int
 
     def need_bytes(self, num_tokens: int, num_rows: int) -> int:
-        """See :class:`ActivationNeed`."""
+        """Implement :meth:`ActivationNeed.need_bytes`."""
         sizes = [num_tokens * size for size in self.by_token_bytes]
         sizes += [num_rows * size for size in self.by_row_bytes]
         align = self.align_bytes
@@ -50,7 +50,7 @@ class StepBuffers:
 
 @dataclass(frozen=True)
 class LargestNeed:
-    """Of models that take turns in the same memory.
+    """The need of several models that use the same memory in turn.
 
     :param needs: one for each; at least one.
     """
@@ -58,7 +58,7 @@ class LargestNeed:
     needs: tuple[ActivationNeed, ...]
 
     def need_bytes(self, num_tokens: int, num_rows: int) -> int:
-        """See :class:`ActivationNeed`; any of them may compute the whole step."""
+        """Return the largest need: any of the models may compute the whole step."""
         return max(need.need_bytes(num_tokens, num_rows) for need in self.needs)
 
 
@@ -71,19 +71,19 @@ class ActivationModel:
     logits_row_bytes: int
 
     def need_bytes(self, num_tokens: int, num_rows: int) -> int:
-        """Peak of a step of ``num_tokens`` that asks for ``num_rows`` rows of logits."""
+        """Return the peak of a step of ``num_tokens`` that computes ``num_rows`` rows of logits."""
         return self.fixed_bytes + num_tokens * self.token_bytes + num_rows * self.logits_row_bytes
 
 
 class RememberedNeed:
-    """Another's answers, remembered: a step mostly is like the one before it."""
+    """A cache of another need's results: a step is mostly like the one before it."""
 
     def __init__(self, need: ActivationNeed) -> None:
         self.need_bytes = lru_cache(REMEMBERED_NEEDS)(need.need_bytes)
 
 
 class ActivationArena:
-    """Activation memory of one engine: a capacity, and what is granted of it."""
+    """Activation memory of one engine: a capacity, and the granted part of it."""
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes = capacity_bytes
@@ -91,7 +91,7 @@ class ActivationArena:
         self.peak_bytes = 0
 
     def grant(self, need_bytes: int) -> bool:
-        """Reserve ``need_bytes`` for a step; False if they are not there now."""
+        """Reserve ``need_bytes`` for a step; return False if they are not free."""
         if self.granted_bytes + need_bytes > self.capacity_bytes:
             return False
         self.granted_bytes += need_bytes
@@ -99,9 +99,9 @@ class ActivationArena:
         return True
 
     def release(self, need_bytes: int) -> None:
-        """Give back what a grant reserved.
+        """Return the bytes that a grant reserved.
 
-        :raises ValueError: on giving back more than is granted.
+        :raises ValueError: for more bytes than are granted.
         """
         if need_bytes > self.granted_bytes:
             raise ValueError(f"{need_bytes} bytes were not granted")

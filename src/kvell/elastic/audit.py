@@ -1,4 +1,4 @@
-"""Every invariant of elastic memory, written once: owners, positions, mappings, large pages."""
+"""The audit of elastic memory: owners, positions, mappings, large pages."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from kvell.elastic.slots import SlotState
 
 
 def audit_balloon(balloon: Balloon, table: Ints, withheld: Sequence[int]) -> list[str]:
-    """Everything that is wrong; empty if nothing is.
+    """Return all problems; empty if there is none.
 
     :param table: of the activation range, as the device keeps it.
     :param withheld: large pages that the memory core does without.
@@ -26,7 +26,7 @@ def audit_balloon(balloon: Balloon, table: Ints, withheld: Sequence[int]) -> lis
 
 
 def audit_buffer(buffer: CpuBuffer) -> list[str]:
-    """Everything that is wrong with the CPU buffer's books."""
+    """Return all problems of the CPU buffer's books."""
     problems = []
     if buffer.held_chunks > buffer.physical_chunks:
         problems.append(f"{buffer.held_chunks} chunks held of {buffer.physical_chunks}")
@@ -55,7 +55,7 @@ def _segments(balloon: Balloon) -> Iterator[str]:
 
 
 def _positions(balloon: Balloon) -> Iterator[str]:
-    """A chunk of the activations is at one live position at most; one of KV at none."""
+    """Check that a chunk of activations is at most at one live position, one of KV at none."""
     live = [
         int(balloon.chunk_at[position])
         for state in (SlotState.IDLE, SlotState.USED)
@@ -77,7 +77,7 @@ def _positions(balloon: Balloon) -> Iterator[str]:
 
 
 def _mappings(balloon: Balloon, table: Ints) -> Iterator[str]:
-    """The device sees what the balloon says; bare positions have nothing behind them."""
+    """Check that the device's table equals the balloon's, and that bare positions are unmapped."""
     for position in np.flatnonzero(table != balloon.chunk_at).tolist():
         yield (
             f"position {position}: chunk {table[position]} mapped, "
@@ -93,7 +93,7 @@ def _mappings(balloon: Balloon, table: Ints) -> Iterator[str]:
 
 
 def _larges(balloon: Balloon, withheld: Sequence[int]) -> Iterator[str]:
-    """KV has a large page exactly if all chunks under it are KV's."""
+    """Check that KV has a large page exactly if all chunks under it are KV's."""
     taken = balloon.tiling.withheld(balloon.owner != Owner.KV)
     for large in np.flatnonzero(taken != balloon.withheld).tolist():
         yield f"large page {large}: over a taken chunk {taken[large]}, in the books the opposite"

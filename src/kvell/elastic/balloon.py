@@ -1,7 +1,7 @@
-"""The balloon: who owns which chunk, KV cache or activations, and what must move (eLLM §4.3).
+"""The balloon: the owner of each chunk, KV cache or activations, and its moves (eLLM §4.3).
 
-Every chunk of the pool has one owner.  It stays mapped at home in the KV region, whoever owns
-it; activations see it at a position of their own range besides::
+Every chunk of the pool has one owner. It stays mapped at home in the KV region, whatever its owner;
+activations see it at a position of their own range too::
 
           deflate: the large pages over it are withheld
      KV ────────────────────────────────────────────────► ACTIVATION, loose
@@ -10,11 +10,11 @@ it; activations see it at a position of their own range besides::
       └──────────────────────────────────────────────── ACTIVATION, at a position
         the position stays mapped, stale, until no step can touch it any more
 
-So inflation is free, and deflation costs one mapping a chunk.  Both come as plans that change
-nothing; :meth:`Balloon.settle` takes them once whoever carries them out has succeeded.
+So inflation is free, and deflation costs one mapping a chunk. Both are returned as plans that
+change nothing; the caller carries a plan out and then passes it to :meth:`Balloon.settle`.
 
-Rule that the audit holds: a large page is withheld from KV exactly if it lies over a chunk that
-is not KV's.
+Rule that the audit checks: a large page is withheld from KV exactly if it overlaps a chunk that is
+not KV's.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,11 +32,11 @@ from kvell.prefix.interface import EMPTY, USED, Ints, LongInts
 Flags = npt.NDArray[np.bool_]
 
 NOWHERE = -1
-"""A chunk that is at no position of the activation range."""
+"""Mark of a chunk that is at no position of the activation range."""
 
 
 class Owner(IntEnum):
-    """Whose a chunk is; the system's until memory was put behind it."""
+    """The owner of a chunk; the system until the chunk has memory."""
 
     KV = 0
     ACTIVATION = 1
@@ -45,12 +45,12 @@ class Owner(IntEnum):
 
 @dataclass(frozen=True)
 class Deflation:
-    """A slot for activations, and what it takes to have it.
+    """A slot for activations, and the moves that it requires.
 
     :param maps: (position, chunk) to be mapped before the slot is used.
     :param retired: idle positions whose chunks move into the slot.
     :param chunks: chunks that KV gives.
-    :param withheld: large pages that KV loses with them; what they cache is evicted.
+    :param withheld: large pages that KV loses with them; their cached content is evicted.
     """
 
     start: int
@@ -63,7 +63,7 @@ class Deflation:
 
 @dataclass(frozen=True)
 class Inflation:
-    """Chunks that go to KV.
+    """Chunks that become KV's.
 
     :param chunks: of activations, idle until now, or of the system.
     :param restored: large pages that KV has again.
@@ -81,40 +81,40 @@ class Balloon:
     def __init__(
         self, tiling: Tiling, num_positions: int, committed_chunks: int | None = None
     ) -> None:
-        """Everything that has memory is KV's at first.
+        """Give all committed chunks to KV.
 
-        :param num_positions: of the activation range; addresses are cheap, so twice the pool
-            leaves room beside stale positions.
-        :param committed_chunks: so many, the first ones, have memory; None: all.
+        :param num_positions: of the activation range; addresses are cheap, so twice the pool leaves
+            room next to stale positions.
+        :param committed_chunks: the number of first chunks that have memory; None: all.
         """
         self.tiling = tiling
         self.slots = SlotSpace(num_positions)
         self.owner = np.full(tiling.num_chunks, Owner.KV, np.int8)
         self.owner[committed_chunks:] = Owner.KV if committed_chunks is None else Owner.SYSTEM
-        self.activation_chunks = 0  # that activations own
+        self.activation_chunks = 0  # owned by activations
         self.position = np.full(tiling.num_chunks, NOWHERE, np.int32)
         self.withheld = tiling.withheld(self.owner != Owner.KV)
         self.chunk_at = np.full(num_positions, NOWHERE, np.int32)
 
     @property
     def uncommitted_chunks(self) -> tuple[int, ...]:
-        """Chunks that have no memory yet."""
+        """The chunks that have no memory yet."""
         return tuple(np.flatnonzero(self.owner == Owner.SYSTEM).tolist())
 
     @property
     def idle_chunks(self) -> int:
-        """Chunks that activations own and no slot uses."""
+        """The number of chunks that activations own and no slot uses."""
         return self.activation_chunks - self.slots.count(SlotState.USED)
 
     # ------------------------------------------------------------------ deflation
 
     def plan_slot(self, count: int, reclaim_order: Callable[[], LongInts]) -> Deflation | None:
-        """A slot of ``count`` ≥ 1 chunks; None if there are not so many, or no addresses.
+        """Plan a slot of ``count`` ≥ 1 chunks; return None if chunks or addresses do not suffice.
 
-        Chunks come from what is idle here, and only then from KV: where large pages are
-        empty, then where they only cache, the oldest first, anywhere in the pool.
+        Idle chunks are used first, and only then chunks of KV: those under empty large pages, then
+        those under cached ones, the oldest first, anywhere in the pool.
 
-        :param reclaim_order: asked only if KV must give (:meth:`WithholdingCore.reclaim_order`).
+        :param reclaim_order: called only if KV must give (:meth:`WithholdingCore.reclaim_order`).
         """
         placement = self.slots.find(count)
         if placement is None:
@@ -142,7 +142,7 @@ class Balloon:
         )
 
     def plan_loose(self, count: int, reclaim_order: LongInts) -> Deflation:
-        """As many chunks of KV as can be had, up to ``count``, for a slot that comes later."""
+        """Plan to take up to ``count`` chunks of KV for a later slot, as many as KV can give."""
         most = int(np.count_nonzero(self._candidates(reclaim_order)))
         given = self._reclaimable(min(count, most), reclaim_order) or ()
         withheld = {large for chunk in given for large in self.tiling.larges_over(chunk)}
@@ -150,7 +150,7 @@ class Balloon:
         return Deflation(0, 0, chunks=given, withheld=lost)
 
     def most_slot_chunks(self, reclaim_order: LongInts) -> int:
-        """Chunks that the largest slot could have now, if addresses allow it."""
+        """Return the chunks that the largest slot could have now, if addresses allow it."""
         return self.idle_chunks + int(np.count_nonzero(self._candidates(reclaim_order)))
 
     def _candidates(self, reclaim_order: LongInts) -> Flags:
@@ -159,7 +159,7 @@ class Balloon:
         return possible
 
     def _reclaimable(self, count: int, reclaim_order: LongInts) -> tuple[int, ...] | None:
-        """Chunks of KV that cost least, from the top where they cost the same."""
+        """Return the chunks of KV that cost least, from the top if they cost the same."""
         order = self.tiling.chunk_order(reclaim_order)
         order[self.owner != Owner.KV] = USED
         by_cost = np.argsort(order[::-1], kind="stable")[:count]
@@ -179,17 +179,17 @@ class Balloon:
     # ------------------------------------------------------------------ inflation
 
     def plan_inflation(self, num_large: int, keep_chunks: int = 0) -> Inflation:
-        """Idle chunks for KV, so that it has ``num_large`` large pages more, or as many as can be.
+        """Plan to give KV idle chunks for ``num_large`` more large pages, or as many as possible.
 
-        Those that give most large pages for a chunk go first, then those at no position, then
-        the highest positions: slots are taken from the lowest.
+        Chunks that give most large pages per chunk are first, then those at no position, then the
+        highest positions: slots are taken from the lowest.
 
         :param keep_chunks: idle chunks that activations keep at least.
         """
         is_idle = self._idle()
         may_give = int(np.count_nonzero(is_idle)) - keep_chunks
         larges = self._by_cost(is_idle)
-        # The more large pages of that order, the more chunks; what others they complete counts.
+        # The more large pages of that order, the more chunks; pages that these complete count too.
         most = _last(len(larges), lambda n: int(self._taken(larges[:n]).sum()) <= may_give)
         enough = _last(most, lambda n: len(self._completed(self._taken(larges[:n]))) < num_large)
         chosen = self._taken(larges[: min(most, enough + 1) if num_large else 0])
@@ -201,13 +201,13 @@ class Balloon:
         )
 
     def plan_commit(self, chunks: Sequence[int]) -> Inflation:
-        """Chunks of the system that have memory now, for KV."""
+        """Plan to give KV chunks of the system that have memory now."""
         chosen = np.zeros(self.tiling.num_chunks, np.bool_)
         chosen[list(chunks)] = True
         return Inflation(tuple(chunks), tuple(self._completed(chosen).tolist()))
 
     def _idle(self) -> Flags:
-        """Chunks that activations own and no slot uses [num_chunks]."""
+        """Return the chunks that activations own and no slot uses [num_chunks]."""
         is_idle: Flags = self.owner == Owner.ACTIVATION
         for segment in self.slots.segments:
             if segment.state is SlotState.USED:
@@ -215,7 +215,7 @@ class Balloon:
         return is_idle
 
     def _by_cost(self, is_idle: Flags) -> Ints:
-        """Withheld large pages over none but idle chunks and chunks of KV, the cheapest first."""
+        """Return withheld large pages over idle chunks and chunks of KV only, cheapest first."""
         larges = np.flatnonzero(self.withheld).astype(np.int32)
         if not len(larges):
             return larges
@@ -230,7 +230,7 @@ class Balloon:
         return cheapest
 
     def _taken(self, larges: Ints) -> Flags:
-        """Chunks under these large pages that are not KV's [num_chunks]."""
+        """Return the chunks under these large pages that are not KV's [num_chunks]."""
         begins = np.zeros(self.tiling.num_chunks + 1, np.int64)
         np.add.at(begins, self.tiling.first_chunk[larges], 1)
         np.add.at(begins, self.tiling.end_chunk[larges], -1)
@@ -238,7 +238,7 @@ class Balloon:
         return under
 
     def _completed(self, chosen: Flags) -> Ints:
-        """Withheld large pages over no chunks but KV's and the chosen ones."""
+        """Return the withheld large pages over no chunks but KV's and the chosen ones."""
         larges = np.flatnonzero(self.withheld).astype(np.int32)
         first, end = self.tiling.first_chunk[larges], self.tiling.end_chunk[larges]
         complete: Ints = larges[~(_between((self.owner != Owner.KV) & ~chosen, first, end) > 0)]
@@ -247,9 +247,9 @@ class Balloon:
     # ------------------------------------------------------------------- settling
 
     def settle(self, plan: Deflation | Inflation, step: int = 0) -> None:
-        """A plan was carried out: the device has mapped, KV has lost or has its large pages.
+        """Record a plan as carried out: the device has mapped, KV has lost or has its large pages.
 
-        :param step: that will use the slot, if it is one.
+        :param step: the step that will use the slot, if the plan has one.
         """
         if isinstance(plan, Inflation):
             self.slots.retire(plan.retired)
@@ -274,11 +274,11 @@ class Balloon:
         self.slots.fill(positions)
 
     def release(self, start: int, count: int, step: int) -> None:
-        """A slot is idle, and stays mapped; ``step`` was the last to touch it."""
+        """Make a slot idle; it stays mapped. ``step`` was the last to touch it."""
         self.slots.release(start, count, step)
 
     def plan_undo(self, plan: Inflation, reclaim_order: LongInts) -> Inflation | None:
-        """What of an inflation ahead can be taken back: nobody used its large pages.
+        """Plan to take back the chunks of an earlier inflation whose large pages are still unused.
 
         Chunks whose positions are still mapped return without a call of the device.
         """
@@ -298,7 +298,7 @@ class Balloon:
         return Inflation(tuple(back), lost, ())
 
     def take_back(self, plan: Inflation) -> None:
-        """Settle what :meth:`plan_undo` said: KV has lost ``plan.restored`` again."""
+        """Settle the result of :meth:`plan_undo`: KV has lost ``plan.restored`` again."""
         stale = {int(self.chunk_at[p]): p for p in self.slots.positions(SlotState.STALE)}
         self._own(plan.chunks, Owner.ACTIVATION)
         revived = {chunk: stale[chunk] for chunk in plan.chunks if chunk in stale}
@@ -307,7 +307,7 @@ class Balloon:
         self.withheld[list(plan.restored)] = True
 
     def unmapped(self, positions: Sequence[int]) -> None:
-        """Stale positions that the device has unmapped."""
+        """Mark stale positions that the device has unmapped as bare."""
         self.slots.clear(positions)
         self.chunk_at[list(positions)] = NOWHERE
 
@@ -320,7 +320,7 @@ class Balloon:
 
 
 def _last(most: int, holds: Callable[[int], bool]) -> int:
-    """The largest n from 0 to ``most`` for which something holds that holds up to a point."""
+    """Return the largest n up to ``most`` for which a monotone condition holds."""
     low, high = 0, most
     while low < high:
         middle = (low + high + 1) // 2
@@ -332,7 +332,7 @@ def _last(most: int, holds: Callable[[int], bool]) -> int:
 
 
 def _between(flags: Flags, first: Ints, end: Ints) -> LongInts:
-    """How many flags are set from ``first[i]`` to ``end[i]`` - 1."""
+    """Return the number of flags that are set from ``first[i]`` to ``end[i]`` - 1."""
     before = np.concatenate([[0], np.cumsum(flags)])
     counts: LongInts = before[end] - before[first]
     return counts

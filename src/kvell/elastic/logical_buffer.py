@@ -1,17 +1,17 @@
-"""How much of the CPU buffer may be used now: eLLM's Algorithm 2, and who uses it.
+"""The logical size of the CPU buffer: eLLM's Algorithm 2; and the holders of its chunks.
 
-The logical size lies between one chunk and the physical size.  A violation of the time between
-tokens halves it, which limits prefills that go ahead of decodes; else a violation of the time
-to the first token doubles it, or makes it as large as what was refused last, since less is the
-same as nothing.  (The paper's line 4 prints min(B·α, B); B_max is meant.)  Three late iterations
-of five are a violation; after a change the window starts anew.
+The logical size is between one chunk and the physical size. A violation of the time between tokens
+halves it, which limits prefills ahead of decodes; else a violation of the time to the first token
+doubles it, or makes it as large as the last refused request needed, since less would be useless.
+(The paper's line 4 prints min(B·α, B); B_max is meant.) Three late iterations of five are a
+violation; after a change the window is empty again.
 
 ::
 
-            TTFT: × α, at least what was refused, at most physical
+            TTFT: × α, at least the refused size, at most physical
         ┌────────────────────┐
         │                    ▼
-    [1 … size … physical]   what is held stays, whatever the size: shrinking refuses, never evicts
+    [1 … size … physical]   held chunks stay, whatever the size: shrinking refuses, never evicts
         ▲                    │
         └────────────────────┘
             TPOT: ÷ α, at least 1   (wins over TTFT)
@@ -27,12 +27,12 @@ LATE_ITERATIONS = 3
 
 @dataclass
 class SloWindow:
-    """Whether the last iterations were late, for one target."""
+    """The lateness of the last iterations, for one target."""
 
     late: deque[bool] = field(default_factory=lambda: deque(maxlen=WINDOW_ITERATIONS))
 
     def note(self, is_late: bool) -> None:
-        """One iteration is over."""
+        """Record whether an iteration was late."""
         self.late.append(is_late)
 
     @property
@@ -44,9 +44,9 @@ class SloWindow:
 def scaled(
     logical: int, physical: int, *, ttft: bool, tpot: bool, alpha: int = ALPHA, wanted: int = 0
 ) -> int:
-    """Algorithm 2: the new logical size, in chunks, from what was violated.
+    """Return the new logical size, in chunks, after violations (Algorithm 2).
 
-    :param wanted: the size at which what was refused last would not have been.
+    :param wanted: the size that the last refused request needed.
     """
     if tpot:
         return max(logical // alpha, 1)
@@ -56,9 +56,9 @@ def scaled(
 
 
 class CpuBuffer:
-    """Chunks of the CPU buffer: who holds how many, and how many may be held.
+    """The chunks of the CPU buffer: its holders, and the number of chunks that may be held.
 
-    :param logical_chunks: where the logical size starts; fixed with ``is_fixed``.
+    :param logical_chunks: the first logical size; constant with ``is_fixed``.
     """
 
     def __init__(
@@ -73,23 +73,23 @@ class CpuBuffer:
 
     @property
     def held_chunks(self) -> int:
-        """Chunks in use."""
+        """The number of chunks in use."""
         return sum(self.held.values())
 
     @property
     def free_chunks(self) -> int:
-        """Chunks that may be used beside those that are; 0 while more are held than the size."""
+        """The number of further chunks that may be used; 0 if too many are held."""
         return max(0, self.logical_chunks - self.held_chunks)
 
     def note_refused(self, chunks: int) -> None:
-        """So many were asked for beside those held, and are more than may be used now."""
+        """Record a refused request for ``chunks`` more."""
         self._wanted_chunks = self.held_chunks + chunks
 
     def note_iteration(self, *, ttft_late: bool, tpot_late: bool) -> None:
-        """Count a step that is over, and adapt the size if a target is violated.
+        """Count a completed step, and adapt the size if a target is violated.
 
-        :param ttft_late: whether a first token came later than its target.
-        :param tpot_late: whether a further token came later than its target.
+        :param ttft_late: whether a first token arrived later than its target.
+        :param tpot_late: whether a further token arrived later than its target.
         """
         self._ttft.note(ttft_late)
         self._tpot.note(tpot_late)
@@ -107,9 +107,9 @@ class CpuBuffer:
             self._ttft, self._tpot = SloWindow(), SloWindow()
 
     def hold(self, holder: int, chunks: int, *, whatever_size: bool = False) -> bool:
-        """Take chunks for a holder, all or none; False if they may not be had now.
+        """Take chunks for a holder, all or none; return False if they are not free.
 
-        :param whatever_size: the holder is in the buffer already, and asks nobody.
+        :param whatever_size: take them in any case: the holder is in the buffer already.
         """
         if chunks > self.free_chunks and not whatever_size:
             return False
@@ -118,5 +118,5 @@ class CpuBuffer:
         return True
 
     def release(self, holder: int) -> int:
-        """A holder's chunks are free again; returns how many, 0 for who holds none."""
+        """Free a holder's chunks; return how many it held."""
         return self.held.pop(holder, 0)

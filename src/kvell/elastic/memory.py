@@ -1,17 +1,17 @@
-"""Carries the balloon's plans out: device and memory core are told, then the balloon settles.
+"""Executor of the balloon's plans: device and memory core change, then the balloon settles.
 
 ::
 
     grant ─► plan ─► core.withhold ─► device.map ─► settle ─► a slot
                           ▲                │ refused
-                          └─── restore ◄───┘               the ledger is as it was
-    release ─► idle, still mapped ─► (inflate) KV's at once, unmapped when no step can touch it
+                          └─── restore ◄───┘               the ledger is unchanged
+    release ─► idle, still mapped ─► (inflate) immediately KV's, unmapped when unreachable
 
-What fails leaves owners as they were.  Only what the core cached in withheld pages is gone.
+A failure leaves owners unchanged. Only the cached content of withheld pages is lost.
 
-The balloon's positions are those of the range seen from its end.  It gives slots the lowest
-positions and the highest chunks of the pool; so, seen from the beginning, chunks and positions
-rise together, and most of a slot is mapped with one call.
+The balloon counts positions from the end of the range. It gives slots the lowest positions and the
+highest chunks of the pool; so, from the beginning of the range, chunks and positions rise together,
+and most of a slot is mapped with one call.
 """
 
 from collections.abc import Iterable
@@ -29,10 +29,10 @@ from kvell.prefix.interface import WITHHELD, Ints, WithholdingCore
 from kvell.vocabulary import MIB
 
 AHEAD_BYTES = 50 * MIB
-"""Inflated one step ahead at most (eLLM §5.1)."""
+"""Most bytes that are inflated one step ahead (eLLM §5.1)."""
 
 POSITIONS_PER_CHUNK = 2
-"""Addresses of the activation range, in sizes of the pool: beside slots there are stale ones."""
+"""Addresses of the activation range, in sizes of the pool: they hold slots and stale positions."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Slot:
 
 @dataclass
 class BalloonCounts:
-    """How often and how much, since the start, in chunks."""
+    """Counts since the start, in chunks."""
 
     inflated: int = 0
     deflated: int = 0
@@ -66,8 +66,8 @@ class BalloonCounts:
 class ElasticMemory:
     """One pool of chunks that KV cache and activations share.
 
-    :param committed_chunks: so many, the first ones, have memory at once; the rest come by
-        :meth:`warm`.
+    :param committed_chunks: the number of first chunks that get memory immediately; :meth:`warm`
+        commits the rest.
     """
 
     def __init__(
@@ -90,9 +90,9 @@ class ElasticMemory:
     # ---------------------------------------------------------------- activations
 
     def grant(self, need_bytes: int, step: int) -> Slot | None:
-        """Memory for the activations of ``step``, whole or not at all.
+        """Grant memory for the activations of ``step``, whole or not at all.
 
-        None if there is not so much free or reclaimable now, or the device refused.
+        Return None if too little is free or reclaimable, or the device refused.
         """
         count = max(1, -(-need_bytes // self.device.chunk_bytes))
         plan = self.balloon.plan_slot(count, self._kv.reclaim_order)
@@ -105,9 +105,9 @@ class ElasticMemory:
         return Slot(start, count, address, size_bytes)
 
     def ensure(self, num_chunks: int) -> int:
-        """Let activations own ``num_chunks`` idle chunks, or as many as can be had.
+        """Let activations own ``num_chunks`` idle chunks, or as many as KV can give.
 
-        Nothing is mapped yet.  Returns the idle chunks there are now, which may be more.
+        Nothing is mapped yet. Return the idle chunks there are now, which may be more.
         """
         idle = self.balloon.idle_chunks
         if idle >= num_chunks:
@@ -121,12 +121,12 @@ class ElasticMemory:
         return idle + len(plan.chunks)
 
     def release(self, slot: Slot, step: int) -> None:
-        """The slot's bytes are needed no more; ``step`` was the last to touch them."""
+        """Free a slot; ``step`` was the last to touch its bytes."""
         last = slot.start + slot.num_chunks - 1
         self.balloon.release(self._mirrored(last), slot.num_chunks, step)
 
     def _mirrored(self, position: int) -> int:
-        """The balloon's position as the range has it, or the other way round."""
+        """Convert a position of the balloon to one of the range, or the reverse."""
         return self.area.num_positions - 1 - position
 
     def _carry_out(self, plan: Deflation, step: int) -> bool:
@@ -157,7 +157,7 @@ class ElasticMemory:
         """Give KV up to ``num_large`` more empty large pages, from idle activations.
 
         :param keep_bytes: of idle activations that stay.
-        :returns: how many large pages it got; they are empty, whatever was cached stays.
+        :returns: the number of new large pages; they are empty, and cached pages stay.
         """
         keep_chunks = -(-keep_bytes // self.device.chunk_bytes)
         plan = self.balloon.plan_inflation(num_large, keep_chunks)
@@ -165,9 +165,9 @@ class ElasticMemory:
         return len(plan.restored)
 
     def inflate_ahead(self, num_large: int, keep_bytes: int = 0) -> int:
-        """As :meth:`inflate`, for what the next step is expected to need; at most 50 MB.
+        """Inflate as :meth:`inflate` for the expected need of the next step; at most 50 MB.
 
-        What was given ahead before and nobody used is returned first.
+        The unused rest of an earlier call is returned first.
         """
         self.return_unused()
         most = AHEAD_BYTES // self.balloon.tiling.large_page_bytes
@@ -179,7 +179,7 @@ class ElasticMemory:
         return len(plan.restored)
 
     def return_unused(self) -> int:
-        """Take back what was given ahead and nobody used; returns how many chunks."""
+        """Take back chunks that were given ahead and not used; return how many."""
         given, self._ahead = self._ahead, None
         back = None if given is None else self.balloon.plan_undo(given, self._kv.reclaim_order())
         if back is None:
@@ -200,9 +200,9 @@ class ElasticMemory:
     # ------------------------------------------------------------------ in between
 
     def tend(self, completed_step: int) -> int:
-        """Unmap what no step after ``completed_step`` can touch; returns how many chunks.
+        """Unmap the positions that no step after ``completed_step`` can touch; return how many.
 
-        What the device refuses is tried again the next time.
+        A refusal of the device is tried again the next time.
         """
         due = sorted(self.balloon.slots.due(completed_step), reverse=True)
         if not due:
@@ -213,9 +213,9 @@ class ElasticMemory:
         return done
 
     def warm(self, count: int) -> int:
-        """Put memory behind the next ``count`` chunks and give them to KV; returns how many.
+        """Give the next ``count`` chunks memory and give them to KV; return how many.
 
-        :raises TryLater: if there is no more memory; what came before stays.
+        :raises TryLater: if there is no more memory; earlier chunks keep theirs.
         """
         chunks = self.balloon.uncommitted_chunks[:count]
         try:
@@ -229,7 +229,7 @@ class ElasticMemory:
         return len(done)
 
     def figures(self) -> dict[str, int]:
-        """Chunks by owner and state now (``…_chunks``), and the counts so far."""
+        """Return chunks by owner and state (``…_chunks``), and the counts so far."""
         balloon = self.balloon
         return {
             "chunk_bytes": self.device.chunk_bytes,
@@ -243,7 +243,7 @@ class ElasticMemory:
         }
 
     def audit(self) -> list[str]:
-        """Everything that is wrong; empty if nothing is."""
+        """Return all problems; empty if there is none."""
         withheld = np.flatnonzero(self._kv.reclaim_order() == WITHHELD).tolist()
         return audit_balloon(self.balloon, self.area.table[::-1], withheld)
 

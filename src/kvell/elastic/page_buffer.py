@@ -1,13 +1,13 @@
-"""The CPU buffer as a ledger: a second pool of large pages, in host memory, and who holds what.
+"""The CPU buffer as a ledger: a second pool of large pages, in host memory, and its holders.
 
-A large page of the buffer is carved into pages of one layer group, as in the pool on the device,
-so that a page is copied as it is.  Whoever holds pages holds all that it asked for, or none::
+A large page of the buffer is carved into pages of one layer group, as in the pool on the device, so
+that a page is copied unchanged. A holder has all the pages that it requested, or none::
 
             hold                      release                 settle: a step later
      EMPTY ──────► HELD by a holder ──────────► DRAINING ─────────────────────────► EMPTY
-                         └── drop: nobody reads it ──────────────────────────────────┘
+                         └── drop: no step reads it ─────────────────────────────────┘
 
-What is released may still be read by the step in flight, so nobody gets it before the next one.
+The step in flight may still read released pages, so they are reused only after the next one.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ NO_GROUP = -1
 
 @dataclass
 class BufferCounts:
-    """Pages and bytes so far, one way each."""
+    """Pages and bytes so far, in each direction."""
 
     refused: int = 0
     out_pages: int = 0
@@ -30,10 +30,10 @@ class BufferCounts:
 
 
 class PageBuffer:
-    """Pages of ``num_large`` large pages; names of holders are the caller's.
+    """The pages of ``num_large`` large pages; the caller names the holders.
 
-    :param groups: of the pool whose pages come here.
-    :ivar counts: what was moved, as the caller says.
+    :param groups: of the pool whose pages are copied here.
+    :ivar counts: of moved pages; the caller updates them.
     """
 
     def __init__(self, groups: Sequence[GroupSpec], num_large: int) -> None:
@@ -46,7 +46,7 @@ class PageBuffer:
         self._draining: list[tuple[int, int]] = []
 
     def hold(self, holder: int, need: Sequence[int]) -> list[list[int]] | None:
-        """So many pages of each group, or None if they are not there.
+        """Take ``need`` pages, counted for each group, or return None if they are not free.
 
         :raises ValueError: if the holder has some already.
         """
@@ -64,17 +64,19 @@ class PageBuffer:
         return self._large_needed(need) <= len(self._empty_large)
 
     def release(self, holder: int) -> None:
-        """The holder needs its pages no more, but for the step that is planned now; idempotent."""
+        """Release the holder's pages after the step that is planned now; idempotent."""
         self._draining.extend(self._held.pop(holder, ()))
 
     def drop(self, holder: int) -> None:
-        """The same at once, for pages that neither the step in flight nor the one that is planned
-        reads; idempotent."""
+        """Free the holder's pages immediately; idempotent.
+
+        Neither the step in flight nor the one that is planned may read them.
+        """
         for group, page in self._held.pop(holder, ()):
             self._give_back(group, page)
 
     def clear(self) -> None:
-        """Give every page back, whoever holds it; no step reads any of them."""
+        """Free all pages of all holders; no step may read any of them."""
         self._held.clear()
         self._draining.clear()
         self._group = [NO_GROUP] * self.num_large
@@ -82,22 +84,22 @@ class PageBuffer:
         self._free = [{} for _ in self.groups]
 
     def settle(self) -> None:
-        """That step is over: what was released before is empty."""
+        """Free the draining pages: the step that may have read them is complete."""
         for group, page in self._draining:
             self._give_back(group, page)
         self._draining.clear()
 
     def size_bytes(self, need: Sequence[int]) -> int:
-        """Of so many pages of each group."""
+        """Return the bytes of ``need`` pages, counted for each group."""
         return sum(n * g.page_stride_bytes for n, g in zip(need, self.groups, strict=True))
 
     @property
     def used_large(self) -> int:
-        """Large pages with a page that is held or draining."""
+        """The number of large pages with a page that is held or draining."""
         return self.num_large - len(self._empty_large)
 
     def figures(self) -> dict[str, int]:
-        """Large pages and holders now, and the counts so far."""
+        """Return large pages and holders now, and the counts so far."""
         return {
             "large_pages": self.num_large,
             "used_large_pages": self.used_large,
@@ -107,7 +109,7 @@ class PageBuffer:
         }
 
     def audit(self) -> list[str]:
-        """Everything that is wrong; empty if nothing is."""
+        """Return all problems; empty if there is none."""
         taken = [*self._draining, *(page for some in self._held.values() for page in some)]
         wrong = ["a page has two holders"] * (len(set(taken)) != len(taken))
         for large, index in enumerate(self._group):
@@ -137,7 +139,7 @@ class PageBuffer:
         return total
 
     def _take(self, group: int, count: int) -> list[int]:
-        """From large pages that are begun, the fullest first; then from empty ones."""
+        """Take pages of partly used large pages, the fullest first; then of empty ones."""
         free, taken = self._free[group], list[int]()
         for large in sorted(free, key=lambda large: (len(free[large]), large)):
             while free[large] and len(taken) < count:

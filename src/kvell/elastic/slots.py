@@ -7,12 +7,12 @@ A position of the range::
       ▲              │  ▲                     │
       │ clear        │  └───── release ───────┘
       │              ▼ retire
-      └─────────── STALE      still mapped, nobody's: unmapped behind a fence
+      └─────────── STALE      still mapped, without owner: unmapped after a fence
 
-Slots are chosen best fit, neighbours that are free coalesce, and a slot that was freed stays
-mapped: the next of its size costs nothing.  The slot that was released last *rests*: its segment
-stays as it is until anything else changes, since the next step mostly wants it again.  Pure: who
-maps is told what, and says when done.
+Slots are chosen best fit, free neighbours coalesce, and a freed slot stays mapped: the next of its
+size costs nothing. The slot that was released last *rests*: its segment stays unchanged until any
+other change, since the next step mostly takes it again. Pure: the caller maps and unmaps, and
+reports when that is done.
 """
 
 from bisect import bisect_right
@@ -25,7 +25,7 @@ from kvell.runs import runs
 
 
 class SlotState(IntEnum):
-    """What is behind a position, and whose it is."""
+    """The mapping and owner of a position."""
 
     BARE = 0
     IDLE = 1
@@ -35,7 +35,7 @@ class SlotState(IntEnum):
 
 @dataclass(frozen=True)
 class Segment:
-    """Positions of one state, side by side.
+    """Consecutive positions of one state.
 
     :param step: that used them last: of idle ones the newest; of stale ones the fence.
     """
@@ -47,7 +47,7 @@ class Segment:
 
     @property
     def end(self) -> int:
-        """One beyond the last position."""
+        """The position after the last one."""
         return self.start + self.count
 
     @property
@@ -58,7 +58,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a slot would lie, and which of its positions have no chunk yet."""
+    """A possible slot, and its positions without a chunk."""
 
     start: int
     count: int
@@ -76,20 +76,20 @@ class SlotSpace:
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """In order of address."""
+        """The segments in order of address."""
         return tuple(self._now())
 
     def count(self, state: SlotState) -> int:
-        """Positions in a state."""
+        """Return the number of positions in a state."""
         return self._counts[state]
 
     def state_of(self, position: int) -> SlotState:
-        """State of one position."""
+        """Return the state of one position."""
         segments = self._now()
         return segments[self._index(position, segments)].state
 
     def positions(self, state: SlotState) -> Iterator[int]:
-        """Positions in a state, by address."""
+        """Yield the positions in a state, by address."""
         for segment in self._now():
             if segment.state is state:
                 yield from range(segment.start, segment.end)
@@ -97,10 +97,10 @@ class SlotSpace:
     # ------------------------------------------------------------------ choosing
 
     def find(self, count: int) -> Placement | None:
-        """Where a slot of ``count`` positions costs least; None if no free run is so long.
+        """Return the cheapest place for ``count`` positions; None if no free run is long enough.
 
-        The slot that rests, if it is as large; the smallest idle segment that is large enough; else
-        the window of a free run that lacks the fewest chunks, in the smallest such run.
+        In this order: the resting slot, if it has that size; the smallest idle segment that is
+        large enough; the window of a free run that lacks the fewest chunks, in the smallest run.
         """
         if self._resting is not None and self._resting.count == count:
             return Placement(self._resting.start, count, ())
@@ -109,20 +109,20 @@ class SlotSpace:
         if idle:
             best = min(idle, key=lambda s: (s.count, s.start))
             return Placement(best.start, count, ())
-        found: list[tuple[int, int, int]] = []
+        windows: list[tuple[int, int, int]] = []
         for run in _free_runs(segments):
             length = run[-1].end - run[0].start
             if length >= count:
-                found.extend((_bare(run, at, count), length, at) for at in _windows(run, count))
-        if not found:
+                windows.extend((_bare(run, at, count), length, at) for at in _windows(run, count))
+        if not windows:
             return None
-        _, _, start = min(found)
+        _, _, start = min(windows)
         bare = [s for s in segments if s.state is SlotState.BARE]
         missing = [range(max(s.start, start), min(s.end, start + count)) for s in bare]
         return Placement(start, count, tuple(chain.from_iterable(missing)))
 
     def oldest_idle(self, outside: Placement) -> Iterator[int]:
-        """Idle positions beside a placement, those of the longest unused segments first."""
+        """Yield idle positions outside a placement, those of the longest unused segments first."""
         idle = [s for s in self._now() if s.state is SlotState.IDLE]
         for segment in sorted(idle, key=lambda s: (s.step, -s.start)):
             for position in range(segment.end - 1, segment.start - 1, -1):
@@ -130,7 +130,7 @@ class SlotSpace:
                     yield position
 
     def due(self, completed_step: int) -> tuple[int, ...]:
-        """Stale positions that no step after ``completed_step`` can still touch."""
+        """Return the stale positions that no step after ``completed_step`` can still touch."""
         if not self._counts[SlotState.STALE]:
             return ()
         return tuple(
@@ -143,12 +143,12 @@ class SlotSpace:
     # ------------------------------------------------------------------ changing
 
     def fill(self, positions: Iterable[int]) -> None:
-        """Bare positions have chunks now."""
+        """Mark bare positions as idle: they have chunks now."""
         for start, count in _stretches(positions):
             self._change(start, count, SlotState.BARE, SlotState.IDLE)
 
     def take(self, start: int, count: int, step: int) -> None:
-        """A slot of idle positions is used by ``step``."""
+        """Let ``step`` use a slot of idle positions."""
         resting = self._resting
         if resting is None or (resting.start, resting.count) != (start, count):
             self._change(start, count, SlotState.IDLE, SlotState.USED, step)
@@ -158,7 +158,7 @@ class SlotSpace:
         self._recount(count, SlotState.IDLE, SlotState.USED)
 
     def release(self, start: int, count: int, step: int) -> None:
-        """A slot is idle again; ``step`` was the last to touch it."""
+        """Make a slot idle; ``step`` was the last to touch it."""
         self._wake()
         slot = self._segments[self._index(start)]
         if slot.state is not SlotState.USED or (slot.start, slot.count) != (start, count):
@@ -168,17 +168,17 @@ class SlotSpace:
         self._recount(count, SlotState.USED, SlotState.IDLE)
 
     def retire(self, positions: Iterable[int]) -> None:
-        """Chunks of idle positions are somebody else's; the step that used them is the fence."""
+        """Mark idle positions as stale: they lost their chunks. Their last step is the fence."""
         for start, count in _stretches(positions):
             self._change(start, count, SlotState.IDLE, SlotState.STALE)
 
     def revive(self, positions: Iterable[int]) -> None:
-        """Stale positions, still mapped, have their chunks back."""
+        """Mark stale positions as idle: their chunks are back, and they are still mapped."""
         for start, count in _stretches(positions):
             self._change(start, count, SlotState.STALE, SlotState.IDLE)
 
     def clear(self, positions: Iterable[int]) -> None:
-        """Stale positions are unmapped."""
+        """Mark stale positions as bare: they are unmapped."""
         for start, count in _stretches(positions):
             self._change(start, count, SlotState.STALE, SlotState.BARE, 0)
 
@@ -191,14 +191,14 @@ class SlotSpace:
         return bisect_right(held, position, key=lambda s: s.start) - 1
 
     def _now(self) -> list[Segment]:
-        """Segments, with the one that rests among those that are idle."""
+        """Return the segments, with the resting one as idle."""
         resting = self._resting
         if resting is None:
             return self._segments
         return self._changed(SlotState.USED, resting)
 
     def _wake(self) -> None:
-        """Nothing rests any more."""
+        """Make the resting slot an ordinary idle segment."""
         self._segments, self._resting = self._now(), None
 
     def _recount(self, positions: int, old: SlotState, new: SlotState) -> None:
@@ -208,7 +208,7 @@ class SlotSpace:
     def _change(
         self, start: int, count: int, old: SlotState, new: SlotState, step: int | None = None
     ) -> None:
-        """Without a step, the newest of those that used them."""
+        """Change the state of positions; without ``step``, keep the newest step that used them."""
         self._wake()
         if step is None:
             step = max(s.step for s in self._segments[self._inside(start, count)])
@@ -216,7 +216,7 @@ class SlotSpace:
         self._recount(count, old, new)
 
     def _changed(self, old: SlotState, new: Segment) -> list[Segment]:
-        """The segments with a new one among them; all that it replaces must be ``old``."""
+        """Return the segments with ``new`` in place of positions that must be in state ``old``."""
         among = self._inside(new.start, new.count)
         inside = self._segments[among]
         if inside[-1].end < new.end or any(s.state is not old for s in inside):
@@ -230,11 +230,11 @@ class SlotSpace:
         around = slice(max(0, among.start - 1), among.stop + 1)
         before = self._segments[around.start : among.start]
         after = self._segments[among.stop : around.stop]
-        found = [*before, *(p for p in pieces if p.count), *after]
-        return self._segments[: around.start] + _coalesced(found) + self._segments[around.stop :]
+        parts = [*before, *(p for p in pieces if p.count), *after]
+        return self._segments[: around.start] + _coalesced(parts) + self._segments[around.stop :]
 
     def _inside(self, start: int, count: int) -> slice:
-        """Segments that have any of these positions."""
+        """Return the slice of segments that have any of these positions."""
         first = last = self._index(start)
         while last < len(self._segments) and self._segments[last].start < start + count:
             last += 1
@@ -254,20 +254,20 @@ def _free_runs(segments: Iterable[Segment]) -> Iterator[list[Segment]]:
 
 
 def _stretches(positions: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield (first position, length) of positions that lie side by side."""
+    """Yield (first position, length) of consecutive positions."""
     ordered = sorted(positions)
     return ((ordered[start], count) for start, count in runs(ordered))
 
 
 def _windows(run: list[Segment], count: int) -> set[int]:
-    """Starts worth looking at: at the beginning of a segment, or so that one ends there."""
+    """Return candidate starts: windows that begin or end with a segment."""
     first, last = run[0].start, run[-1].end - count
     edges = {s.start for s in run} | {s.end - count for s in run}
     return {edge for edge in edges if first <= edge <= last}
 
 
 def _bare(run: list[Segment], start: int, count: int) -> int:
-    """Positions without a chunk in a window."""
+    """Return the number of positions without a chunk in a window."""
     return sum(
         max(0, min(s.end, start + count) - max(s.start, start))
         for s in run
@@ -276,7 +276,7 @@ def _bare(run: list[Segment], start: int, count: int) -> int:
 
 
 def _coalesced(segments: list[Segment]) -> list[Segment]:
-    """Neighbours in one state as one; slots in use stay what they are, fences too."""
+    """Merge neighbours in one state; slots in use and different fences stay separate."""
     result: list[Segment] = []
     for segment in segments:
         last = result[-1] if result else None

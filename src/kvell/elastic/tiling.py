@@ -1,8 +1,8 @@
-"""Which large pages lie over which chunks: the KV region's two divisions of the same bytes.
+"""The overlap of large pages and chunks: the KV region's two divisions of the same bytes.
 
 Chunk ``c`` is at home at byte ``c × chunk_bytes`` of the KV region, and large page ``l`` at
 ``l × large_page_bytes``; neither size need divide the other (ADR 14), so a chunk may hold the ends
-of two large pages.  A chunk can be given away only when nobody needs any large page over it.
+of two large pages. A chunk can be given away only if no large page over it is needed.
 """
 
 import math
@@ -16,7 +16,7 @@ from kvell.prefix.interface import WITHHELD, Ints, LongInts
 
 
 def covering_bytes(large_page_bytes: int, chunk_bytes: int) -> int:
-    """The smallest multiple of a large page over which, wherever it lies, a whole chunk fits.
+    """Return the smallest multiple of a large page that contains a whole chunk at any position.
 
     Chunks and large pages both tile the pool from its start, so offsets are multiples of their
     common divisor.
@@ -41,15 +41,15 @@ class Tiling:
             raise ValueError("large pages reach beyond the last chunk")
 
     def larges_over(self, chunk: int) -> range:
-        """Large pages with a byte in the chunk; none over the tail."""
+        """Return the large pages with a byte in the chunk; none over the tail."""
         return range(int(self._first_large[chunk]), int(self._end_large[chunk]))
 
     def chunks_under(self, large: int) -> range:
-        """Chunks with a byte of the large page."""
+        """Return the chunks with a byte of the large page."""
         return range(int(self.first_chunk[large]), int(self.end_chunk[large]))
 
     def chunk_order(self, reclaim_order: LongInts) -> LongInts:
-        """By chunk, the largest number of the large pages over it [num_chunks].
+        """Return, by chunk, the largest number of the large pages over it [num_chunks].
 
         :param reclaim_order: by large page, see :meth:`WithholdingCore.reclaim_order`.
         """
@@ -61,7 +61,7 @@ class Tiling:
         return highest
 
     def withheld(self, taken: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Large pages [num_large] that lie over a taken chunk, from chunks [num_chunks]."""
+        """Return the large pages [num_large] over taken chunks [num_chunks]."""
         covered = np.zeros(self.num_large + 1, np.int64)
         chunks = np.flatnonzero(taken)
         np.add.at(covered, self._first_large[chunks], 1)
@@ -71,13 +71,13 @@ class Tiling:
 
     @cached_property
     def first_chunk(self) -> Ints:
-        """By large page, the first chunk under it [num_large]."""
+        """The first chunk under each large page [num_large]."""
         begins = np.arange(self.num_large, dtype=np.int64) * self.large_page_bytes
         return (begins // self.chunk_bytes).astype(np.int32)
 
     @cached_property
     def end_chunk(self) -> Ints:
-        """By large page, one beyond the last chunk under it [num_large]."""
+        """The index after the last chunk under each large page [num_large]."""
         ends = np.arange(1, self.num_large + 1, dtype=np.int64) * self.large_page_bytes
         return (-(-ends // self.chunk_bytes)).astype(np.int32)
 
@@ -93,6 +93,6 @@ class Tiling:
 
 
 def tiling(num_chunks: int, chunk_bytes: int, large_page_bytes: int) -> Tiling:
-    """As many large pages as lie in so many chunks."""
+    """Tile ``num_chunks`` chunks with as many large pages as fit."""
     num_large = num_chunks * chunk_bytes // large_page_bytes
     return Tiling(num_chunks, chunk_bytes, large_page_bytes, num_large)
