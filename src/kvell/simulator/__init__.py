@@ -1,1 +1,1 @@
-"""The simulator: traces drive the engine's own scheduler and memory core in virtual time."""
+"""Simulator: traces drive the engine's own scheduler and memory core in virtual time."""

@@ -8,7 +8,7 @@ Item = TypeVar("Item")
 
 
 class EventQueue(Generic[Item]):
-    """A priority queue; of two events at the same time, the one scheduled first comes first."""
+    """A priority queue; events at the same time are taken in order of scheduling."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Item]] = []

@@ -9,11 +9,11 @@ class Link:
     """Properties of one direction between two endpoints.
 
     :param latency_seconds: from the last byte sent to the message's arrival.
-    :param bandwidth_bytes: per second; messages queue behind each other, even lost ones.
+    :param bandwidth_bytes: per second; messages queue, even lost ones.
     :param loss: part of the messages that never arrive.
     :param duplication: part of the arriving messages that arrive twice.
-    :param jitter_seconds: added latency is uniform in [0, jitter), drawn for each copy.
-        Without jitter a link keeps messages in order, even when a faster link replaces it.
+    :param jitter_seconds: added latency is uniform in [0, jitter), drawn for each copy. Without
+        jitter a link keeps messages in order, even when a faster link replaces it.
     :raises ValueError: for a number out of range.
     """
 
@@ -37,7 +37,7 @@ class Delivery:
     """One copy of a message that has arrived.
 
     :param number: the message's position among all messages sent on its link, from 0.
-    :param size_bytes: that it takes on the link.
+    :param size_bytes: size of the message on the link.
     """
 
     sender: str
@@ -55,7 +55,7 @@ class LinkStats:
 
     :param lost: lost at random.
     :param cut: lost because the link was cut at sending or in flight.
-    :param in_flight: copies that are not due yet, or that nobody has taken.
+    :param in_flight: copies that are not due yet, or not taken.
     """
 
     sent: int = 0

@@ -4,14 +4,13 @@
 
     send ──► on a cut link? ──► queue of the link ──► lost? ──► latency + jitter ──► due
                  │ yes           (bandwidth)            │ yes        │ cut meanwhile?
-                 └────────────────────► gone ◄──────────┴────────────┘
+                 └────────────────────► lost ◄──────────┴────────────┘
 
-Messages are bytes between named endpoints; a link is a direction between two of them.
-The fate of a message is decided when it is sent, by a keyed hash of the seed, the link
-and the message's number on it: traffic on one link never changes the fate of messages
-on another, and the same sends give the same deliveries.  The caller passes the virtual
-time; nothing here reads a clock.  Nobody is told of a message that is never delivered:
-deadlines belong to the sender.
+Messages are bytes between named endpoints; a link is a direction between two of them. The fate of a
+message is decided when it is sent, by a keyed hash of the seed, the link and the message's number
+on it: traffic on one link never changes the fate of messages on another, and the same sends give
+the same deliveries. The caller passes the virtual time; nothing here reads a clock. A message that
+is never delivered causes no notification: deadlines belong to the sender.
 
 >>> network = VirtualTransport(Link(latency_seconds=0.5))
 >>> network.send("a", "b", b"ping", now_seconds=1.0)
@@ -81,7 +80,7 @@ class VirtualTransport:
     ) -> None:
         """Hand a message to the network, which keeps a copy; it may never arrive.
 
-        :param size_bytes: that it stands for on the link, where nobody reads what they are.
+        :param size_bytes: size of the message on the link, if its payload only stands for content.
         :raises ValueError: if time runs backwards.
         """
         self._move_to(now_seconds)
@@ -137,10 +136,10 @@ class VirtualTransport:
 
     def partition(self, side: Collection[str], other: Collection[str]) -> None:
         """Cut both directions between every endpoint of one side and each of the other side."""
-        for one in side:
+        for name in side:
             for another in other:
-                self.cut(one, another)
-                self.cut(another, one)
+                self.cut(name, another)
+                self.cut(another, name)
 
     def heal(self) -> None:
         """Mend every link; messages that were cut stay lost."""
@@ -188,7 +187,7 @@ class VirtualTransport:
         self._now_seconds = now_seconds
 
     def _draw(self, sender: str, receiver: str, number: int, what: str) -> float:
-        """Uniform in [0, 1), the same for the same arguments."""
+        """Return a number in [0, 1), uniform, the same for the same arguments."""
         key = repr((self._seed, sender, receiver, number, what)).encode()
         digest = hashlib.blake2b(key, digest_size=8).digest()
         return (int.from_bytes(digest) >> (64 - DRAW_BITS)) / (1 << DRAW_BITS)

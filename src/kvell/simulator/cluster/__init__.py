@@ -1,1 +1,1 @@
-"""Many instances and their front in virtual time, with the engine's own deciding parts."""
+"""Many instances and their front in virtual time, with the engine's own code for all decisions."""

@@ -1,4 +1,4 @@
-"""Pools of other instances behind an instance's own, as its node would map them."""
+"""Pools of other instances after an instance's own pool, as its process would map them."""
 
 from collections import deque
 
@@ -11,10 +11,10 @@ from kvell.simulator.cluster.network import Endpoint
 
 
 class Behind:
-    """Whose pages an instance reads in place, and whether it still may.
+    """The mapped pools of other instances, and the check of rights to read them.
 
-    An incarnation may be met again before its loss is taken in; then both of its mappings are
-    there for a while, and the older one is what is read.
+    An incarnation may be mapped again before its loss is handled. Both of its mappings then exist
+    for a while, and the older one is read.
 
     :param device: of the instance.
     :param pool_bytes: of its pool, and of all others.
@@ -26,13 +26,13 @@ class Behind:
         self._places = Places(pool_bytes, large_page_bytes, count)
         self._mapped: dict[tuple[str, int], deque[tuple[int, Endpoint]]] = {}
         self._losses: dict[tuple[str, int], deque[int]] = {}
-        """Mappings that end with each loss that is not taken in yet."""
+        """Numbers of mappings that end with each loss that is not handled yet."""
 
     def __len__(self) -> int:
         return sum(map(len, self._mapped.values()))
 
     def put(self, other: Endpoint) -> int:
-        """Let an instance's pages be read in place; return the first large page of them.
+        """Map an instance's pages, to be read in place; return the first large page of them.
 
         :returns: ``NOT_IN_PLACE`` if no place is left.
         """
@@ -46,13 +46,13 @@ class Behind:
         return first
 
     def lose(self, name: str, incarnation: int) -> None:
-        """Note that an instance is lost, whether it was met or not; steps may read it still."""
+        """Record that an instance is lost, mapped or not; steps may still read it."""
         key = name, incarnation
         losses = self._losses.setdefault(key, deque())
         losses.append(len(self._mapped.get(key, ())) - sum(losses))
 
     def take_away(self, name: str, incarnation: int) -> None:
-        """Take in the oldest loss of an instance: no step reads what was met before it."""
+        """Unmap the mappings of an instance's oldest loss, which no step reads any more."""
         key = name, incarnation
         for _ in range(self._losses[key].popleft()):
             first, _ = self._mapped[key].popleft()
@@ -65,6 +65,6 @@ class Behind:
             self._mapped.pop(key, None)
 
     def stands(self, pages: BorrowedPages) -> bool:
-        """Whether the creditor lets this instance read pages still."""
+        """Return whether the creditor still lets this instance read pages."""
         mapped = self._mapped.get((pages.instance, pages.incarnation))
         return mapped is not None and pages.right in mapped[0][1].rights

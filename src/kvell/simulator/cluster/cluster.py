@@ -48,26 +48,27 @@ from kvell.simulator.traces.rows import TraceRow
 
 @dataclass(frozen=True)
 class ClusterSpec:
-    """What a cluster is made of.
+    """The parameters of a cluster.
 
     :param counts: instances by role, like ``{"prefill": 1, "decode": 2}``.
     :param layout: of each instance's pool.
     :param machine: gives each step its duration.
     :param links: between instances.
-    :param pd_caching: which instances cache what; with 0 mixed ones cache nothing either.
+    :param pd_caching: the content that each role caches; with 0 mixed instances cache nothing
+        either.
     :param costs: prices of the model for routing; None: the router's own.
     :param role_rules: when instances change their roles by load; None: never.
     :param max_waiting: requests that wait for a credit; None: any number.
-    :param front_seconds: of what the front and an instance say to each other, by instance; it
-        arrives in order, and is never lost.
-    :param notice_seconds: that notices of the index take longer than the rest, and
-        ``notice_loss`` the part of them that never arrives.
+    :param front_seconds: latency of messages between the front and an instance, by instance; they
+        arrive in order, and are never lost.
+    :param notice_seconds: extra latency of notices of the index; ``notice_loss`` is the part of
+        them that never arrives.
     :param restart_seconds: from an instance's death to the next incarnation.
-    :param seed: decides what messages are lost, late and doubled.
-    :param streams: what pulls cost that begin before a step has ended; None: none do.
-    :param hosts: of instances that are not on the common host, by name: those of one host lend
-        each other memory.  None: nobody lends any, as where pools are not in a host's memory.
-    :param reads: what it costs that pages are read at other instances.
+    :param seed: decides which messages are lost, late and doubled.
+    :param streams: cost of pulls that begin before a step has ended; None: no pull does.
+    :param hosts: hosts of instances that are not on the common host, by name: instances of one host
+        lend each other memory. None: no instance lends, as if no pool were in host memory.
+    :param reads: cost of pages that are read at other instances.
     """
 
     counts: Mapping[str, int]
@@ -101,10 +102,10 @@ class VirtualCluster:
     :param rows: without images.
     :param device: makes the pages and the model of each incarnation; by default they answer with
         the trace's tokens.
-    :param records: whether each incarnation keeps what it was told and what it did.
-    :param locality: what the router knows of caches; by default as the routing needs it.
-    :ivar instances: those that live, by name.
-    :ivar past: those that died, in order.
+    :param records: whether each incarnation records its inputs and its decisions.
+    :param locality: the router's record of caches; by default as the routing needs it.
+    :ivar instances: live instances, by name.
+    :ivar past: dead instances, in order.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class VirtualCluster:
         self.names = [f"{role}-{i}" for role, count in spec.counts.items() for i in range(count)]
 
     def start(self) -> None:
-        """Start all instances; to be called once, before anything else happens."""
+        """Start all instances; to be called once, before any other event."""
         for name in self.names:
             self._start(name)
 
@@ -165,7 +166,7 @@ class VirtualCluster:
             raise RuntimeError("requests wait, and nothing will ever happen")
 
     def go_on(self) -> bool:
-        """Let the next thing happen; False once nothing will happen any more."""
+        """Run the next event; return False once there is none."""
         at_seconds = self.loop.next_seconds(self.transport)
         if at_seconds is None:
             return False
@@ -176,7 +177,7 @@ class VirtualCluster:
     # --------------------------------------------------------------------- faults
 
     def crash(self, name: str, cause: Cause = "killed") -> None:
-        """Let an instance die, and another incarnation start after a while."""
+        """Let an instance die, and another incarnation start later."""
         dead = self.instances.pop(name, None)
         if dead is None:
             return
@@ -185,12 +186,12 @@ class VirtualCluster:
         self.network.leave(dead)
         death = InstanceDeath(f"{name} ended unexpectedly", cause)
         self.loop.after(self._front_seconds(name), partial(self.front.lost, name, death))
-        # Not before the others have seen the death, as a new connection would make them.
+        # The other instances see the death first, as a new connection would make them.
         pause_seconds = max(self.spec.restart_seconds, self.spec.links.hang_up_seconds)
         self.loop.after(pause_seconds, partial(self._start, name))
 
     def pause(self, name: str, seconds: float) -> None:
-        """Let an instance stand still, which nobody else sees but by its silence."""
+        """Stop an instance for a while; others notice only its silence."""
         if name in self.instances:
             self.instances[name].pause(seconds)
 
@@ -205,7 +206,7 @@ class VirtualCluster:
     # -------------------------------------------------------------------- instances
 
     def fresh_core(self, name: str, incarnation: int) -> tuple[EngineCore, Agent]:
-        """Return an engine core as an incarnation has it at its start."""
+        """Return the engine core of an incarnation at its start."""
         spec = self.spec
         memory = create_core(spec.layout, spec.implementation, eviction=spec.eviction)
         agent = Agent(memory, name, incarnation, "virtual")
@@ -243,7 +244,7 @@ class VirtualCluster:
             reach=self._reach(name),
             indexed=indexed_groups(self.spec.layout.groups),
         )
-        if is_first:  # a front takes requests once all of these are ready
+        if is_first:  # a front accepts requests once all of these are ready
             ready()
         else:
             self.loop.after(self._front_seconds(name), ready)
@@ -251,16 +252,16 @@ class VirtualCluster:
     def _say(self, name: str, events: Sequence[Event]) -> None:
         late_seconds = self.spec.notice_seconds
         if late_seconds or self.spec.notice_loss:
-            notices = [one for one in events if isinstance(one, IndexNotice)]
-            events = [one for one in events if not isinstance(one, IndexNotice)]
-            kept = [one for one in notices if self._chance.random() >= self.spec.notice_loss]
+            notices = [event for event in events if isinstance(event, IndexNotice)]
+            events = [event for event in events if not isinstance(event, IndexNotice)]
+            kept = [event for event in notices if self._chance.random() >= self.spec.notice_loss]
             if kept:
                 says = partial(self._notice, name, self.instances[name].incarnation, kept)
                 self.loop.after(self._front_seconds(name) + late_seconds, says)
         self._say_later(name, events, self._front_seconds(name))
 
     def _notice(self, name: str, incarnation: int, notices: Sequence[Event]) -> None:
-        """Tell the front, unless the connection has ended with its instance."""
+        """Send notices to the front, unless the connection has ended with its instance."""
         if self.front.queue.line(name).incarnation == incarnation:
             self.front.said(name, notices)
 
@@ -269,7 +270,7 @@ class VirtualCluster:
             self.loop.after(seconds, partial(self.front.said, name, events))
 
     def _tell(self, name: str, command: Command) -> None:
-        """Send a command to the incarnation that there is now."""
+        """Send a command to the present incarnation."""
         instance = self.instances.get(name)
         if instance is not None:
             self.loop.after(self._front_seconds(name), partial(instance.tell, command))
@@ -281,8 +282,10 @@ class VirtualCluster:
             self.loop.after(HEARTBEAT_SECONDS, self._beat)
 
     def _beat(self) -> None:
-        """Let idle instances beat, as long as anybody has requests and anything else happens: a
-        fleet at rest costs no virtual time."""
+        """Let idle instances send heartbeats while requests and other events remain.
+
+        A fleet at rest costs no virtual time.
+        """
         self._will_beat = False
         is_last = self.loop.next_seconds(self.transport) is None
         for instance in list(self.instances.values()):
@@ -291,7 +294,7 @@ class VirtualCluster:
             self._beat_later()
 
     def _reach(self, name: str) -> Reach:
-        """How long requests to an instance can be, alone and with what others lend."""
+        """Return the limits of a request's length at an instance, alone and with loans."""
         spec = self.spec
         if spec.hosts is None:
             return Reach(spec.limits.max_model_len)
@@ -309,7 +312,7 @@ class VirtualCluster:
 
 
 def _token_bytes(layout: Layout) -> int:
-    """Return what a token takes of the pool, at most."""
+    """Return the most bytes that a token takes of the pool."""
     return sum(
         group.page_stride_bytes // group.page_tokens
         for group in layout.groups

@@ -1,4 +1,4 @@
-"""What computes steps and holds pages in a virtual instance."""
+"""The model and the pages of a virtual instance."""
 
 from collections.abc import Sequence
 from typing import Protocol, Self
@@ -12,11 +12,11 @@ class Device(Protocol):
     """Pages of one incarnation of an instance, and the model that computes into them."""
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Begin a step, whose result is known before it ends."""
+        """Begin a step; its result is available before it ends."""
         ...
 
     def finish(self, plan: StepPlan, missed: Sequence[int]) -> None:
-        """End a step, all of which is read now.
+        """End a step and its reads.
 
         :param missed: handles of rows that read others' pages too late.
         """
@@ -30,16 +30,16 @@ class Device(Protocol):
         ...
 
     def put_behind(self, source: Self, first_large: int) -> None:
-        """Let pages of another instance's device continue one's own from a large page on."""
+        """Map the pages of another instance's device after the own ones, from a large page on."""
         ...
 
     def take_away(self, first_large: int) -> None:
-        """Let no pages lie there any more."""
+        """Unmap the pages from there."""
         ...
 
 
 class TraceDevice:
-    """Answers with the tokens of a trace; its pages have sizes and no content."""
+    """Device that answers with the tokens of a trace; its pages have sizes and no content."""
 
     def __init__(self, runner: TraceRunner) -> None:
         self._runner = runner

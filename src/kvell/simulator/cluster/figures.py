@@ -1,4 +1,4 @@
-"""What a cluster's run comes to, by role and altogether."""
+"""The figures of a cluster's run, by role and in total."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,17 +8,17 @@ from kvell.simulator.cluster.instance import VirtualInstance
 
 
 def cluster_figures(cluster: VirtualCluster) -> dict[str, Any]:
-    """Return the figures of a run; those of incarnations that died are among them.
+    """Return the figures of a run, dead incarnations included.
 
-    A text *arrives* when another instance announces it; what the receiver had of it already did
-    not have to cross.
+    A text *arrives* when another instance announces it; the tokens that the receiver had already
+    did not have to be transferred.
     """
     instances = [*cluster.past, *cluster.instances.values()]
     front, sent = cluster.front, cluster.transport.total()
     moved_bytes = sum(cluster.network.pulled_bytes.values())
     reasons = [end.reason for end in front.ends.values()]
     output_tokens = sum(map(len, front.outputs.values()))
-    seconds = max((one.finish_seconds or 0.0 for one in front.requests), default=0.0)
+    seconds = max((request.finish_seconds or 0.0 for request in front.requests), default=0.0)
     return {
         "instances": dict(cluster.spec.counts),
         "routing": cluster.spec.routing,
@@ -36,7 +36,9 @@ def cluster_figures(cluster: VirtualCluster) -> dict[str, Any]:
         "virtual_seconds": seconds,
         "sections": _sections(instances),
         "roles": {
-            role: _role_figures(cluster, [one for one in instances if one.role == role], seconds)
+            role: _role_figures(
+                cluster, [instance for instance in instances if instance.role == role], seconds
+            )
             for role in cluster.spec.counts
         },
     }
@@ -45,19 +47,19 @@ def cluster_figures(cluster: VirtualCluster) -> dict[str, Any]:
 def _role_figures(
     cluster: VirtualCluster, instances: Sequence[VirtualInstance], seconds: float
 ) -> dict[str, Any]:
-    stats = [one.core.stats() for one in instances]
-    counts = [one.counts for one in instances]
-    queries = sum(one.prefix_cache_queries for one in stats)
-    hits = sum(one.prefix_cache_hits for one in stats)
-    arriving = sum(one.arriving_tokens for one in counts)
-    were_there = sum(one.arriving_hits for one in counts)
-    names = {one.name for one in instances}
-    busy_seconds = sum(one.busy_seconds for one in counts)
+    stats = [instance.core.stats() for instance in instances]
+    counts = [instance.counts for instance in instances]
+    queries = sum(entry.prefix_cache_queries for entry in stats)
+    hits = sum(entry.prefix_cache_hits for entry in stats)
+    arriving = sum(entry.arriving_tokens for entry in counts)
+    were_there = sum(entry.arriving_hits for entry in counts)
+    names = {instance.name for instance in instances}
+    busy_seconds = sum(entry.busy_seconds for entry in counts)
     return {
         "instances": cluster.spec.counts[instances[0].role],
-        "steps": sum(one.steps for one in counts),
+        "steps": sum(entry.steps for entry in counts),
         "busy": busy_seconds / max(1e-9, seconds * len(names)),
-        "computed_tokens": sum(one.computed_tokens for one in counts),
+        "computed_tokens": sum(entry.computed_tokens for entry in counts),
         "prompt_tokens": queries,
         "hit_tokens": hits,
         "hit_rate": hits / max(1, queries),
@@ -65,23 +67,23 @@ def _role_figures(
         "arriving_hit_tokens": were_there,
         "arriving_hit_rate": were_there / max(1, arriving),
         "pulled_bytes": sum(cluster.network.pulled_bytes.get(name, 0) for name in names),
-        "preemptions": sum(one.preemptions for one in stats),
+        "preemptions": sum(entry.preemptions for entry in stats),
         "sections": _sections(instances),
     }
 
 
 def _sections(instances: Sequence[VirtualInstance]) -> dict[str, int]:
-    """Return how many sections were lent by these instances and read elsewhere by them.
+    """Return the numbers of sections that these instances lent, and read at other instances.
 
-    Of those read elsewhere ``returned`` were copied home and ``lost`` were computed anew;
-    ``recalled`` are those that creditors wanted back.
+    Of the latter, ``returned`` were copied back and ``lost`` were computed again; ``recalled`` are
+    those that creditors claimed back.
     """
-    ended = [one.core.stats().sections for one in instances]
-    counts = [one.counts for one in instances]
+    ended = [entry.core.stats().sections for entry in instances]
+    counts = [entry.counts for entry in instances]
     return {
-        "lent": sum(len(one.lent) for one in counts),
-        "borrowed": sum(len(one.borrowed) for one in counts),
-        "returned": sum(one["returned"] for one in ended),
-        "lost": sum(one["lost"] for one in ended),
-        "recalled": sum(len(one.recalled) for one in counts),
+        "lent": sum(len(entry.lent) for entry in counts),
+        "borrowed": sum(len(entry.borrowed) for entry in counts),
+        "returned": sum(entry["returned"] for entry in ended),
+        "lost": sum(entry["lost"] for entry in ended),
+        "recalled": sum(len(entry.recalled) for entry in counts),
     }

@@ -1,4 +1,4 @@
-"""The front in virtual time: its own queue, log, lines and router; no sockets, no coroutines."""
+"""The front in virtual time, with the real queue, log, lines and router; no sockets."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -26,16 +26,15 @@ from kvell.simulator.traces.rows import TraceRow
 from kvell.vocabulary import RequestId
 
 Tell = Callable[[str, Command], None]
-"""Sends a command to an instance."""
+"""Sender of a command to an instance."""
 
 
 class VirtualFront:
-    """Lets a trace's requests in, and gives each to instances until it has ended.
+    """A front that admits a trace's requests, and dispatches each to instances until it has ended.
 
-    :param request_seconds: that serving adds to each answer; see :class:`.StepTimer`.
-    :param tell: sends a command to an instance.
-    :ivar ends: how each request ended that was let in, by index.
-    :ivar outputs: the tokens that each request's reader got, by index.
+    :param request_seconds: time that serving adds to each answer; see :class:`.StepTimer`.
+    :ivar ends: the end of each admitted request, by index.
+    :ivar outputs: the tokens that each request's client received, by index.
     """
 
     def __init__(
@@ -61,26 +60,26 @@ class VirtualFront:
 
     @property
     def num_done(self) -> int:
-        """Requests that have ended or were refused."""
+        """The number of requests that have ended or were refused."""
         return len(self.ends) + len(self._schedule.refused)
 
     @property
     def num_refused(self) -> int:
-        """Requests that could not be served at all, or not let in."""
+        """The number of requests that could not be served at all, or not be admitted."""
         return len(self._schedule.refused)
 
     def drop(self, index: int) -> None:
-        """A request's client leaves; nothing if the request has not come or has ended."""
+        """Cancel a request for its client; do nothing if it has not arrived or has ended."""
         now_seconds = self._loop.now_seconds
         self._tell_all(self._dispatch.dropped(RequestId(str(index)), "cancelled", now_seconds))
 
     def migrate(self, index: int, target: str) -> None:
-        """Let another instance go on with a request, if it is served and the other may have it."""
+        """Move a request to another instance, if it is served and the other can take it."""
         with contextlib.suppress(ChangeSomething):
             self._tell_all(self.queue.migrate(RequestId(str(index)), target))
 
     def evacuate(self, instance_id: str) -> None:
-        """Let others go on with all that an instance has and that can move."""
+        """Move all requests of an instance that can move."""
         self._tell_all(self.queue.evacuate(instance_id))
 
     # ------------------------------------------------------------------ instances
@@ -96,8 +95,8 @@ class VirtualFront:
         reach: Reach,
         indexed: Sequence[IndexedGroup],
     ) -> None:
-        """An incarnation serves; see :meth:`.RequestQueue.open`."""
-        told = self._dispatch.ready(
+        """Open the queue for an incarnation that serves; see :meth:`.RequestQueue.open`."""
+        commands = self._dispatch.ready(
             instance_id,
             CREDITS,
             incarnation,
@@ -108,10 +107,10 @@ class VirtualFront:
             reach=reach,
             indexed=indexed,
         )
-        self._tell_all(told)
+        self._tell_all(commands)
 
     def said(self, instance_id: str, events: Sequence[Event]) -> None:
-        """Take in what an instance says."""
+        """Handle the events of an instance."""
         now_seconds = self._loop.now_seconds
         for event in events:
             if isinstance(event, Tokens):
@@ -121,13 +120,13 @@ class VirtualFront:
         self._tell_all(self._dispatch.said(instance_id, events, now_seconds))
 
     def lost(self, instance_id: str, death: InstanceDeath) -> None:
-        """An incarnation is no more: others go on with what it had."""
+        """Handle the death of an incarnation: other instances continue its requests."""
         self._tell_all(self._dispatch.lost(instance_id, death, self._loop.now_seconds))
 
     # ------------------------------------------------------------------- requests
 
     def _look_ahead(self) -> None:
-        """Let the next request of the trace arrive at its time."""
+        """Schedule the arrival of the trace's next request."""
         at_seconds = self._schedule.next_seconds()
         if at_seconds is None or (self._looks_at is not None and self._looks_at <= at_seconds):
             return
@@ -136,7 +135,7 @@ class VirtualFront:
 
     def _arrive(self, looked_at: float) -> None:
         if self._looks_at != looked_at:
-            return  # another one came to be due before
+            return  # an earlier request was scheduled since
         self._looks_at = None
         while True:
             at_seconds = self._schedule.next_seconds()
@@ -179,20 +178,19 @@ class VirtualFront:
         self._schedule.ended(index, now_seconds)
         self._look_ahead()
 
-    def _tell_all(self, told: Sequence[tuple[str, Command]]) -> None:
-        for instance_id, command in told:
+    def _tell_all(self, commands: Sequence[tuple[str, Command]]) -> None:
+        for instance_id, command in commands:
             self._tell(instance_id, command)
 
 
 class _Trace:
-    """Hears of a request's end."""
+    """Observer of a request's end."""
 
     def __init__(self, ended: Callable[[EndedRequest], None]) -> None:
         self._ended = ended
 
     def admitted(self) -> None:
-        """Not needed."""
+        """Do nothing."""
 
     def ended(self, request: EndedRequest) -> None:
-        """Pass it on."""
         self._ended(request)

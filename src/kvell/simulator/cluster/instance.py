@@ -1,4 +1,4 @@
-"""One incarnation of an instance in virtual time: the engine's core and agent, and what they ask.
+"""One incarnation of an instance in virtual time: the engine's core and agent, and their actions.
 
 ::
 
@@ -7,8 +7,8 @@
              plan ▼   │ commit, after the step's seconds
                   Device
 
-As in an instance's process, what happens during a step is taken in behind it, and the right to
-read a page is changed before the next step is planned.
+As in an instance's process, inputs that arrive during a step are handled after it, and the right to
+read a page changes before the next step is planned.
 """
 
 import math
@@ -56,7 +56,7 @@ from kvell.simulator.cluster.reads import IN_ONE_MEMORY, NeighbourReads
 from kvell.simulator.replay.runner import StepTimer
 
 LATEST_TICK: Tick = 1 << 50
-"""Deadlines behind it are none."""
+"""Later deadlines do not exist."""
 
 Command = Submit | Cancel | Migrate | MoveKvCache | WatchIndex
 Input = Command | PeerEntry
@@ -64,14 +64,14 @@ Input = Command | PeerEntry
 
 @dataclass
 class Counts:
-    """What an incarnation has done.
+    """Counts of an incarnation.
 
     :ivar arriving_tokens: of texts that were announced to it.
-    :ivar arriving_hits: of these the ones that were there already.
-    :ivar lent: loans that it has filled, and ``recalled``: those that it wanted back.
+    :ivar arriving_hits: those of them that were cached already.
+    :ivar lent: loans that it has filled, and ``recalled``: those that it claimed back.
     :ivar borrowed: rights under which its steps read others' pages: creditor, its incarnation and
         number.
-    :ivar missed: rows that did not count, since a right was gone when they had read.
+    :ivar missed: rows that did not count, since a right was revoked before their read ended.
     """
 
     steps: int = 0
@@ -88,7 +88,7 @@ class Counts:
 
 @dataclass
 class Record:
-    """Everything that an incarnation was told, and what it did: for a replay."""
+    """All inputs and decisions of an incarnation, for a replay."""
 
     journal: Journal = field(default_factory=Journal)
     plans: list[StepPlan] = field(default_factory=list)
@@ -99,16 +99,16 @@ Say = Callable[[Sequence[Event]], None]
 
 
 def _nothing() -> None:
-    """Do nothing: the default of :attr:`VirtualInstance.watch`."""
+    """Do nothing."""
 
 
 class VirtualInstance:
     """An incarnation of an instance, from its start to its death.
 
     :param core: with ``agent``.
-    :param says: takes its events to the front.
+    :param says: sends its events to the front.
     :param record: is filled, if given.
-    :param reads: what pages at other instances cost.
+    :param reads: cost of pages at other instances.
     :ivar watch: called after each input and each step.
     """
 
@@ -138,7 +138,7 @@ class VirtualInstance:
         self._machine, self._loop, self._network, self._says = machine, loop, network, says
         self._inbox: deque[Input] = deque()
         self._streaming: dict[int, tuple[str, Offer]] = {}
-        """Offers of what is being computed, and to whom, by number of the transfer."""
+        """Offers of streamed pages, and their receivers, by number of the transfer."""
         self._is_busy = False
         self._ticked: Tick = -TICK_MILLISECONDS
         self._wakes_at: Tick = LATEST_TICK
@@ -147,57 +147,57 @@ class VirtualInstance:
 
     @property
     def role(self) -> str:
-        """What it does."""
+        """The instance's role."""
         return self.name.rpartition("-")[0]
 
     def hear(self, entry: PeerEntry) -> None:
-        """Take in what other instances and copies bring."""
+        """Handle messages of other instances and ends of pulls."""
         if isinstance(entry, PeerLost):
             self.behind.lose(entry.peer, entry.incarnation)
         self._take(entry)
 
     def meet(self, other: Endpoint, *, is_near: bool) -> None:
-        """Connect to another instance; taken in before what comes from it."""
+        """Connect to another instance, before any message from it is handled."""
         first = self.behind.put(other) if is_near else NOT_IN_PLACE
         self._inbox.append(PeerMapped(other.name, other.incarnation, first))
 
     def tell(self, command: Command) -> None:
-        """Take a command of the front."""
+        """Handle a command of the front."""
         self._take(command)
 
     def beat(self) -> None:
-        """Say a heartbeat while nothing is computed; one that computes says it behind its step."""
+        """Send a heartbeat if idle; a busy instance sends it after its step."""
         is_silent = self._is_busy or self.is_dead or self._is_paused
         if not is_silent and (beat := self._pulse()):
             self._says(beat)
 
     def pause(self, seconds: float) -> None:
-        """Stand still, as a process that is stopped: what comes waits, and a step ends later.
+        """Stop, as a process that is stopped: inputs wait, and a step ends later.
 
-        Its memory stays what it is, and others read it.
+        Its memory is unchanged, and others read it.
         """
         until_seconds = self._loop.now_seconds + seconds
         self._stands_until_seconds = max(self._stands_until_seconds, until_seconds)
         self._loop.at(until_seconds, self._run)
 
     def die(self) -> None:
-        """Nothing reaches it or comes from it any more, and nobody may read its pages."""
+        """End all communication, and revoke all rights to read its pages."""
         self.is_dead = True
         self._inbox.clear()
         self.rights.clear()
 
     # ----------------------------------------------------------------------- loop
 
-    def _take(self, one: Input) -> None:
+    def _take(self, entry: Input) -> None:
         if not self.is_dead:
-            self._inbox.append(one)
+            self._inbox.append(entry)
             self._run()
 
     def _run(self) -> None:
-        """Take in all that waits, and begin a step if there is anything to compute."""
+        """Handle all inputs, and begin a step if there is work."""
         if self._is_busy or self.is_dead or self._is_paused:
             return
-        self._is_busy = True  # what comes of this is taken in here
+        self._is_busy = True  # inputs that this causes are handled here
         while self._inbox:
             self._handle(self._inbox.popleft())
         self._tick()
@@ -206,15 +206,15 @@ class VirtualInstance:
             self._begin()
         self._wake_at(self._deadline())
 
-    def _handle(self, one: Input) -> None:
-        if not isinstance(one, Cancel):
+    def _handle(self, entry: Input) -> None:
+        if not isinstance(entry, Cancel):
             self._tell_time()  # deadlines count from now
-        if isinstance(one, Submit | Cancel | Migrate | MoveKvCache):
-            self._done(self._told.tell(one))
-        elif isinstance(one, WatchIndex):
+        if isinstance(entry, Submit | Cancel | Migrate | MoveKvCache):
+            self._done(self._told.tell(entry))
+        elif isinstance(entry, WatchIndex):
             self._done(self.core.watch_index(self._index_watch))
         else:
-            self._heard(one)
+            self._heard(entry)
 
     def _index_watch(self) -> IndexWatch:
         return IndexWatch(self.agent.core, with_tokens=False)
@@ -226,18 +226,18 @@ class VirtualInstance:
     def _heard(self, entry: PeerEntry) -> None:
         if isinstance(entry, Ticked):
             self._ticked = entry.now
-        elif isinstance(entry, PeerLost):  # between two steps: none reads its pool
+        elif isinstance(entry, PeerLost):  # between two steps: no step reads its pool
             self.behind.take_away(entry.peer, entry.incarnation)
         self._done(self._told.heard(entry))
 
     def _tell_time(self) -> None:
-        """Say what time it is, unless the core knows."""
+        """Pass the time to the core, unless the core has it."""
         now = self._now()
         if now - self._ticked >= TICK_MILLISECONDS:
             self._heard(Ticked(now))
 
     def _tick(self) -> None:
-        """Say what time it is at a deadline."""
+        """Pass the time to the core at a deadline."""
         deadline, now = self._deadline(), self._now()
         if deadline is not None and deadline <= now:
             self._heard(Ticked(now))
@@ -250,7 +250,7 @@ class VirtualInstance:
         plan = self._told.plan()
         seconds = self._machine.step_seconds(plan)
         seconds += self._reads.seconds(plan, self.agent.loans.lending)
-        if plan.streams:  # its pages are offered before it runs
+        if plan.streams:  # the core's actions offer its pages before it runs
             self._done([])
             self._tell_written(plan, seconds)
         self.counts.steps += 1
@@ -261,7 +261,7 @@ class VirtualInstance:
         self._loop.after(seconds, partial(self._end, plan, self.device.run(plan)))
 
     def _end(self, plan: StepPlan, result: StepResult) -> None:
-        """Commit a step; rows count whose rights to read others' pages still stand."""
+        """Commit a step; rows count if their rights to read others' pages are still valid."""
         if self.is_dead:
             return
         if self._is_paused:
@@ -270,7 +270,7 @@ class VirtualInstance:
         if plan.borrowed:
             result = structs.replace(result, missed=plan.missed(self.behind.stands))
             self.counts.missed += len(result.missed)
-            self.counts.borrowed |= {one[1:4] for one in plan.borrowed if one.right}
+            self.counts.borrowed |= {row[1:4] for row in plan.borrowed if row.right}
         self.device.finish(plan, result.missed)
         self._tell_time()
         self._done([*self._told.commit(result), *self._pulse()])
@@ -278,7 +278,7 @@ class VirtualInstance:
         self._run()
 
     def _tell_written(self, plan: StepPlan, seconds: float) -> None:
-        """Say of each stage of a step when it is written, to those who pull it meanwhile."""
+        """Send a hint after each stage of a step to the instances that pull it meanwhile."""
         for number in plan.streams:
             target, offer = self._streaming[number]
             for stage in range(offer.stages):
@@ -302,7 +302,7 @@ class VirtualInstance:
     # ------------------------------------------------------------------------ I/O
 
     def _done(self, events: Sequence[Event]) -> None:
-        """An input has been taken in: do what the agent asks for, and tell the front."""
+        """Carry out the agent's actions after an input, and send events to the front."""
         actions = self.core.take_actions()
         if self.record is not None:
             self.record.actions += actions
@@ -347,7 +347,7 @@ class VirtualInstance:
         return int(self._loop.now_seconds * 1000)
 
     def _wake_at(self, deadline: Tick | None) -> None:
-        """Look at the time at a deadline, unless that is done earlier anyway."""
+        """Run at a deadline, unless an earlier run is scheduled."""
         if deadline is None or deadline >= min(self._wakes_at, LATEST_TICK):
             return
         self._wakes_at = deadline
@@ -357,5 +357,5 @@ class VirtualInstance:
                 self._wakes_at = LATEST_TICK
                 self._run()
 
-        # The clock's whole milliseconds reach the deadline just behind it.
+        # The clock's whole milliseconds reach the deadline just after it.
         self._loop.at((deadline + 0.5) / 1000, wake)

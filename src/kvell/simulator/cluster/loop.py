@@ -1,4 +1,4 @@
-"""The one loop of a virtual cluster: what is to happen, in order of its time."""
+"""The loop of a virtual cluster: all events, in order of time."""
 
 from collections.abc import Callable
 
@@ -6,13 +6,13 @@ from kvell.simulator.clock.events import EventQueue
 from kvell.simulator.clock.transport import VirtualTransport
 
 Happening = Callable[[], None]
-"""Something that happens at a moment."""
+"""An event, called at its time."""
 
 
 class Loop:
-    """Virtual time, and what is to happen in it.
+    """Virtual time and its events.
 
-    :ivar now_seconds: the time of what happens now.
+    :ivar now_seconds: the time of the present event.
     """
 
     def __init__(self) -> None:
@@ -20,20 +20,20 @@ class Loop:
         self._events: EventQueue[Happening] = EventQueue()
 
     def at(self, seconds: float, happening: Happening) -> None:
-        """Let something happen at a time, or now if that is past."""
+        """Schedule an event at a time, or now if that is past."""
         self._events.schedule(max(seconds, self.now_seconds), happening)
 
     def after(self, seconds: float, happening: Happening) -> None:
-        """Let something happen so many seconds from now."""
+        """Schedule an event ``seconds`` from now."""
         self.at(self.now_seconds + seconds, happening)
 
     def next_seconds(self, transport: VirtualTransport) -> float | None:
-        """When anything happens next, deliveries included; None: nothing will."""
+        """Return the time of the next event, deliveries included; None if there is none."""
         times = (self._events.next_seconds(), transport.next_seconds())
-        return min((one for one in times if one is not None), default=None)
+        return min((seconds for seconds in times if seconds is not None), default=None)
 
     def advance(self, now_seconds: float) -> bool:
-        """Move to a time, and let the next thing happen that is due then; whether any was."""
+        """Move to a time, and run the next event that is due then; return whether there was one."""
         self.now_seconds = max(self.now_seconds, now_seconds)
         due_seconds = self._events.next_seconds()
         if due_seconds is None or due_seconds > self.now_seconds:

@@ -1,12 +1,12 @@
-"""What instances say to each other and read of each other's pages, in virtual time.
+"""Messages and reads of pages between instances, in virtual time.
 
-Messages and pages take different ways between two instances, as they do between processes.  An
-endpoint is one incarnation: what was meant for one that is no more reaches nobody.
+Messages and pages use different links between two instances, as between processes. An endpoint is
+one incarnation: a message for a dead one is not delivered.
 
-A pull ends once and in one of three ways: all bytes have crossed, it is stopped, or its source
-cannot be reached.  Whether it counts is decided when it ends, by the right to read.
+A pull ends once and in one of three ways: all bytes have arrived, it is stopped, or its source
+cannot be reached. Whether it counts is decided when it ends, by the right to read.
 
-Pages have no layers here: where a real pull in stages brings a part of every page, this one brings
+Pages have no layers here: a real pull in stages transfers a part of every page, this one transfers
 some whole pages, as many bytes.
 """
 
@@ -27,7 +27,7 @@ from kvell.simulator.cluster.loop import Loop
 from kvell.wire.decoding import decode
 
 MESSAGE_SECONDS = 1e-4
-"""Of a message between two processes of one host, with what it takes to wake the other."""
+"""Latency between two processes of one host, including the wake-up of the receiver."""
 UNREACHED = "its pages cannot be reached"
 REVOKED = "the right to read was gone"
 STOPPED = "it was stopped"
@@ -38,9 +38,9 @@ _DECODER = msgspec.msgpack.Decoder(PeerMessage)
 
 @dataclass(frozen=True)
 class Links:
-    """How instances are connected, in each direction.
+    """The connections between instances, in each direction.
 
-    :param pages: without loss: what is read arrives, or the reader is told.
+    :param pages: without loss: a read arrives, or the reader is notified.
     :param hang_up_seconds: until others see that an instance has died.
     :param unreached_seconds: until others see that one cannot be reached.
     :param stop_seconds: until a pull that is stopped writes no more.
@@ -58,32 +58,32 @@ class Endpoint(Protocol):
 
     @property
     def name(self) -> str:
-        """The instance."""
+        """The instance's name."""
         ...
 
     @property
     def incarnation(self) -> int:
-        """Which start of it this is; no other has the same."""
+        """The number of this start; unique among all incarnations."""
         ...
 
     @property
     def device(self) -> Device:
-        """Its pages."""
+        """The endpoint's pages."""
         ...
 
     @property
     def rights(self) -> Collection[int]:
-        """Numbers of its transfers whose receivers may read now."""
+        """The numbers of its transfers whose receivers may read now."""
         ...
 
     def hear(self, entry: PeerEntry) -> None:
-        """Take in what happens, between two steps."""
+        """Handle an event, between two steps."""
         ...
 
     def meet(self, other: Self, *, is_near: bool) -> None:
-        """Connect to another instance, before anything is heard of it or said to it.
+        """Connect to another instance, before any message to or from it.
 
-        :param is_near: whether it is of the same host.
+        :param is_near: whether it is on the same host.
         """
         ...
 
@@ -93,9 +93,9 @@ class _Copy:
     """A pull under way.
 
     :ivar stages: in which its rows are written; 0: all are.
-    :ivar num_asked: of its rows, those that cross or have come.
+    :ivar num_asked: number of its rows that are requested or have arrived.
     :ivar crossing: rows that are read when their bytes arrive, by the payload they arrive with.
-    :ivar is_last: whether nothing more is asked for.
+    :ivar is_last: whether all rows are requested.
     """
 
     reader: Endpoint
@@ -108,18 +108,18 @@ class _Copy:
     is_last: bool = False
 
     def take(self, until: int) -> Ints:
-        """The rows before this one that nobody has asked for."""
+        """Return the unrequested rows before ``until``, and mark them as requested."""
         taken = self.rows[self.num_asked : until]
         self.num_asked = max(self.num_asked, until)
         return taken
 
 
 class Network:
-    """All instances that live, and what crosses between them.
+    """All live instances, and the messages and pages in transit.
 
     :param page_bytes: of each group.
-    :param hosts: of instances that are not on the common host, by name; None: no pool can be read
-        in place, wherever it is, and nobody is told whom it meets.
+    :param hosts: hosts of instances that are not on the common host, by name; None: no pool can be
+        read in place on any host, and instances receive no notice of connections.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class Network:
         self._loop, self._transport, self._links = loop, transport, links
         self._hosts = hosts
         self._met: set[tuple[str, str]] = set()
-        """Who is connected to whom, by address."""
+        """Connected pairs of addresses."""
         self._page_bytes = page_bytes
         self._alive: dict[str, Endpoint] = {}
         self._cut: set[frozenset[str]] = set()
@@ -141,12 +141,12 @@ class Network:
         self._crossing: dict[bytes, bytes] = {}
         """The pull whose bytes arrive with a payload."""
         self._written: dict[bytes, int] = {}
-        """Stages of pulls that were said to be written, also of those that have not begun."""
+        """Stages of pulls that are reported as written, also of pulls that have not begun."""
         self.pulled_bytes: dict[str, int] = {}
-        """Bytes that were asked for, by the instance that reads."""
+        """Requested bytes, by the instance that reads."""
 
     def enter(self, endpoint: Endpoint) -> None:
-        """An instance has started."""
+        """Add a started instance."""
         for other in self._alive.values():
             for source, reader in ((endpoint, other), (other, endpoint)):
                 self._transport.set_link(_pages(source), _pages(reader), self._links.pages)
@@ -155,7 +155,7 @@ class Network:
             self._cut_ways(pair)
 
     def leave(self, endpoint: Endpoint) -> None:
-        """An instance has died: the others see it soon."""
+        """Remove a dead instance; the others see its death soon."""
         del self._alive[endpoint.name]
         for key, copy in list(self._copies.items()):
             if copy.reader is endpoint:
@@ -169,7 +169,7 @@ class Network:
             self._lose(other, lost, self._links.hang_up_seconds)
 
     def send(self, sender: Endpoint, target: str, message: PeerMessage) -> None:
-        """Send a message; a sender that cannot reach the other is told so."""
+        """Send a message; report an unreachable receiver to the sender."""
         other = self._alive.get(target)
         if other is None:
             self._lose(sender, PeerLost(target, 0), self._links.hang_up_seconds)
@@ -199,32 +199,35 @@ class Network:
             self._break(key, self._links.unreached_seconds)
 
     def rest(self, reader: Endpoint, transfer: Transfer) -> None:
-        """All that a pull in stages reads is written; it may have ended."""
+        """Read the rest of a pull in stages, all of which is written; the pull may have ended."""
         copy = self._copies.get(_key(reader, transfer))
         if copy is not None:
             self._bring_rest(copy)
 
     def stop(self, reader: Endpoint, transfer: Transfer) -> None:
-        """End a pull as soon as may be: what is being read just now is still written."""
+        """End a pull soon; the read in progress is still written."""
         key = _key(reader, transfer)
         self._loop.after(self._links.stop_seconds, lambda: self._end(key, STOPPED))
 
     def deliver(self) -> bool:
-        """Hand over what has arrived by now; whether anything has."""
+        """Hand over all arrived messages and pages; return whether there were any."""
         arrived = self._transport.due(self._loop.now_seconds)
-        for one in arrived:
-            if one.payload in self._crossing:
-                self._crossed(one.payload)
+        for delivery in arrived:
+            if delivery.payload in self._crossing:
+                self._crossed(delivery.payload)
                 continue
             for target in self._alive.values():
-                if _address(target) == one.receiver:
-                    sender, message = one.sender.rpartition("#")[0], decode(_DECODER, one.payload)
-                    self._meet(target, self._alive[sender])  # the dead have no messages under way
+                if _address(target) == delivery.receiver:
+                    sender, message = (
+                        delivery.sender.rpartition("#")[0],
+                        decode(_DECODER, delivery.payload),
+                    )
+                    self._meet(target, self._alive[sender])  # a dead sender's messages are cut
                     self._heard(target, sender, message)
         return bool(arrived)
 
     def _heard(self, target: Endpoint, sender: str, message: PeerMessage) -> None:
-        """As in a process, a hint for pulls is not taken in between two steps."""
+        """Handle a message; a hint for pulls takes effect immediately, not between two steps."""
         if not isinstance(message, Written):
             target.hear(Heard(sender, message))
         elif message.transfer.sender == sender:
@@ -245,16 +248,16 @@ class Network:
             for key, copy in self._copies.items():
                 if {copy.reader.name, copy.source.name} == pair:
                     self._break(key, self._links.unreached_seconds)
-            for one, another in ((a, b), (b, a)):
-                self._notice(one, another)
+            for name, another in ((a, b), (b, a)):
+                self._notice(name, another)
 
     def heal(self) -> None:
-        """All can reach each other again."""
+        """Let all instances reach each other again."""
         self._cut.clear()
         self._transport.heal()
 
     def _notice(self, name: str, lost: str) -> None:
-        """An instance sees after a while that another one does not answer."""
+        """Let an instance see after a while that another one does not answer."""
         me, other = self._alive.get(name), self._alive.get(lost)
         if me is None or other is None:
             return
@@ -271,26 +274,26 @@ class Network:
         if self._is_cut(sender.name, target):
             sender.hear(PeerLost(target, 0))
 
-    def _is_cut(self, one: str, other: str) -> bool:
-        return frozenset((one, other)) in self._cut
+    def _is_cut(self, name: str, other: str) -> bool:
+        return frozenset((name, other)) in self._cut
 
     def _cut_ways(self, pair: frozenset[str]) -> None:
         ends = [self._alive[name] for name in pair if name in self._alive]
         if len(ends) == 2:
             for spell in (_address, _pages):
-                one, other = map(spell, ends)
-                self._transport.partition([one], [other])
+                end, other = map(spell, ends)
+                self._transport.partition([end], [other])
 
     # --------------------------------------------------------------------- copies
 
     def _bring_written(self, copy: _Copy, stage: int) -> None:
-        """Ask for what is written; nothing if that is done, or all of it is."""
+        """Request the written rows; do nothing if they or all rows are requested."""
         if copy.stages and not copy.is_last:
             rows = copy.take(len(copy.rows) * min(stage + 1, copy.stages) // copy.stages)
             self._ask(copy, rows) if len(rows) else None
 
     def _bring_rest(self, copy: _Copy) -> None:
-        """Ask for all that is left: a half is read now, and a half when it arrives."""
+        """Request all remaining rows: half are read now, and half when they arrive."""
         if copy.is_last:
             return
         copy.is_last = True
@@ -313,7 +316,7 @@ class Network:
         return sum(self._page_bytes[group] for group in rows[:, 0].tolist())
 
     def _crossed(self, payload: bytes) -> None:
-        """Bytes of a pull have arrived."""
+        """Write the bytes of a pull that have arrived."""
         key = self._crossing.pop(payload)
         copy = self._copies[key]
         copy.reader.device.read(copy.source.device, copy.crossing.pop(payload))
@@ -327,7 +330,7 @@ class Network:
         return copy
 
     def _break(self, key: bytes, seconds: float) -> None:
-        """Pages cannot be reached any more, which the reader sees after a while."""
+        """End a pull after a while: its pages cannot be reached any more."""
         self._loop.after(seconds, lambda: self._end(key, UNREACHED))
 
     def _end(self, key: bytes, problem: str) -> None:
@@ -343,17 +346,17 @@ class Network:
     def _tell(self, endpoint: Endpoint, entry: PeerEntry, seconds: float) -> None:
         self._loop.after(seconds, lambda: endpoint.hear(entry))
 
-    def _meet(self, one: Endpoint, other: Endpoint) -> None:
-        """Connect an instance to another, unless it is."""
-        pair = _address(one), _address(other)
+    def _meet(self, endpoint: Endpoint, other: Endpoint) -> None:
+        """Connect an instance to another, unless it is connected."""
+        pair = _address(endpoint), _address(other)
         if self._hosts is None or pair in self._met:
             return
         self._met.add(pair)
-        is_near = self._hosts.get(one.name, "") == self._hosts.get(other.name, "")
-        one.meet(other, is_near=is_near)
+        is_near = self._hosts.get(endpoint.name, "") == self._hosts.get(other.name, "")
+        endpoint.meet(other, is_near=is_near)
 
     def _lose(self, endpoint: Endpoint, lost: PeerLost, seconds: float) -> None:
-        """Let an instance see after a while that another is no more."""
+        """Let an instance see after a while that another is dead."""
 
         def see() -> None:
             self._met.discard((_address(endpoint), f"{lost.peer}#{lost.incarnation}"))
@@ -363,15 +366,15 @@ class Network:
 
 
 def _address(endpoint: Endpoint) -> str:
-    """Where messages for an incarnation go."""
+    """Return the address of an incarnation for messages."""
     return f"{endpoint.name}#{endpoint.incarnation}"
 
 
 def _key(reader: Endpoint, transfer: Transfer) -> bytes:
-    """Names a pull."""
+    """Return the key of a pull."""
     return _ENCODER.encode((reader.name, reader.incarnation, transfer))
 
 
 def _pages(endpoint: Endpoint) -> str:
-    """Where its pages are read, and where it reads others'."""
+    """Return the address of an incarnation's pages, for reads from it and by it."""
     return f"{_address(endpoint)}/pages"

@@ -1,4 +1,4 @@
-"""What it costs in virtual time that a request's pages lie at another instance."""
+"""The cost in virtual time of a request's pages at another instance."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from kvell.mempool.loans.lending import Lending
 class NeighbourReads:
     """Seconds on top of those of steps whose pages are all local (Infinite-LLM, equation 6).
 
-    :param section_seconds: that a step takes longer for each section that it reads elsewhere.
+    :param section_seconds: added to a step for each section that it reads at another instance.
     :param lent_seconds: the same for each section that the instance lends.
     """
 
@@ -18,7 +18,7 @@ class NeighbourReads:
     lent_seconds: float = 0.0
 
     def seconds(self, plan: StepPlan, lending: Lending) -> float:
-        """Of one step.
+        """Return the seconds of one step.
 
         :param lending: of its instance.
         """
@@ -28,4 +28,4 @@ class NeighbourReads:
 
 
 IN_ONE_MEMORY = NeighbourReads()
-"""All instances share one memory, so that a page costs the same wherever it lies."""
+"""All instances share one memory, so that the cost of a page is the same at each."""

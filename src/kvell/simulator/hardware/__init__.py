@@ -1,1 +1,1 @@
-"""How long a step takes on a device, and what it keeps in memory."""
+"""Duration of a step on a device, and its activation memory."""

@@ -1,7 +1,7 @@
-"""Estimates what a model's step computes and reads, from its config: dense and expert layers.
+"""Estimate of a step's operations and bytes, from a model's config: dense and expert layers.
 
-For the analytic profile: every step reads all experts, as large batches do, and all states;
-image encoders and attention to image tokens are left out.
+For the analytic profile: every step reads all experts, as large batches do, and all states; image
+encoders and attention to image tokens are left out.
 """
 
 from collections.abc import Sequence

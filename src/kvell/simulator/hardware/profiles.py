@@ -62,8 +62,8 @@ def _read(flag: str, name: str, directory: Path) -> tuple[str, dict[str, object]
     if name not in hardware_names(directory):
         path = Path(name)
     if path.suffix != ".toml" or not path.is_file():
-        known = ", ".join(hardware_names(directory))
-        raise ChangeSomething(flag, name, "is no profile", f"use a TOML file or {known}")
+        names = ", ".join(hardware_names(directory))
+        raise ChangeSomething(flag, name, "is no profile", f"use a TOML file or {names}")
     try:
         return path.stem, decode_toml(path.read_text())
     except (MalformedError, UnicodeDecodeError) as error:

@@ -1,8 +1,7 @@
 """The link to host memory in virtual time: seconds of copies to the CPU buffer and back.
 
-What is copied before a pass and what under it is asked of the runner's own
-:func:`~kvell.engine.running.copies.copy_order.copy_order`, so that a replay charges what a runner
-does.
+The runner's own :func:`~kvell.engine.running.copies.copy_order.copy_order` decides which copies
+precede a pass and which run during it, so that a replay charges the runner's cost.
 """
 
 from dataclasses import dataclass
@@ -21,19 +20,20 @@ WAITS = 0
 class WithHostLink:
     """A machine whose steps copy the pages that a plan moves, as the real runner does.
 
-    Pages that move under the pass do so stage by stage: the first stage of those that it needs
-    is waited for, the others take part of its processors and memory::
+    Pages that move during the pass do so stage by stage. The pass waits for the first stage of the
+    pages that it needs; the others use part of its processors and memory::
 
-        copying    1 │ 2 │ 3 │ … │ S │ pages that nobody waits for
+        copying    1 │ 2 │ 3 │ … │ S │ pages that no layer waits for
         computing      1 │ 2 │ 3 │ … │ S
 
     :param bytes_per_second: of a copy by itself, one way.
     :param on_host: the pool is host memory; on a GPU all copies are made before the pass.
-    :param slows: seconds lost for each second of copies beside the pass, or of the pass beside
-        longer copies: 0 where they share nothing, 1 where nothing is gained, more where copies
-        beside a pass cost more than before it.
-    :param streamed_layers: not WAITS: what eLLM §4.3.2 assumes and no runner here does.  Each of
-        so many layers is computed while the next one's pages move, out and in at the same time.
+    :param slows: seconds lost for each second of copies during the pass, or of the pass during
+        longer copies: 0 if they share nothing, 1 if nothing is gained, more if copies during a pass
+        cost more than before it.
+    :param streamed_layers: not WAITS: the assumption of eLLM §4.3.2, which no runner here meets.
+        Each of this number of layers is computed while the next one's pages move, out and in
+        together.
     """
 
     machine: StepTimer
@@ -73,11 +73,11 @@ class WithHostLink:
 
 
 def calibrated_link(machine: CalibratedMachine, layout: Layout) -> WithHostLink:
-    """A machine with the copies to its CPU buffer as ``kvell calibrate`` measured them.
+    """Return a machine with the copies to its CPU buffer as ``kvell calibrate`` measured them.
 
     A calibration that did not measure copies of pages gives the rate of a plain copy.
     """
-    found = machine.calibration
-    rate = found.copies.bytes_per_second or found.copy_bytes_per_second
-    under = found.copies.are_under_pass
-    return WithHostLink(machine, layout, rate, on_host=under, slows=found.copies.slows)
+    measured = machine.calibration
+    rate = measured.copies.bytes_per_second or measured.copy_bytes_per_second
+    under = measured.copies.are_under_pass
+    return WithHostLink(machine, layout, rate, on_host=under, slows=measured.copies.slows)

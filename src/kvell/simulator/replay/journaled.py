@@ -1,8 +1,8 @@
-"""Replays an engine's journal in virtual time: the same decisions again, without a model.
+"""Replay of an engine's journal in virtual time: the same decisions again, without a model.
 
-The journal has every input of the engine, including the model's answers; layout and limits
-are the engine's.  So plans, hits and evictions are the engine's too, and memory can be
-sampled as in the replay of a trace.
+The journal has every input of the engine, including the model's answers; layout and limits are the
+engine's. So plans, hits and evictions are the engine's too, and memory can be sampled as in the
+replay of a trace.
 """
 
 from collections.abc import Iterable, Sequence
@@ -39,9 +39,9 @@ class JournaledStep:
 
 @dataclass(frozen=True)
 class JournalReport:
-    """What an engine did.
+    """The decisions of an engine.
 
-    :param finished: how each request ended, with its hit tokens.
+    :param finished: the end of each request, with its hit tokens.
     :param stats: gauges and counters at the end.
     :param means: memory over the steps.
     """
@@ -68,7 +68,7 @@ def replay_journal(
     """Feed a journal to a new engine core over ``core``.
 
     :param core: an empty memory core of the engine's layout.
-    :param layers: the model's layers, which determine what is needed of the pages.
+    :param layers: the model's layers, which determine the tokens that are still needed.
     :param limits: the engine's.
     :param machine: gives each step its duration.
     :param eos_token_ids: the engine's.
@@ -83,7 +83,7 @@ def replay_journal(
 
 @dataclass
 class _Again:
-    """An engine that gets the inputs of another one."""
+    """An engine that receives the inputs of another one."""
 
     memory: MeteredCore
     layers: Sequence[LayerSpec]
@@ -101,7 +101,7 @@ class _Again:
         self.memory.on_advanced = self._look
 
     def take(self, entry: Entry) -> None:
-        """Take the engine's next input."""
+        """Apply the engine's next input."""
         if isinstance(entry, Submit):
             self._note(self.engine.submit(entry))
         elif isinstance(entry, Cancel):

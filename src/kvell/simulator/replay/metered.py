@@ -1,4 +1,4 @@
-"""Meters a memory core: time inside its calls, and the progress of each holder."""
+"""Meter of a memory core: time inside its calls, and the progress of each holder."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -16,14 +16,14 @@ Answer = TypeVar("Answer")
 
 
 def _nothing() -> None:
-    """Do nothing: the default of :attr:`MeteredCore.on_advanced`."""
+    """Do nothing."""
 
 
 class MeteredCore:
-    """Passes every call on to ``core``; decides nothing.
+    """Wrapper that passes all calls on to ``core`` and decides nothing.
 
     :ivar nanoseconds: time inside the calls that manage memory, not in those that only look.
-    :ivar on_advanced: called when a step's tokens are computed and pages behind windows are
+    :ivar on_advanced: called when a step's tokens are computed and pages before windows are
         released, but those of finished requests are not yet: the moment of sampling.
     """
 
@@ -51,11 +51,11 @@ class MeteredCore:
             self.nanoseconds += time.perf_counter_ns() - start
 
     def begin_step(self, step: int) -> None:
-        """Passed on to the :class:`MemoryCore` and timed, like every call below."""
+        """Pass on to the :class:`MemoryCore` and time, like every call below."""
         self._timed(self._core.begin_step, step)
 
     def register(self, groups: Sequence[GroupSpec]) -> None:
-        """Passed on."""
+        """Pass on."""
         self._timed(self._core.register, groups)
 
     def peek(
@@ -67,17 +67,17 @@ class MeteredCore:
         prompt_tokens: int | None = None,
         model: str = "",
     ) -> int:
-        """Passed on."""
+        """Pass on."""
         return self._timed(
             self._core.peek, tokens, root, images=images, prompt_tokens=prompt_tokens, model=model
         )
 
     def known(self, tokens: Tokens, root: str, *, model: str = "") -> Ints:
-        """Passed on."""
+        """Pass on."""
         return self._timed(self._core.known, tokens, root, model=model)
 
     def delete(self, tokens: Tokens, root: str, *, model: str = "") -> int:
-        """Passed on."""
+        """Pass on."""
         return self._timed(self._core.delete, tokens, root, model=model)
 
     def open(
@@ -91,7 +91,7 @@ class MeteredCore:
         prompt_tokens: int | None = None,
         model: str = "",
     ) -> int:
-        """Passed on; the holder is tracked from now on, unless it is a lease."""
+        """Pass on; the holder is tracked from now on, unless it is a lease."""
         handle = self._timed(
             self._core.open,
             tokens,
@@ -113,66 +113,66 @@ class MeteredCore:
         return list(self._watched.values())
 
     def claim(self, handle: int, expected_tokens: int, *, will_return: bool | None = None) -> None:
-        """Passed on."""
+        """Pass on."""
         self._timed(self._core.claim, handle, expected_tokens, will_return=will_return)
 
     def hit_tokens(self, handle: int) -> int:
-        """Passed on."""
+        """Pass on."""
         return self._timed(self._core.hit_tokens, handle)
 
     def send_away(self, handle: int, away_tokens: int) -> None:
-        """Passed on."""
+        """Pass on."""
         self._timed(self._core.send_away, handle, away_tokens)
 
     def receive(self, handle: int, computed: int) -> None:
-        """Passed on."""
+        """Pass on."""
         self._timed(self._core.receive, handle, computed)
         self._watched[handle] = replace(self._watched[handle], computed=computed)
 
     def sources(self, handle: int) -> Ints:
-        """Passed on."""
+        """Pass on."""
         return self._timed(self._core.sources, handle)
 
     def grow(self, handles: Ints, until: Ints) -> tuple[int, Ints]:
-        """Passed on."""
+        """Pass on."""
         return self._timed(self._core.grow, handles, until)
 
     def largest(self, handle: int, until: int) -> int:
-        """Passed on."""
+        """Pass on."""
         return self._timed(self._core.largest, handle, until)
 
     def held_pages(self, handle: int) -> Ints:
-        """Passed on."""
+        """Pass on."""
         return self._timed(self._core.held_pages, handle)
 
     def fits(
         self, handle: int, until: int, chunk_tokens: int, others: Ints, others_until: Ints
     ) -> bool:
-        """Passed on."""
+        """Pass on."""
         return self._timed(self._core.fits, handle, until, chunk_tokens, others, others_until)
 
     def may_fit(self) -> bool:
-        """Passed on."""
+        """Pass on."""
         return self._timed(self._core.may_fit)
 
     def copies(self) -> Ints:
-        """Passed on."""
+        """Pass on."""
         return self._timed(self._core.copies)
 
     def checkpoint(self, handles: Ints, until: Ints) -> Ints:
-        """Passed on."""
+        """Pass on."""
         return self._timed(self._core.checkpoint, handles, until)
 
     def compact(self, most_large: int) -> Ints:
-        """Passed on."""
+        """Pass on."""
         return self._timed(self._core.compact, most_large)
 
     def append(self, handles: Ints, tokens: Ints) -> None:
-        """Passed on."""
+        """Pass on."""
         self._timed(self._core.append, handles, tokens)
 
     def advance(self, handles: Ints, computed: Ints) -> None:
-        """Passed on; then ``on_advanced`` is called."""
+        """Pass on; then call ``on_advanced``."""
         self._timed(self._core.advance, handles, computed)
         watched = self._watched
         for handle, length in zip(handles.tolist(), computed.tolist(), strict=True):
@@ -181,22 +181,22 @@ class MeteredCore:
         self.on_advanced()
 
     def close(self, handle: int, *, renew: bool = True, returns: bool = False) -> None:
-        """Passed on; the holder is no longer tracked."""
+        """Pass on; the holder is no longer tracked."""
         self._timed(self._core.close, handle, renew=renew, returns=returns)
         self._watched.pop(handle, None)
 
     def empty_large_pages(self) -> int:
-        """Passed on."""
+        """Pass on."""
         return self._timed(self._core.empty_large_pages)
 
     def evicted_pages(self) -> tuple[int, ...]:
-        """Passed on."""
+        """Pass on."""
         return self._timed(self._core.evicted_pages)
 
     def totals(self) -> PoolTotals:
-        """Passed on, not timed."""
+        """Pass on, not timed."""
         return self._core.totals()
 
     def snapshot(self) -> PoolSnapshot:
-        """Passed on, not timed."""
+        """Pass on, not timed."""
         return self._core.snapshot()

@@ -1,4 +1,4 @@
-"""Replays a trace in virtual time on the engine's own scheduler and memory core.
+"""Replay of a trace in virtual time on the engine's own scheduler and memory core.
 
 ::
 
@@ -6,7 +6,7 @@
                               ▲                │ seconds of the step
                               └─ VirtualClock ◄┘
 
-Nothing of the engine is re-implemented; only the model's answers come from the trace.
+No part of the engine is re-implemented; only the model's answers come from the trace.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -49,10 +49,10 @@ AHEAD_REQUESTS = 17
 
 @dataclass
 class RequestFigures:
-    """One request's life, in steps and virtual seconds; None for what did not happen.
+    """One request's life, in steps and virtual seconds; None for events that did not happen.
 
-    ``prompt_tokens`` include those that stand for images.  ``came_seconds`` is when the client
-    sent it, the other times are when the first and the last token of its answer reached the client.
+    ``prompt_tokens`` include those that stand for images. ``came_seconds`` is when the client sent
+    it, the other times are when the first and the last token of its answer reached the client.
     """
 
     index: int
@@ -70,20 +70,20 @@ class Replay:
     """One run of one trace; call :meth:`run` once, or :meth:`go_on` to the end, then read figures.
 
     :param core: an empty memory core.
-    :param layers: the model's layers, which determine what is needed of the pages.
+    :param layers: the model's layers, which determine the tokens that are still needed.
     :param limits: ``max_model_len`` decides which requests are refused.
     :param machine: gives each step its duration in virtual time.
     :param wall: measures the duration of the replay itself.
     :param timeline: is offered every step.
     :param sessions: whether a turn waits for the one before it (see :class:`Schedule`).
     :param images_in_text: whether an image's tokens are tokens of the prompt.
-    :param acceptance: which draft tokens are accepted, if ``limits`` allow any.
+    :param acceptance: decides which draft tokens are accepted, if ``limits`` allow any.
     :param memory: makes the sharing of the pool with activations, from the core.
     :param swapping: makes the CPU buffer, from the core.
-    :param parking: makes what lets prompts go ahead of decodes, from core and buffer.
-    :param lateness: tells the engine which requests are late, if given.
-    :param look_every: number of steps between samples of the use of pages; memory figures stay
-        the same in between.
+    :param parking: makes the component that prefills ahead of decodes, from core and buffer.
+    :param lateness: reports late requests to the engine, if given.
+    :param look_every: number of steps between samples of the use of pages; memory figures stay the
+        same in between.
     """
 
     def __init__(
@@ -266,9 +266,9 @@ class Replay:
             self._journaled.note(self._lateness.step(events, self.clock.now_seconds()))
 
     def _is_short_of_memory(self, plan: StepPlan) -> bool:
-        """Whether a request waits for memory: the step had tokens and a seat left.
+        """Return whether a request waits for memory: the step had tokens and a seat left.
 
-        False if the requests looked at only wait for a prefix that another request computes.
+        False if the first waiting requests only wait for a prefix that another request computes.
         """
         before, self._held_back = self._held_back, self._engine.stats().rungs["wait_for_prefix"]
         limits, held_back = self._engine.limits, self._held_back - before

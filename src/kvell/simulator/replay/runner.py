@@ -1,4 +1,4 @@
-"""Stands in for a model and its device: tokens come from the trace, seconds from a profile."""
+"""Stand-ins for a model and its device: tokens come from the trace, seconds from a profile."""
 
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -19,7 +19,7 @@ WRONG = -2
 
 
 class StepTimer(Protocol):
-    """Times plans."""
+    """Timer of plans."""
 
     @property
     def request_seconds(self) -> float:
@@ -33,13 +33,13 @@ class StepTimer(Protocol):
 
 @dataclass(frozen=True)
 class CalibratedMachine:
-    """Times steps as ``kvell calibrate`` measured them, serving included."""
+    """Timer of steps as ``kvell calibrate`` measured them, serving included."""
 
     calibration: Calibration
 
     @property
     def request_seconds(self) -> float:
-        """What serving adds to each request; see :class:`StepTimer`."""
+        """The time that serving adds to each request; see :class:`StepTimer`."""
         return self.calibration.serving.request_seconds
 
     def step_seconds(self, plan: StepPlan) -> float:
@@ -49,7 +49,7 @@ class CalibratedMachine:
 
 @dataclass(frozen=True)
 class Machine:
-    """Times steps from a device, the model on it, and its draft model."""
+    """Timer of steps from a device, the model on it, and its draft model."""
 
     profile: DeviceProfile
     cost: ModelCost
@@ -68,9 +68,9 @@ class Machine:
 def draft_passes(plan: StepPlan) -> list[list[TokenWork]]:
     """Return the draft model's work by pass: the known tokens, then one draft token per request."""
     most = max((work.proposed for work in plan.work), default=0)
-    known = [structs.replace(work, count=work.known, proposed=0) for work in plan.work]
+    first_pass = [structs.replace(work, count=work.known, proposed=0) for work in plan.work]
     return [
-        known,
+        first_pass,
         *(
             [
                 structs.replace(work, start=work.start + work.known + index, count=1, proposed=0)
@@ -84,22 +84,22 @@ def draft_passes(plan: StepPlan) -> list[list[TokenWork]]:
 
 @dataclass(frozen=True)
 class Acceptance:
-    """Decides which draft tokens are right when there is no model to make them.
+    """Choice of the draft tokens that are right, without a model to make them.
 
-    :param rate: chance that a draft token is right if those before it are, 0 to 1; drawn from
-        seed, request and output position alone.
+    :param rate: chance that a draft token is right if those before it are, 0 to 1; drawn from seed,
+        request and output position alone.
     """
 
     rate: float = 0.0
     seed: int = 0
 
     def is_right(self, request: int, position: int) -> bool:
-        """Whether the draft token at an output position is right."""
+        """Return whether the draft token at an output position is right."""
         return keyed_fraction(self.seed, request, position) < self.rate
 
 
 class TraceRunner:
-    """Answers plans with the trace's output tokens, like ``engine/running/runner.Runner``."""
+    """Runner that answers plans with the trace's output tokens, like ``engine/running/runner``."""
 
     def __init__(self, prompts: PromptMaker, acceptance: Acceptance | None = None) -> None:
         self._prompts = prompts

@@ -1,8 +1,8 @@
-"""When each request of a trace arrives: at its time, and never before the answer it follows.
+"""The arrivals of a trace's requests: at their times, and never before the answer they follow.
 
-A session's first turn arrives at its own time.  A later turn keeps the trace's gap after
-the arrival of the turn before, and waits for that turn's end if it takes longer.  With
-arrivals at the start, it arrives the moment the turn before has ended.
+A session's first turn arrives at its own time. A later turn keeps the trace's gap after the arrival
+of the turn before, and waits for that turn's end if it takes longer. With arrivals at the start, it
+arrives the moment the turn before has ended.
 """
 
 from collections.abc import Callable, Sequence

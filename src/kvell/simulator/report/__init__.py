@@ -1,1 +1,1 @@
-"""What a replay measured, and its pictures."""
+"""Figures of a replay, and its pictures."""

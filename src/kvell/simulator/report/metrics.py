@@ -58,10 +58,10 @@ class RunningRequest:
 
 
 class MemoryMeter:
-    """Samples the pool from token counts and pool totals alone, without looking at pages.
+    """Sampler of the pool that uses token counts and pool totals alone, without a look at pages.
 
-    What is needed depends on the model's layers, not on the groups a manager puts them
-    into: a sliding layer that holds every token needs only its window.
+    The need depends on the model's layers, not on the groups a manager puts them into: a sliding
+    layer that holds every token needs only its window.
     """
 
     def __init__(self, layout: Layout, layers: Sequence[LayerSpec]) -> None:
@@ -134,7 +134,7 @@ def _parts(group: GroupSpec, layers: Sequence[LayerSpec]) -> Parts:
 
 
 def _may_hold(group: GroupSpec, layer: LayerSpec, layers: Sequence[LayerSpec]) -> bool:
-    """Whether the group may store this spec of the layer, which may have several specs."""
+    """Return whether the group may store this spec of the layer, which may have several specs."""
     if layer.kv_of is not None:
         return False
     if (layer.model, layer.is_draft) != (group.model, group.is_draft):
@@ -156,14 +156,14 @@ class Means:
 
 
 class StepMeans:
-    """Collects samples; all arithmetic of the report is here."""
+    """Collector of samples; all arithmetic of the report is here."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
         self._all: list[Sample] = []
 
     def add(self, sample: Sample) -> None:
-        """Take one step's sample."""
+        """Add one step's sample."""
         self._all.append(sample)
 
     @property

@@ -1,4 +1,4 @@
-"""What all pictures share: colours, plain axes, reproducible files."""
+"""Common parts of all pictures: colours, plain axes, reproducible files."""
 
 import io
 from typing import TYPE_CHECKING

@@ -1,9 +1,9 @@
 """Pictures of timelines: memory by owner and state, the batch below, runs side by side.
 
-Colours are layer groups, shades are states, and states have one order for all groups:
-needed at the bottom, then held without being needed, then available to any group.  So
-the first edge is what the model needs, and the distance to the next plain area is what
-the manager wastes.  Runs share both scales: one that ends further left finished earlier.
+Colours are layer groups, shades are states, and states have one order for all groups: needed at the
+bottom, then held without being needed, then available to any group. So the first edge is the
+model's need, and the distance to the next plain area is the manager's waste. Runs share both
+scales: one that ends further left finished earlier.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -149,7 +149,7 @@ def _look(hue: str, state: State) -> dict[str, Any]:
 
 
 def _positions(moments: Sequence[Moment], over: Over) -> Numbers:
-    """Return where moments begin, and where the last ends: it is as long as the one before."""
+    """Return the positions of moments, and an end: the last is as long as the one before."""
     at = [float(m.step) if over == "step" else m.virtual_seconds for m in moments]
     last = at[-1] - at[-2] if len(at) > 1 else 0.0
     return np.asarray([*at, at[-1] + (last or 1.0)])
@@ -175,7 +175,7 @@ def _page(runs: Sequence[Run], svg: str) -> str:
 def _cells(run: Run) -> str:
     parts = mean_parts(run.moments)
     figures = [f"{mean_running(run):.1f}", *(f"{part:.2%}" for part in parts)]
-    return f"<th>{escape(run.title)}</th>" + "".join(f"<td>{one}</td>" for one in figures)
+    return f"<th>{escape(run.title)}</th>" + "".join(f"<td>{cell}</td>" for cell in figures)
 
 
 _MEANS = tuple(state.name for state in STATES)

@@ -15,7 +15,7 @@ HUES = ("#1f6fb4", "#e08214", "#2a9d6b", "#b5489b", "#7a5bbf", "#c9a400", "#6b72
 
 @dataclass(frozen=True)
 class State:
-    """How a state is drawn: the strength of its group's colour, and a hatch."""
+    """The style of a state: the strength of its group's colour, and a hatch."""
 
     name: str
     strength: float

@@ -58,7 +58,7 @@ class Moment:
 
 
 class Timeline:
-    """Keeps at most ``max_moments`` (≥ 1) of the steps it is offered.
+    """Recorder of at most ``max_moments`` (≥ 1) of the steps it is offered.
 
     :ivar every: one of this many steps is kept.
     """
@@ -70,7 +70,7 @@ class Timeline:
         self._offered = 0
 
     def offer(self, look: Callable[[], Moment]) -> None:
-        """Offer a step that is over; ``look`` is called if it is to be kept."""
+        """Offer a completed step; ``look`` is called if it is kept."""
         if self._offered % self.every == 0:
             self.moments.append(look())
             if len(self.moments) > self._max_moments:

@@ -1,1 +1,1 @@
-"""Traces: files, generators, and the prompts that rows stand for."""
+"""Traces: files, generators, and the prompts of their rows."""

@@ -1,4 +1,4 @@
-"""Conversations: each turn begins with everything said before, answers included."""
+"""Conversations: each turn begins with all earlier questions and answers."""
 
 from kvell.simulator.traces.drawing import REQUESTS_PER_SECOND, Draw, NewIds
 from kvell.simulator.traces.rows import BlockIds, TraceRow
@@ -11,14 +11,14 @@ LAST_TURN = 0.25
 """Chance that a turn is the last: four turns on average."""
 MAX_ANSWER_TOKENS = 1_000
 MEAN_PAUSE_SECONDS = 30.0
-"""From one turn of a conversation to the next."""
+"""Mean time from one turn of a conversation to the next."""
 
 
 def chat(draw: Draw, count: int) -> list[TraceRow]:
-    """Conversations of about four turns behind one of four system prompts.
+    """Generate conversations of about four turns after one of four system prompts.
 
-    Of 1,000 turns with seed 0: prompts have 1,621 tokens on average (139 to 7,416), answers
-    198; an unbounded cache hits 90 % of the prompt tokens.
+    Of 1,000 turns with seed 0: prompts have 1,621 tokens on average (139 to 7,416), answers 198; an
+    unbounded cache hits 90 % of the prompt tokens.
     """
     rows: list[TraceRow] = []
     ids = NewIds()

@@ -30,8 +30,8 @@ class Distribution:
 
     def draw(self, draw: Draw, count: int) -> Tokens:
         """Draw lengths, int64 [count]."""
-        found = np.rint(_DRAWS[self.kind](draw, count, *self.numbers))
-        whole: Tokens = np.clip(found, 1, LONGEST_TOKENS).astype(np.int64)
+        lengths = np.rint(_DRAWS[self.kind](draw, count, *self.numbers))
+        whole: Tokens = np.clip(lengths, 1, LONGEST_TOKENS).astype(np.int64)
         return whole
 
 

@@ -13,7 +13,7 @@ REQUESTS_PER_SECOND = 5.0
 
 
 class NewIds:
-    """Hands out block ids that were not used before."""
+    """Source of block ids that were not used before."""
 
     def __init__(self) -> None:
         self._next = 0

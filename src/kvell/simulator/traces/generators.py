@@ -39,21 +39,21 @@ def generate_trace(name: str, count: int | None = None, seed: int = 0) -> list[T
     :raises ChangeSomething: for an unknown name.
     """
     if name not in GENERATORS:
-        known = ", ".join(GENERATORS)
-        raise ChangeSomething("--trace", name, "is no file and no generator", f"use {known}")
+        names = ", ".join(GENERATORS)
+        raise ChangeSomething("--trace", name, "is no file and no generator", f"use {names}")
     kind = GENERATORS[name]
     return kind.make(np.random.default_rng(seed), kind.usual_count if count is None else count)
 
 
 def long_documents(draw: Draw, count: int) -> list[TraceRow]:
-    """Unrelated documents of 8 K to 128 K tokens, uniform on a logarithmic scale."""
+    """Generate unrelated documents of 8 K to 128 K tokens, uniform on a logarithmic scale."""
     lengths = np.exp(draw.uniform(np.log(8_192), np.log(131_072), count)).astype(np.int64)
     outputs = draw.integers(100, 1_000, count, endpoint=True)
     return unrelated(poisson_arrivals(draw, count), lengths, outputs)
 
 
 def arxiv_qa(draw: Draw, count: int) -> list[TraceRow]:
-    """Articles, each with five questions; the mean prompt is the paper's 92,408 tokens.
+    """Generate articles with five questions each; the mean prompt is the paper's 92,408 tokens.
 
     Of 200 requests with seed 0: 58,730 to 121,462 tokens; an unbounded cache hits 80 %.
     """
@@ -79,10 +79,9 @@ def arxiv_qa(draw: Draw, count: int) -> list[TraceRow]:
 
 
 def mmlu_pro(draw: Draw, count: int) -> list[TraceRow]:
-    """Exam questions behind their subject's worked examples, at most the paper's 3,076 tokens.
+    """Generate exam questions after worked examples, at most the paper's 3,076 tokens.
 
-    Of 1,000 requests with seed 0: 703 to 2,748 tokens, 1,459 on average; an unbounded
-    cache hits 83 %.
+    Of 1,000 requests with seed 0: 703 to 2,748 tokens, mean 1,459; an unbounded cache hits 83 %.
     """
     ids, arrivals = NewIds(), poisson_arrivals(draw, count)
     blocks = draw.integers(600, 2_200, EXAM_SUBJECTS, endpoint=True) // TEXT_BLOCK_TOKENS
@@ -103,9 +102,9 @@ def mmlu_pro(draw: Draw, count: int) -> list[TraceRow]:
 
 
 def ministral_static(draw: Draw, count: int) -> list[TraceRow]:
-    """Long prompts that all wait at the start: 55,000 to 110,000 tokens, uniform; output 50 to 100.
+    """Generate prompts of 55,000 to 110,000 tokens, uniform, that all wait at the start.
 
-    Twenty of them are the workload of the Jenga paper's figure 15.
+    Outputs have 50 to 100 tokens. Twenty are the workload of the Jenga paper's figure 15.
     """
     lengths = draw.integers(*MINISTRAL_PROMPT_TOKENS, count, endpoint=True)
     outputs = draw.integers(*MINISTRAL_OUTPUT_TOKENS, count, endpoint=True)
@@ -113,7 +112,7 @@ def ministral_static(draw: Draw, count: int) -> list[TraceRow]:
 
 
 def ministral_dynamic(draw: Draw, count: int) -> list[TraceRow]:
-    """Long prompts that grow along the trace from the shortest to the longest, ±5 %."""
+    """Generate long prompts that grow along the trace from the shortest to the longest, ±5 %."""
     low, high = MINISTRAL_PROMPT_TOKENS
     wanted = np.linspace(low, high, count) * draw.uniform(0.95, 1.05, count)
     outputs = draw.integers(*MINISTRAL_OUTPUT_TOKENS, count, endpoint=True)
@@ -121,10 +120,10 @@ def ministral_dynamic(draw: Draw, count: int) -> list[TraceRow]:
 
 
 def mmmu_pro(draw: Draw, count: int) -> list[TraceRow]:
-    """Exam questions, each after its image; some are about the same image.
+    """Generate exam questions, each after its image; some are about the same image.
 
-    Every request has the mean lengths of MMMU-pro in the Jenga paper: 6,193 image tokens
-    and 43 text tokens, so that figures derived from the means hold for each request.
+    Every request has the mean lengths of MMMU-pro in the Jenga paper: 6,193 image tokens and 43
+    text tokens, so that figures derived from the means hold for each request.
     """
     arrivals, images = poisson_arrivals(draw, count), _image_ids(draw, count)
     outputs = draw.integers(4, 64, count, endpoint=True)
@@ -140,11 +139,11 @@ def mmmu_pro(draw: Draw, count: int) -> list[TraceRow]:
 
 
 def tree(draw: Draw, count: int) -> list[TraceRow]:
-    """Prefixes of uniformly 1 to 16,000 tokens, each shared by 2 to 6 requests in random order.
+    """Generate prefixes of uniformly 1 to 16,000 tokens, each shared by 2 to 6 requests at random.
 
     An id names a single token, so that prefixes may end anywhere; every request adds 1 to 500
-    tokens of its own.  ``ideal_hit_tokens`` counts every prefix except at its first use: 73 % of
-    the tokens of 400 requests with seed 0.
+    tokens of its own. ``ideal_hit_tokens`` counts every prefix except at its first use: 73 % of the
+    tokens of 400 requests with seed 0.
     """
     ids, prefixes = NewIds(), list[BlockIds]()
     for users in _family_sizes(draw, count):

@@ -22,21 +22,21 @@ def hinted(rows: Sequence[TraceRow], wrong: float) -> list[TraceRow]:
     """
     later_blocks: set[int] = set()
     later_sessions: set[str] = set()
-    told: list[TraceRow] = []
+    hinted_rows: list[TraceRow] = []
     for index in range(len(rows) - 1, -1, -1):
         row = rows[index]
         returns = row.session in later_sessions or _last_full_block(row) in later_blocks
-        told.append(replace(row, will_return=returns != is_wrong(index, wrong)))
+        hinted_rows.append(replace(row, will_return=returns != is_wrong(index, wrong)))
         later_blocks.update(row.block_ids.tolist())
         if row.session is not None:
             later_sessions.discard(row.session)
             if row.continues:
                 later_sessions.add(row.session)
-    return told[::-1]
+    return hinted_rows[::-1]
 
 
 def is_wrong(index: int, share: float) -> bool:
-    """Whether the hint of request number ``index`` is in the ``share`` that is wrong."""
+    """Return whether the hint of request number ``index`` is in the ``share`` that is wrong."""
     digest = blake2b(str(index).encode(), key=_KEY, digest_size=8).digest()
     return int.from_bytes(digest, "little") < share * 2**64
 

@@ -102,8 +102,8 @@ def _evened(
     low, high = bounds
     centre, spread = (mean - low) / (high - low), deviation / (high - low)
     weight = max(centre * (1 - centre) / max(spread, 1e-9) ** 2 - 1, 0.1)
-    found: Lengths = low + (high - low) * draw.beta(centre * weight, (1 - centre) * weight, count)
+    lengths: Lengths = low + (high - low) * draw.beta(centre * weight, (1 - centre) * weight, count)
     for _ in range(EVENING_ROUNDS):  # the other values make up for what the bounds cut off
-        scale = deviation / max(float(found.std()), 1e-9) if count > 1 else 1.0
-        found = np.clip(mean + (found - float(found.mean())) * scale, low, high)
-    return found
+        scale = deviation / max(float(lengths.std()), 1e-9) if count > 1 else 1.0
+        lengths = np.clip(mean + (lengths - float(lengths.mean())) * scale, low, high)
+    return lengths

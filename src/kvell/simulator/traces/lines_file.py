@@ -20,7 +20,7 @@ def open_lines(path: Path, mode: Literal["rt", "wt"]) -> IO[str]:
 
 
 def filled_lines(file: IO[str]) -> Iterator[tuple[int, str]]:
-    """Return the lines that are not blank, with their numbers from 1.
+    """Yield the lines that are not blank, with their numbers from 1.
 
     :raises OSError: if a line is too long to be one.
     """

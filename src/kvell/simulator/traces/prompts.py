@@ -33,7 +33,7 @@ Tokens = npt.NDArray[np.int32]
 
 
 class PromptMaker:
-    """Makes the tokens of a request on demand, the same each time.
+    """Maker of the tokens of a request, the same at each call.
 
     :param images_in_text: see :func:`kvell.simulator.traces.rows.placed`.
     :raises ChangeSomething: if int32 has too few ids, or a row cannot continue its session.

@@ -1,4 +1,4 @@
-"""Statistics of a workload's requests, and those that the paper it follows prints."""
+"""Statistics of a workload's requests, and the printed statistics of the paper it follows."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ MEMSERVE_NOTE = "the figure has no numbers in print"
 
 @dataclass(frozen=True)
 class Statistics:
-    """Figures of one workload, in tokens; None for what a paper does not print.
+    """Figures of one workload, in tokens; None for figures that a paper does not print.
 
     :param asked_tokens_mean: text tokens that a prompt adds to the turns before it.
     :param shared_share: part of the prompt tokens that an unbounded cache hits.
@@ -56,9 +56,9 @@ def statistics(rows: Sequence[TraceRow]) -> Statistics:
 
 @dataclass(frozen=True)
 class Published:
-    """What a paper says of a workload.
+    """A paper's description of a workload.
 
-    :param says: in words, where the paper has no numbers or they do not fit the columns.
+    :param says: in words, if the paper has no numbers or they do not fit the columns.
     """
 
     source: str
@@ -109,7 +109,7 @@ PUBLISHED = {
         for number, lengths in enumerate(INFINITE_LLM)
     },
 }
-"""What papers say, by generator."""
+"""The papers' descriptions, by generator."""
 
 
 def _asked(rows: Sequence[TraceRow]) -> list[int]:

@@ -1,8 +1,8 @@
-"""Rows of a trace, and what is derived from them: sessions, placed images, ideal hits.
+"""Rows of a trace, and data derived from them: sessions, placed images, ideal hits.
 
-A block id stands for the content of a run of ``block_tokens`` prompt tokens together
-with everything before it, so two prompts share exactly their longest common run of
-leading ids.  ("Block" is the word of the trace format; it is not a page.)
+A block id stands for the content of a run of ``block_tokens`` prompt tokens together with all
+content before it, so two prompts share exactly their longest common run of leading ids. ("Block" is
+the word of the trace format; it is not a page.)
 """
 
 import itertools
@@ -98,12 +98,12 @@ def placed(row: TraceRow, images_in_text: bool) -> Placed:
 def predecessors(rows: Sequence[TraceRow]) -> list[int | None]:
     """Return for each row the index of its session's previous row; None for a first turn."""
     last: dict[str, int] = {}
-    found: list[int | None] = []
+    previous: list[int | None] = []
     for index, row in enumerate(rows):
-        found.append(None if row.session is None else last.get(row.session))
+        previous.append(None if row.session is None else last.get(row.session))
         if row.session is not None:
             last[row.session] = index
-    return found
+    return previous
 
 
 def continuation_problem(row: TraceRow, before: TraceRow | None) -> str | None:
@@ -147,8 +147,8 @@ def ideal_hit_rate(rows: Sequence[TraceRow]) -> float:
     for row in rows:
         size = max(1, row.block_tokens)
         ids = row.block_ids[: row.prompt_tokens // size].tolist()
-        known = _leading(ids, seen)
-        hit_tokens += min(known, (row.prompt_tokens - 1) // size) * size
+        leading = _leading(ids, seen)
+        hit_tokens += min(leading, (row.prompt_tokens - 1) // size) * size
         seen.update(ids)
     return hit_tokens / sum(row.prompt_tokens for row in rows)
 
@@ -162,10 +162,10 @@ def ideal_hit_tokens(rows: Sequence[TraceRow]) -> int:
     hit_tokens = 0
     for row, before in zip(rows, predecessors(rows), strict=True):
         if row.continues and before is not None:
-            known = rows[before].num_tokens - 1
+            reusable = rows[before].num_tokens - 1
         else:
-            known = _known_tokens(row, seen) if len(row.block_ids) else 0
-        hit_tokens += min(known, row.prompt_tokens - 1)
+            reusable = _known_tokens(row, seen) if len(row.block_ids) else 0
+        hit_tokens += min(reusable, row.prompt_tokens - 1)
     return hit_tokens
 
 
@@ -181,12 +181,12 @@ def _known_tokens(row: TraceRow, seen: dict[int, int]) -> int:
     ids, size = row.block_ids.tolist(), row.block_tokens
     last = row.prompt_tokens - size * (len(ids) - 1)
     sizes = [*itertools.repeat(size, len(ids) - 1), min(size, last)]
-    known = 0
+    reusable = 0
     for block, here in zip(ids, sizes, strict=True):
         before = seen.get(block, 0)
-        known += min(here, before)
+        reusable += min(here, before)
         if before < here:
             break
     seen.update(dict.fromkeys(ids[:-1], size))
     seen[ids[-1]] = max(sizes[-1], seen.get(ids[-1], 0))
-    return known
+    return reusable

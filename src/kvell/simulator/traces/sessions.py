@@ -1,7 +1,7 @@
 """Sessions after the workloads of the MemServe paper (§8.2): chats, documents, agents.
 
 The paper's figure 7 has no numbers; the generators follow its text, and
-:mod:`kvell.simulator.traces.published` puts that beside their statistics.
+:mod:`kvell.simulator.traces.published` compares that with their statistics.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from kvell.simulator.traces.drawing import REQUESTS_PER_SECOND, Draw, NewIds
 from kvell.simulator.traces.rows import BlockIds, TraceRow
 
 MakeSession = Callable[[Draw, str, float], list[TraceRow]]
-"""Makes a session's rows from its name and the time at which it begins."""
+"""Maker of a session's rows from its name and the time at which it begins."""
 
 BLOCK_TOKENS = 16
 DOCUMENT_TOKENS = 1_024
@@ -30,12 +30,12 @@ MEAN_PAUSE_SECONDS, MEAN_TOOL_SECONDS = 20.0, 2.0
 
 
 def sharegpt_like(draw: Draw, count: int) -> list[TraceRow]:
-    """Conversations whose turns have ShareGPT's mean lengths and continue the answers."""
+    """Generate conversations whose turns have ShareGPT's mean lengths and continue the answers."""
     return _sessions(draw, count, _conversation)
 
 
 def loogle_like(draw: Draw, count: int) -> list[TraceRow]:
-    """Documents of 1K tokens with five questions each, each asked after the previous answer."""
+    """Generate documents of 1K tokens with five questions, each after the previous answer."""
     ids = NewIds()
 
     def document(draw: Draw, session: str, now_s: float) -> list[TraceRow]:
@@ -52,7 +52,7 @@ def loogle_like(draw: Draw, count: int) -> list[TraceRow]:
 
 
 def react_like(draw: Draw, count: int) -> list[TraceRow]:
-    """Agents with the same two examples: thoughts are answers, with observations in between."""
+    """Generate agents with the same two examples: thoughts answer observations."""
     examples = NewIds().take(EXAMPLES_TOKENS // BLOCK_TOKENS)
     return _sessions(draw, count, lambda *place: _task(examples, *place))
 
@@ -62,8 +62,8 @@ def _task(examples: BlockIds, draw: Draw, session: str, now_s: float) -> list[Tr
     first = TraceRow(now_s, prompt, _evenly(draw, THOUGHT_TOKENS), examples, BLOCK_TOKENS, session)
     rows = [first]
     for _ in range(_evenly(draw, STEPS_PER_TASK) - 1):
-        asked, thought = _evenly(draw, OBSERVATION_TOKENS), _evenly(draw, THOUGHT_TOKENS)
-        rows.append(_next(rows[-1], asked, thought, float(draw.exponential(MEAN_TOOL_SECONDS))))
+        result, thought = _evenly(draw, OBSERVATION_TOKENS), _evenly(draw, THOUGHT_TOKENS)
+        rows.append(_next(rows[-1], result, thought, float(draw.exponential(MEAN_TOOL_SECONDS))))
     return rows
 
 
@@ -86,9 +86,9 @@ def _turn(draw: Draw) -> tuple[int, int]:
     return question, answer
 
 
-def _next(last: TraceRow, asked: int, answer: int, pause_s: float) -> TraceRow:
-    """Return the turn that continues ``last`` with ``asked`` tokens of its own."""
-    prompt = last.num_tokens + asked
+def _next(last: TraceRow, question: int, answer: int, pause_s: float) -> TraceRow:
+    """Return the turn that continues ``last`` with ``question`` tokens of its own."""
+    prompt = last.num_tokens + question
     at_s = last.arrival_s + pause_s
     return TraceRow(at_s, prompt, answer, session=last.session, continues=True)
 

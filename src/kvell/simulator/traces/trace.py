@@ -1,4 +1,4 @@
-"""Reads and writes trace files, gzipped or not; ``rows`` defines the fields of our own format."""
+"""Reader and writer of trace files, gzipped or not; ``rows`` defines our own format."""
 
 import itertools
 import json
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 Notice = Callable[[str], None]
-"""Takes a sentence for the user."""
+"""Receiver of a sentence for the user."""
 
 
 def _ignore(sentence: str) -> None:
@@ -59,11 +59,11 @@ def read_trace(
 ) -> list[TraceRow]:
     """Read the first ``limit`` requests of a file of our own or of a public format.
 
-    Lines of our own format must be sorted by arrival.  Requests of public formats are sorted, and
+    Lines of our own format must be sorted by arrival. Requests of public formats are sorted, and
     their times count from the first; those without prompt or output tokens are left out.
 
-    :param count_tokens: counts the tokens of texts, where the format has texts.
-    :param notice: takes a sentence for the user.
+    :param count_tokens: counts the tokens of texts, if the format has texts.
+    :param notice: receives a sentence for the user.
     :raises ChangeSomething: naming file, line and field of the first error.
     """
     try:
@@ -112,7 +112,7 @@ def _of_lines(
     count_tokens: CountTokens,
     notice: Notice,
 ) -> list[TraceRow]:
-    """Read a file of lines, whose format its first line says."""
+    """Read a file of lines, whose first line identifies the format."""
     first = next(lines, None)
     if first is None:
         return []
@@ -166,14 +166,14 @@ def _own_rows(objects: Iterable[Fields]) -> Iterator[TraceRow]:
 
 
 class _Order:
-    """Checks a line against the lines above it."""
+    """Check of a line against the lines above it."""
 
     def __init__(self) -> None:
         self._before_s, self._block_tokens = 0.0, 0
         self._sessions: dict[str | None, TraceRow] = {}
 
     def check(self, place: str, row: TraceRow) -> None:
-        """Take the next row.
+        """Check the next row.
 
         :raises ChangeSomething: if it contradicts those above.
         """

@@ -1,1 +1,1 @@
-"""Public formats of traces, and how their fields are read."""
+"""Public formats of traces, and the checks of their fields."""

@@ -1,4 +1,4 @@
-"""Reads a JSON array from a file element by element, so that no more than one is in memory."""
+"""Reader of a JSON array from a file, which keeps at most one element in memory."""
 
 import json
 from collections.abc import Iterator
@@ -23,9 +23,9 @@ def begins_with_array(file: IO[str]) -> bool:
 
 
 def array_elements(path: Path, file: IO[str]) -> Iterator[tuple[int, object]]:
-    """Return each element, an object, with the number of its line.
+    """Yield each element, an object, with the number of its line.
 
-    :raises ChangeSomething: naming file and line of what is no JSON, or no object.
+    :raises ChangeSomething: naming file and line of an element that is no JSON, or no object.
     """
     reader = _Reader(path, file)
     reader.skip("[")
@@ -40,7 +40,7 @@ def array_elements(path: Path, file: IO[str]) -> Iterator[tuple[int, object]]:
 
 
 class _Reader:
-    """The text of a file, of which the part that is read already is dropped.
+    """The text of a file, without the part that is read already.
 
     :ivar line: number of the line of the next character.
     """
@@ -61,15 +61,15 @@ class _Reader:
             self._read_more(CHUNK_CHARS)
 
     def skip(self, char: str) -> None:
-        """Step behind the next character."""
-        if (found := self.next_char()) != char:
-            raise self._wrong(f"has {found or 'its end'!r} where {char!r} is expected")
+        """Move past the next character."""
+        if (present := self.next_char()) != char:
+            raise self._wrong(f"has {present or 'its end'!r} where {char!r} is expected")
         self._step_to(self._at + 1)
 
     def element(self) -> object:
-        """Return the next element, and step behind it."""
-        if (found := self.next_char()) != "{":
-            raise self._wrong(f"has {found or 'its end'!r} where an object is expected")
+        """Return the next element, and move past it."""
+        if (present := self.next_char()) != "{":
+            raise self._wrong(f"has {present or 'its end'!r} where an object is expected")
         while True:
             try:
                 element, end = self._decoder.raw_decode(self._text, self._at)

@@ -23,7 +23,7 @@ def approximate_tokens(text: str) -> int:
 
 
 def array_rows(path: Path, file: IO[str], count: CountTokens) -> Iterator[TraceRow]:
-    """Return the requests of an array of conversations, which is read piece by piece."""
+    """Yield the requests of an array of conversations, which is read piece by piece."""
     for index, (line, element) in enumerate(array_elements(path, file)):
         place = f"{path}:{line}"
         if not isinstance(element, dict) or CONVERSATIONS not in element:
@@ -32,10 +32,10 @@ def array_rows(path: Path, file: IO[str], count: CountTokens) -> Iterator[TraceR
 
 
 def conversation_rows(fields: Fields, index: int, count: CountTokens) -> Iterator[TraceRow]:
-    """Return a request for each answer that follows a question.
+    """Yield a request for each answer that follows a question.
 
-    Its prompt is everything before it: it continues the conversation's last request.  All arrive
-    at 0, since the format has no times.
+    Its prompt is all text before it: it continues the conversation's last request. All arrive at 0,
+    since the format has no times.
     """
     last: TraceRow | None = None
     new_tokens, is_asked = 0, False

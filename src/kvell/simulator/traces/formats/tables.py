@@ -22,7 +22,7 @@ REMEDY = (
 class Table:
     """One format.
 
-    :param columns: that the header must have.
+    :param columns: columns that the header must have.
     :param row: makes a request of a line.
     """
 
@@ -31,7 +31,7 @@ class Table:
 
 
 def table_rows(path: Path, lines: Iterable[Line]) -> Iterator[TraceRow]:
-    """Return the requests of a table, whose format its header says.
+    """Yield the requests of a table, whose header identifies the format.
 
     :param lines: at least the header.
     :raises ChangeSomething: naming file, line and column of the first error.
@@ -53,7 +53,7 @@ def table_rows(path: Path, lines: Iterable[Line]) -> Iterator[TraceRow]:
 
 
 def _cells(path: Path, lines: Iterable[Line]) -> Iterator[tuple[int, list[str]]]:
-    """Return the cells of each line; a quoted cell never has a line's end in these formats."""
+    """Yield the cells of each line; a quoted cell never has a line's end in these formats."""
     for number, line in lines:
         try:
             yield number, next(csv.reader([line], strict=True))
@@ -62,7 +62,7 @@ def _cells(path: Path, lines: Iterable[Line]) -> Iterator[tuple[int, list[str]]]
 
 
 def _value(text: str) -> object:
-    """Return the number that a cell is, or its text."""
+    """Return the number in a cell, or its text."""
     for kind in (int, float):
         try:
             return kind(text)
