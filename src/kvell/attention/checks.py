@@ -1,6 +1,6 @@
-"""What a compiled kernel must know about its tensors before it follows their pointers.
+"""Checks of tensors before a compiled kernel follows their pointers.
 
-A wrong tensor here is a mistake of the caller, not of the user: ValueError.
+A wrong tensor is a mistake of the caller, not of the user, so all checks raise ValueError.
 """
 
 from collections.abc import Container, Sequence
@@ -10,15 +10,15 @@ import torch
 from kvell.attention.interface import GroupBatch, LayerPages
 
 FLOATS = (torch.float32, torch.bfloat16)
-"""What queries may be, and keys and values on their way into a quantised pool."""
+"""The dtypes of queries, and of keys and values before they are quantised."""
 
 UNIT = 8
-"""Keys and values of a head are whole multiples of so many numbers: compiled kernels, and the
-compiled pass, read that many at once."""
+"""The length of a head's key or value is a multiple of this: compiled code reads 8 numbers
+together."""
 
 
 def check_layer(layer: LayerPages, dtypes: Container[torch.dtype]) -> None:
-    """The pool is flat bytes on the host, its dtype known, its sizes possible."""
+    """Check that the pool is flat bytes in host memory, and that dtype and sizes are supported."""
     pool = layer.pool
     if pool.dtype != torch.uint8 or pool.dim() != 1 or not _dense(pool):
         raise ValueError("pool: must be a flat uint8 tensor in host memory")
@@ -33,7 +33,7 @@ def check_layer(layer: LayerPages, dtypes: Container[torch.dtype]) -> None:
 
 
 def check_query(layer: LayerPages, query: torch.Tensor) -> None:
-    """Query is [T, heads, head_size] of a float dtype, heads shared evenly."""
+    """Check that query is [T, heads, head_size] of a float dtype, heads a multiple of kv_heads."""
     _check_rows("query", layer, query, FLOATS)
     if query.shape[1] == 0 or query.shape[1] % layer.kv_heads:
         raise ValueError(f"query: {query.shape[1]} heads over {layer.kv_heads} kv heads")
@@ -42,7 +42,7 @@ def check_query(layer: LayerPages, query: torch.Tensor) -> None:
 def check_kv(
     layer: LayerPages, batch: GroupBatch, key: torch.Tensor, value: torch.Tensor | None
 ) -> None:
-    """Key and value are [T, kv_heads, head_size]; the batch says where each token goes."""
+    """Check that key and value are [T, kv_heads, head_size], and that the batch places T tokens."""
     if (value is None) != bool(layer.value_size):
         raise ValueError("value: must be given, unless it is a part of the key")
     dtypes = FLOATS if layer.quantised else (layer.dtype,)
@@ -57,7 +57,7 @@ def check_kv(
 
 
 def check_sinks(sinks: torch.Tensor | None, heads: int) -> None:
-    """Sinks are float32 [heads], or none."""
+    """Check that sinks are float32 [heads] or None."""
     if sinks is None:
         return
     if sinks.dtype != torch.float32 or sinks.shape != (heads,) or not _dense(sinks):
@@ -65,7 +65,7 @@ def check_sinks(sinks: torch.Tensor | None, heads: int) -> None:
 
 
 def int32_pointer(name: str, tensor: torch.Tensor) -> int:
-    """Address of a contiguous int32 tensor in host memory."""
+    """Return the address of a contiguous int32 tensor in host memory."""
     if tensor.dtype != torch.int32 or not _dense(tensor):
         raise ValueError(f"{name}: must be contiguous int32 in host memory")
     return tensor.data_ptr()

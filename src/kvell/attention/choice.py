@@ -1,4 +1,4 @@
-"""Which kernels run on which device."""
+"""The choice of attention kernels for a device."""
 
 import importlib.util
 from collections.abc import Iterable
@@ -13,13 +13,13 @@ from kvell.errors import ChangeSomething
 
 _NAMES = "auto, native, triton, portable"
 _HOMES = {"native": "cpu", "triton": "cuda"}
-"""The kind of device that compiled kernels run on."""
+"""The type of device that each compiled kernel runs on."""
 
 
 def choose_kernels(
     device: torch.device, name: str = "auto", num_threads: int = 0
 ) -> AttentionKernels:
-    """The best kernels for a device, or the ones asked for by name.
+    """Return the best kernels for a device, or the kernels called ``name``.
 
     :param name: ``auto`` (native on a CPU if it was compiled, triton on a GPU if it is
         installed, else portable), ``native``, ``triton`` or ``portable``.
@@ -40,12 +40,12 @@ def choose_kernels(
 def kernels_for(
     kernels: AttentionKernels, sizes: Iterable[int], kv_dtype: torch.dtype
 ) -> AttentionKernels:
-    """The kernels themselves if they take vectors of these sizes; else portable ones, which do.
+    """Return ``kernels`` if they support vectors of these sizes, else portable kernels.
 
-    On a GPU the scale beside a quantised vector must be aligned.
+    On a GPU the scale that follows a quantised vector must be aligned.
 
-    :param sizes: numbers in a head's keys and values.
-    :param kv_dtype: of stored keys and values.
+    :param sizes: lengths of a head's keys and values, in numbers.
+    :param kv_dtype: dtype of stored keys and values.
     """
     aligned = SCALE_BYTES if is_quantised(kv_dtype) else 1
     unit = {"native": UNIT, "triton": aligned}.get(kernels.name, 1)

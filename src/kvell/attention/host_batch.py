@@ -1,7 +1,7 @@
-"""A step's metadata in host memory, in one array: compiled passes follow its address.
+"""A step's metadata in one array in host memory, which compiled passes read by its address.
 
-Tensors of the parts are made when somebody asks for one.  Making a dozen of them takes a tenth
-of a millisecond between two passes, when nothing of torch is in the caches any more.
+Tensors over the parts are made on first access: a dozen of them takes 0.1 ms between two passes,
+when torch's code has left the caches.
 """
 
 from collections.abc import Sequence
@@ -24,11 +24,11 @@ _SevenInts = tuple[int, int, int, int, int, int, int]
 
 @dataclass(frozen=True, eq=False)
 class HostRows:
-    """Arrays that lie one after the other.
+    """Consecutive arrays in one buffer.
 
-    :param flat: all of them, contiguous, int32 or int64.
-    :param address: of its first number.
-    :param sizes: of the arrays.
+    :param flat: the buffer: contiguous, int32 or int64.
+    :param address: address of ``flat``.
+    :param sizes: length of each array.
     """
 
     flat: Whole
@@ -37,31 +37,31 @@ class HostRows:
 
     @classmethod
     def of(cls, arrays: Sequence[Whole], dtype: type[np.int32] | type[np.int64]) -> Self:
-        """Copied to where they lie one after the other."""
+        """Copy arrays into one buffer."""
         flat = np.concatenate(arrays, dtype=dtype)
         address: int = flat.__array_interface__["data"][0]
         return cls(flat, address, [len(array) for array in arrays])
 
     @cached_property
     def addresses(self) -> list[int]:
-        """Of each array's first number."""
+        """The address of each array."""
         begins = accumulate(self.sizes[:-1], initial=0)
         return [self.address + self.flat.itemsize * begin for begin in begins]
 
     @property
     def arrays(self) -> list[Whole]:
-        """One by one."""
+        """The arrays, as views of ``flat``."""
         return np.split(self.flat, np.cumsum(self.sizes[:-1]))
 
     @property
     def tensors(self) -> Sequence[torch.Tensor]:
-        """One by one, over the same memory."""
+        """The arrays as tensors over the same memory."""
         parts: Sequence[torch.Tensor] = torch.from_numpy(self.flat).split_with_sizes(self.sizes)
         return parts
 
 
 class OnHost:
-    """Fields that are made of ``rows`` when somebody asks for one of them."""
+    """Fields that are made from ``rows`` on the first access to any of them."""
 
     MADE: ClassVar[tuple[str, ...]]
     rows: HostRows
@@ -77,7 +77,7 @@ class OnHost:
         return getattr(self, name)
 
     def made(self) -> Sequence[torch.Tensor]:
-        """The fields, in order."""
+        """Return the tensors of the fields in ``MADE``, in order."""
         return self.rows.tensors
 
 
@@ -88,20 +88,20 @@ class HostGroupBatch(OnHost, GroupBatch):
 
     @property
     def args(self) -> _SevenInts:
-        """Requests, the addresses of all but the writes, and the number of pages."""
+        """The number of requests, the addresses of all but the writes, and the number of pages."""
         queries, lengths, tables, pages, firsts, *_ = self.rows.addresses
         _, requests, _, num_pages, *_ = self.rows.sizes
         return requests, queries, lengths, tables, pages, firsts, num_pages
 
     @property
     def writes(self) -> tuple[int, int]:
-        """Addresses of the pages and of the rows that take the new tokens."""
+        """The addresses of ``write_page_ids`` and ``write_offsets``."""
         *_, pages, offsets = self.rows.addresses
         return pages, offsets
 
 
 class HostStateBatch(OnHost, StateBatch):
-    """A state group's metadata where all states go on and none is kept on the way.
+    """A state group's metadata if all states continue in place and no state is cut.
 
     Rows are ``query_starts``, ``starts`` and ``page_ids``.
     """
@@ -117,7 +117,7 @@ class HostStateBatch(OnHost, StateBatch):
 
     @property
     def args(self) -> tuple[tuple[int, int, int], list[int]]:
-        """Requests, cuts and slices; and the addresses of all tables."""
+        """The numbers of requests, cuts and slices; and the addresses of all tables."""
         queries, starts, pages = self.rows.addresses
         _, requests, num_pages = self.rows.sizes
         return (requests, 0, num_pages // max(1, requests)), [queries, starts, *[pages] * 4, 0]

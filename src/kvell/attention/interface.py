@@ -14,14 +14,14 @@ from kvell.attention.quantised import is_quantised, scale_bytes_of
 
 @dataclass(frozen=True)
 class LayerPages:
-    """Where one layer's K and V lie.
+    """The location of one layer's K and V in the pool.
 
     ``pool`` is the whole KV range as a flat uint8 tensor.  K of page p is the
     block ``[kv_heads, page_tokens, head_size]`` of ``dtype`` that starts at byte
     ``p * page_stride_bytes + layer_offset_bytes``; V follows it directly in the
     same shape.  Offsets are multiples of the element size; arithmetic is 64 bit.
 
-    A quantised dtype (int8, float8_e4m3fn) has a float32 scale behind each vector
+    A quantised dtype (int8, float8_e4m3fn) has a float32 scale after each vector
     (:mod:`kvell.attention.quantised`).
 
     :param value_size: 0, or the length of a latent: then V is the first ``value_size``
@@ -39,7 +39,7 @@ class LayerPages:
 
     @property
     def quantised(self) -> bool:
-        """Whether each stored vector has a scale beside it."""
+        """Whether a scale follows each stored vector."""
         return is_quantised(self.dtype)
 
     @property
@@ -49,7 +49,7 @@ class LayerPages:
 
     @property
     def tensor_bytes(self) -> int:
-        """Bytes of all of a page's keys (or values) in this layer."""
+        """Bytes of a page's keys (or values) in this layer."""
         return self.kv_heads * self.page_tokens * self.row_bytes
 
     @property
@@ -59,15 +59,15 @@ class LayerPages:
 
     @property
     def output_size(self) -> int:
-        """Numbers that attention gives for each head."""
+        """Length of a head's attention output."""
         return self.value_size or self.head_size
 
 
 @dataclass(frozen=True)
 class HostLengths:
-    """The lengths of a :class:`GroupBatch` once more, int32 in host memory.
+    """A copy of the lengths of a :class:`GroupBatch`, int32 in host memory.
 
-    Kernels on a GPU cut their launches by them without waiting for the device.
+    Kernels on a GPU size their launches by these without waiting for the device.
     """
 
     query_starts: torch.Tensor
@@ -89,12 +89,12 @@ class GroupBatch:
         page_ids[table_starts[i]:table_starts[i+1]].
     :param page_ids: [Σ], physical page ids, in order of position.
     :param first_positions: [n], page position of the first entry of each table: entry j holds
-        tokens (first_positions[i]+j)*page_tokens onward.  Non-zero once a window has left
-        pages behind.
-    :param write_page_ids: [T], page that takes each new token.
+        tokens (first_positions[i]+j)*page_tokens onward.  Non-zero once the window has passed
+        whole pages.
+    :param write_page_ids: [T], page that stores each new token.
     :param write_offsets: [T], the token's row inside that page.
-    :param host: the lengths in host memory, where the rest is on a GPU; None: kernels that
-        need them fetch them.
+    :param host: the lengths in host memory if the tensors are on a GPU; None: kernels that
+        need them copy them from the device.
     """
 
     query_starts: torch.Tensor
@@ -108,9 +108,9 @@ class GroupBatch:
 
 
 def part_sizes(requests: int, pages: int, tokens: int) -> list[int]:
-    """How long the tensors of a :class:`GroupBatch` are, in their order.
+    """Return the lengths of the tensors of a :class:`GroupBatch`, in the order of its fields.
 
-    :param pages: of all tables.
+    :param pages: the number of pages in all tables.
     """
     return [requests + 1, requests, requests + 1, pages, requests, tokens, tokens]
 
@@ -131,7 +131,7 @@ class Partial:
 
 @dataclass(frozen=True)
 class AttendParams:
-    """What a layer does with its scores.
+    """The treatment of a layer's attention scores.
 
     :param scale: multiplies q·k.
     :param window_tokens: 0 for full attention; else a token reads itself and the
@@ -150,7 +150,7 @@ class AttendParams:
     chunk_tokens: int = 0
 
     def first_readable(self, position: int) -> int:
-        """The earliest position that the token at ``position`` reads."""
+        """Return the first position that the token at ``position`` reads."""
         behind_window = position - self.window_tokens + 1 if self.window_tokens else 0
         chunk_start = position - position % self.chunk_tokens if self.chunk_tokens else 0
         return max(0, behind_window, chunk_start)
@@ -160,9 +160,9 @@ class AttentionKernels(Protocol):
     """Attention over paged memory.  Every query is causal: it reads positions ≤ its own.
 
     Results do not depend on how tokens are split over steps, on the other
-    requests of the batch, or on where pages lie: each (token, head) is reduced
-    in the order of positions.  (In Triton, a request with few new tokens and one with
-    many run in kernels that differ by rounding.)
+    requests of the batch, or on the placement of pages: each (token, head) is reduced
+    in the order of positions.  (In Triton, requests with few and with many new tokens run in
+    different kernels, whose results differ by rounding.)
     """
 
     name: str
@@ -173,15 +173,15 @@ class AttentionKernels(Protocol):
         """Store key and value, each [T, kv_heads, head_size] (any strides with a
         contiguous last dimension), into their pages.
 
-        They are of the layer's dtype, or of any float dtype where it is quantised.  The
-        value is None where it is a part of the key.
+        Both have the layer's dtype, or any float dtype if the layer is quantised.  The value is
+        None if it is a part of the key.
         """
         ...
 
     def attend(
         self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
     ) -> torch.Tensor:
-        """Attention of query [T, heads, head_size] over each request's pages.
+        """Compute attention of query [T, heads, head_size] over each request's pages.
 
         The new tokens' own K and V must have been written.  Returns [T, heads,
         output_size] in the query's dtype; heads is a multiple of kv_heads, and query
@@ -192,9 +192,9 @@ class AttentionKernels(Protocol):
     def attend_partial(
         self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
     ) -> Partial:
-        """As :meth:`attend`, but in a mergeable form over the pages listed in the batch.
+        """Compute attention as :meth:`attend`, but mergeable, over the pages listed in the batch.
 
-        Positions not covered by a request's table are simply not read; sinks are
-        not applied (the merge does that once).
+        Positions not covered by a request's table are not read; sinks are not applied (the
+        merge applies them once).
         """
         ...

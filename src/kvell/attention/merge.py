@@ -1,4 +1,4 @@
-"""Merging partial attention: the parts' maxima and denominators weigh their outputs.
+"""Merging of partial attention: the parts' maxima and denominators weigh their outputs.
 
 Infinite-LLM (DistAttention) equations 2 and 3: with m the largest of the parts'
 maxima and e_j their denominators, the whole is Σ o_j·e_j·exp(m_j-m) / Σ e_j·exp(m_j-m).
@@ -12,10 +12,10 @@ from kvell.attention.interface import Partial
 
 
 def merge(partials: Sequence[Partial], sinks: torch.Tensor | None = None) -> torch.Tensor:
-    """Attention over the whole context from its parts, in float32 [T, heads, head_size].
+    """Return attention over the whole context from its parts, float32 [T, heads, head_size].
 
-    The parts cover disjoint positions and come in any order; the sum is made in
-    the order given.  Rows that are empty in every part come out as 0.
+    The parts cover disjoint positions, in any order, and are added in the order given.  Rows
+    that are empty in every part become 0.
 
     :param sinks: float32 [heads], a logit per head that joins the denominator only.
     :raises ValueError: if there is no part.
@@ -27,7 +27,7 @@ def merge(partials: Sequence[Partial], sinks: torch.Tensor | None = None) -> tor
 
 
 def merge_partials(partials: Sequence[Partial]) -> Partial:
-    """The parts as one part: what may be merged again with others."""
+    """Return the parts as one part, which may be merged with more parts."""
     maximum = torch.stack([part.maximum for part in partials]).amax(0)
     weights = [part.denominator * _shrink(part.maximum, maximum) for part in partials]
     denominator = torch.stack(weights).sum(0)
@@ -38,17 +38,17 @@ def merge_partials(partials: Sequence[Partial]) -> Partial:
 
 
 def sink_share(whole: Partial, sinks: torch.Tensor) -> torch.Tensor:
-    """What the sinks leave of each row's weight: [T, heads] in (0, 1]."""
+    """Return the share of each row's weight that sinks do not take: [T, heads] in (0, 1]."""
     maximum = torch.maximum(whole.maximum, sinks.expand_as(whole.maximum))
     kept = whole.denominator * _shrink(whole.maximum, maximum)
     return kept / _divisor(kept + _shrink(sinks.expand_as(maximum), maximum))
 
 
 def _shrink(maximum: torch.Tensor, new_maximum: torch.Tensor) -> torch.Tensor:
-    """exp(maximum - new_maximum), 0 where the part is empty (also where all are)."""
+    """Return exp(maximum - new_maximum), or 0 where the part is empty (also if all are)."""
     return torch.where(maximum == -torch.inf, 0.0, torch.exp(maximum - new_maximum))
 
 
 def _divisor(denominator: torch.Tensor) -> torch.Tensor:
-    """The denominator, with 1 in place of 0 so that empty rows stay 0."""
+    """Return the denominator with 1 in place of 0, so that empty rows stay 0."""
     return torch.where(denominator == 0, 1.0, denominator)

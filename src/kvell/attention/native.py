@@ -1,4 +1,4 @@
-"""Compiled kernels for CPUs (csrc/attention): AMX, AVX-512 with and without bf16, AVX2, or any."""
+"""Compiled kernels for CPUs (csrc/attention): AMX, AVX-512 with or without bf16, AVX2, generic."""
 
 import torch  # first: the extension then shares torch's OpenMP runtime
 
@@ -18,7 +18,7 @@ _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2, torch.float8_e4
 class NativeKernels:
     """Attention in compiled code, for float32, bfloat16 and quantised pools in host memory.
 
-    Within one instruction set, a (token, head) comes out the same to the last bit
+    Within one instruction set, the result of a (token, head) is bitwise the same
     in every batch, chunk, placement and number of threads.
 
     :param num_threads: 0 for OpenMP's number, which ``torch.set_num_threads`` sets.
@@ -29,17 +29,17 @@ class NativeKernels:
     name = "native"
 
     def __init__(self, num_threads: int = 0, instruction_set: str | None = None) -> None:
-        known = instruction_sets()
-        if instruction_set is not None and instruction_set not in known:
+        available = instruction_sets()
+        if instruction_set is not None and instruction_set not in available:
             raise ChangeSomething(
                 "instruction_set",
                 instruction_set,
                 "this processor cannot run it",
-                f"choose one of {', '.join(known)}",
+                f"choose one of {', '.join(available)}",
             )
         self.num_threads = num_threads
         self._batches = _KnownBatches()
-        self.instruction_set = instruction_set or known[0]
+        self.instruction_set = instruction_set or available[0]
 
     def write_kv(
         self, layer: LayerPages, batch: GroupBatch, key: torch.Tensor, value: torch.Tensor | None
@@ -75,7 +75,7 @@ class NativeKernels:
         params: AttendParams,
         elsewhere: SectionRecords | None = None,
     ) -> torch.Tensor:
-        """Attention of query [T, heads, head_size]; returns [T, heads, output_size].
+        """Compute attention of query [T, heads, head_size]; return [T, heads, output_size].
 
         :param elsewhere: records of the sections before the tables (:class:`SectionKernels`).
         :raises ValueError: if dtypes, shapes or the batch's metadata are wrong.
@@ -89,7 +89,7 @@ class NativeKernels:
     def attend_partial(
         self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
     ) -> Partial:
-        """As :meth:`attend`, in float32 and mergeable; sinks are not applied."""
+        """Compute attention as :meth:`attend`, in float32 and mergeable; sinks are not applied."""
         output = torch.empty((*query.shape[:2], layer.output_size), dtype=torch.float32)
         maximum = torch.empty(query.shape[:2], dtype=torch.float32)
         partial = Partial(output, maximum, torch.empty_like(maximum))
@@ -99,7 +99,7 @@ class NativeKernels:
     def partials(
         self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
     ) -> SectionRecords:
-        """Records of query [T, heads, head_size] over the tables' sections; no sinks are in them.
+        """Return records of query [T, heads, head_size] over the tables' sections, without sinks.
 
         :raises ValueError: if dtypes, shapes or the batch's metadata are wrong, or a table does
             not cover whole sections before its request's query rows.
@@ -152,7 +152,7 @@ class NativeKernels:
 
 
 class _KnownBatches:
-    """Remembers checked batches, because all layers of a group share one object."""
+    """A cache of checked batches: all layers of a group share one batch object."""
 
     _LIMIT = 8
 
@@ -160,9 +160,9 @@ class _KnownBatches:
         self._known: dict[int, tuple[GroupBatch, int, _EightInts]] = {}
 
     def args(self, batch: GroupBatch, tokens: int) -> _EightInts:
-        known = self._known.get(id(batch))
-        if known is not None and known[0] is batch and known[1] == tokens:
-            return known[2]
+        entry = self._known.get(id(batch))
+        if entry is not None and entry[0] is batch and entry[1] == tokens:
+            return entry[2]
         args = batch_args(batch, tokens)
         if len(self._known) >= self._LIMIT:
             self._known.clear()
@@ -171,7 +171,7 @@ class _KnownBatches:
 
 
 def instruction_sets() -> list[str]:
-    """What this build has and this processor can run, best first."""
+    """Return the instruction sets that are compiled in and that this CPU supports, best first."""
     return _kernels.instruction_sets()
 
 
@@ -180,7 +180,7 @@ def _records_args(records: SectionRecords | None) -> tuple[int, int]:
 
 
 def layer_args(layer: LayerPages) -> _NineInts:
-    """A layer's pages as compiled modules take them."""
+    """Return a layer's pages as the arguments of compiled modules."""
     return (
         layer.pool.data_ptr(),
         layer.pool.shape[0],
@@ -195,7 +195,7 @@ def layer_args(layer: LayerPages) -> _NineInts:
 
 
 def batch_args(batch: GroupBatch, tokens: int) -> _EightInts:
-    """A group's metadata as compiled modules take it.
+    """Return a group's metadata as the arguments of compiled modules.
 
     :raises ValueError: if its parts disagree in length, or are not int32 in host memory.
     """

@@ -1,9 +1,9 @@
-"""Attention in plain torch, on any device: what runs where nothing was compiled.
+"""Attention in plain torch, on any device, for when no compiled kernel is available.
 
 A context is cut into spans of 64 positions and queries into rows of 8 positions,
-both counted from position 0, so that every matrix product has a shape and a place
-given by positions alone; sums over spans run in their order.  Sections of 512 positions
-have a softmax of their own and are folded in their order, as in the compiled kernels.
+both counted from position 0, so that the shape and the place of every matrix product follow
+from positions alone; spans are summed in order.  Each section of 512 positions has a softmax,
+and these are folded in order, as in the compiled kernels.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -29,7 +29,7 @@ ROW_TOKENS = 8
 
 
 class PortableKernels:
-    """The contract in torch operations; gathers each request's pages."""
+    """The attention contract in torch operations; each request's pages are gathered first."""
 
     name = "portable"
 
@@ -50,10 +50,10 @@ class PortableKernels:
         params: AttendParams,
         elsewhere: SectionRecords | None = None,
     ) -> torch.Tensor:
-        """Attention of query [T, heads, head_size]; returns [T, heads, output_size].
+        """Compute attention of query [T, heads, head_size]; return [T, heads, output_size].
 
         :param elsewhere: records of the sections before the tables (:class:`SectionKernels`).
-        :raises ValueError: if they do not fit the batch.
+        :raises ValueError: if the records do not fit the batch.
         """
         if elsewhere is not None:
             check_elsewhere(layer, batch, query, params, elsewhere)
@@ -66,28 +66,28 @@ class PortableKernels:
     def attend_partial(
         self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
     ) -> Partial:
-        """As :meth:`attend`, in float32 and mergeable; sinks are not applied."""
+        """Compute attention as :meth:`attend`, in float32 and mergeable; sinks are not applied."""
         return self._whole(layer, batch, query, params, None)
 
     def partials(
         self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
     ) -> SectionRecords:
-        """Records of query [T, heads, head_size] over the tables' sections; no sinks are in them.
+        """Return records of query [T, heads, head_size] over the tables' sections, without sinks.
 
         :raises ValueError: if a table does not cover whole sections before its request's query
             rows.
         """
         check_full("params", params)
-        found = new_records(layer, batch, query)
+        batch_records = new_records(layer, batch, query)
         for request in _requests(layer, batch, query, params):
-            records = found.of(request.number, len(request.query))
+            records = batch_records.of(request.number, len(request.query))
             for rows, tile in _tiles(request):
                 states = _sections(request.spans, tile, params)
                 if len(records) == 1:
                     states = [_folded(states)]
                 for record, state in zip(records, states, strict=True):
                     record[rows] = state.record(ROW_TOKENS)[tile.used]
-        return found
+        return batch_records
 
     def _whole(
         self,
@@ -113,7 +113,7 @@ class PortableKernels:
 
 @dataclass(frozen=True)
 class _Request:
-    """One request's query rows of a batch, the first at position ``first``, and what they read."""
+    """One request's query rows, from position ``first`` on, and the spans that they read."""
 
     number: int
     spans: Spans
@@ -159,7 +159,7 @@ def _rows_of(partial: Partial, rows: slice) -> Partial:
 
 
 def _tiles(request: _Request) -> Iterator[tuple[slice, _Tile]]:
-    """A request's rows, ROW_TOKENS positions at a time, and which of its rows they are."""
+    """Yield tiles of ROW_TOKENS positions, each with its slice of the request's rows."""
     query, first = request.query, request.first
     last = first + query.shape[0]
     for tile_first in range(first // ROW_TOKENS * ROW_TOKENS, last, ROW_TOKENS):
@@ -172,7 +172,7 @@ def _tiles(request: _Request) -> Iterator[tuple[slice, _Tile]]:
 
 
 def _padded_state(record: torch.Tensor, tile: _Tile, kv_heads: int) -> SoftmaxState:
-    """A record of a tile's rows; rows that are not used have read nothing."""
+    """Return a record as the state of a whole tile; unused rows have read nothing."""
     whole = record.new_zeros((ROW_TOKENS, *record.shape[1:]))
     whole[..., 0] = -torch.inf
     whole[tile.used] = record
@@ -186,12 +186,11 @@ def _put(part: Partial, used: slice, into: Partial) -> None:
 
 
 def _folded(states: Sequence[SoftmaxState]) -> SoftmaxState:
-    """States of one or more sections as one, in their order."""
     return reduce(SoftmaxState.then, states)
 
 
 def _sections(spans: Spans, tile: _Tile, params: AttendParams) -> list[SoftmaxState]:
-    """Attention of a tile over each section that has spans, in order."""
+    """Return the softmax of a tile over each section that has spans, in order."""
     tokens, heads, head_size = tile.query.shape
     kv_heads, count = spans.key.shape[:2]
     if count == 0:
@@ -209,7 +208,7 @@ def _sections(spans: Spans, tile: _Tile, params: AttendParams) -> list[SoftmaxSt
 
 
 def _cuts(first: int, count: int) -> list[slice]:
-    """Which of ``count`` spans from position ``first`` on each section has."""
+    """Cut ``count`` spans from position ``first`` on into sections."""
     each = SECTION_TOKENS // SPAN_TOKENS
     before = first % SECTION_TOKENS // SPAN_TOKENS
     bounds = range(-before, count, each)
@@ -217,7 +216,7 @@ def _cuts(first: int, count: int) -> list[slice]:
 
 
 def _section(scores: torch.Tensor, value: torch.Tensor) -> SoftmaxState:
-    """Of scores [kv_heads, spans, rows, SPAN_TOKENS] of one section."""
+    """Return the softmax of one section's scores [kv_heads, spans, rows, SPAN_TOKENS]."""
     maximum = scores.amax((1, 3))
     shift = torch.where(maximum == -torch.inf, 0.0, maximum)
     weights = torch.exp(scores - shift[:, None, :, None])
@@ -229,7 +228,10 @@ def _section(scores: torch.Tensor, value: torch.Tensor) -> SoftmaxState:
 def _broken_section(
     scores: torch.Tensor, value: torch.Tensor, readable: torch.Tensor
 ) -> SoftmaxState:
-    """The same where values are no numbers: zero times NaN is NaN, so masked ones become zero."""
+    """Return the softmax of a section with values that are infinite or NaN.
+
+    Zero times NaN is NaN, so these values count as 0, and the rows that read them become NaN.
+    """
     has_number = value.isfinite()
     state = _section(scores, value.where(has_number, 0.0))
     spoils = readable.float() @ (~has_number).float()
@@ -245,7 +247,7 @@ def _shape_scores(scores: torch.Tensor, params: AttendParams) -> torch.Tensor:
 
 
 def _readable(spans: Spans, row_first: int, params: AttendParams) -> torch.Tensor:
-    """Bool [spans, ROW_TOKENS, SPAN_TOKENS]: which positions each query token reads."""
+    """Return bool [spans, ROW_TOKENS, SPAN_TOKENS]: the positions that each query token reads."""
     device = spans.key.device
     count = spans.key.shape[1]
     position = torch.arange(spans.first, spans.first + count * SPAN_TOKENS, device=device)
@@ -260,5 +262,5 @@ def _readable(spans: Spans, row_first: int, params: AttendParams) -> torch.Tenso
 
 
 def _sum_in_order(parts: torch.Tensor) -> torch.Tensor:
-    """Sum over the second dimension (spans), first to last; empty spans add exact zeros."""
+    """Sum over dimension 1 (spans), first to last; empty spans add exact zeros."""
     return parts.cumsum(1)[:, -1]

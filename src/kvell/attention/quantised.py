@@ -1,16 +1,16 @@
-"""Keys and values in eight bits: each vector is stored with the scale it was divided by.
+"""Keys and values in eight bits: each vector is stored with its scale.
 
-A stored row is ``head_size`` elements followed by one float32, so a token's vector and
-its scale travel together and a head's share of a page stays one run of bytes.
+A stored row is ``head_size`` elements followed by one float32 scale, so both are copied
+together, and a head's share of a page stays contiguous.
 """
 
 import torch
 
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-"""The quantised dtypes, and the largest number each can hold."""
+"""The largest number of each quantised dtype."""
 
 SCALE_BYTES = 4
-"""Of the float32 behind each quantised vector."""
+"""The size of the float32 scale after each quantised vector."""
 
 
 def is_quantised(dtype: torch.dtype) -> bool:
@@ -19,12 +19,12 @@ def is_quantised(dtype: torch.dtype) -> bool:
 
 
 def scale_bytes_of(dtype: torch.dtype) -> int:
-    """Bytes stored beside each vector of the dtype; 0 for plain numbers."""
+    """Return the bytes of a vector's scale: 0 if the dtype is not quantised."""
     return SCALE_BYTES if is_quantised(dtype) else 0
 
 
 def quantise(vectors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Rows as they are stored: [..., size] of any float dtype → uint8 [..., size + 4].
+    """Quantise vectors into stored rows: [..., size] of any float dtype → uint8 [..., size + 4].
 
     The largest number of each vector becomes the largest of the dtype; a vector of zeros
     has scale 0.
@@ -39,7 +39,7 @@ def quantise(vectors: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def dequantise(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The numbers that stored rows stand for: uint8 [..., size + 4] → float32 [..., size]."""
+    """Return the numbers of stored rows: uint8 [..., size + 4] → float32 [..., size]."""
     elements = rows[..., :-SCALE_BYTES].contiguous().view(dtype)
     scale = rows[..., -SCALE_BYTES:].contiguous().view(torch.float32)
     return elements.float() * scale

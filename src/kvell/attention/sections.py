@@ -1,10 +1,10 @@
-"""Records of whole sections: what a creditor computes of a context and a debtor begins with.
+"""Softmax records of whole sections, which a creditor computes and a debtor folds.
 
-Infinite-LLM (DistAttention, §4, equation 2): for query rows that travel, the instance that holds
-a part of the context returns the part's largest score m, the sum e of exp(score - m), and the
-unnormalised output o, the sum of exp(score - m)·v.  The instance that owns the request folds them
-in the order of positions and goes on with its own sections (equation 3).  Kernels reduce by
-sections anyway, so the result has the bits that it has where all pages are local.
+Infinite-LLM (DistAttention, §4, equation 2): the debtor sends query rows to the instance that
+holds a part of the context.  That creditor returns the part's largest score m, the sum e of
+exp(score - m), and the unnormalised output o, the sum of exp(score - m)·v.  The debtor folds these
+in the order of positions and continues with its local sections (equation 3).  Kernels reduce by
+sections anyway, so the result is bitwise the same as with local pages.
 """
 
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ from kvell.vocabulary import SECTION_TOKENS
 
 @dataclass(frozen=True)
 class SectionRecords:
-    """Records of n requests of a batch.
+    """Records of n requests of a batch, in the format that is sent between instances.
 
-    This is how they travel: request i's are contiguous, ``values[starts[i]:starts[i + 1]]`` is
-    ``[records, rows, heads, 2 + output_size]`` of float32, where rows are its new tokens and
-    records are in order of position.  Numbers of a record are m, e, then o.
+    Request i's records are contiguous: ``values[starts[i]:starts[i + 1]]`` is
+    ``[records, rows, heads, 2 + output_size]`` of float32, where rows are the request's new tokens
+    and records are in order of position.  The numbers of a record are m, e, then o.
 
     A record covers one section.  A part of the context that begins at position 0 has one record
-    for all of its sections: nothing comes before it, so its holder folds it without changing a bit.
+    for all of its sections: no section precedes them, so folding them early changes no bit.
 
     :param starts: int32 [n + 1], in rows of all heads, in host memory.
     :param values: float32 [starts[n], heads, 2 + output_size], contiguous, in host memory.
@@ -37,14 +37,14 @@ class SectionRecords:
     values: torch.Tensor
 
     def of(self, request: int, rows: int) -> torch.Tensor:
-        """One request's, as a view ``[records, rows, heads, 2 + output_size]``."""
+        """Return one request's records, a view ``[records, rows, heads, 2 + output_size]``."""
         begin, end = self.starts[request : request + 2].tolist()
         values = self.values[begin:end]
         return values.view((end - begin) // max(1, rows), rows, *values.shape[1:])
 
 
 class SectionKernels(AttentionKernels, Protocol):
-    """Kernels that can attend to contexts of which others hold the first sections."""
+    """Kernels that support contexts whose first sections are remote."""
 
     def attend(
         self,
@@ -54,42 +54,41 @@ class SectionKernels(AttentionKernels, Protocol):
         params: AttendParams,
         elsewhere: SectionRecords | None = None,
     ) -> torch.Tensor:
-        """As :meth:`AttentionKernels.attend`.
+        """Compute attention as :meth:`AttentionKernels.attend`, after remote sections.
 
-        :param elsewhere: records of all sections before each request's table, whose first
-            position is a multiple of ``SECTION_TOKENS`` there.  A request without any has none
-            elsewhere.
-        :raises ValueError: if they do not fit the batch, or attention is not full.
+        :param elsewhere: records of all sections before each request's table, which then begins at
+            a multiple of ``SECTION_TOKENS``.  A request without records has no remote section.
+        :raises ValueError: if the records do not fit the batch, or attention is not full.
         """
         ...
 
     def partials(
         self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
     ) -> SectionRecords:
-        """Records of query [T, heads, head_size] over the sections that the tables hold.
+        """Return records of query [T, heads, head_size] over the sections in the tables.
 
         Each request's table covers whole sections, all of them before its query rows; sinks are
-        not applied.  A request may come several times, with different sections.
+        not applied.  A request may occur several times, with different sections.
 
-        :raises ValueError: if a table does not, or attention is not full.
+        :raises ValueError: if a table covers anything else, or attention is not full.
         """
         ...
 
 
 def join_records(parts: Sequence[Sequence[torch.Tensor]], empty: torch.Tensor) -> SectionRecords:
-    """Records of a batch from what several instances returned.
+    """Join the records that several instances returned for a batch.
 
-    :param parts: of each request, in order of position, each as :meth:`SectionRecords.of`.
+    :param parts: each request's parts in order of position, shaped as :meth:`SectionRecords.of`.
     :param empty: float32 [0, heads, 2 + output_size], for batches without records.
     """
     flat = [[part.flatten(0, 1) for part in of_request] for of_request in parts]
     rows = [sum(len(part) for part in of_request) for of_request in flat]
     starts = torch.tensor([0, *accumulate(rows)], dtype=torch.int32)
-    return SectionRecords(starts, torch.cat([empty, *(one for parts in flat for one in parts)]))
+    return SectionRecords(starts, torch.cat([empty, *(part for group in flat for part in group)]))
 
 
 def new_records(layer: LayerPages, batch: GroupBatch, query: torch.Tensor) -> SectionRecords:
-    """Room for what :meth:`SectionKernels.partials` returns.
+    """Allocate the result of :meth:`SectionKernels.partials`.
 
     :raises ValueError: if a table does not cover whole sections before its request's query rows.
     """
@@ -105,7 +104,7 @@ def new_records(layer: LayerPages, batch: GroupBatch, query: torch.Tensor) -> Se
 
 
 def check_full(name: str, params: AttendParams) -> None:
-    """Only layers with full attention have sections elsewhere."""
+    """Check that attention is full: only such layers have remote sections."""
     if params.window_tokens or params.chunk_tokens:
         raise ValueError(
             f"{name}: this layer reads a window or chunk, whose pages stay local; "
@@ -120,7 +119,7 @@ def check_elsewhere(
     params: AttendParams,
     elsewhere: SectionRecords,
 ) -> None:
-    """Records fit a batch: their shape, how many there are, and where the tables begin."""
+    """Check that records fit a batch: shape, number, and the first position of each table."""
     check_full("elsewhere", params)
     starts, values = elsewhere.starts, elsewhere.values
     on_host = values.device.type == "cpu"
@@ -159,7 +158,7 @@ def check_elsewhere(
 
 
 def _check_request(request: int, length: int, rows: int, begin: int, first_row: int) -> None:
-    """One request's records: ``length`` rows of them, for a table from position ``begin`` on."""
+    """Check one request's ``length`` rows of records against a table that begins at ``begin``."""
     if length < 0 or length % rows:
         raise ValueError(
             f"elsewhere.starts: request {request} has {length} rows of records for {rows} query "
@@ -190,7 +189,7 @@ def _check_boundary(request: int, begin: int) -> None:
 
 
 def _check_sections(layer: LayerPages, batch: GroupBatch) -> tuple[list[int], list[int]]:
-    """The first section of each table, and how many it covers."""
+    """Check each table; return its first section and the number of sections that it covers."""
     begins = (batch.first_positions * layer.page_tokens).tolist()
     lengths = (batch.table_starts.diff() * layer.page_tokens).tolist()
     first_rows = (batch.context_lens - batch.query_starts.diff()).tolist()
@@ -206,5 +205,5 @@ def _check_sections(layer: LayerPages, batch: GroupBatch) -> tuple[list[int], li
                 f"context_lens: request {i} has a query row at position {row}, inside or before "
                 f"its sections, which end at {begin + length}; pass sections before its query rows"
             )
-    firsts, counts = ([one // SECTION_TOKENS for one in some] for some in (begins, lengths))
+    firsts, counts = ([size // SECTION_TOKENS for size in sizes] for sizes in (begins, lengths))
     return firsts, counts

@@ -1,4 +1,4 @@
-"""A request's pages as spans of positions, in torch: what the portable kernels read."""
+"""A request's pages as spans of positions, in torch, for the portable kernels."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ SPAN_TOKENS = 64
 @dataclass(frozen=True)
 class Spans:
     """One request's K and V, float32 [kv_heads, spans, SPAN_TOKENS, head_size (V: output_size)],
-    zero where nothing is stored.  ``first`` is the position of the first row; tables cover
+    zero where nothing is stored.  ``first`` is the position of the first row; the table covers
     positions [begin, end).  ``has_numbers``: no value is infinite or NaN."""
 
     key: torch.Tensor
@@ -26,10 +26,10 @@ class Spans:
 
 
 def page_views(layer: LayerPages) -> tuple[torch.Tensor, ...]:
-    """The layer's stored tensors as [pages, kv_heads, page_tokens, row] views of the pool.
+    """Return K and V as [pages, kv_heads, page_tokens, row] views of the pool.
 
-    K and V, or K alone if V is a part of it; rows are of the layer's dtype, or bytes with
-    the scale behind the vector.
+    V is absent if it is a part of K.  Rows have the layer's dtype, or are bytes in which the
+    scale follows the vector.
     """
     dtype = torch.uint8 if layer.quantised else layer.dtype
     pool = layer.pool.view(dtype)
@@ -51,7 +51,7 @@ def page_views(layer: LayerPages) -> tuple[torch.Tensor, ...]:
 
 
 def gather_spans(layer: LayerPages, table: torch.Tensor, begin: int, context: int) -> Spans:
-    """Copies a request's pages into spans; rows past the context are left out."""
+    """Copy a request's pages into spans, without rows past the context."""
     end = max(begin, min(begin + len(table) * layer.page_tokens, context))
     first = begin // SPAN_TOKENS * SPAN_TOKENS
     spans = -(-(end - first) // SPAN_TOKENS)
@@ -63,12 +63,12 @@ def gather_spans(layer: LayerPages, table: torch.Tensor, begin: int, context: in
 
 
 def _rows(pages: torch.Tensor, tokens: int) -> torch.Tensor:
-    """[pages, kv_heads, page_tokens, row] → [kv_heads, tokens, row]."""
+    """Reshape [pages, kv_heads, page_tokens, row] → [kv_heads, tokens, row]."""
     return pages.transpose(0, 1).reshape(pages.shape[1], -1, pages.shape[3])[:, :tokens]
 
 
 def _spread(rows: torch.Tensor, at: int, spans: int) -> torch.Tensor:
-    """[kv_heads, tokens, size] → float32 [kv_heads, spans, SPAN_TOKENS, size], from ``at`` on."""
+    """Copy [kv_heads, tokens, size] into float32 [kv_heads, spans, SPAN_TOKENS, size] at ``at``."""
     kv_heads, tokens, size = rows.shape
     whole = rows.new_zeros((kv_heads, spans * SPAN_TOKENS, size), dtype=torch.float32)
     whole[:, at : at + tokens] = rows
@@ -78,6 +78,6 @@ def _spread(rows: torch.Tensor, at: int, spans: int) -> torch.Tensor:
 def skip_pages(
     layer: LayerPages, table: torch.Tensor, begin: int, needed: int
 ) -> tuple[torch.Tensor, int]:
-    """The table without the pages that lie wholly before position ``needed``."""
+    """Return the table, and its begin, without the pages that end at or before ``needed``."""
     pages = min(max(0, (needed - begin) // layer.page_tokens), len(table))
     return table[pages:], begin + pages * layer.page_tokens

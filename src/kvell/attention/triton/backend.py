@@ -1,4 +1,4 @@
-"""The contract of attention on a GPU."""
+"""Triton kernels behind the attention contract."""
 
 import weakref
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ from kvell.attention.triton.work import Tiling, WorkCutter
 from kvell.attention.triton.writing import write_quantised, write_rows
 
 _Rule = tuple[int, torch.dtype, float, int, float, int]
-"""What a launch depends on beside its layer: heads, dtype, and what params say of scores."""
+"""The key of a launch within its layer: heads, dtype, and the numbers of ``AttendParams``."""
 
 
 @dataclass(frozen=True)
 class _Known:
-    """What is remembered of a layer, for as long as it lives: so that its pool goes with it."""
+    """A layer's cached launches.  The reference is weak, so that its pool can be freed."""
 
     layer: weakref.ref[LayerPages]
     pool: Pool
@@ -36,11 +36,11 @@ class _Known:
 class TritonKernels:
     """Attention in Triton, for float32, bfloat16, float16 and quantised pools.
 
-    A result depends on its request alone: not on the batch, nor on where pages lie.  A
-    request with few new tokens runs in another kernel than one with many, so what prefill
-    chunks and decodes give for the same token differs by rounding.
+    A result depends on its request alone: not on the batch, nor on the placement of pages.
+    Requests with few and with many new tokens run in different kernels, so the result of a
+    token in a prefill chunk and in a decode differs by rounding.
 
-    One stream at a time; nothing waits for the device where batches carry ``host``.
+    Use one stream at a time.  No call waits for the device if batches have ``host``.
 
     :param blocks: block sizes of short and long requests, in place of the measured ones.
     """
@@ -71,7 +71,7 @@ class TritonKernels:
     def attend(
         self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
     ) -> torch.Tensor:
-        """Attention of query [T, heads, head_size]; returns [T, heads, output_size].
+        """Compute attention of query [T, heads, head_size]; return [T, heads, output_size].
 
         :raises ValueError: if dtypes or shapes are wrong.
         """
@@ -84,7 +84,7 @@ class TritonKernels:
     def attend_partial(
         self, layer: LayerPages, batch: GroupBatch, query: torch.Tensor, params: AttendParams
     ) -> Partial:
-        """As :meth:`attend`, in float32 and mergeable; sinks are not applied."""
+        """Compute attention as :meth:`attend`, in float32 and mergeable; sinks are not applied."""
         output = torch.empty(
             (*query.shape[:2], layer.output_size), dtype=torch.float32, device=query.device
         )
@@ -115,17 +115,17 @@ class TritonKernels:
 
     def _known(self, layer: LayerPages) -> _Known:
         key = id(layer)
-        known = self._layers.get(key)
-        if known is None or known.layer() is not layer:
+        entry = self._layers.get(key)
+        if entry is None or entry.layer() is not layer:
             pool, layers = Pool.of(layer), self._layers
-            known = _Known(weakref.ref(layer, lambda _: layers.pop(key, None)), pool, {})
-            layers[key] = known
-        return known
+            entry = _Known(weakref.ref(layer, lambda _: layers.pop(key, None)), pool, {})
+            layers[key] = entry
+        return entry
 
     def _launch(
         self, layer: LayerPages, heads: int, dtype: torch.dtype, params: AttendParams
     ) -> tuple[Launch, Tiling]:
-        known = self._known(layer)
+        entry = self._known(layer)
         rule = (
             heads,
             dtype,
@@ -134,10 +134,10 @@ class TritonKernels:
             params.softcap,
             params.chunk_tokens,
         )
-        ready = known.launches.get(rule)
+        ready = entry.launches.get(rule)
         if ready is None:
-            ready = self._make(known.pool, layer, HeadShape.of(layer, heads), dtype, params)
-            known.launches[rule] = ready
+            ready = self._make(entry.pool, layer, HeadShape.of(layer, heads), dtype, params)
+            entry.launches[rule] = ready
         return ready
 
     def _make(

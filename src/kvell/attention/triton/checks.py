@@ -1,6 +1,6 @@
-"""What the kernels must know of their tensors; a wrong one is a mistake of the caller.
+"""Checks of the kernels' tensors; a wrong tensor is a mistake of the caller.
 
-Page ids are not read here: that would make the host wait for the device.
+Page ids are not checked: the host would have to wait for the device.
 """
 
 import torch
@@ -9,16 +9,16 @@ from kvell.attention.interface import GroupBatch, LayerPages
 from kvell.attention.quantised import SCALE_BYTES
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-"""What queries may be, and keys and values on their way into a quantised pool."""
+"""The dtypes of queries, and of keys and values before they are quantised."""
 
 STORED = (*FLOATS, torch.int8, torch.float8_e4m3fn)
-"""What a pool may hold."""
+"""The dtypes of a pool."""
 
 
 def check_layer(layer: LayerPages) -> None:
-    """The pool is flat bytes, its dtype known, its offsets those of whole numbers.
+    """Check that the pool is flat bytes, the dtype supported, and the offsets aligned.
 
-    :raises ValueError: naming what is wrong.
+    :raises ValueError: naming the wrong field.
     """
     pool = layer.pool
     if pool.dtype != torch.uint8 or pool.dim() != 1 or not pool.is_contiguous():
@@ -38,9 +38,9 @@ def check_layer(layer: LayerPages) -> None:
 
 
 def check_query(layer: LayerPages, query: torch.Tensor, sinks: torch.Tensor | None) -> None:
-    """Query is [T, heads, head_size] of a float dtype, heads shared evenly; sinks [heads].
+    """Check that query is [T, heads, head_size], heads a multiple of kv_heads, and sinks [heads].
 
-    :raises ValueError: naming what is wrong.
+    :raises ValueError: naming the wrong tensor.
     """
     _check_rows("query", layer, query, FLOATS)
     heads = query.shape[1]
@@ -56,9 +56,9 @@ def check_query(layer: LayerPages, query: torch.Tensor, sinks: torch.Tensor | No
 def check_kv(
     layer: LayerPages, batch: GroupBatch, key: torch.Tensor, value: torch.Tensor | None
 ) -> None:
-    """Key and value are [T, kv_heads, head_size]; the batch says where each token goes.
+    """Check that key and value are [T, kv_heads, head_size], and that the batch places T tokens.
 
-    :raises ValueError: naming what is wrong.
+    :raises ValueError: naming the wrong tensor.
     """
     if (value is None) != bool(layer.value_size):
         raise ValueError("value: must be given, unless it is a part of the key")

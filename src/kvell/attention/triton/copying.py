@@ -1,4 +1,4 @@
-"""Many pages in one launch: gathered into a buffer, scattered from it, or moved in a pool."""
+"""Copies of many pages in one launch: pool to buffer, buffer to pool, or within a pool."""
 
 import torch
 import triton
@@ -17,15 +17,14 @@ def copy_pages(
     page_bytes: int,
     alignment_bytes: int,
 ) -> None:
-    """Copy ``page_bytes`` from every source start to the target start beside it.
+    """Copy ``page_bytes`` from every source start to the target start at the same index.
 
-    Runs may not overlap, nor one run's target another's source.
+    Targets may not overlap each other or any source.
 
-    :param target: flat uint8; the source likewise (it may be the same), on one device.
-    :param target_starts_bytes: int64 [n] on that device; the source's likewise.
-    :param alignment_bytes: a divisor of all starts; as much of it as possible, up to 8, is
-        moved at a time.
-    :raises ValueError: if tensors are of another dtype or have another length.
+    :param target: flat uint8, like ``source``; both are on one device and may be the same tensor.
+    :param target_starts_bytes: int64 [n] on that device, like ``source_starts_bytes``.
+    :param alignment_bytes: a divisor of all starts; it limits the copied words (up to 8 bytes).
+    :raises ValueError: if a tensor has the wrong dtype or length.
     """
     starts = (target_starts_bytes, source_starts_bytes)
     if any(each.dtype != torch.int64 or each.dim() != 1 for each in starts):

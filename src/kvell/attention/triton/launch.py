@@ -1,4 +1,4 @@
-"""A layer made ready: everything of a launch that does not change from step to step."""
+"""The launches of a layer: arguments that are the same in every step are built once."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +14,13 @@ from kvell.attention.triton.sizes import Blocks, HeadShape
 from kvell.attention.triton.work import UNLIMITED, Work
 
 FOLD_NUMBERS = 8192
-"""Numbers of sections' outputs that a fold has on their way at once: half as many made decode
-8 % slower at batch 8, twice as many took registers that other programs need."""
+"""Numbers of sections' outputs that a fold loads together: half as many made decode 8 % slower
+at batch 8, twice as many took registers that other programs need."""
 
 
 @dataclass(frozen=True)
 class Pool:
-    """A layer's numbers as pointers and strides, counted in numbers (scales in float32)."""
+    """A layer's pages as pointers and strides, counted in elements (scales in float32)."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -32,9 +32,9 @@ class Pool:
 
     @staticmethod
     def of(layer: LayerPages) -> "Pool":
-        """A layer's place in its pool.
+        """Return the pointers and strides of a layer.
 
-        :raises ValueError: if the layer cannot be read so.
+        :raises ValueError: if the kernels do not support the layer.
         """
         check_layer(layer)
         size, offset = layer.dtype.itemsize, layer.layer_offset_bytes
@@ -58,14 +58,13 @@ class Pool:
 
 
 def _typed(pool: torch.Tensor, dtype: torch.dtype, offset_bytes: int) -> torch.Tensor:
-    """The pool from an offset on, as numbers of a dtype."""
     behind = pool[offset_bytes:]
     return behind[: behind.numel() // dtype.itemsize * dtype.itemsize].view(dtype)
 
 
 @dataclass(frozen=True)
 class Results:
-    """Where a call leaves what it found; ``partial`` without sinks, else the finished output."""
+    """The tensors that a call writes; with ``partial``, output is mergeable and without sinks."""
 
     output: torch.Tensor
     maximum: torch.Tensor
@@ -75,7 +74,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Step:
-    """What changes from call to call: the step's metadata, queries [T, heads, size], results."""
+    """The arguments that change with every call; ``query`` is [T, heads, size]."""
 
     batch: GroupBatch
     query: torch.Tensor
@@ -84,16 +83,13 @@ class Step:
 
 
 class Scratch:
-    """Memory of a device that launches in one stream share.
-
-    Counters stay zero between launches; what a launch leaves in the rest is garbage.
-    """
+    """Counters on a device that the launches of one stream share; zero between launches."""
 
     def __init__(self) -> None:
         self._counters: dict[torch.device, torch.Tensor] = {}
 
     def counters(self, count: int, device: torch.device) -> torch.Tensor:
-        """At least ``count`` zeros, int32."""
+        """Return at least ``count`` zeros, int32."""
         held = self._counters.get(device)
         if held is None or len(held) < count:
             held = torch.zeros(max(4096, 2 * count), dtype=torch.int32, device=device)

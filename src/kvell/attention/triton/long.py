@@ -1,7 +1,7 @@
-"""Prefill: requests with many new tokens, a tile of query rows to a program.
+"""Prefill: requests with many new tokens, one program for each tile of query rows.
 
-A program walks the positions that its rows read from first to last.  Only spans at the
-two ends, where some row reads less than others, are masked.
+A program walks the positions that its rows read from first to last.  Only the spans at both
+ends, which not every row reads whole, are masked.
 """
 
 import triton
@@ -52,7 +52,7 @@ def attend_tiles(
     N: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Grid (tiles × kv heads × PARTS,), heads first; a tile is a row of ``work.TILE``.
+    """Attend for one tile, a row of ``work.TILE``.  Grid (tiles × kv heads × PARTS,), heads first.
 
     A tile's rows are its tokens times PART_HEADS of the GROUP query heads of a kv head.
     """
@@ -88,7 +88,7 @@ def attend_tiles(
     output = tl.zeros([M, SIZE_BLOCK], tl.float32)
     head_rows = kv_head * (PAGE_TOKENS * ROW)
     head_scales = kv_head * (PAGE_TOKENS * ROW // 4)
-    # [low, whole) and [masked, high) are masked, [whole, masked) is read by every row.
+    # [low, whole) and [masked, high) are masked; every row reads [whole, masked).
     low = tl.maximum(first_readable(first_own, window, chunk), begin) // N * N
     high = tl.minimum(last_own + 1, end)
     whole = tl.maximum(first_readable(last_own, window, chunk), begin)

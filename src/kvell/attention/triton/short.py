@@ -1,9 +1,9 @@
 """Decode and other requests with few new tokens: many programs for each request.
 
-A context is cut into sections, counted from position 0; a program takes one section for
-one tile of rows and leaves its softmax in scratch memory.  The last of a tile's programs to
-finish folds the sections, in the order of positions.  So neither the other requests of a
-batch nor their number can change a result.
+A context is cut into sections, counted from position 0; a program attends to one section for
+one tile of rows and stores its softmax in scratch memory.  The tile's program that finishes
+last folds the sections in the order of positions.  So the other requests of a batch cannot
+change a result.
 """
 
 import triton
@@ -60,11 +60,11 @@ def attend_sections(
     FOLD: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Grid (items × kv heads × PARTS,), heads first: one section of one tile.
+    """Attend to one section for one tile.  Grid (items × kv heads × PARTS,), heads first.
 
     An item is a row of ``work.ITEM``.  A tile's rows are its tokens times PART_HEADS of the
     GROUP query heads of a kv head.  Scratch rows are [item, kv head and part, token, head of
-    the part]; ``counters`` are zero, and zero again afterwards.
+    the part]; ``counters`` are zero before and after the launch.
     """
     places = HEADS // GROUP * PARTS
     item = tl.program_id(0) // places
@@ -107,7 +107,7 @@ def attend_sections(
     low = tl.maximum(first_readable(first_own, window, chunk), begin) // N * N
     low = tl.maximum(section_begin, low)
     high = tl.minimum(tl.minimum(section_end, first_own + count), end)
-    # A section that every row reads whole needs no mask; only one at an end does.
+    # A section that every row reads whole needs no mask.
     whole = low >= tl.maximum(first_readable(first_own + count - 1, window, chunk), begin)
     whole = whole & (high == section_end) & (high <= first_own + 1)
     masked = tl.where(whole, high, low)
@@ -173,10 +173,13 @@ def _fold(
     SIZE: tl.constexpr,
     SIZE_BLOCK: tl.constexpr,
 ):
-    """The softmax of a tile from its sections', first to last, some at once so that their
-    loads overlap; past the first-level cache, which may hold what lay there before."""
+    """Fold the softmax of a tile's sections, first to last.
+
+    FOLD sections are loaded together, so that their loads overlap.  Loads skip the L1 cache,
+    which may hold stale data.
+    """
     M: tl.constexpr = rows.shape[0]
-    nothing = tl.zeros([M], tl.int32)  # the interpreter cannot splat a truth value
+    nothing = tl.zeros([M], tl.int32)  # the interpreter cannot splat a bool
     dims = tl.arange(0, SIZE_BLOCK)
     maximum = tl.full([M], NOWHERE, tl.float32)
     denominator = tl.zeros([M], tl.float32)

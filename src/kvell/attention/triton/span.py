@@ -1,4 +1,4 @@
-"""One span of positions against a tile of query rows: what both kernels do in their loops.
+"""Attention of a tile of query rows to one span of positions: the loop body of both kernels.
 
 A tile has M rows, each a (token, head) of one kv head; a span has N positions, counted
 from position 0.  The softmax runs online, in base 2: ``maximum`` is log2(e) × the largest
@@ -14,7 +14,7 @@ NOWHERE = tl.constexpr(float("-inf"))
 
 @triton.jit
 def first_readable(position, window, chunk):
-    """``AttendParams.first_readable``; no window or chunk is a very large one."""
+    """Compute ``AttendParams.first_readable``; without window or chunk, these are very large."""
     return tl.maximum(tl.maximum(position - window + 1, position - position % chunk), 0)
 
 
@@ -27,7 +27,7 @@ def _rows_of(
     MASKED: tl.constexpr,
     LENGTH: tl.constexpr,
 ):
-    """[N, BLOCK] numbers of the pool at element offsets ``rows``; 0 where nothing is stored."""
+    """Load [N, BLOCK] numbers of the pool at element offsets ``rows``; 0 if none is stored."""
     where = pool + rows[:, None] + dims[None, :]
     BLOCK: tl.constexpr = dims.shape[0]
     if MASKED:
@@ -39,7 +39,7 @@ def _rows_of(
 
 @triton.jit
 def load_query(rows, used, LENGTH: tl.constexpr, BLOCK: tl.constexpr):
-    """[M, BLOCK] numbers of a tile's query rows; 0 past a row's length and in unused rows."""
+    """Load [M, BLOCK] numbers of a tile's query rows; 0 past a row's length, in unused rows."""
     dims = tl.arange(0, BLOCK)
     return tl.load(
         rows[:, None] + dims[None, :], mask=used[:, None] & (dims < LENGTH)[None, :], other=0.0
@@ -63,7 +63,7 @@ def finish(
     SIZE: tl.constexpr,
     SIZE_BLOCK: tl.constexpr,
 ):
-    """Store a tile's rows at [token, head] number ``at``: divided, with sinks, or as a partial."""
+    """Store a tile's normalised rows at [token, head] index ``at``, with sinks or as a partial."""
     if PARTIAL:
         tl.store(maxima + at, maximum / LOG2_E, mask=used)
         tl.store(denominators + at, denominator, mask=used)
@@ -121,12 +121,12 @@ def attend_span(
     REST_BLOCK: tl.constexpr,
     N: tl.constexpr,
 ):
-    """Take positions ``position … position+N-1`` into a tile's running softmax.
+    """Add positions ``position … position+N-1`` to a tile's running softmax.
 
-    ``query`` is [M, BLOCK] with BLOCK ≥ SIZE numbers of each key; of a latent, these are
-    its value, and ``query_rest`` [M, REST_BLOCK] meets the REST behind it.  ``keys`` points
-    at a kv head's first row in page 0, ``table`` at the entry of page position 0.
-    Unmasked spans are read by every row and stored whole.
+    ``query`` is [M, BLOCK] with BLOCK ≥ SIZE.  SIZE is the length of a key; of a latent, the
+    length of its value, and ``query_rest`` [M, REST_BLOCK] is for the REST numbers after it.
+    ``keys`` points at a kv head's first row in page 0, ``table`` at the entry of page position 0.
+    An unmasked span is stored whole, and every row reads all of it.
     """
     offsets = position + tl.arange(0, N)
     stored = (offsets >= begin) & (offsets < end)
@@ -161,7 +161,7 @@ def attend_span(
     shift = new_maximum
     if MASKED:
         shift = tl.where(new_maximum == NOWHERE, 0.0, new_maximum)
-    # One product and one difference, masked or not: so that both round alike.
+    # One product and one difference, masked or not, so that both round the same.
     weights = tl.exp2(scores * factor - shift[:, None])
     shrink = tl.exp2(maximum - shift)
     denominator = denominator * shrink + tl.sum(weights, 1)
@@ -179,7 +179,7 @@ def attend_span(
                 value_scale = tl.load(value_scales + scale_rows)
             weights = weights * value_scale[None, :]
     if MASKED:
-        # Zero times NaN is NaN: what a row does not read is left out, not weighed with zero.
+        # Zero times NaN is NaN, so a value that a row does not read is left out.
         reads = readable & stored[None, :]
         weights = tl.where(reads, weights, 0.0)
         broken = ~(tl.abs(value.to(tl.float32)) < float("inf"))

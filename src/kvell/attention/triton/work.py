@@ -1,8 +1,8 @@
-"""How a step's attention is cut into programs: on the host, once per batch and shape.
+"""Cutting of a step's attention into programs: on the host, once per batch and shape.
 
 A request with up to ``SHORT_TOKENS`` new tokens is *short*: its tiles are cut into sections
-of the context.  Any other is *long*: a tile is one program.  Which of the two a request is
-follows from its own new tokens alone.
+of the context.  Any other is *long*: a tile is one program.  The kind depends on nothing but
+the request's new tokens.
 """
 
 from dataclasses import dataclass
@@ -14,26 +14,26 @@ import torch
 from kvell.attention.interface import AttendParams, GroupBatch, HostLengths
 
 SHORT_TOKENS = 16
-"""New tokens up to which a request is short: decodes, and guesses that are verified."""
+"""The most new tokens of a short request: a decode, or the verification of drafts."""
 
 UNLIMITED = 1 << 30
-"""A window or chunk that is none."""
+"""The size that stands for no window or no chunk."""
 
 TILE = ("table", "begin", "end", "first_own", "first_row", "rows", "", "")
-"""A tile: where its page position 0 would stand among the page ids; the positions
-[begin, end) that are stored; the position and the row in the query of its first token, and
-how many tokens.  Padded to 32 bytes."""
+"""The fields of a tile: the index of page position 0 among the page ids; the positions
+[begin, end) that are stored; position and query row of the first token; number of tokens.
+Padded to 32 bytes."""
 
 ITEM = (*TILE[:6], "section_begin", "section_end", "first_item", "sections", "tile", "")
-"""A section of a short tile: the tile; the section's positions; the tile's first item and
-how many it has; the tile's number.  Padded to 48 bytes."""
+"""The fields of a section of a short tile: the tile; the section's positions; the tile's first
+item and number of sections; the tile's number.  Padded to 48 bytes."""
 
 MOST_SECTIONS = 8
-"""Sections grow with a request's context beyond so many, by doubling: then the end of a
-section, where a program waits for what it wrote, comes seldom."""
+"""The number of sections from which a tile's sections double in size: a program waits for its
+stores at the end of each section, so fewer sections wait less."""
 
 MOST_DOUBLINGS = 2
-"""… but so seldom: one request alone still has programs for all of a GPU."""
+"""The limit of doublings: a single request still has programs for a whole GPU."""
 
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
@@ -41,7 +41,7 @@ Longs = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Tiling:
-    """Tokens of tiles and sections; they follow from the heads and the rule of a layer."""
+    """Sizes of tiles and sections, by a layer's heads, page size, window and chunk."""
 
     short_tokens: int
     long_tokens: int
@@ -55,10 +55,10 @@ class Tiling:
 class Work:
     """A batch's programs; int32 tables on the pool's device, sizes on the host.
 
-    :param items: [i, 12], rows of ``ITEM``; those of a tile lie together.
-    :param short_tiles: tiles that the items are of.
+    :param items: [i, 12], rows of ``ITEM``; the items of a tile are adjacent.
+    :param short_tiles: number of tiles in ``items``.
     :param short_tokens: most tokens of a short tile.
-    :param tiles: [t, 8], rows of ``TILE``, of long tiles; those that read most come first.
+    :param tiles: [t, 8], rows of ``TILE`` of long tiles; the tiles that read most come first.
     """
 
     items: torch.Tensor
@@ -68,7 +68,7 @@ class Work:
 
 
 class WorkCutter:
-    """Cuts batches, and remembers the last few: all layers of a group share one object."""
+    """A cutter of batches that caches the last few: all layers of a group share one batch."""
 
     _LIMIT = 16
 
@@ -76,11 +76,11 @@ class WorkCutter:
         self._known: dict[tuple[int, Tiling], tuple[GroupBatch, Work]] = {}
 
     def work(self, batch: GroupBatch, tiling: Tiling) -> Work:
-        """The programs of a batch under a tiling."""
+        """Return the programs of a batch under a tiling."""
         key = (id(batch), tiling)
-        known = self._known.get(key)
-        if known is not None and known[0] is batch:
-            return known[1]
+        entry = self._known.get(key)
+        if entry is not None and entry[0] is batch:
+            return entry[1]
         work = cut(host_lengths(batch), tiling, batch.page_ids.device)
         if len(self._known) >= self._LIMIT:
             self._known.clear()
@@ -89,7 +89,7 @@ class WorkCutter:
 
 
 def host_lengths(batch: GroupBatch) -> HostLengths:
-    """The batch's lengths in host memory; waits for the device if nobody kept them."""
+    """Return the batch's lengths in host memory; wait for the device if ``host`` is None."""
     if batch.host is not None:
         return batch.host
     return HostLengths(
@@ -101,7 +101,7 @@ def host_lengths(batch: GroupBatch) -> HostLengths:
 
 
 def cut(lengths: HostLengths, tiling: Tiling, device: torch.device) -> Work:
-    """See :class:`Work`."""
+    """Cut a batch into programs on ``device``."""
     requests, new = _requests(lengths, tiling)
     short = _tiles(requests, np.where(new <= SHORT_TOKENS, new, 0), tiling.short_tokens)
     long = _tiles(requests, np.where(new > SHORT_TOKENS, new, 0), tiling.long_tokens)
@@ -119,7 +119,7 @@ def cut(lengths: HostLengths, tiling: Tiling, device: torch.device) -> Work:
 
 
 def _requests(lengths: HostLengths, tiling: Tiling) -> tuple[Longs, Longs]:
-    """Every request as one tile of all its new tokens, and how many those are."""
+    """Return each request as one tile of all its new tokens, and the number of these."""
     starts, context, tables, first = (
         getattr(lengths, name).numpy().astype(np.int64)
         for name in ("query_starts", "context_lens", "table_starts", "first_positions")
@@ -133,7 +133,7 @@ def _requests(lengths: HostLengths, tiling: Tiling) -> tuple[Longs, Longs]:
 
 
 def _tiles(requests: Longs, new: Longs, tokens: int) -> Longs:
-    """The tiles of the first ``new`` tokens of each request, in order."""
+    """Return the tiles of the first ``new`` tokens of each request, in order."""
     counts = -(-new // tokens)
     request = np.repeat(np.arange(len(counts)), counts)
     first = tokens * (np.arange(len(request)) - np.repeat(np.cumsum(counts) - counts, counts))
@@ -145,7 +145,7 @@ def _tiles(requests: Longs, new: Longs, tokens: int) -> Longs:
 
 
 def _items(tiles: Longs, tiling: Tiling) -> Longs:
-    """The sections of short tiles; one without a position is left an empty section."""
+    """Return the sections of short tiles; a tile that reads no position has one empty section."""
     rule = AttendParams(1.0, tiling.window_tokens, chunk_tokens=tiling.chunk_tokens)
     own = tiles[:, 3]
     reads_until = np.minimum(own + tiles[:, 5], tiles[:, 2])
@@ -161,7 +161,7 @@ def _items(tiles: Longs, tiling: Tiling) -> Longs:
 
 
 def _section_tokens(read: Longs, tiling: Tiling) -> Longs:
-    """Positions of a section, by how many a tile reads wherever they are stored."""
+    """Return the positions of a section, by the number ``read`` of a tile, local or remote."""
     wanted = np.maximum(1, -(-read // (MOST_SECTIONS * tiling.section_tokens)))
     doublings = np.ceil(np.log2(wanted)).astype(np.int64)
     return tiling.section_tokens << np.minimum(doublings, MOST_DOUBLINGS)

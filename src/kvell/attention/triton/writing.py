@@ -1,4 +1,4 @@
-"""New keys and values into their pages, and runs of bytes from place to place."""
+"""Kernels that store new keys and values in pages, and that copy runs of bytes."""
 
 import triton
 import triton.language as tl
@@ -18,7 +18,7 @@ def write_rows(
     ROW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid (tokens,): all heads of a token, ROW numbers each, into its row of its page.
+    """Store all heads of a token, ROW numbers each, in the row of its page.  Grid (tokens,).
 
     ``pool`` points at the layer's keys (or values) in page 0; strides count numbers.
     """
@@ -35,13 +35,13 @@ def write_rows(
 
 @triton.jit
 def _whole(x):
-    """Rounded to whole numbers."""
+    """Round to whole numbers."""
     return (x + 12582912.0) - 12582912.0
 
 
 @triton.jit
 def _four_bits(x):
-    """Rounded to what e4m3 can hold: four significant bits, of at least 2^-9 each."""
+    """Round to numbers of e4m3: four significant bits, each at least 2^-9."""
     size = tl.abs(x)
     exponent = tl.maximum(size.to(tl.int32, bitcast=True) & 0x7F800000, 121 << 23)
     large = (exponent + (20 << 23)).to(tl.float32, bitcast=True)
@@ -66,10 +66,10 @@ def write_quantised(
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid (tokens, kv heads): one vector, divided by its scale, and the scale behind it.
+    """Store one vector divided by its scale, then the scale.  Grid (tokens, kv heads).
 
-    The arithmetic of ``quantise``: correctly rounded divisions, ties to even.  Adding so
-    large a number that no room is left for what is to go, and taking it away, rounds.
+    The arithmetic is that of ``quantise``: correctly rounded divisions, ties to even.  To round,
+    add a number so large that the sum has no bits for the rest, and subtract it again.
     """
     token = tl.program_id(0)
     head = tl.program_id(1)
@@ -96,7 +96,7 @@ def copy_runs(
     length,
     BLOCK: tl.constexpr,
 ):
-    """Grid (runs, blocks of a run): ``length`` numbers from each source to its target."""
+    """Copy ``length`` numbers from each source to its target.  Grid (runs, blocks of a run)."""
     run = tl.program_id(0)
     to = target + tl.load(target_starts + run)
     place = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
