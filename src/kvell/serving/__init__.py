@@ -1,1 +1,1 @@
-"""The instance's side of the protocol: a loop around an engine, and its fronts' connections."""
+"""The instance's side of the protocol: the engine loop and the connections of its fronts."""

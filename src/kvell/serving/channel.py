@@ -1,4 +1,4 @@
-"""The instance's end of the socket: whole frames out, commands in, and it never blocks."""
+"""The instance's end of a non-blocking socket: it sends whole frames and receives commands."""
 
 import socket
 import threading
@@ -11,22 +11,22 @@ from kvell.wire.frames import FrameReader
 READ_BYTES = 256 << 10
 
 
-class PeerClosed(Exception):  # noqa: N818 - not an error: how a serving loop may end
-    """The peer has closed its end."""
+class PeerClosed(Exception):  # noqa: N818 - not an error: a serving loop may end so
+    """The signal that the peer has closed the connection."""
 
 
 class Channel:
     """A non-blocking socket with a send buffer of limited size.
 
-    Two threads may send, the loop and its heart.  A frame is appended to the buffer as a whole
-    and under the lock, and only the buffer is sent, so frames are never interleaved.  Only the
-    loop receives.
+    Two threads may send: the loop and the heartbeat thread.  Whole frames are appended to the
+    buffer under the lock, and only the buffer is sent, so frames are never interleaved.  Only
+    the loop receives.
     """
 
     def __init__(self, sock: socket.socket, outgoing_limit_bytes: int) -> None:
         sock.setblocking(False)
         self.lock = threading.RLock()
-        """Whoever holds it is alone with the buffer."""
+        """The lock of the send buffer."""
         self._socket = sock
         self._limit_bytes = outgoing_limit_bytes
         self._reader = FrameReader()
@@ -35,47 +35,47 @@ class Channel:
 
     @property
     def pending(self) -> bool:
-        """Whether bytes wait for the peer."""
+        """Whether unsent bytes are buffered."""
         return bool(self._outgoing)
 
     @property
     def full(self) -> bool:
-        """Whether more bytes wait for the peer than should."""
+        """Whether the unsent bytes have reached the limit."""
         return len(self._outgoing) >= self._limit_bytes
 
     def queue(self, events: Iterable[Event]) -> None:
-        """Send events, or keep them until the peer reads."""
+        """Send events, or buffer them until the peer reads."""
         self.queue_frames(b"".join(encode_frame(event) for event in events))
 
     def queue_frames(self, frames: bytes) -> None:
-        """Send whole frames, or keep them until the peer reads.
+        """Send whole frames, or buffer them until the peer reads.
 
-        :raises PeerClosed: when it has closed.
+        :raises PeerClosed: if the peer has closed.
         """
         with self.lock:
             self._outgoing += frames
             self.flush()
 
     def beat(self, beat: Heartbeat) -> None:
-        """Send a heartbeat.  A peer that does not read gets none: it would only fill the buffer.
+        """Send a heartbeat, unless the buffer is full.
 
-        :raises PeerClosed: when it has closed.
+        :raises PeerClosed: if the peer has closed.
         """
         if not self.full:
             self._beat = encode_frame(beat)
             self.queue_frames(self._beat)
 
     def beat_again(self) -> None:
-        """Send the last heartbeat again, from another thread than the loop's.
+        """Send the last heartbeat again, from the heartbeat thread.
 
-        :raises PeerClosed: when the peer has closed.
+        :raises PeerClosed: if the peer has closed.
         """
         self.offer_frame(self._beat)
 
     def offer_frame(self, frame: bytes) -> None:
-        """Send a frame if nothing waits; else only send of that what the peer takes.
+        """Send a frame if the buffer is empty; else drop the frame and flush the buffer.
 
-        :raises PeerClosed: when it has closed.
+        :raises PeerClosed: if the peer has closed.
         """
         with self.lock:
             if not self._outgoing:
@@ -83,9 +83,9 @@ class Channel:
             self.flush()
 
     def flush(self) -> None:
-        """Send what the peer takes now.
+        """Send as much of the buffer as the socket accepts now.
 
-        :raises PeerClosed: when it has closed.
+        :raises PeerClosed: if the peer has closed.
         """
         with self.lock:
             try:
@@ -97,10 +97,10 @@ class Channel:
                 raise PeerClosed from error
 
     def receive(self) -> list[Command]:
-        """Return the commands that are complete now.
+        """Return the commands that have arrived completely.
 
-        :raises PeerClosed: when the peer has closed.
-        :raises ProtocolError: when it does not speak the protocol.
+        :raises PeerClosed: if the peer has closed.
+        :raises ProtocolError: if the peer violates the protocol.
         """
         try:
             data = self._socket.recv(READ_BYTES)

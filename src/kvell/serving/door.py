@@ -1,13 +1,13 @@
-"""Where the fronts of an instance come in, on several machines.
+"""The listener of an instance for fronts on several machines.
 
 ::
 
-    keeper ── stdin: the secret ──► instance ── stdout: where it listens ──► keeper
+    keeper ── stdin: the secret ──► instance ── stdout: its address ──► keeper
                                         ▲
-    fronts, manager ── connect ─────────┘  both prove that they know the secret
-      keeper ── stdin ends ──► the instance hangs up on all, and ends
+    fronts, manager ── connect ─────────┘  both sides prove that they have the secret
+      keeper ── stdin ends ──► the instance closes all connections, and exits
 
-The keeper keeps the other end of stdin open.  So an instance does not outlive it, however it ends.
+The keeper holds the other end of stdin open, so an instance exits when its keeper dies.
 """
 
 import contextlib
@@ -32,24 +32,23 @@ LEASH_BYTES = 4096
 def read_secret(descriptor: int) -> bytes:
     """Read the cluster's secret, the first ``SECRET_BYTES`` of a pipe.
 
-    :raises ProtocolError: when the pipe ends before.
+    :raises ProtocolError: if the pipe ends earlier.
     """
-    found = b""
-    while len(found) < SECRET_BYTES:
-        piece = os.read(descriptor, SECRET_BYTES - len(found))
+    secret = b""
+    while len(secret) < SECRET_BYTES:
+        piece = os.read(descriptor, SECRET_BYTES - len(secret))
         if not piece:
-            raise ProtocolError(f"the secret has {len(found)} of {SECRET_BYTES} bytes")
-        found += piece
-    return found
+            raise ProtocolError(f"the secret has {len(secret)} of {SECRET_BYTES} bytes")
+        secret += piece
+    return secret
 
 
 class FrontDoor:
-    """Listens from the start; who has proved to know the secret waits until the loop takes it.
+    """A listener for fronts; authenticated connections queue until the loop accepts them.
 
-    :param host: address of this machine, at which fronts reach it.
-    :param secret: of the cluster.
-    :param instance: name and ``incarnation`` that fronts are told.
-    :raises ChangeSomething: when the address cannot be bound, or the secret is too short.
+    :param host: address of this machine for the fronts.
+    :param instance: name that is sent to fronts, with ``incarnation``.
+    :raises ChangeSomething: if the address cannot be bound, or the secret is too short.
     :ivar address: like ``tcp://10.0.0.1:5000``.
     """
 
@@ -59,8 +58,8 @@ class FrontDoor:
         self._bell = Bell()
         self.is_over = False
         listener = listen_at(tcp_endpoint(host, 0))
-        told = Greeting(instance, incarnation, "", 0)
-        self._doorway = Doorway(listener, told, secret, {"commands": self._enters})
+        greeting = Greeting(instance, incarnation, "", 0)
+        self._doorway = Doorway(listener, greeting, secret, {"commands": self._enters})
         self.address = str(self._doorway.address)
         self._doorway.open()
 
@@ -72,27 +71,27 @@ class FrontDoor:
 
     @property
     def descriptor(self) -> int:
-        """Becomes readable when somebody has come in, or all is over."""
+        """A descriptor, readable when a front has connected or :attr:`is_over` is set."""
         return self._bell.descriptor
 
     def left(self, front: ConnectedFront) -> None:
-        """See :class:`.Arrivals`; other fronts may come."""
+        """Do nothing: other fronts may connect (:class:`.Arrivals`)."""
 
     def arrivals(self) -> list[Arrival]:
-        """Return the fronts that have come in since the last call."""
+        """Return the fronts that have connected since the last call."""
         self._bell.clear()
-        found = []
+        arrivals = []
         while self._arrived:
-            found.append(self._arrived.popleft())
-        return found
+            arrivals.append(self._arrived.popleft())
+        return arrivals
 
     def ends_with(self, descriptor: int) -> threading.Thread:
-        """Set :attr:`is_over` when a pipe ends, which the process at its other end holds."""
+        """Set :attr:`is_over` when a pipe ends because the process at its other end closes it."""
 
         def wait() -> None:
             with contextlib.suppress(OSError):
                 while os.read(descriptor, LEASH_BYTES):
-                    pass  # nothing more is said there
+                    pass  # the keeper sends nothing more
             self.is_over = True
             self._bell.ring()
 
@@ -101,14 +100,14 @@ class FrontDoor:
         return thread
 
     def close(self) -> None:
-        """Let nobody in any more."""
+        """Close the listener and the connections that the loop has not accepted."""
         self._doorway.close()
         for arrival in self.arrivals():
             arrival.sock.close()
         self._bell.close()
 
-    def _enters(self, heard: Greeting, sock: socket.socket) -> None:
-        if not heard.instance or NAME_END in heard.instance:
+    def _enters(self, greeting: Greeting, sock: socket.socket) -> None:
+        if not greeting.instance or NAME_END in greeting.instance:
             raise ProtocolError("a front's name must be a word")
-        self._arrived.append(Arrival(heard.instance, sock, heard.incarnation))
+        self._arrived.append(Arrival(greeting.instance, sock, greeting.incarnation))
         self._bell.ring()

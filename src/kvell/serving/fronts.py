@@ -1,4 +1,4 @@
-"""The fronts of an instance: a connection to each, and which of them an event is for."""
+"""The connections of an instance to its fronts, and the routing of events to them."""
 
 import contextlib
 import selectors
@@ -24,21 +24,21 @@ from kvell.vocabulary import RequestId
 from kvell.wire.frames import ProtocolError
 
 UNREAD_SECONDS = 2.0
-"""A front that holds up the others for so long is hung up on."""
+"""A front that blocks the others for this time is disconnected."""
 FORGIVEN = 0.25
-"""Seconds of that time that are forgiven in each second in which it holds up nobody."""
+"""Seconds that each second without blocking takes off a front's blocking time."""
 LOOK_SECONDS = 1.0
-"""Most seconds that count between two looks: an instance that was stopped itself does not take that
-for the fault of a front."""
+"""The most seconds that count between two checks: a pause of the instance itself must not be
+charged to a front."""
 OF_A_REQUEST = PromptLogprobs | Tokens | Finished | MigrationRefused
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A front that has come in.
+    """A new connection of a front.
 
-    :param incarnation: of two connections of one front, that of the higher one is newer.
-    :param is_alone: whether nobody else waits for it, and its process ends with the connection.
+    :param incarnation: of two connections of one front, the higher incarnation is newer.
+    :param is_alone: whether this is the only front, and its process ends with the connection.
     """
 
     front: str
@@ -48,15 +48,15 @@ class Arrival:
 
 
 class ConnectedFront:
-    """A front that is connected.
+    """A connected front.
 
-    Its lease is over when it is silent for ``FRONT_LEASE_SECONDS``, or has held up the others for
-    ``UNREAD_SECONDS``: more bytes waited for it than should.  That time adds up, and is forgiven at
-    a quarter of its speed, so that a front that reads a little whenever the others have waited for
-    long cannot go on like that.  A front that is alone has no lease.
+    Its lease expires when the front is silent for ``FRONT_LEASE_SECONDS``, or has blocked the
+    others for ``UNREAD_SECONDS`` because its send buffer was full.  Blocking time adds up, and
+    falls at a quarter of this speed, so that a front cannot go on blocking by reading a little
+    now and then.  A front that is alone has no lease.
 
-    :ivar watches: whether it is told what is cached.
-    :ivar problem: what it said that is not the protocol.
+    :ivar watches: whether the front receives notices of the prefix index.
+    :ivar problem: the front's violation of the protocol.
     """
 
     def __init__(self, arrival: Arrival, channel: Channel, now_seconds: float) -> None:
@@ -71,11 +71,11 @@ class ConnectedFront:
         self._holds_up, self._held_up_seconds = False, 0.0
 
     def send(self, events: Iterable[Event]) -> None:
-        """Send, unless the connection has ended."""
+        """Send events, unless the connection has ended."""
         self._attempt(lambda: self.channel.queue(events))
 
     def flush(self) -> None:
-        """Send what waits."""
+        """Send buffered bytes."""
         self._attempt(self.channel.flush)
 
     def heartbeat(self, heartbeat: Heartbeat) -> None:
@@ -83,28 +83,28 @@ class ConnectedFront:
         self._attempt(lambda: self.channel.beat(heartbeat))
 
     def receive(self, now_seconds: float) -> list[Command]:
-        """Return the commands that have come; none once the connection has ended."""
+        """Return the commands that have arrived; none once the connection has ended."""
         self._heard_seconds = now_seconds
         try:
             commands = self.channel.receive()
-        except ProtocolError as problem:  # of it alone: the others go on
+        except ProtocolError as problem:  # of this front: the others go on
             self.problem, self._is_gone = problem, True
             return []
         except (PeerClosed, OSError):
             self._is_gone = True
             return []
-        self.watches |= any(isinstance(one, WatchIndex) for one in commands)
+        self.watches |= any(isinstance(command, WatchIndex) for command in commands)
         return commands
 
     def interest(self) -> int:
-        """Return what its socket is waited for; a connection that is full is not read."""
+        """Return the events to select its socket for; while the buffer is full, do not read."""
         self._holds_up = self.channel.full
         reading = 0 if self._holds_up else selectors.EVENT_READ
         interest = reading | (selectors.EVENT_WRITE if self.channel.pending else 0)
         return interest or selectors.EVENT_WRITE
 
     def is_over(self, now_seconds: float) -> bool:
-        """Look, after each wait, whether its connection has ended, or its lease is over."""
+        """Return whether the connection or the lease has ended.  Call it after each wait."""
         since_look_seconds = min(LOOK_SECONDS, now_seconds - self._looked_seconds)
         self._looked_seconds = now_seconds
         if self._holds_up:
@@ -125,10 +125,10 @@ class ConnectedFront:
 
 
 class Fronts:
-    """All connected fronts; the loop's thread changes them, the heart's thread only sends.
+    """All connected fronts; the loop's thread changes them, the heartbeat thread only sends.
 
-    :param others: what all fronts but one have (:meth:`.CommandGate.others`).
-    :param owner: names the front of a request.
+    :param others: the load of all fronts but one (:meth:`.CommandGate.others`).
+    :param owner: returns the name of a request's front.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Fronts:
         owner: Callable[[RequestId], str],
     ) -> None:
         self.lock = threading.RLock()
-        """Whoever holds it is alone with the connections."""
+        """The lock of the connections."""
         self._limit_bytes, self._others, self._owner = outgoing_limit_bytes, others, owner
         self._by_name: dict[str, ConnectedFront] = {}
 
@@ -146,21 +146,21 @@ class Fronts:
         return iter(list(self._by_name.values()))
 
     def front_named(self, name: str) -> ConnectedFront | None:
-        """Return the front of this name, if it is connected."""
+        """Return the connected front of this name, or None."""
         return self._by_name.get(name)
 
     @property
     def pending(self) -> bool:
-        """Whether bytes wait for any of them."""
-        return any(one.channel.pending for one in self._by_name.values())
+        """Whether unsent bytes are buffered for a front."""
+        return any(front.channel.pending for front in self._by_name.values())
 
     @property
     def full(self) -> bool:
-        """Whether more bytes than should wait for one of them."""
-        return any(one.channel.full for one in self._by_name.values())
+        """Whether the send buffer of a front is full."""
+        return any(front.channel.full for front in self._by_name.values())
 
     def add(self, arrival: Arrival, ready: Ready, now_seconds: float) -> ConnectedFront:
-        """Take a front in; it is told at once what the instance serves."""
+        """Add a front and send it :class:`Ready`."""
         channel = Channel(arrival.sock, self._limit_bytes)
         front = ConnectedFront(arrival, channel, now_seconds)
         with self.lock:
@@ -169,53 +169,53 @@ class Fronts:
         return front
 
     def remove(self, front: ConnectedFront) -> None:
-        """Hang up on a front."""
+        """Close a front's connection."""
         with self.lock:
             del self._by_name[front.name]
             with contextlib.suppress(OSError):
                 front.sock.shutdown(socket.SHUT_RDWR)
             front.sock.close()
 
-    def tell(self, events: Iterable[Event], asked: str | None) -> list[RequestId]:
-        """Send each event to the fronts that it is for.
+    def tell(self, events: Iterable[Event], sender: str | None) -> list[RequestId]:
+        """Send each event to its fronts.
 
-        :param asked: the front whose command they answer, if they answer one.
-        :returns: requests of fronts that are not here.
+        :param sender: the front whose command the events answer, or None.
+        :returns: requests of fronts that are not connected.
         """
-        told: dict[str, list[Event]] = {}
+        events_by_front: dict[str, list[Event]] = {}
         strays: list[RequestId] = []
         for event in events:
             if isinstance(event, OF_A_REQUEST):
                 name = self._owner(event.request_id)
-                if name not in self._by_name and asked is not None:
-                    name = asked  # its refusal: the id has not its front's name
+                if name not in self._by_name and sender is not None:
+                    name = sender  # its refusal: the id lacks the front's name
                 if name in self._by_name:
-                    told.setdefault(name, []).append(event)
+                    events_by_front.setdefault(name, []).append(event)
                 elif not isinstance(event, Finished):
                     strays.append(event.request_id)
                 continue
             if isinstance(event, IndexNotice):
-                names = [one.name for one in self._by_name.values() if one.watches]
+                names = [front.name for front in self._by_name.values() if front.watches]
             else:
-                names = [asked] if asked is not None else list(self._by_name)
+                names = [sender] if sender is not None else list(self._by_name)
             for name in names:
-                told.setdefault(name, []).append(event)
-        for name, sent in told.items():
+                events_by_front.setdefault(name, []).append(event)
+        for name, sent in events_by_front.items():
             if name in self._by_name:
                 self._by_name[name].send(sent)
         return strays
 
     def beat(self, beat: Heartbeat) -> None:
-        """See :class:`.Listeners`; each is told what the others have."""
+        """Send each front a heartbeat with the load of the others (:class:`.Listeners`)."""
         with self.lock:
             for front in self._by_name.values():
                 tokens, requests = self._others(front.name)
-                own = replace(beat, others_prompt_tokens=tokens, others_requests=requests)
-                front.heartbeat(own)
+                front_beat = replace(beat, others_prompt_tokens=tokens, others_requests=requests)
+                front.heartbeat(front_beat)
 
     def beat_again(self) -> None:
-        """See :class:`.Listeners`."""
+        """Send each front its last heartbeat again (:class:`.Listeners`)."""
         with self.lock:
             for front in self._by_name.values():
-                with contextlib.suppress(PeerClosed, OSError):  # the loop meets the same
+                with contextlib.suppress(PeerClosed, OSError):  # the loop meets the same error
                     front.channel.beat_again()

@@ -21,57 +21,57 @@ from kvell.engine.protocol.messages import (
 from kvell.vocabulary import RequestId
 
 NAME_END = ":"
-"""Ends the name of its front in a request's id, where fronts are several."""
+"""The separator after the front's name in a request's id, if there are several fronts."""
 
 
 class Engine(Protocol):
-    """What the loop needs of an engine; it is called from one thread."""
+    """The interface of an engine for the loop, which calls it from one thread."""
 
     def ready(self) -> Ready:
-        """What this engine can serve, and how many requests at once (credits)."""
+        """Return the models, limits and credits of this engine."""
         ...
 
     def handle(self, command: Command) -> list[Event]:
-        """Take a command; events that need no step are returned at once."""
+        """Handle a command, and return the events that need no step."""
         ...
 
     def has_work(self) -> bool:
-        """Whether :meth:`step` would do anything."""
+        """Return whether :meth:`step` would do anything."""
         ...
 
     def has_requests(self) -> bool:
-        """Whether any request has not ended, if none needs a step; some come from elsewhere."""
+        """Return whether a request has not ended, including requests that need no step now."""
         ...
 
     def step(self) -> list[Event]:
-        """One plan, run and commit."""
+        """Plan, run and commit one step."""
         ...
 
     def wakes(self) -> int | None:
-        """A descriptor that becomes readable when :meth:`woken` has something; None: never."""
+        """Return a descriptor that becomes readable when :meth:`woken` has events; None: never."""
         ...
 
     def woken(self) -> list[Event]:
-        """Take in what came from elsewhere than the front."""
+        """Process what other instances or threads have sent, and return its events."""
         ...
 
     def pulse(self) -> Heartbeat:
-        """Contents of a heartbeat.  Called only when one is due."""
+        """Return the contents of a heartbeat.  Called only when one is due."""
         ...
 
 
 def front_of(request_id: RequestId) -> str:
-    """Name the front of a request whose id begins with that name."""
+    """Return the name of a request's front, with which the request's id begins."""
     return request_id.partition(NAME_END)[0]
 
 
 @dataclass
 class _Share:
-    """What a front has: prompt tokens that have no answer yet, by request, and their sum.
+    """The requests of one front, each with its prompt tokens (0 once it has an answer).
 
-    :ivar came: requests that another instance handed over, which their front may not know yet.
-    :ivar ending: requests that are cancelled since the front went, and have not ended yet.
-    :ivar again: of these, what the front has asked for anew since it came back.
+    :ivar came: requests that another instance handed over; the front may not know it yet.
+    :ivar ending: requests that were cancelled when the front disconnected, and have not ended.
+    :ivar again: those of them that the front has submitted again since it reconnected.
     """
 
     pending_tokens: dict[RequestId, int] = field(default_factory=dict)
@@ -81,22 +81,21 @@ class _Share:
     again: dict[RequestId, Submit] = field(default_factory=dict)
 
     def began(self, request_id: RequestId) -> None:
-        """Note the first tokens of a request: its prompt is computed, maybe by another instance."""
+        """Note that a request has tokens: its prompt is computed, maybe by another instance."""
         if request_id not in self.pending_tokens:
             self.came.add(request_id)
         self.sum_tokens -= self.pending_tokens.get(request_id, 0)
         self.pending_tokens[request_id] = 0
 
     def ended(self, request_id: RequestId) -> None:
-        """Forget a request."""
         self.sum_tokens -= self.pending_tokens.pop(request_id, 0)
         self.came.discard(request_id)
 
 
 class CommandGate:
-    """Enforces credits and draining around an engine; each front has all credits for itself.
+    """Enforcement of credits and draining for an engine; each front has the full credits.
 
-    :param owner: names the front of a request.
+    :param owner: returns the name of a request's front.
     """
 
     def __init__(self, engine: Engine, owner: Callable[[RequestId], str]) -> None:
@@ -108,7 +107,7 @@ class CommandGate:
         self.drained = False
 
     def accept(self, command: Command, front: str = "") -> list[Event]:
-        """Pass a command of a front on, or refuse it; returns what can be answered at once."""
+        """Pass a front's command to the engine, or refuse it; return the immediate answers."""
         if isinstance(command, KeepAlive):
             return []
         if isinstance(command, Submit):
@@ -124,53 +123,52 @@ class CommandGate:
         return self._after(self._engine.handle(command))
 
     def has_work(self) -> bool:
-        """Whether :meth:`advance` would do anything."""
+        """Return whether :meth:`advance` would do anything."""
         return self._engine.has_work()
 
     def has_requests(self) -> bool:
-        """See :meth:`Engine.has_requests`."""
+        """Return whether a request has not ended (:meth:`Engine.has_requests`)."""
         return self._engine.has_requests()
 
     def advance(self) -> list[Event]:
-        """One step of the engine."""
+        """Run one step of the engine."""
         return self._after(self._engine.step())
 
     @property
     def wakes(self) -> int | None:
-        """See :meth:`Engine.wakes`."""
+        """The descriptor of :meth:`Engine.wakes`."""
         return self._engine.wakes()
 
     def woken(self) -> list[Event]:
-        """See :meth:`Engine.woken`."""
+        """Return the events of :meth:`Engine.woken`."""
         return self._after(self._engine.woken())
 
     def others(self, front: str) -> tuple[int, int]:
-        """Prompt tokens without an answer, and requests, of all fronts but this."""
+        """Return the unanswered prompt tokens and the number of requests of all other fronts."""
         others = [share for name, share in self._shares.items() if name != front]
-        return sum(one.sum_tokens for one in others), sum(len(one.pending_tokens) for one in others)
+        return sum(share.sum_tokens for share in others), sum(
+            len(share.pending_tokens) for share in others
+        )
 
     def cancel_all(self) -> None:
-        """Cancel all requests in flight; nobody listens any more."""
+        """Cancel all requests in flight."""
         for front in list(self._shares):
             self.cancel_of(front)
 
     def cancel_of(self, front: str) -> list[Event]:
-        """Cancel all that a front has; nobody listens there any more, but it may come back.
-
-        :returns: what others are told.
-        """
+        """Cancel all requests of a front that has disconnected; it may connect again."""
         share = self._shares.get(front)
         if share is None:
             return []
         share.again.clear()
         share.ending |= share.pending_tokens.keys()
-        told: list[Event] = []
+        events: list[Event] = []
         for request_id in sorted(share.pending_tokens):
-            told += self._after(self._engine.handle(Cancel(request_id)))
-        return told
+            events += self._after(self._engine.handle(Cancel(request_id)))
+        return events
 
     def cancel(self, request_id: RequestId) -> list[Event]:
-        """Cancel a request that came from another instance, and whose front is not here."""
+        """Cancel a request that came from another instance and whose front is not connected."""
         return self._after(self._engine.handle(Cancel(request_id)))
 
     def _submit(self, command: Submit, front: str) -> list[Event]:
@@ -196,7 +194,7 @@ class CommandGate:
     def _after(self, events: Iterable[Event]) -> list[Event]:
         kept: list[Event] = []
         for event in events:
-            # Drained ends the process, so it is sent from here, once, and never passed on.
+            # Drained ends the process: the engine's event is dropped, and one is sent below.
             if not isinstance(event, Drained):
                 kept.append(event)
             if isinstance(event, Finished):
@@ -211,7 +209,7 @@ class CommandGate:
         return kept
 
     def _finished(self, request_id: RequestId) -> list[Event]:
-        """Take a request off its front's share; what comes of one that waited for its end."""
+        """Remove a request; return the events of its submission if the front sent it again."""
         front = self._owner(request_id)
         share = self._shares.get(front)
         if share is None:

@@ -1,4 +1,4 @@
-"""Heartbeats of an instance: from its loop, and from a thread while the loop is in a step."""
+"""Heartbeats of an instance: from its loop, or from a thread while the loop is in a step."""
 
 import threading
 from collections.abc import Callable
@@ -12,27 +12,27 @@ from kvell.serving.heartbeat_schedule import HeartbeatSchedule
 
 
 class Listeners(Protocol):
-    """Whom heartbeats are sent to: a :class:`.Channel`, or several."""
+    """The receivers of heartbeats: a :class:`.Channel`, or several."""
 
     lock: threading.RLock
-    """Whoever holds it is alone with what waits to be sent."""
+    """The lock of the send buffers."""
 
     def beat(self, beat: Heartbeat) -> None:
         """Send a heartbeat, from the loop."""
         ...
 
     def beat_again(self) -> None:
-        """Send the last one again, from the heart's thread."""
+        """Send the last heartbeat again, from the heartbeat thread."""
         ...
 
 
 class HeartbeatSender:
-    """Sends a :class:`Heartbeat` whenever one is due, from ``with`` until :meth:`end`.
+    """The sender of a :class:`Heartbeat` whenever one is due, from ``with`` until :meth:`end`.
 
-    The loop calls :meth:`works` and :meth:`rests`, and beats there itself, with a fresh pulse.
-    While a step takes longer than the time between two beats, a daemon thread sends the last
-    pulse again: it never calls the engine.  If bytes wait for the peer, the thread only sends of
-    those what the peer takes, which is a sign of life as well.
+    The loop calls :meth:`works`, which sends a fresh pulse, and :meth:`rests`.  While a step takes
+    longer than the time between two beats, a daemon thread sends the last pulse again; it never
+    calls the engine.  If bytes are buffered for the peer, the thread sends only these, which is a
+    sign of life as well.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class HeartbeatSender:
         clock: Clock,
         rhythm: HeartbeatSchedule,
     ) -> None:
-        """:param pulse: is called from the loop's thread alone, and only when a beat is due."""
+        """:param pulse: called from the loop's thread, and only when a beat is due."""
         self._pulse = pulse
         self._listeners = listeners
         self._clock = clock
@@ -66,7 +66,7 @@ class HeartbeatSender:
         """Note that the loop begins a turn; beat if it is time."""
         now_seconds = self._clock.now_seconds()
         is_due = self._rhythm.is_due(now_seconds) and not self._ended.is_set()
-        if is_due:  # noted before the turn is, so that the thread does not beat as well
+        if is_due:  # noted before the turn, so that the thread does not beat as well
             self._rhythm.beats(now_seconds)
         self._rhythm.works(now_seconds)
         if is_due:
@@ -75,16 +75,16 @@ class HeartbeatSender:
     def rests(self) -> float | None:
         """Note that the loop waits for its peer.
 
-        :returns: for how many seconds it may, since a beat is due then; None: for ever.
+        :returns: seconds until the next beat is due; None if none will be.
         """
-        with self._listeners.lock:  # afterwards, only the loop adds to what it waits to send
+        with self._listeners.lock:  # afterwards, only the loop adds unsent bytes
             self._rhythm.rests()
         if self._ended.is_set():
             return None
         return self._rhythm.seconds_to_beat(self._clock.now_seconds())
 
     def end(self) -> None:
-        """Beat no more: once this returns, nothing is sent but by the loop."""
+        """Stop the heartbeats: once this returns, only the loop sends."""
         self._ended.set()
         self._thread.join()
 
@@ -93,7 +93,7 @@ class HeartbeatSender:
             try:
                 self._beat_alone()
             except (PeerClosed, OSError):
-                return  # the loop meets the same when it sends or receives next
+                return  # the loop meets the same error when it next sends or receives
 
     def _pause_seconds(self) -> float:
         remaining_seconds = self._rhythm.seconds_to_beat(self._clock.now_seconds())

@@ -1,4 +1,4 @@
-"""An instance of a single front: its child, or part of its process."""
+"""An instance with a single front: a child of the front, or part of its process."""
 
 import select
 import socket
@@ -11,16 +11,16 @@ from kvell.serving.loop import LoopSettings, serve_fronts
 from kvell.vocabulary import RequestId
 
 LONE = ""
-"""Name of a front that is alone."""
+"""The name of a front that is alone."""
 
 
 def lone_owner(_request_id: RequestId) -> str:
-    """Name the front of a request where there is only one."""
+    """Return the name of the only front."""
     return LONE
 
 
 class LoneFront:
-    """The only front of an instance (:class:`.Arrivals`): it has come, and nobody comes after it.
+    """The :class:`.Arrivals` of an instance whose only front is already connected.
 
     :param sock: a connected stream socket.
     """
@@ -32,14 +32,14 @@ class LoneFront:
         self.is_over = False
 
     def arrivals(self) -> list[Arrival]:
-        """See :class:`.Arrivals`."""
+        """Return the front on the first call, then nothing."""
         arrivals, self._arrivals = self._arrivals, []
         return arrivals
 
     def left(self, front: ConnectedFront) -> None:
         """End the instance with its front.
 
-        :raises ProtocolError: when the front did not speak the protocol.
+        :raises ProtocolError: if the front violated the protocol.
         """
         self.is_over = True
         if front.problem is not None:
@@ -49,35 +49,35 @@ class LoneFront:
 def serve_instance(engine: Engine, sock: socket.socket, **settings: Unpack[LoopSettings]) -> None:
     """Serve the peer at a connected stream socket until it drains or closes (:func:`serve_fronts`).
 
-    :raises ProtocolError: when the peer does not speak the protocol.
+    :raises ProtocolError: if the peer violates the protocol.
     """
     serve_fronts(engine, LoneFront(sock), owner=lone_owner, **settings)
 
 
 class LocalInstance:
-    """The same protocol inside one process: no socket, no thread, and so no heartbeats."""
+    """An instance inside the caller's process: no socket, no thread, and so no heartbeats."""
 
     def __init__(self, engine: Engine) -> None:
         self._gate = CommandGate(engine, lone_owner)
         self._events: list[Event] = [self._gate.ready]
 
     def send(self, command: Command) -> None:
-        """Give the instance a command; its answers come with :meth:`poll`."""
+        """Send the instance a command; :meth:`poll` returns its answers."""
         self._events += self._gate.accept(command)
 
     def has_work(self) -> bool:
-        """Whether :meth:`poll` may still bring events without another command."""
+        """Return whether :meth:`poll` may still return events without another command."""
         return bool(self._events) or self._gate.has_work() or self._gate.has_requests()
 
     @property
     def credits(self) -> int:
-        """Most requests that the instance accepts at a time."""
+        """The most requests that the instance accepts at a time."""
         return self._gate.ready.credits
 
     def poll(self, *interrupts: int) -> list[Event]:
-        """Run one step if there is work, else wait until requests can go on, if there are any.
+        """Run one step if there is work; else wait, if there are requests, until they can continue.
 
-        :param interrupts: descriptors that end the wait, too, once they are readable.
+        :param interrupts: descriptors that also end the wait once they are readable.
         :returns: all events since the last call.
         """
         if self._gate.has_work():

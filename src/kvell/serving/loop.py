@@ -1,12 +1,12 @@
-"""The loop of an instance process: an engine, and the connections of its fronts.
+"""The loop of an instance process around its engine and the connections of its fronts.
 
 ::
 
     serving ──Drain or SIGTERM──► draining ──no work left──► drained ──sent──► ends
-       │ ├── a front hangs up, or is silent ──► cancels what it has, and goes on
-       └─┴── nobody can come any more ──► cancels what runs ──────────────────► ends
+       │ ├── a front disconnects, or is silent ──► cancels its requests, goes on
+       └─┴── no front can connect any more ──► cancels all requests ──────────► ends
 
-A child with a single front has the same loop: its front has come, and nobody comes after it.
+A child with a single front runs the same loop, with that front connected from the start.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from kvell.wire.bell import Bell
 
 OUTGOING_LIMIT_BYTES = 4 << 20
 LONGEST_STEP_SECONDS = 600.0
-"""A loop that is inside one turn for longer is taken for one that hangs."""
+"""A loop that is inside one turn for longer counts as hanging."""
 
 
 class LoopSettings(TypedDict, total=False):
@@ -40,20 +40,20 @@ class LoopSettings(TypedDict, total=False):
 
 
 class Arrivals(Protocol):
-    """Where fronts come in."""
+    """The source of new front connections."""
 
     @property
     def descriptor(self) -> int | None:
-        """Becomes readable when a front has come, or when all is over; None: never again."""
+        """A descriptor, readable when a front has connected or :attr:`is_over` is set; or None."""
         ...
 
     @property
     def is_over(self) -> bool:
-        """Whether the instance ends, whatever it is doing."""
+        """Whether the instance must end now, with or without requests."""
         ...
 
     def arrivals(self) -> list[Arrival]:
-        """Return the fronts that have come since the last call."""
+        """Return the fronts that have connected since the last call."""
         ...
 
     def left(self, front: ConnectedFront) -> None:
@@ -71,19 +71,19 @@ def serve_fronts(
     longest_step_seconds: float = LONGEST_STEP_SECONDS,
     clock: Clock | None = None,
 ) -> None:
-    """Serve all fronts that come in at a door, until the instance is drained or its door is over.
+    """Serve all fronts that connect, until the instance is drained or ``door.is_over``.
 
-    Waits while idle, never while there is work.  While more than ``outgoing_limit_bytes`` wait for
-    a front, no step is taken, and no command of that front.  In the main thread SIGTERM means
-    :class:`Drain`.
+    The loop waits only while there is no work.  While ``outgoing_limit_bytes`` are buffered for a
+    front, the loop runs no step and reads no command of that front.  In the main thread SIGTERM
+    means :class:`Drain`.
 
-    Each front is sent :class:`Ready` first, then a :class:`Heartbeat` every ``heartbeat_seconds``,
-    idle or not; a thread sends them while a step computes.  It stops once the loop has been inside
-    one turn for longer than ``longest_step_seconds``: a loop that hangs falls silent, and its
-    fronts notice.  What a front has is cancelled when its connection ends, when it comes again, or
-    when its lease is over (:class:`.ConnectedFront`); the others notice nothing.
+    Each front receives :class:`Ready` first, then a :class:`Heartbeat` every ``heartbeat_seconds``.
+    A thread sends heartbeats while a step computes, but stops once the loop has been inside one
+    turn for longer than ``longest_step_seconds``: then the fronts see that the loop hangs.  A
+    front's requests are cancelled when its connection ends, when it connects again, or when its
+    lease expires (:class:`.ConnectedFront`); other fronts are not affected.
 
-    :param owner: names the front of a request.
+    :param owner: returns the name of a request's front.
     """
     clock = clock or MonotonicClock()
     gate = CommandGate(engine, owner)
@@ -109,7 +109,7 @@ def serve_fronts(
 
 
 class _Serving:
-    """What the turns of the loop work on."""
+    """The state of the loop."""
 
     def __init__(
         self,
@@ -124,7 +124,7 @@ class _Serving:
         self._selector, self._door, self._clock = selector, door, clock
 
     def turn(self, terminated: Bell) -> None:
-        """Wait for something to do unless there is some; take what came; step."""
+        """Wait unless there is work; handle commands and events; run a step if there is work."""
         timeout_seconds = 0 if self._may_step() else self._heart.rests()
         for front in self._fronts:
             self._selector.modify(front.sock, front.interest(), front)
@@ -149,11 +149,10 @@ class _Serving:
             self._tell(self._gate.advance())
 
     def let_in(self) -> None:
-        """Take in the fronts that have come."""
         for arrival in self._door.arrivals():
             before = self._fronts.front_named(arrival.front)
             if before is not None and before.incarnation > arrival.incarnation:
-                arrival.sock.close()  # it was greeted late; the front has come again since
+                arrival.sock.close()  # late: the front has already connected again
                 continue
             if before is not None:
                 self.drop(before)
@@ -161,7 +160,7 @@ class _Serving:
             self._selector.register(front.sock, selectors.EVENT_READ, front)
 
     def drop(self, front: ConnectedFront) -> None:
-        """Hang up on a front, and cancel what it has."""
+        """Close a front's connection, and cancel its requests."""
         self._selector.unregister(front.sock)
         self._fronts.remove(front)
         self._tell(self._gate.cancel_of(front.name))
@@ -174,19 +173,19 @@ class _Serving:
                 self._tell(self._gate.accept(command, front.name), front.name)
 
     def _may_step(self) -> bool:
-        """Whether there is work, and room for what comes of it."""
+        """Return whether there is work, and room in the send buffers for its events."""
         return self._gate.has_work() and not self._fronts.full
 
-    def _tell(self, events: list[Event], asked: str | None = None) -> None:
+    def _tell(self, events: list[Event], sender: str | None = None) -> None:
         if self._gate.drained:
-            self._heart.end()  # before Drained is sent, which is the last event
-        for stray in self._fronts.tell(events, asked):
+            self._heart.end()  # before Drained, the last event, is sent
+        for stray in self._fronts.tell(events, sender):
             self._tell(self._gate.cancel(stray))
 
 
 @contextlib.contextmanager
 def sigterm_as_readable() -> Iterator[Bell]:
-    """Yield a bell that rings on SIGTERM; outside the main thread it never does."""
+    """Yield a bell that rings on SIGTERM; outside the main thread it never rings."""
     bell = Bell()
     try:
         if threading.current_thread() is not threading.main_thread():

@@ -1,20 +1,20 @@
-"""One engine in this process for several readers, each of which receives its own events.
+"""One engine in this process for several readers; each receives the events of its requests.
 
 ::
 
     caller's thread                     the engine's thread
       │ ── send, cancel ──────────────►  requests of all readers, in turn within the credits
-      │ ── take ──────────────────────►  steps while some reader waits
+      │ ── take ──────────────────────►  steps while a reader waits
       │ ◄── events of this reader ─────
-      │ ── close ─────────────────────►  cancels what the reader still has
+      │ ── close ─────────────────────►  cancels the reader's unfinished requests
 
 A signal handler may raise at any bytecode of the main thread: Ctrl-C, or a timeout of the caller.
-Steps run on a thread of their own, where no handler runs, so an interrupt never falls between a
-plan and its commit.  Callers and engine share nothing but queues whose operations are atomic.  A
-reader that is not closed, because an interrupt came first, is closed when its object is freed.
+Steps run on a separate thread, where no handler runs, so an interrupt never falls between a plan
+and its commit.  Callers and engine share only queues with atomic operations.  A reader that an
+interrupt left open is closed when its object is freed.
 
-If a step raises, all requests fail with that exception, and the engine begins again without any
-(:meth:`RecoverableEngine.abandon`).
+If a step raises, all requests fail with that exception, and the engine starts again without
+requests (:meth:`RecoverableEngine.abandon`).
 """
 
 import contextlib
@@ -37,32 +37,32 @@ from kvell.wire.bell import Bell
 
 Result = TypeVar("Result")
 WAIT_SECONDS = 1.0
-"""Between two looks at whether the engine's thread still runs."""
+"""The time between two checks that the engine's thread still runs."""
 JOIN_SECONDS = 10.0
-"""Longest wait for the engine's thread when its owner is freed: the end of a step."""
+"""The longest wait for the engine's thread to end its step when the owner is freed."""
 
 
 class RecoverableEngine(Engine, Protocol):
-    """An engine that can begin again after an exception."""
+    """An engine that can start again after an exception."""
 
     def abandon(self) -> None:
-        """Forget all requests and the cache, whatever state an exception has left them in.
+        """Drop all requests and the cache, whatever state an exception has left them in.
 
         :raises RuntimeError: if the engine cannot serve any further request.
         """
         ...
 
 
-class EngineEnded(RuntimeError):  # noqa: N818 - it says what happened
-    """The engine's thread has ended: with its process, or it is that of a process which forked."""
+class EngineEnded(RuntimeError):  # noqa: N818 - the name says what happened
+    """The error after the engine's thread has ended, or in a fork of the engine's process."""
 
 
 class _Mailbox:
-    """The requests of one reader, and its events.
+    """The requests and events of one reader.
 
     :ivar replies: batches of events, or the exception that ended all requests.
-    :ivar waiting: requests for which there is no credit yet.
-    :ivar running: requests that the instance has.
+    :ivar waiting: requests that have no credit yet.
+    :ivar running: requests that were sent to the instance.
     :ivar undo: functions to call when the reader is closed, the last one first.
     """
 
@@ -76,7 +76,7 @@ class _Mailbox:
         self.wants = False
 
     def answer(self) -> None:
-        """Reply to a reader that waits, if there is anything for it."""
+        """Reply to a waiting reader, if there are events or a failure."""
         if self.wants and (self.failure is not None or self.events):
             self.wants = False
             self.replies.put(self.events if self.failure is None else self.failure)
@@ -84,7 +84,7 @@ class _Mailbox:
 
 
 class _EngineThread:
-    """What the engine's thread does; every method but :meth:`post` is called on it."""
+    """The work of the engine's thread, which calls every method but :meth:`post`."""
 
     def __init__(self, engine: RecoverableEngine, begin: Callable[[], None]) -> None:
         self._engine, self._begin = engine, begin
@@ -115,22 +115,20 @@ class _EngineThread:
                 self._guard(self._turn)
 
     def end(self) -> None:
-        """End the thread; no reader is left."""
+        """End the thread after this command."""
         self._is_over = True
 
     def open(self, mailbox: _Mailbox) -> None:
-        """Serve another reader."""
         mailbox.failure = self._broken
         self._mailboxes.append(mailbox)
 
     def enqueue(self, mailbox: _Mailbox, command: Submit) -> None:
-        """Queue a request of a reader."""
         if mailbox.failure is None:
             mailbox.waiting.append(command)
             self._spend_credits()
 
     def cancel(self, mailbox: _Mailbox, request_id: RequestId) -> None:
-        """Cancel a request of a reader, which still receives its end."""
+        """Cancel a request of a reader, which still receives :class:`Finished`."""
         if request_id in mailbox.running:
             self._instance.send(Cancel(request_id))
 
@@ -140,7 +138,7 @@ class _EngineThread:
         mailbox.answer()
 
     def close(self, mailbox: _Mailbox, closed: Callable[[], None] | None = None) -> None:
-        """Cancel all that a reader has, and forget the reader.
+        """Cancel all requests of a reader, and remove the reader.
 
         :param closed: called at the end.
         """
@@ -157,7 +155,7 @@ class _EngineThread:
         for request_id in list(mailbox.running):
             self._instance.send(Cancel(request_id))
         self._deliver(self._instance.answers())
-        while mailbox.running:  # of a step in flight, which still uses pages and images
+        while mailbox.running:  # a step in flight still uses pages and images
             self._deliver(self._instance.poll())
         for undo in reversed(mailbox.undo):
             undo()
@@ -165,10 +163,10 @@ class _EngineThread:
         self._spend_credits()
 
     def _turn(self) -> None:
-        """Run a step, or wait until there is one or a command."""
+        """Run a step, or wait until there is work or a command."""
         self._deliver(self._instance.poll(self._bell.descriptor))
         self._spend_credits()
-        if not self._instance.has_work():  # a reader waits for what cannot come
+        if not self._instance.has_work():  # a reader without requests waits in vain
             for mailbox in self._mailboxes:
                 if mailbox.wants and not (mailbox.running or mailbox.waiting):
                     mailbox.wants = False
@@ -188,7 +186,7 @@ class _EngineThread:
             mailbox.answer()
 
     def _spend_credits(self) -> None:
-        """Submit what waits, a request of each reader in turn."""
+        """Submit waiting requests, one of each reader in turn."""
         free = self._instance.credits - len(self._owners)
         waiting = [mailbox for mailbox in self._mailboxes if mailbox.waiting]
         total = sum(len(mailbox.waiting) for mailbox in waiting)
@@ -203,7 +201,7 @@ class _EngineThread:
                 free, total = free - 1, total - 1
 
     def _guard(self, function: Callable[[], None]) -> None:
-        """Call a function; if it raises, all requests fail and the engine begins again."""
+        """Call a function; if it raises, fail all requests and start the engine again."""
         try:
             function()
         except BaseException as failure:
@@ -228,11 +226,11 @@ class _EngineThread:
 
 
 class EventReader:
-    """The requests of one caller; ``with shared.reader() as reader:`` cancels what is left."""
+    """The requests of one caller; ``with shared.reader() as reader:`` cancels unfinished ones."""
 
     def __init__(self, thread: _EngineThread, shared: "SharedInstance") -> None:
         self._thread, self._mailbox = thread, _Mailbox()
-        self._shared = shared  # the thread lives as long as this
+        self._shared = shared  # keeps the thread alive
         self._finalizer = weakref.finalize(self, thread.post, partial(thread.close, self._mailbox))
         self._finalizer.atexit = False
         thread.post(partial(thread.open, self._mailbox))
@@ -244,17 +242,17 @@ class EventReader:
         self.close()
 
     def send(self, command: Submit) -> None:
-        """Start a request, as soon as there is a credit."""
+        """Start a request as soon as there is a credit."""
         self._thread.post(partial(self._thread.enqueue, self._mailbox, command))
 
     def cancel(self, request_id: RequestId) -> None:
-        """Cancel a request; its end still comes."""
+        """Cancel a request; :meth:`take` still returns its :class:`Finished`."""
         self._thread.post(partial(self._thread.cancel, self._mailbox, request_id))
 
     def take(self) -> list[Event]:
-        """Wait for events, and return all that came since the last call.
+        """Wait for events, and return all since the last call.
 
-        :raises BaseException: what a step raised.
+        :raises BaseException: the exception of a failed step.
         :raises EngineEnded: if the engine's thread has ended.
         """
         self._thread.post(partial(self._thread.want, self._mailbox))
@@ -284,7 +282,7 @@ class EventReader:
 
 
 class SharedInstance:
-    """An engine on a thread of its own, which ends with this object.
+    """An engine on a separate thread, which ends with this object.
 
     :param begin: called first on that thread.
     """
@@ -300,13 +298,13 @@ class SharedInstance:
         return EventReader(self._work, self)
 
     def is_this_thread(self) -> bool:
-        """Whether the caller is on the engine's thread."""
+        """Return whether the caller is on the engine's thread."""
         return threading.current_thread() is self._thread
 
     def wait(self, replies: "SimpleQueue[Result]") -> Result:
-        """Wait for what the engine's thread puts into a queue.
+        """Wait for an item that the engine's thread puts into a queue.
 
-        :raises EngineEnded: if it has ended, or is another process's.
+        :raises EngineEnded: if the thread has ended, or belongs to another process.
         """
         while True:
             with contextlib.suppress(Empty):
