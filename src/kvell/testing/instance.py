@@ -51,35 +51,35 @@ REFUSE_TOKEN = 2
 EOS_TOKEN = 0
 VECTOR_SIZE = 8
 CHUNK_TOKENS = 64
-"""Of a prompt whose vector is asked for; each takes a step."""
+"""Prompt tokens that a step computes of a pooling request."""
 POOL_BYTES = 1 << 20
 TOKEN_BYTES = 64
 LARGE_PAGES = 4
 
 
 def fake_token(prompt: bytes, index: int) -> int:
-    """Return output ``index`` of a prompt: one of ``a`` … ``z``, a function of both alone."""
+    """Return output ``index`` of a prompt: one of ``a`` … ``z``, by index and prompt alone."""
     return ord("a") + zlib.crc32(prompt + index.to_bytes(4, "little")) % 26
 
 
 def fake_logprobs(prompt: bytes, index: int, count: int) -> TokenLogprobs:
-    """Return how likely output ``index`` of a prompt is, and the ``count`` likeliest tokens.
+    """Return the logprob of output ``index`` of a prompt, and the ``count`` likeliest tokens.
 
-    They are the end and ``a`` … ``z``, with weights that are functions of the same.
+    Candidates are EOS and ``a`` … ``z``, with weights by index and prompt alone.
     """
     seed = zlib.crc32(prompt + index.to_bytes(4, "little"))
     tokens = [EOS_TOKEN, *range(ord("a"), ord("z") + 1)]
     weights = {token: 1 + zlib.crc32(bytes([token]), seed) % 1000 for token in tokens}
     total = sum(weights.values())
-    told = {token: math.log(weight / total) for token, weight in weights.items()}
-    top = sorted(told.items(), key=lambda one: -one[1])
+    logprobs = {token: math.log(weight / total) for token, weight in weights.items()}
+    top = sorted(logprobs.items(), key=lambda item: -item[1])
     token = fake_token(prompt, index)
-    rank = 1 + [one for one, _ in top].index(token)
-    return TokenLogprobs(told[token], rank, tuple(top[:count]))
+    rank = 1 + [likely for likely, _ in top].index(token)
+    return TokenLogprobs(logprobs[token], rank, tuple(top[:count]))
 
 
 def fake_vector(prompt: bytes) -> NDArray[np.float32]:
-    """Return the vector of a prompt, of length one: a function of its tokens alone."""
+    """Return a vector of length 1 that depends on the prompt's tokens alone."""
     drawn = np.frombuffer(hashlib.blake2b(prompt, digest_size=VECTOR_SIZE).digest(), np.uint8)
     vector = drawn.astype(np.float32) - 127.5
     return vector / np.linalg.norm(vector)
@@ -98,12 +98,11 @@ class _Running:
 
 
 class FakeEngine:
-    """Makes one token per running request and step; remembers prompts as a prefix cache would.
+    """An engine that makes one token per running request and step, and has a fake prefix cache.
 
-    Where a vector is asked for, it comes when steps have computed the prompt.
+    A pooling request gets its vector once steps have computed the prompt.
 
-    :param step_seconds: duration of a step.
-    :param beside: names of further models, whose answers differ from the first's.
+    :param beside: names of further models, whose answers differ from the first model's.
     """
 
     def __init__(
@@ -127,12 +126,12 @@ class FakeEngine:
         self.finished: dict[str, int] = {}
 
     def ready(self) -> Ready:
-        """Return what this engine serves."""
+        """Return the :class:`Ready` of this engine."""
         return self._ready
 
     def pulse(self) -> Heartbeat:
-        """Return what it has now, as if each token of a running request had its own bytes."""
-        held = [len(one.submit.prompt) // 4 + one.emitted for one in self._running.values()]
+        """Return a heartbeat, with ``TOKEN_BYTES`` in use for each token of a running request."""
+        held = [len(each.submit.prompt) // 4 + each.emitted for each in self._running.values()]
         return Heartbeat(
             incarnation=self._ready.incarnation,
             step=self._steps,
@@ -145,7 +144,7 @@ class FakeEngine:
         )
 
     def wakes(self) -> int | None:
-        """Return None: nothing comes but from the front."""
+        """Return None: events have no other source than commands and steps."""
         return None
 
     def woken(self) -> list[Event]:
@@ -153,15 +152,15 @@ class FakeEngine:
         return []
 
     def has_work(self) -> bool:
-        """Whether a request is running."""
+        """Return whether a request is running."""
         return bool(self._running)
 
     def has_requests(self) -> bool:
-        """Whether a request is running."""
+        """Return whether a request is running."""
         return bool(self._running)
 
     def handle(self, command: Command) -> list[Event]:
-        """Take a command and return its events."""
+        """Handle a command and return its events."""
         if isinstance(command, Submit):
             return self._submit(command)
         if isinstance(command, Cancel) and command.request_id in self._running:
@@ -194,10 +193,10 @@ class FakeEngine:
             running.computed += CHUNK_TOKENS
             is_done = running.computed >= len(submit.prompt) // 4
             return [self._finish(running, "stop")] if is_done else []
-        text, most = submit.prompt + submit.model.encode(), submit.sampling.logprobs
+        text, num_top = submit.prompt + submit.model.encode(), submit.sampling.logprobs
         token = fake_token(text, running.emitted)
-        told = () if most is None else (fake_logprobs(text, running.emitted, most),)
-        tokens = Tokens(submit.request_id, submit.attempt, running.emitted, (token,), told)
+        logprobs = () if num_top is None else (fake_logprobs(text, running.emitted, num_top),)
+        tokens = Tokens(submit.request_id, submit.attempt, running.emitted, (token,), logprobs)
         running.emitted += 1
         reason = running.end(token)
         return [tokens, self._finish(running, reason)] if reason else [tokens]
@@ -222,7 +221,7 @@ class FakeEngine:
         )
 
     def _pages(self) -> Pages:
-        """As if each running request had one of the large pages; what finds none has no page."""
+        """Return pages as if the first running requests had one large page each."""
         used = np.zeros(LARGE_PAGES, "<u4")
         used[: len(self._running)] = 1
         group = np.where(used > 0, 0, -1).astype("<i2")
@@ -278,7 +277,7 @@ class ByteText:
         self.takes_tools = takes_tools
 
     def tokenizer_info(self) -> dict[str, object]:
-        """Return the class alone: there are no settings."""
+        """Return the class name: there are no settings."""
         return {"tokenizer_class": type(self).__name__}
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
@@ -300,8 +299,8 @@ class ByteText:
         opens_answer: bool = True,
         continues_last: bool = False,
     ) -> str:
-        """Return lines of tools, of fields and of ``role: content``, and the answer's start."""
-        lines = [f"tool: {one['function']['name']}\n" for one in tools or ()]
+        """Return lines of tools, of fields and of ``role: content``, then the answer's start."""
+        lines = [f"tool: {tool['function']['name']}\n" for tool in tools or ()]
         lines += [f"{name}={value}\n" for name, value in fields.items()]
         plain = with_content(messages, frozenset())
         lines += [f"{message['role']}: {message['content']}\n" for message in plain]
@@ -320,7 +319,7 @@ class ByteText:
         opens_answer: bool = True,
         check: Callable[[str], None] = lambda text: None,
     ) -> tuple[NDArray[np.int32], tuple[SentTensor, ...]]:
-        """Refuse: bytes have no images."""
+        """Raise an error: bytes have no images."""
         raise NotImplementedError("takes_images is False")
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -328,7 +327,7 @@ class ByteText:
         return bytes(token_ids).decode(errors="replace")
 
     def token_text(self, token_id: int) -> str:
-        """Return the character of a byte, U+FFFD for a part of one."""
+        """Return the character of a byte; U+FFFD for a part of a character."""
         return self.decode([token_id])
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -349,7 +348,7 @@ class ByteText:
 
 
 class ByteDetokenizer:
-    """Decodes whole characters from a byte stream."""
+    """A decoder of whole characters from a byte stream."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -359,5 +358,5 @@ class ByteDetokenizer:
         return self._decoder.decode(bytes(token_ids))
 
     def finish(self) -> str:
-        """Return what was held back."""
+        """Return the text of an incomplete last character."""
         return self._decoder.decode(b"", final=True)
