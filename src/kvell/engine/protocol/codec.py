@@ -104,16 +104,16 @@ def decode_event(body: bytes) -> Event:
         try:
             return decode(_TOKENS, body)[1]
         except MalformedError:
-            pass  # the other way tells what is wrong with it
+            pass  # the slow path raises an error that names the problem
     event: Event = _decode(body, _EVENTS, "event")
     return event
 
 
-def _decode(body: bytes, known: dict[str, tuple[Any, frozenset[str]]], what: str) -> Any:
+def _decode(body: bytes, types: dict[str, tuple[Any, frozenset[str]]], what: str) -> Any:
     name, payload = decode(_ENVELOPE, body, what)
-    if name not in known:
+    if name not in types:
         raise ProtocolError(f"unknown {what} {name[:40]!r}")
-    unknown = decode(_FIELDS, payload, what).keys() - known[name][1]
+    unknown = decode(_FIELDS, payload, what).keys() - types[name][1]
     if unknown:
         raise ProtocolError(f"{what} {name} has an unknown field {min(unknown)[:40]!r}")
     return decode(_DECODERS[name], payload, what)

@@ -1,4 +1,4 @@
-"""What users give for a field, as the field's type: a text is no list of its letters."""
+"""Conversion of users' values to the type of a field, and of users' prompts."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,9 +15,9 @@ MAX_TOKEN_ID = 2**31 - 1
 
 
 def whole(field: str, value: Any) -> int:
-    """A whole number.
+    """Return a whole number.
 
-    :raises ChangeSomething: if it is none: true, a text, 1.5.
+    :raises ChangeSomething: if the value is anything else, also a bool or 1.5.
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise _wrong(field, value, "is no whole number", "give one like 8")
@@ -25,9 +25,9 @@ def whole(field: str, value: Any) -> int:
 
 
 def number(field: str, value: Any) -> float:
-    """A number.
+    """Return a number.
 
-    :raises ChangeSomething: if it is none.
+    :raises ChangeSomething: if the value is anything else, also a bool.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
         raise _wrong(field, value, "is no number", "give one like 0.5")
@@ -35,9 +35,9 @@ def number(field: str, value: Any) -> float:
 
 
 def flag(field: str, value: Any) -> bool:
-    """True or false.
+    """Return a bool.
 
-    :raises ChangeSomething: if it is neither.
+    :raises ChangeSomething: if the value is anything else.
     """
     if not isinstance(value, bool):
         raise _wrong(field, value, "is neither true nor false", "give True or False")
@@ -45,9 +45,9 @@ def flag(field: str, value: Any) -> bool:
 
 
 def text(field: str, value: object) -> str:
-    """A text.
+    """Return a text.
 
-    :raises ChangeSomething: if it is none.
+    :raises ChangeSomething: if the value is anything else.
     """
     if not isinstance(value, str):
         raise _wrong(field, value, "is no text", 'give one like "a|b"')
@@ -55,54 +55,54 @@ def text(field: str, value: object) -> str:
 
 
 def texts(field: str, value: Any) -> tuple[str, ...]:
-    """Texts; a single one stands for a list of it.
+    """Return texts: of a list or tuple, or a single text; none for None.
 
-    :raises ChangeSomething: if there is something else.
+    :raises ChangeSomething: if the value is anything else.
     """
     if value is None:
         return ()
     many = (value,) if isinstance(value, str) else value
-    if not isinstance(many, list | tuple) or not all(isinstance(one, str) for one in many):
+    if not isinstance(many, list | tuple) or not all(isinstance(item, str) for item in many):
         raise _wrong(field, value, "is no text or list of texts", 'give one like ["."]')
     return tuple(many)
 
 
 def token_ids(field: str, value: Any) -> tuple[int, ...]:
-    """Token ids, of a list, a tuple, a set or an array.
+    """Return token ids: of a list, a tuple, a set or an array; none for None.
 
-    :raises ChangeSomething: if there is something else.
+    :raises ChangeSomething: if the value is anything else.
     """
     if value is None:
         return ()
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise _wrong(field, value, "is no list of token ids", "give one like [2, 7]")
-    return tuple(whole(field, one) for one in value)
+    return tuple(whole(field, token_id) for token_id in value)
 
 
 def biases(field: str, value: Any) -> dict[int, float]:
-    """Numbers by token id, which JSON writes as a text.
+    """Return numbers by token id; an id may be a text of digits, as in JSON.
 
-    :raises ChangeSomething: if there is something else.
+    :raises ChangeSomething: if the value is anything else.
     """
     if value is None:
         return {}
     if not isinstance(value, Mapping):
         raise _wrong(field, value, "is no mapping from token ids to numbers", "give {504: 1.5}")
-    found: dict[int, float] = {}
+    numbers: dict[int, float] = {}
     for token, bias in value.items():
         is_written = isinstance(token, str) and token.isascii() and token.isdigit()
-        found[whole(field, int(token) if is_written else token)] = number(field, bias)
-    return found
+        numbers[whole(field, int(token) if is_written else token)] = number(field, bias)
+    return numbers
 
 
 @dataclass(frozen=True)
 class GivenPrompt:
-    """One prompt as a caller gave it.
+    """A caller's prompt.
 
-    :param text: None if it has token ids alone.
-    :param token_ids: int32 [tokens]; None if they are still to be made of the text.
+    :param text: None if the prompt has only token ids.
+    :param token_ids: int32 [tokens]; None if the text must be tokenized.
     :param model: name of one of several models; "" for the first.
-    :param images: tensors of the model's processor, if there are any.
+    :param images: tensors of the model's processor, by name.
     """
 
     text: str | None
@@ -112,10 +112,10 @@ class GivenPrompt:
 
 
 def given_prompt(prompt: object, *extra: str) -> GivenPrompt:
-    """Read a prompt of a caller: a text, token ids, or a mapping that has either.
+    """Read a caller's prompt: a text, token ids, or a mapping that has either.
 
-    :param extra: further names that a mapping may have.
-    :raises ChangeSomething: if it is anything else.
+    :param extra: further keys that a mapping may have.
+    :raises ChangeSomething: if the prompt is anything else.
     """
     if isinstance(prompt, str):
         return GivenPrompt(prompt)
@@ -135,8 +135,8 @@ def given_prompt(prompt: object, *extra: str) -> GivenPrompt:
         remedy = "give prompt or prompt_token_ids"
         raise _wrong("prompt", sorted(map(str, prompt)), "has no text and no tokens", remedy)
     if ids is not None:
-        known = text if isinstance(text, str) else None
-        return GivenPrompt(known, prompt_token_ids("prompt_token_ids", ids), model, images)
+        known_text = text if isinstance(text, str) else None
+        return GivenPrompt(known_text, prompt_token_ids("prompt_token_ids", ids), model, images)
     if isinstance(text, str):
         return GivenPrompt(text, None, model, images)
     return GivenPrompt(None, prompt_token_ids("prompt", text), model, images)
@@ -145,14 +145,14 @@ def given_prompt(prompt: object, *extra: str) -> GivenPrompt:
 def prompt_token_ids(field: str, value: object) -> npt.NDArray[np.int32]:
     """Read a prompt's token ids, int32 [tokens]: a list, a tuple, an array or a tensor.
 
-    :raises ChangeSomething: if it is anything else, or a number that is no token id.
+    :raises ChangeSomething: if the value is anything else, or a number is no token id.
     """
     remedy = "give a text, or a list of token ids like [2, 7] as one of several prompts"
     if isinstance(value, list | tuple):
         if set(map(type, value)) - {int}:
-            value = [whole(field, one) for one in value]
+            value = [whole(field, token_id) for token_id in value]
         if value and not 0 <= min(value) <= max(value) <= MAX_TOKEN_ID:
-            wrong = next(one for one in value if not 0 <= one <= MAX_TOKEN_ID)
+            wrong = next(token_id for token_id in value if not 0 <= token_id <= MAX_TOKEN_ID)
             raise _wrong(field, wrong, "is no token id", "use ids of the model's vocabulary")
         return np.array(value, np.int32)
     if isinstance(value, bytes) or not hasattr(value, "__array__"):
@@ -167,7 +167,7 @@ def prompt_token_ids(field: str, value: object) -> npt.NDArray[np.int32]:
 
 
 def shown(value: object) -> str:
-    """Return a value for an error, cut where it is long."""
+    """Return the repr of a value for an error message, cut to ``SHOWN_CHARS``."""
     text = repr(value)
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
 

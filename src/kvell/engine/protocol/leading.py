@@ -1,13 +1,13 @@
-"""Whom an instance obeys where several managers may take it for theirs, and what they order."""
+"""Messages of managers: an instance obeys the manager with the highest epoch."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
 class Lead:
-    """A manager keeps the instance from now on; answered by :class:`Led`.
+    """The command by which a manager takes the instance; :class:`Led` answers it.
 
-    :param epoch: of the manager; orders of lower ones are refused from now on.
+    :param epoch: the manager's; commands with a lower epoch are refused from now on.
     """
 
     epoch: int
@@ -15,9 +15,9 @@ class Lead:
 
 @dataclass(frozen=True)
 class Led:
-    """What came of an order.
+    """The answer to a manager's command.
 
-    :param epoch: the manager's own if it is obeyed; a higher one if another is.
+    :param epoch: the command's epoch if it is obeyed; else the higher epoch of another manager.
     """
 
     epoch: int
@@ -25,15 +25,15 @@ class Led:
 
 @dataclass(frozen=True)
 class Drained:
-    """All work is done; the last event of an instance."""
+    """The last event of an instance: all requests have ended."""
 
 
 @dataclass(frozen=True)
 class Introduce:
-    """Where all instances listen that serve now; it replaces what was said before.
+    """The addresses of all instances that serve now; they replace earlier addresses.
 
     :param addresses: ``tcp://host:port`` by the instance's name.
-    :param epoch: of the manager that orders it; 0: there is none.
+    :param epoch: epoch of the manager that sends it; 0 without a manager.
     """
 
     addresses: dict[str, str] = field(default_factory=dict)

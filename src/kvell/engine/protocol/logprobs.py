@@ -1,4 +1,4 @@
-"""How likely a token was, as it travels from an instance to the caller."""
+"""Logprobs of tokens, as an instance sends them to the caller."""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -9,15 +9,15 @@ from msgspec import Struct
 from kvell.vocabulary import RequestId
 
 MAX_LOGPROBS = 20
-"""Most alternatives that a request may ask for at each position (OpenAI's bound)."""
+"""The most alternatives at each position that a request may ask for (OpenAI's bound)."""
 
 
 class TokenLogprobs(Struct, frozen=True, gc=False, array_like=True):
     """Natural logarithms of probabilities at one position.
 
-    They are those of the model: of its logits, before penalties, grammar and temperature.
+    They are computed from the model's logits before penalties, grammar and temperature.
 
-    :param logprob: of the token that stands there.
+    :param logprob: of the token at the position.
     :param rank: 1 for the most likely token.
     :param top: the most likely tokens as (token id, logprob), likeliest first; as many as the
         request asked for.
@@ -29,20 +29,20 @@ class TokenLogprobs(Struct, frozen=True, gc=False, array_like=True):
 
 
 class KeptLogprobs(Sequence[TokenLogprobs]):
-    """The same at many positions, in arrays: a number takes 12 bytes here and 120 in a tuple."""
+    """Logprobs of many positions in arrays: a top token takes 12 bytes here and 120 in a tuple."""
 
-    def __init__(self, told: Iterable[TokenLogprobs] = ()) -> None:
+    def __init__(self, logprobs: Iterable[TokenLogprobs] = ()) -> None:
         self._logprobs, self._ranks, self._ends = array("d"), array("q"), array("q")
         self._top_ids, self._top_logprobs = array("i"), array("d")
-        self.extend(told)
+        self.extend(logprobs)
 
-    def extend(self, told: Iterable[TokenLogprobs]) -> None:
-        """Add further positions."""
-        for one in told:
-            self._logprobs.append(one.logprob)
-            self._ranks.append(one.rank)
-            self._top_ids.extend([token for token, _ in one.top])
-            self._top_logprobs.extend([logprob for _, logprob in one.top])
+    def extend(self, logprobs: Iterable[TokenLogprobs]) -> None:
+        """Append positions."""
+        for position in logprobs:
+            self._logprobs.append(position.logprob)
+            self._ranks.append(position.rank)
+            self._top_ids.extend([token for token, _ in position.top])
+            self._top_logprobs.extend([logprob for _, logprob in position.top])
             self._ends.append(len(self._top_ids))
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ class KeptLogprobs(Sequence[TokenLogprobs]):
 
     def __getitem__(self, index: int | slice) -> "TokenLogprobs | KeptLogprobs":
         if isinstance(index, slice):
-            return KeptLogprobs(self[one] for one in range(*index.indices(len(self))))
+            return KeptLogprobs(self[i] for i in range(*index.indices(len(self))))
         index = range(len(self))[index]
         begin, end = self._ends[index - 1] if index else 0, self._ends[index]
         top = zip(self._top_ids[begin:end], self._top_logprobs[begin:end], strict=True)
@@ -65,25 +65,25 @@ class KeptLogprobs(Sequence[TokenLogprobs]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or len(self) != len(other):
             return NotImplemented
-        return all(one == theirs for one, theirs in zip(self, other, strict=True))
+        return all(mine == theirs for mine, theirs in zip(self, other, strict=True))
 
-    __hash__ = None  # type: ignore[assignment] # it grows
+    __hash__ = None  # type: ignore[assignment] # mutable
 
 
 def kept(*parts: Sequence[TokenLogprobs]) -> Sequence[TokenLogprobs]:
-    """Parts one behind the other; the only one that has anything as it is."""
-    told = [part for part in parts if part]
-    if len(told) < 2:
-        return told[0] if told else ()
-    return KeptLogprobs(one for part in told for one in part)
+    """Concatenate parts; a single part that is not empty is returned as it is."""
+    filled = [part for part in parts if part]
+    if len(filled) < 2:
+        return filled[0] if filled else ()
+    return KeptLogprobs(position for part in filled for position in part)
 
 
 class PromptLogprobs(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """Event: how likely tokens of a request's prompt were, in order.
+    """The logprobs of consecutive tokens of a request's prompt.
 
-    The first token of a prompt has no probability, since nothing is before it.
+    A prompt's first token has none, because no token precedes it.
 
-    :param first_index: position in the prompt of the first of them, 1 or more.
+    :param first_index: position in the prompt of ``logprobs[0]``, 1 or more.
     """
 
     request_id: RequestId

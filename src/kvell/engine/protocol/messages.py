@@ -1,32 +1,32 @@
 """The instance protocol: all messages between a front and an instance.
 
-Frozen records, encoded as msgpack between processes and passed as objects
-inside one.  Commands go to the instance, events come back::
+Messages are frozen records: msgpack between processes, objects inside one process.  A front
+sends commands, an instance sends events::
 
     front                                   instance
       │ ◄───────────── Ready ──────────────── │  schema version, credits
       │ ── Submit(request) ─────────────────► │  costs one credit
       │ ◄── PromptLogprobs(request, …) ────── │  if asked for: any number of times
       │ ◄── Tokens(request, first_index, …) ─ │  any number of times
-      │ ── Cancel(request) ─────────────────► │  at any moment; idempotent
+      │ ── Cancel(request) ─────────────────► │  at any time; idempotent
       │ ◄── Finished(request, reason) ─────── │  exactly once; gives the credit back
-      │ ── Migrate(request, goes_to) ───────► │  it may go on elsewhere: then Finished("moved")
-      │ ◄── MigrationRefused(request) ─────── │  a request that was to move does not
-      │ ── Introduce(addresses) ────────────► │  where the others listen, on several hosts
+      │ ── Migrate(request, goes_to) ───────► │  move it to another instance: Finished("moved")
+      │ ◄── MigrationRefused(request) ─────── │  the request stays on this instance
+      │ ── Introduce(addresses) ────────────► │  addresses of the others, on several hosts
       │ ── AskStats ────────────────────────► │
       │ ◄── Stats ─────────────────────────── │
-      │ ── ResetPrefixCache ────────────────► │  it evicts what no request uses
+      │ ── ResetPrefixCache ────────────────► │  evict all that no request uses
       │ ── AskPages, AskLargePage(number) ──► │
       │ ◄── Pages, LargePage ──────────────── │  for people who watch the pool
       │ ── WatchIndex ──────────────────────► │
       │ ◄── IndexNotice ───────────────────── │  whenever prefixes are cached or evicted
-      │ ◄── Heartbeat ─────────────────────── │  after Ready, and then again and again
-      │ ── KeepAlive ───────────────────────► │  the same the other way, where fronts are several
-      │ ── Lead(epoch) ─► ◄─ Led(epoch) ───── │  of a manager: an older one is obeyed no more
-      │ ── Drain ───────────────────────────► │  finish what runs, accept nothing
-      │ ◄── Drained ───────────────────────── │  then the instance ends
+      │ ◄── Heartbeat ─────────────────────── │  after Ready, then periodically
+      │ ── KeepAlive ───────────────────────► │  the front's heartbeat, if there are several
+      │ ── Lead(epoch) ─► ◄─ Led(epoch) ───── │  a manager takes over from lower epochs
+      │ ── Drain ───────────────────────────► │  finish all requests, accept none
+      │ ◄── Drained ───────────────────────── │  then the instance exits
 
-``Refused`` requests end with ``Finished(reason="refused", message=…)``.
+Refused requests end with ``Finished(reason="refused", message=…)``.
 """
 
 import dataclasses
@@ -51,20 +51,20 @@ SCHEMA_VERSION = 21
 StepBlame = Literal["", "suspect", "blameless"]
 
 HEARTBEAT_SECONDS = 0.5
-"""An instance sends a :class:`Heartbeat` this often."""
+"""The interval of an instance's :class:`Heartbeat`."""
 KEEP_ALIVE_SECONDS = 1.0
-"""A front sends a :class:`KeepAlive` this often to an instance that others may have too."""
+"""The interval of a front's :class:`KeepAlive` to an instance that may have other fronts."""
 FRONT_LEASE_SECONDS = 10.0
-"""What a front has there is cancelled when it is silent for so long."""
+"""After this silence of a front, an instance cancels the front's requests."""
 MOST_LONGEST = 4
-"""Requests that a heartbeat names as the longest, at most."""
+"""The most requests in ``Heartbeat.longest``."""
 CREDITS = 1024
-"""Most unfinished requests of a front."""
+"""The most unfinished requests of a front."""
 
 
 @dataclass(frozen=True)
 class Submit:
-    """Serve this prompt.
+    """The command to serve a prompt.
 
     ``prompt`` holds the token ids as little-endian int32 bytes, so that a long
     prompt costs one copy.  ``cache_salt`` names the prefix-cache root: requests
@@ -76,35 +76,35 @@ class Submit:
 
     ``model`` is one of several that the instance serves; "" is the first.
 
-    ``sampling.n`` is 1: a front submits each answer on its own
-    (:meth:`SamplingParams.choices`).
+    ``sampling.n`` is 1: a front submits each answer separately (:meth:`SamplingParams.choices`).
 
     ``output`` holds the tokens that an earlier attempt emitted, as little-endian int32 bytes.
-    The instance computes them like a prompt, emits what follows them, and counts them
-    against ``max_tokens``: ``Tokens.first_index`` begins behind them.
+    The instance computes them like a prompt, emits only further tokens, and counts them against
+    ``max_tokens``: ``Tokens.first_index`` begins after them.
 
-    ``priority``: requests with lower ones are admitted before those that wait; 0 is usual.  Of
-    equal priority, tenants take turns, and so do the groups of a ``tenant``; those of a ``group``
-    were asked for together.
+    ``priority``: requests with lower numbers are admitted first; 0 is usual.  At equal priority,
+    tenants take turns, and so do the groups of a ``tenant``.  The requests of a ``group`` were
+    submitted together.
 
-    ``goes_to`` names the instance that goes on with it once its prompt is computed, if it can.
+    ``goes_to`` names the instance that continues the request after its prefill, if it can.
 
-    ``pulls_from`` names an instance that may have more of its prompt than this one: it is asked
-    for that first.
+    ``pulls_from`` names an instance that may have cached more of the prompt than this one, which
+    then first requests these pages.
 
     ``is_suspect`` says that an earlier attempt ended with a failed step or instance: if a step
-    fails before this one's first token, it is to blame.
+    fails before this attempt's first token, this request is to blame.
 
-    ``tensors`` are those of the model's processor for the images of this prompt, whose ids are
-    then as the processor gave them; the instance fills in ``images`` itself.
+    ``tensors`` are the outputs of the model's processor for the images of this prompt.  Its ids
+    are then the processor's, and the instance fills in ``images``.
 
-    ``placement`` says where its KV cache is to lie if that is longer than the instance's memory:
-    here, and in sections at others.  It then goes nowhere else, and asks nobody for its prompt.
+    ``placement`` distributes a KV cache that exceeds the instance's memory: a part here, and
+    sections at other instances.  It excludes ``goes_to`` and ``pulls_from``.
 
-    ``pooling`` asks for the prompt's vector in place of tokens: it comes with ``Finished``, and
-    ``sampling`` does not matter.
+    ``pooling`` asks for the prompt's vector in place of tokens: it is sent with ``Finished``, and
+    ``sampling`` is ignored.
 
-    :raises ChangeSomething: if it asks for several answers, or prompt or output have half a token.
+    :raises ChangeSomething: if fields contradict each other, ``sampling.n`` is not 1, or prompt or
+        output is no whole number of tokens.
     """
 
     request_id: RequestId
@@ -141,24 +141,24 @@ class Submit:
 
 @dataclass(frozen=True)
 class Cancel:
-    """Stop a request and release what it holds; unknown ids are ignored.
+    """The command to stop a request and free its memory; unknown ids are ignored.
 
-    ``attempt``: later attempts than this one go on; negative for any.
+    ``attempt``: attempts after this number continue; negative stops any.
     """
 
     request_id: RequestId
     attempt: int = -1
 
     def spares(self, attempt: int) -> bool:
-        """Whether an attempt goes on all the same."""
+        """Return whether an attempt continues."""
         return 0 <= self.attempt < attempt
 
 
 @dataclass(frozen=True)
 class Migrate:
-    """Let another instance go on with a request, in the middle of its answer.
+    """The command to move a running request to another instance.
 
-    It ends here with ``Finished("moved")``, or goes on here after :class:`MigrationRefused`.
+    It ends here with ``Finished("moved")``, or continues here after :class:`MigrationRefused`.
     """
 
     request_id: RequestId
@@ -168,12 +168,12 @@ class Migrate:
 
 @dataclass(frozen=True)
 class MoveKvCache:
-    """Let the next sections of a running request lie in another instance's memory.
+    """The command to move the next sections of a running request to another instance's memory.
 
     The paper's ``move_kvcache(req_id, num_blocks, dst_inst)`` (Infinite-LLM §6.2, Listing 1).  The
-    creditor may refuse each of them (``try_move_kvcache``); then they stay.
+    creditor may refuse each section (``try_move_kvcache``), which then stays.
 
-    :param num_blocks: sections of ``SECTION_TOKENS`` tokens, behind those that are away already.
+    :param num_blocks: number of sections of ``SECTION_TOKENS`` tokens, after those already moved.
     :param dst: the creditor.
     """
 
@@ -185,7 +185,7 @@ class MoveKvCache:
 
 @dataclass(frozen=True)
 class AskStats:
-    """Send :class:`Stats` once.
+    """The command to send :class:`Stats` once.
 
     ``with_audit`` asks for ``Stats.problems`` too, which takes time in proportion to the pool.
     """
@@ -195,41 +195,40 @@ class AskStats:
 
 @dataclass(frozen=True)
 class KeepAlive:
-    """The front lives; what one has that is silent for ``FRONT_LEASE_SECONDS`` is cancelled."""
+    """The heartbeat of a front, whose lease expires after ``FRONT_LEASE_SECONDS`` of silence."""
 
 
 @dataclass(frozen=True)
 class ResetPrefixCache:
-    """Evict all cached prefixes, in the CPU buffer too; pages that requests use stay."""
+    """The command to evict all cached prefixes that no request uses, also in the CPU buffer."""
 
 
 @dataclass(frozen=True)
 class Drain:
-    """Finish all submitted requests, refuse later ones, then end; ``epoch`` as of Introduce."""
+    """The command to finish all requests, refuse new ones and exit; ``epoch`` as in Introduce."""
 
     epoch: int = 0
 
 
 @dataclass(frozen=True)
 class Ready:
-    """First event of an instance: it can serve now.
+    """The first event of an instance, which can serve now.
 
-    :param schema_version: of the protocol between front and instance.
-    :param incarnation: tells this start of the instance from its other starts.
-    :param credits: requests that it may have at once.
+    :param schema_version: version of the protocol between front and instance.
+    :param incarnation: number that distinguishes this start of the instance from others.
+    :param credits: most unfinished requests of a front.
     :param model: name of the first model.
     :param max_model_len: most tokens of a request to the first model.
     :param kv_pool_bytes: most bytes of KV cache.
     :param beside: ``max_model_len`` of every further model by its name, in order.
     :param memory: parts of the memory contract in bytes, and their sum, ``contract_bytes``.
     :param token_bytes: most KV memory that a token takes.
-    :param indexed: what the blocks of each layer group are that :class:`.IndexNotice` tells of.
-    :param pool_address: where other instances reach its pool, on several hosts; "" on one.
+    :param indexed: description of each layer group's blocks in :class:`.IndexNotice`.
+    :param pool_address: address of its pool for instances on other hosts; "" on one host.
     :param staying: the setting that keeps its requests from moving to others; "" if they can.
-    :param section_bytes: KV memory of a section that another instance may lend it; 0:
-        it borrows nothing.
-    :param reach_tokens: most tokens of a request to the first model, if others lend as much as it
-        takes.
+    :param section_bytes: KV memory of a section that it may borrow from another instance; 0: it
+        does not borrow.
+    :param reach_tokens: most tokens of a request to the first model, if others lend enough.
     """
 
     schema_version: int
@@ -249,7 +248,7 @@ class Ready:
 
     @property
     def longest_tokens(self) -> int:
-        """Most tokens that a request to the first model could ever have."""
+        """The most tokens that a request to the first model can have, with loans."""
         return max(self.max_model_len, self.reach_tokens if self.section_bytes else 0)
 
 
@@ -273,25 +272,24 @@ NotTaken = Literal["", "draining", "full"]
 
 @dataclass(frozen=True)
 class Finished:
-    """The request is over and holds nothing any more.
+    """The end of a request, which holds no memory any more.
 
-    For a refusal, ``message`` is one clear line, ``field`` names what must be changed,
-    and ``try_later`` says that nothing must be: there was just no room.  ``not_taken`` says that
-    another may have this one, as the instance takes none any more, or just now no more: its
-    credits are in use, some by requests that their front does not know of yet.  ``bound`` is the
-    bound that the request exceeded, if that is why it was refused.
+    For a refusal, ``message`` is one line, ``field`` names the field to change, and ``try_later``
+    says that there was no room: no change is needed.  ``not_taken`` says that another instance may
+    take the request: this one is draining, or its credits are in use, some by requests that
+    the front does not know yet.  ``bound`` is the bound that a refused request exceeded.
 
-    ``step_failed`` says that the step which was to compute it failed; the instance lives on, and
-    the request may be tried again.  It is a ``suspect``, or ``blameless`` since there was one
-    beside it that came as such (``Submit.is_suspect``).
+    ``step_failed`` says that the request's step failed; the instance continues, and the request
+    may be tried again.  It is a ``suspect``, or ``blameless`` because the step had another request
+    that was already suspect (``Submit.is_suspect``).
 
-    ``cached_tokens`` of the prompt were cached when it was let in; ``cache_write_tokens`` are those
-    behind them that a repeat of the prompt would find besides, now that the request is over.
+    ``cached_tokens`` of the prompt were cached at admission.  ``cache_write_tokens`` follow them,
+    and are cached now for a repeat of the prompt.
 
-    ``embedding`` is the prompt's vector where that was asked for, as little-endian float32 bytes.
+    ``embedding`` is the prompt's vector as little-endian float32 bytes, for a pooling request.
 
-    The seconds that it waited, prefilled and decoded in the instance are filled in by
-    :class:`.stage_times.StageTimes`, which has a clock; comparisons ignore them.
+    :class:`.stage_times.StageTimes`, which has a clock, fills in the seconds that the request
+    waited, prefilled and decoded in the instance; comparisons ignore them.
     """
 
     request_id: RequestId
@@ -316,7 +314,7 @@ class Finished:
 
 @dataclass(frozen=True)
 class MigrationRefused:
-    """A request that was to go on elsewhere stays: it cannot move, or there is no room."""
+    """The answer to a move that failed: the request stays, as it cannot move or finds no room."""
 
     request_id: RequestId
     attempt: int
@@ -324,26 +322,26 @@ class MigrationRefused:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """The instance lives, and what it has at the end of its last step.
+    """The sign of life of an instance, and its load at the end of its last step.
 
     Sent every ``HEARTBEAT_SECONDS``, also while a step computes.
 
-    :param incarnation: tells this start of the instance from its other starts.
+    :param incarnation: number that distinguishes this start of the instance from others.
     :param step: steps so far.
     :param running: requests in the running batch.
     :param waiting: requests that wait in the instance.
     :param large_pages: large pages of the pool.
-    :param empty_large_pages: large pages that nobody uses and that cache nothing.
+    :param empty_large_pages: large pages that are neither used nor cached.
     :param free_bytes: KV memory that no running request uses: empty, or cached and evictable.
     :param pool_bytes: size of the KV pool.
-    :param others_prompt_tokens: of requests of other fronts, prompt tokens without an answer yet.
+    :param others_prompt_tokens: prompt tokens of other fronts' requests without an answer yet.
     :param others_requests: requests of other fronts.
-    :param placements: where the KV cache lies of requests that borrow memory; all of them, so that
-        who hears it for the first time knows as much as others.
-    :param held_tokens: that a step of the running requests reads.
-    :param waiting_tokens: prompts of the requests that wait, and what they have emitted.
-    :param longest: of the running requests at most ``MOST_LONGEST``: those with most sections here
-        that others could have, and how many of each.
+    :param placements: the placement of all requests that borrow memory: every heartbeat is
+        complete, also for a new receiver.
+    :param held_tokens: tokens that a step of the running requests reads.
+    :param waiting_tokens: tokens of waiting requests: prompt and output.
+    :param longest: the running requests with most local sections that could move, and the number
+        of these; at most ``MOST_LONGEST`` requests.
     """
 
     incarnation: int

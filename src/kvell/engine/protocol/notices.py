@@ -1,8 +1,8 @@
-"""What an instance's prefix index has come to name, and names no longer, for who routes by it.
+"""Notices of additions to and removals from an instance's prefix index, for routers.
 
-A *block* is a whole page of tokens, known by a hash of all tokens up to its end, of the model and
-of the cache's root.  Every layer group tells of its own blocks: a prefix can be resumed only where
-every group has what it needs.
+A *block* is a whole page of tokens, identified by a hash of all tokens up to its end, of the model
+and of the cache root.  Each layer group reports separately: a prefix can be resumed only where
+every group has the blocks that it needs.
 """
 
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 from msgspec import Struct
 
 NO_BLOCK = 0
-"""The hash of no block: the parent of the first."""
+"""The hash in place of a parent for the first block."""
 
 
 class IndexedGroup(Struct, frozen=True):
-    """What the blocks of a layer group are, at the group's place in a layout.
+    """The properties of a layer group's blocks, at the group's index in a layout.
 
-    :param kind: its :class:`~kvell.memory.GroupKind`.
-    :param block_tokens: of a block; 0 if notices do not tell of the group.
-    :param window_tokens: tokens of the window, or of the chunk; 0 without.
-    :param model: which of several the group belongs to.
-    :param short_rope_tokens: longer texts of the model have keys of another table, so blocks of
-        their own; 0: it has one table.
+    :param kind: the group's :class:`~kvell.memory.GroupKind`.
+    :param block_tokens: tokens of a block; 0 if no notices are sent for the group.
+    :param window_tokens: tokens of the window or the chunk; 0 without.
+    :param model: name of the group's model, if there are several.
+    :param short_rope_tokens: longer contexts use another RoPE table, so their blocks differ; 0: the
+        model has one table.
     """
 
     kind: str
@@ -33,27 +33,28 @@ class IndexedGroup(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class WatchIndex:
-    """Send :class:`IndexNotice` from now on; if that is done already, tell of all that is cached.
+    """The command to send each :class:`IndexNotice` from now on.
 
-    What was cached before the first time is not told.
+    The first such command reports no blocks that were cached earlier.  Each later one requests a
+    notice of all cached blocks.
 
-    :param with_tokens: whether blocks are told with their tokens, from the first time on.
+    :param with_tokens: whether notices contain the blocks' tokens, from the first command on.
     """
 
     with_tokens: bool = True
 
 
 class BlocksStored(Struct, frozen=True, tag=True, omit_defaults=True):
-    """Blocks that follow one another are cached now.
+    """Consecutive blocks that are now cached.
 
     :param group: index of the layer group.
-    :param kind: its :class:`~kvell.memory.GroupKind`.
+    :param kind: the group's :class:`~kvell.memory.GroupKind`.
     :param parent: hash of the block before the first; ``NO_BLOCK`` if there is none.
     :param hashes: 64 bits each.
-    :param tokens: of these blocks, little-endian int32; images' tokens have negative ids.
-    :param block_tokens: of a block.
-    :param window_tokens: tokens of the window, or of the chunk; 0 without.
-    :param root: digest of the cache root; "" where there is no salt.
+    :param tokens: the blocks' tokens, little-endian int32; images' tokens have negative ids.
+    :param block_tokens: tokens of a block.
+    :param window_tokens: tokens of the window or the chunk; 0 without.
+    :param root: digest of the cache root; "" without a salt.
     """
 
     group: int
@@ -67,7 +68,7 @@ class BlocksStored(Struct, frozen=True, tag=True, omit_defaults=True):
 
 
 class BlocksRemoved(Struct, frozen=True, tag=True):
-    """Blocks are cached in a group no longer.
+    """Blocks that are no longer cached in a group.
 
     :param group: index of the layer group.
     :param hashes: 64 bits each.
@@ -78,7 +79,7 @@ class BlocksRemoved(Struct, frozen=True, tag=True):
 
 
 class BlocksHeld(Struct, frozen=True, tag=True):
-    """All of a group's blocks that are cached.
+    """All cached blocks of a group.
 
     :param group: index of the layer group.
     :param hashes: 64 bits each.
@@ -90,11 +91,11 @@ class BlocksHeld(Struct, frozen=True, tag=True):
 
 @dataclass(frozen=True)
 class IndexNotice:
-    """What is cached or is not any more.
+    """Changes of an instance's prefix index.
 
-    :param sequence: counts the notices of an incarnation from 0.
-    :param changes: in order.
-    :param is_whole: the changes are all that is cached: they replace what was told before.
+    :param sequence: number of the notice within an incarnation, from 0.
+    :param changes: the changes in order.
+    :param is_whole: whether the notice contains all cached blocks and replaces earlier notices.
     """
 
     sequence: int

@@ -1,4 +1,4 @@
-"""What an instance says of single pages, for people who watch its pool, and why prefixes missed."""
+"""Reports of single pages and of prefix misses, for people who watch an instance's pool."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -6,30 +6,30 @@ from typing import Literal
 from kvell.vocabulary import RequestId
 
 MissReason = Literal["never_seen", "other_salt", "being_computed", "evicted", "not_resumable"]
-"""``never_seen``: as far as is remembered, no request had more of the prompt than was hit.
-``other_salt``: only requests that share no pages with this one had.  ``being_computed``: another
-request was still computing it.  ``evicted``: no group has it any more.  ``not_resumable``: some
-groups have it, but not all of them can go on from there."""
+"""The reason for a prefix miss.  ``never_seen``: no remembered request had more of the prompt.
+``other_salt``: only requests with another salt had.  ``being_computed``: another request was still
+computing it.  ``evicted``: no group has it any more.  ``not_resumable``: some groups have it, but
+not all of them can resume there."""
 
 MOST_OWNERS = 4
-"""Most requests that are named as owners of one large page."""
+"""The most requests in ``LargePage.owners``."""
 
 
 @dataclass(frozen=True)
 class AskPages:
-    """Send :class:`Pages` once; it takes time in proportion to the number of large pages."""
+    """The command to send :class:`Pages` once; its time grows with the number of large pages."""
 
 
 @dataclass(frozen=True)
 class AskLargePage:
-    """Send :class:`LargePage` once."""
+    """The command to send :class:`LargePage` once."""
 
     large_page: int
 
 
 @dataclass(frozen=True)
 class PageGroup:
-    """A layer group of the pool; ``kind`` is that of its layers."""
+    """A layer group of the pool; ``kind`` is the kind of its layers."""
 
     name: str
     kind: str
@@ -41,14 +41,14 @@ class PageGroup:
 
 @dataclass(frozen=True)
 class Miss:
-    """A request of which a part of the prompt was not found when it was first admitted.
+    """A request whose prompt was not cached whole at its first admission.
 
-    :param hit_tokens: that were found.
-    :param seen_tokens: that an earlier request had, as far as is remembered and under any salt if
-        the reason is ``other_salt``; prefixes are remembered at certain lengths only.
-    :param steps_ago: steps since that was seen last; 0 if it never was.
-    :param groups: names of those that cannot go on from there, if the reason is ``not_resumable``.
-        Empty if each can alone, at lengths that differ.
+    :param hit_tokens: prompt tokens that were cached.
+    :param seen_tokens: prompt tokens that a remembered request had, under any salt if the reason is
+        ``other_salt``; prefixes are remembered at certain lengths only.
+    :param steps_ago: steps since these tokens were last seen; 0 if they never were.
+    :param groups: names of groups that cannot resume there, if the reason is ``not_resumable``.
+        Empty if each group can resume, but at different lengths.
     """
 
     request_id: RequestId
@@ -65,12 +65,12 @@ class Miss:
 class Pages:
     """A row for every large page, in columns of little-endian integers, and the latest misses.
 
-    :param group: int16, index into ``groups``; -1 where the large page is empty, -2 where its
-        memory is withheld for activations.
+    :param group: int16, index into ``groups``; -1 if the large page is empty, -2 if its memory is
+        withheld for activations.
     :param used: uint32, small pages that running requests or leases use.
-    :param cached: uint32, small pages that are kept for later prompts.
-    :param age: uint32, steps since the page that goes last was accessed; 0 where any is used.
-    :param misses: the oldest first.
+    :param cached: uint32, small pages that are cached for later prompts.
+    :param age: uint32, steps since the last access to any small page of it; 0 if one is used.
+    :param misses: the latest misses, oldest first.
     """
 
     incarnation: int
@@ -87,7 +87,7 @@ class Pages:
 class PageOwner:
     """A running request with ``pages`` in a large page, which hold some of its tokens.
 
-    In a group of states, a page holds what the request's tokens before ``end_token`` come to.
+    In a group of states, a page holds the state after the tokens before ``end_token``.
     """
 
     request_id: RequestId
@@ -98,15 +98,15 @@ class PageOwner:
 
 @dataclass(frozen=True)
 class LargePage:
-    """One large page now.
+    """The state of one large page.
 
     :param group: as in :class:`Pages`.
-    :param owners: at most ``MOST_OWNERS``, those with most pages first.
-    :param more_owners: further running requests with pages in it.
-    :param other_used: pages used by none of them: held for prefixes that are protected, copied
-        from, or written to for later.
-    :param cached_ends: lengths of the prefixes that its cached pages end, in tokens; each once, the
-        shortest first, and at most ``MOST_OWNERS``.
+    :param owners: running requests with most pages in it, at most ``MOST_OWNERS``, most first.
+    :param more_owners: number of further running requests with pages in it.
+    :param other_used: used pages of no running request: of protected prefixes, sources of copies,
+        or pages that are written for later prompts.
+    :param cached_ends: lengths in tokens of the prefixes that end in its cached pages, without
+        duplicates, shortest first, at most ``MOST_OWNERS``.
     """
 
     large_page: int

@@ -1,4 +1,4 @@
-"""Where the KV cache of requests lies (Infinite-LLM §6.2, Listing 1)."""
+"""The placement of requests' KV caches on instances (Infinite-LLM §6.2, Listing 1)."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,10 @@ from kvell.vocabulary import RequestId
 class RequestPlacementEntry:
     """A part of one request's KV cache.
 
-    :param req_id: of the request.
-    :param inst_id: the instance that has it.
-    :param num_blocks: sections of ``SECTION_TOKENS`` tokens, at most.
-    :param local: whether the request is computed there.
+    :param req_id: the request's id.
+    :param inst_id: the instance that holds the part.
+    :param num_blocks: number of sections, each of at most ``SECTION_TOKENS`` tokens.
+    :param local: whether that instance computes the request.
     """
 
     req_id: RequestId

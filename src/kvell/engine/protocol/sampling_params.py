@@ -21,15 +21,15 @@ MAX_BAD_WORDS = 128
 MAX_BAD_WORD_CHARS = 256
 MAX_PENALTY = 2.0
 LEAST_REPETITION_PENALTY = 1e-6
-"""Logits are divided by it; a smaller one would make them infinite."""
+"""The smallest repetition penalty: division by a smaller one would make logits infinite."""
 
 
 NO_SEED = -1
-"""As in vLLM."""
+"""The seed that stands for none, as in vLLM."""
 
 
 def _how_many(name: str, value: Any) -> int | None:
-    """So many likeliest tokens; true and false are one and no report, as in vLLM."""
+    """Return the number of likeliest tokens: 1 for True, None for False, as in vLLM."""
     if isinstance(value, bool):
         return 1 if value else None
     return whole(name, value)
@@ -37,12 +37,12 @@ def _how_many(name: str, value: Any) -> int | None:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """Sampling parameters, with vLLM's names and defaults as far as they are implemented.
+    """Sampling parameters with vLLM's names and defaults.
 
     :param temperature: 0 is greedy; otherwise logits are divided by it, up to 100.
     :param top_k: keep the k most likely tokens; 0 or -1 keeps all.
-    :param top_p: keep the smallest set whose probability reaches it, in (0, 1].
-    :param min_p: drop tokens less likely than this part of the most likely one, in [0, 1].
+    :param top_p: keep the smallest set of tokens whose probability reaches it, in (0, 1].
+    :param min_p: drop tokens below this fraction of the most likely token's probability, in [0, 1].
     :param presence_penalty: is subtracted from the logits of all tokens in the output; from -2
         to 2.
     :param frequency_penalty: is subtracted from the logit of a token once for each time that the
@@ -51,33 +51,33 @@ class SamplingParams:
         multiplies the negative ones (Keskar et al., 2019); above 0 and up to 100.
     :param logit_bias: is added to the logits of tokens, by token id; from -100 to 100, at most
         1,024 tokens.
-    :param min_tokens: no token ends the answer before it has so many.
-    :param logprobs: tell how likely each output token was, and this many likeliest tokens, at
-        most 20.
-    :param prompt_logprobs: tell how likely each token of the prompt was, from the second on, and
-        this many likeliest tokens, at most 20.  Such a prompt is computed whole: it reuses no
-        cached prefix.
-    :param structured_outputs: what the answer's text must look like.
-    :param seed: with it, output token i is a function of (seed, i) and the logits alone;
-        without, one is drawn.
+    :param min_tokens: the answer does not end before it has this number of tokens.
+    :param logprobs: return the logprob of each output token, and of this number of likeliest
+        tokens, at most 20.
+    :param prompt_logprobs: return the logprob of each token of the prompt, from the second on, and
+        of this number of likeliest tokens, at most 20.  Such a prompt is computed whole: it reuses
+        no cached prefix.
+    :param structured_outputs: constraint on the answer's text.
+    :param seed: with it, output token i depends on (seed, i) and the logits alone; without, a
+        seed is drawn.
     :param max_tokens: most output tokens; None: up to the model's limit.
     :param stop: the answer ends before the first of these strings, at most 16.
     :param stop_token_ids: the answer ends after any of these tokens.
-    :param ignore_eos: go on past the model's end-of-sequence token.
-    :param n: number of answers, at most 128; each is a request of its own, and they share the
+    :param ignore_eos: continue after the model's end-of-sequence token.
+    :param n: number of answers, at most 128; each is a separate request, and all share the
         prompt's pages.
-    :param bad_words: texts that may not come in the answer, at most 128 of up to 256 characters,
-        each with and without a space before it: their last token is never drawn where the tokens
-        before it are the end of the output.
-    :param allowed_token_ids: only these tokens may come, at most 16,384; None allows all.
-    :param include_stop_str_in_output: the text ends with what ended it: the stop string, or the
-        stop token's text.
+    :param bad_words: texts that may not occur in the answer, at most 128 of up to 256 characters,
+        each with and without a space before it: a text's last token is not drawn if the output
+        ends with the tokens before it.
+    :param allowed_token_ids: only these tokens are drawn, at most 16,384; None allows all.
+    :param include_stop_str_in_output: the text includes the stop string, or the stop token's text,
+        that ended it.
     :param skip_special_tokens: whether special tokens are left out of the text.
-    :param bad_words_token_ids: tokens of ``bad_words``, which whoever has the tokenizer fills in.
+    :param bad_words_token_ids: tokens of ``bad_words``, filled in where the tokenizer is.
     :param will_return: a hint that changes no answer: whether a later prompt will begin with
-        this one (the conversation continues).  False ends a session; None says nothing.
-        Prefixes expected to return are kept longer, where eviction learns which do.
-    :param reasoning_budget: how many tokens the answer may reason; the engine ends it then.
+        this one (the conversation continues).  False ends a session; None is no hint.
+        Prefixes that are expected to return are cached longer if eviction learns from returns.
+    :param reasoning_budget: number of tokens of reasoning after which the engine ends it.
     :raises ChangeSomething: naming the field that is out of range.
     """
 
@@ -110,8 +110,8 @@ class SamplingParams:
     def __post_init__(self) -> None:
         for name, read in READERS.items():
             value = getattr(self, name)
-            known = DEFAULTS[name] if value is None else read(name, value)
-            object.__setattr__(self, name, known)
+            checked = DEFAULTS[name] if value is None else read(name, value)
+            object.__setattr__(self, name, checked)
         if self.seed == NO_SEED:
             object.__setattr__(self, "seed", None)
 
@@ -186,24 +186,24 @@ class SamplingParams:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether tokens are drawn from the logits as they are, and nobody asks how likely."""
+        """Whether tokens are drawn from unchanged logits, and no logprobs are returned."""
         tells = self.logprobs is not None or self.prompt_logprobs is not None
         return not (tells or self.looks_back or self.logit_bias or self.is_bounded)
 
     @cached_property
     def is_bounded(self) -> bool:
-        """Whether some tokens may not come, whatever the logits and the grammar say."""
+        """Whether some tokens are excluded, besides those that a grammar excludes."""
         return self.allowed_token_ids is not None or bool(self.bad_words_token_ids)
 
     @cached_property
     def looks_back(self) -> bool:
-        """Whether the next token depends on earlier ones beyond the logits."""
+        """Whether earlier tokens affect the next one otherwise than by the logits."""
         penalties = self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1.0
         reads = self.structured_outputs is not None or self.reasoning_budget is not None
         return reads or bool(self.bad_words_token_ids) or any(penalties) or self.min_tokens > 0
 
     def choices(self) -> "tuple[SamplingParams, ...]":
-        """Parameters of each of the ``n`` answers, one request each; seeds count up."""
+        """Return parameters for each of the ``n`` answers, one request each; seeds count up."""
         if self.n == 1:
             return (self,)
         seeds = [None if self.seed is None else (self.seed + i) % MAX_SEED for i in range(self.n)]
@@ -225,8 +225,8 @@ READERS: Mapping[str, Callable[[str, Any], Any]] = {
     **dict.fromkeys(("logprobs", "prompt_logprobs"), _how_many),
     "logit_bias": biases,
 }
-"""How the fields' types are checked, of all but those that only programs fill in."""
+"""The type check of each field that users set."""
 DEFAULTS: Mapping[str, Any] = {
-    one.name: one.default for one in fields(SamplingParams) if one.name in READERS
+    spec.name: spec.default for spec in fields(SamplingParams) if spec.name in READERS
 } | {"logit_bias": {}, "max_tokens": None}
-"""What None stands for, as in vLLM."""
+"""The values that None stands for, as in vLLM."""

@@ -1,10 +1,10 @@
-"""How long requests wait, prefill and decode in an instance, by the loop's clock.
+"""Times that requests wait, prefill and decode in an instance, by the loop's clock.
 
 ::
 
     submitted ──queue──► first admitted ──prefill──► first token ──decode──► ended
 
-A preemption interrupts a stage and ends none, as in vLLM.
+A preemption does not end a stage, as in vLLM.
 """
 
 from collections.abc import Iterable
@@ -33,7 +33,7 @@ class _Stages:
 
 
 class StageTimes:
-    """Times requests by the commands and events of a core."""
+    """A stopwatch for requests, driven by the commands and events of a core."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -41,7 +41,7 @@ class StageTimes:
         self._without_token = 0
 
     def submitted(self, request_id: RequestId) -> None:
-        """Note a submitted request; one that is in flight already keeps its time."""
+        """Note a submitted request; a request in flight keeps its time."""
         if request_id not in self._stages:
             self._stages[request_id] = _Stages(self._clock.now_seconds())
             self._without_token += 1
@@ -55,7 +55,7 @@ class StageTimes:
                 stages.admitted_seconds = now
 
     def told(self, events: list[Event]) -> list[Event]:
-        """The same events, with times in those that end requests."""
+        """Return the events, with times in those that end requests."""
         if not self._without_token and not any(type(event) is Finished for event in events):
             return events
         now = self._clock.now_seconds()

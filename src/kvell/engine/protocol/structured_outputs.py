@@ -1,4 +1,4 @@
-"""What the text of an answer must look like, and how much it may reason before."""
+"""Constraints on the text of an answer, and limits of its reasoning."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -18,14 +18,14 @@ _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 
 @dataclass(frozen=True)
 class Reasoning:
-    """What an answer may say first, and no constraint binds; the constraint holds behind it.
+    """The unconstrained reasoning at the beginning of an answer; the constraint holds after it.
 
     An answer that never ends its reasoning ends at its limit of tokens or at a stop token.
 
-    :param ends: texts that end it, one after the other: it is over behind the last of them.
-    :param start: text that begins it if the model chooses so; if it begins otherwise, the
-        constraint holds from its first token.  This needs a tokenizer in which it is one token;
-        with any other the model has no such choice.  "" if the answer begins inside of it.
+    :param ends: texts that end the reasoning when all have occurred in order.
+    :param start: text with which the model may begin reasoning; an answer that begins otherwise is
+        constrained from its first token.  If ``start`` is not one token of the tokenizer, the model
+        has no such choice.  "" if the answer begins inside its reasoning.
     :raises ChangeSomething: if there is no end, or a text is empty or too long.
     """
 
@@ -44,12 +44,12 @@ class Reasoning:
 
 @dataclass(frozen=True)
 class ReasoningBudget:
-    """After so many tokens of reasoning the next token is the one that ends it.
+    """A limit of reasoning tokens; the next token is then ``end``.
 
-    :param tokens: of reasoning, without those that begin and end it; at least 0.
-    :param end: the token that ends it.
-    :param start: the token that begins it if the model chooses so; if the answer begins otherwise,
-        it has no reasoning.  None if the answer begins inside of it.
+    :param tokens: the limit, without the tokens that begin and end the reasoning; at least 0.
+    :param end: the token that ends the reasoning.
+    :param start: the token with which the model may begin reasoning; an answer that begins
+        otherwise has none.  None if the answer begins inside its reasoning.
     :raises ChangeSomething: if the budget or a token is negative.
     """
 
@@ -68,12 +68,12 @@ class ReasoningBudget:
 
 @dataclass(frozen=True)
 class CallForm:
-    """How a model writes a call of one function.
+    """The format in which a model writes a call of one function.
 
     :param begin: text before the arguments.
-    :param schema: a JSON schema of the arguments, as JSON text; "" if any text may follow, which
-        then is the rest of the answer.
-    :param end: text behind the arguments.
+    :param schema: a JSON schema of the arguments, as JSON text; "" if any text may follow to the
+        end of the answer.
+    :param end: text after the arguments.
     """
 
     begin: str
@@ -83,11 +83,11 @@ class CallForm:
 
 @dataclass(frozen=True)
 class Calls:
-    """Calls that an answer may be instead of JSON that is constrained.
+    """Calls that an answer may have in place of constrained JSON.
 
-    :param forms: of which each call has one.
+    :param forms: the formats, of which each call has one.
     :param between: text between two calls.
-    :param repeats: whether there may be several.
+    :param repeats: whether an answer may have several calls.
     """
 
     forms: tuple[CallForm, ...]
@@ -96,15 +96,15 @@ class Calls:
 
     @property
     def num_chars(self) -> int:
-        """Characters of all forms."""
-        return sum(len(one.begin) + len(one.schema) + len(one.end) for one in self.forms)
+        """Number of characters of all forms."""
+        return sum(len(form.begin) + len(form.schema) + len(form.end) for form in self.forms)
 
 
 def json_text(schema: object, field: str) -> str:
     """Return a JSON schema as JSON text.
 
     :param schema: text, a mapping, or a boolean.
-    :raises ChangeSomething: if it is something else, nested too deeply, or holds what JSON has not.
+    :raises ChangeSomething: if it has another type, is nested too deeply, or is not valid JSON.
     """
     if isinstance(schema, str):
         return schema
@@ -122,27 +122,29 @@ def json_text(schema: object, field: str) -> str:
 
 
 def depth_of(value: object) -> int:
-    """Return the levels of objects and lists in a JSON value; 0 for anything else.
+    """Return the number of nested levels of objects and lists in a JSON value.
 
-    It counts level by level, so no depth can exhaust the stack.
+    It counts level by level, so no depth can exhaust the stack; beyond the limit it stops.
     """
     depth, level = 0, [value]
-    while level := [one for one in level if isinstance(one, Mapping | list | tuple)]:
+    while level := [item for item in level if isinstance(item, Mapping | list | tuple)]:
         depth += 1
         if depth > MAX_SCHEMA_DEPTH:
             return depth
         level = [
-            part for one in level for part in (one.values() if isinstance(one, Mapping) else one)
+            part
+            for item in level
+            for part in (item.values() if isinstance(item, Mapping) else item)
         ]
     return depth
 
 
 @dataclass(frozen=True)
 class StructuredOutputs:
-    """Exactly one kind of constraint, with vLLM's names.
+    """A constraint on an answer, of exactly one kind, with vLLM's names.
 
-    A JSON schema is followed as OpenAI's strict mode does: an object that names properties has no
-    others, unless ``additionalProperties`` says so.
+    JSON schemas have the meaning of OpenAI's strict mode: an object that names properties has no
+    others, unless ``additionalProperties`` allows them.
 
     :param json: a JSON schema, as JSON text or as a mapping, which becomes text.
     :param json_object: True for any JSON object.
@@ -150,10 +152,10 @@ class StructuredOutputs:
         ``\\w`` and ``\\s`` are ASCII, as in the pattern of a schema).
     :param choice: the text is one of these.
     :param grammar: a context-free grammar in Lark's syntax.
-    :param reasoning: what the answer may say before, which the constraint does not bind.
-    :param calls: what the answer may be instead; only beside ``json`` and ``json_object``.
-    :param named: what the client called the field, for errors; "" if as here.
-    :raises ChangeSomething: if there is none or more than one, or one is out of bounds.
+    :param reasoning: unconstrained text before the constrained text.
+    :param calls: calls that the answer may have instead; only with ``json`` and ``json_object``.
+    :param named: the client's name of the field, for errors; "" for the name here.
+    :raises ChangeSomething: if there is not exactly one constraint, or it is out of bounds.
     """
 
     json: str | None = None
@@ -168,9 +170,9 @@ class StructuredOutputs:
     def __post_init__(self) -> None:
         self._read()
         if len(self._given()) != 1:
-            found = ", ".join(self._given()) or "none"
+            kinds = ", ".join(self._given()) or "none"
             remedy = f"give one of {', '.join(_KINDS[:-1])} and {_KINDS[-1]}"
-            raise ChangeSomething("structured_outputs", found, "is not one constraint", remedy)
+            raise ChangeSomething("structured_outputs", kinds, "is not one constraint", remedy)
         if self.num_chars > MAX_GRAMMAR_CHARS:
             size = f"{self.num_chars} characters"
             remedy = f"use at most {MAX_GRAMMAR_CHARS}"
@@ -186,7 +188,7 @@ class StructuredOutputs:
             raise ChangeSomething(self.field_name, "''", "is empty", "leave it out for any text")
 
     def _read(self) -> None:
-        """Bring what was given to the fields' types."""
+        """Convert the given values to the fields' types."""
 
         def put(name: str, value: object) -> None:
             object.__setattr__(self, name, value)
@@ -206,31 +208,31 @@ class StructuredOutputs:
         put("choice", texts(field, choice))
 
     def _field(self, name: str) -> str:
-        """What the client called a field."""
+        """Return the client's name of a field."""
         return self.named or f"structured_outputs.{name}"
 
     @property
     def kind(self) -> str:
-        """The name of the field that is given."""
+        """The name of the constraint's field."""
         return self._given()[0]
 
     @property
     def field_name(self) -> str:
-        """What the client called the field that is given."""
+        """The client's name of the constraint's field."""
         return self._field(self.kind)
 
     @property
     def num_chars(self) -> int:
-        """Characters of the constraint."""
+        """Number of characters of the constraint."""
         texts = [self.json, self.regex, self.grammar, *self.choice]
         calls = 0 if self.calls is None else self.calls.num_chars
         return calls + sum(len(text) for text in texts if text is not None)
 
     def bare(self) -> "StructuredOutputs":
-        """The constraint alone, wherever in an answer it begins and whatever it was called."""
+        """Return the constraint without ``reasoning`` and ``named``."""
         is_bare = self.reasoning is None and not self.named
         return self if is_bare else replace(self, reasoning=None, named="")
 
     def _given(self) -> list[str]:
-        """Kinds that are given: what is neither None, nor False, nor no choice."""
+        """Return the kinds that are neither None, nor False, nor empty."""
         return [name for name in _KINDS if getattr(self, name) not in (None, False, ())]

@@ -1,4 +1,4 @@
-"""Tensors as they travel to an instance: bytes with a name, a type and a shape."""
+"""Tensors in the format that is sent to an instance: bytes with a name, a type and a shape."""
 
 from math import prod
 
@@ -7,7 +7,7 @@ from msgspec import Struct
 from kvell.errors import ChangeSomething
 
 SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "int64": 8, "int32": 4, "uint8": 1, "bool": 1}
-"""Bytes of a number of each type that may be sent."""
+"""Bytes of a number, by the types that may be sent."""
 MOST_DIMENSIONS = 8
 
 
@@ -24,13 +24,13 @@ class SentTensor(Struct, frozen=True, forbid_unknown_fields=True, weakref=True):
     data: bytes
 
     def check(self) -> None:
-        """Make sure that the data fit type and shape.
+        """Check that the data fit type and shape.
 
         :raises ChangeSomething: naming the tensor.
         """
         size = SIZES.get(self.dtype)
         fits = len(self.shape) <= MOST_DIMENSIONS and min(self.shape, default=0) >= 0
         if size is None or not fits or prod(self.shape) * size != len(self.data):
-            told = f"{self.dtype[:20]} {self.shape[:MOST_DIMENSIONS]} of {len(self.data)} bytes"
+            data = f"{self.dtype[:20]} {self.shape[:MOST_DIMENSIONS]} of {len(self.data)} bytes"
             problem = "is no tensor that can be read"
-            raise ChangeSomething(f"images.{self.name[:40]}", told, problem, "send it again")
+            raise ChangeSomething(f"images.{self.name[:40]}", data, problem, "send it again")

@@ -1,1 +1,1 @@
-"""The half of the engine that touches tensors: carries out a step plan."""
+"""The part of the engine that touches tensors: it runs step plans."""

@@ -1,4 +1,4 @@
-"""Page tables and a step's metadata, compiled (csrc/batching); arrays come with their address."""
+"""Compiled page tables and step metadata (csrc/batching); arrays are returned with addresses."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Runs steps on a thread of their own, in order.
+"""Running of steps on a separate thread, in order.
 
 ::
 
@@ -7,8 +7,8 @@
     loop            ┘ waits   └ commit 1 ─ plan 3 ─
 
 Two threads share Python's lock, which a compiled pass releases.  A thread that waits for step 1
-would wake when it ends, and take the lock just when step 2 needs it to begin.  So a result is
-handed over only when the next step computes, some tenths of a millisecond later.
+would wake at its end, and take the lock just when step 2 needs it to begin.  So a result is
+delivered only once the next step computes, some tenths of a millisecond later.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from kvell.engine.requests.plan import StepResult
 
 
 class StepsAhead:
-    """Runs steps one after the other; :meth:`ask` is called from one thread."""
+    """A thread that runs steps in order; :meth:`ask` is called from one other thread."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvell-steps")
@@ -26,21 +26,21 @@ class StepsAhead:
         self._kept: tuple[Future[StepResult], StepResult] | None = None
 
     def ask(self, run: Callable[[], StepResult]) -> Future[StepResult]:
-        """Run a step after all earlier ones; the future has its result, or what it raised."""
+        """Run a step after all earlier ones; the future has its result or its exception."""
         answer: Future[StepResult] = Future()
         self._asked += 1
         self._thread.submit(self._answer, run, answer)
         return answer
 
     def begun(self) -> None:
-        """Hand over the result of the step before: the running step no longer needs the lock."""
+        """Deliver the previous step's result: the running step no longer needs the lock."""
         kept, self._kept = self._kept, None
         if kept is not None:
             answer, result = kept
             answer.set_result(result)
 
     def settle(self) -> None:
-        """Wait until no step runs; of those that were asked for, none has to be taken any more."""
+        """Wait until all steps have run, and drop a result that was not delivered."""
         self._thread.submit(self._forget).result()
 
     def _forget(self) -> None:
@@ -54,7 +54,7 @@ class StepsAhead:
             self.begun()
             answer.set_exception(failure)
             return
-        self.begun()  # it may have had nothing to compute
+        self.begun()  # the step may have computed nothing
         self._kept = answer, result
         if self._started == self._asked:
             self.begun()

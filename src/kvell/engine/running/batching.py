@@ -1,4 +1,4 @@
-"""From a step plan to the arrays of a forward pass: page tables, positions, write locations."""
+"""The arrays of a forward pass, from a step plan: page tables, positions, write locations."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from kvell.memory import GroupKind, GroupSpec, SlotTable, policy_of
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
 FEW_ROWS = 64
-"""Up to this many new pages, storing them one by one is faster than sorting them."""
+"""Up to this number of new pages, storing them one by one is faster than sorting them."""
 FIELDS = HostGroupBatch.MADE
 
 
@@ -27,7 +27,7 @@ class GroupArrays(HostRows):
         return dict(zip(FIELDS, self.arrays, strict=True))
 
     def __getattr__(self, name: str) -> Ints:
-        """Return one of the fields."""
+        """Return a field."""
         if name not in FIELDS:
             raise AttributeError(name)
         return self.fields[name]
@@ -47,10 +47,10 @@ class StateArrays:
 
 
 class WorkRows:
-    """The work of a step as every group needs it: one number for each work, in order.
+    """The work of a step in the form that every group needs, one number for each work.
 
-    :ivar handles: the holder of each work's page tables.
-    :ivar starts: position of its first token; ``counts`` its number of tokens.
+    :ivar handles: holder of each work's page tables.
+    :ivar starts: position of each work's first token; ``counts`` its number of tokens.
     """
 
     def __init__(self, handles: list[int], starts: list[int], counts: list[int]) -> None:
@@ -62,24 +62,24 @@ class WorkRows:
         return cls([w.handle for w in work], [w.start for w in work], [w.count for w in work])
 
     def begun_at(self, starts: list[int]) -> "WorkRows":
-        """The same work with other start positions, for a group that has dropped tokens."""
+        """Return the same work with other start positions, for a group that has dropped tokens."""
         return WorkRows(self.handles, starts, self.counts)
 
     @cached_property
     def positions(self) -> Longs:
-        """Positions of all tokens, int64 [T]."""
+        """The positions of all tokens, int64 [T]."""
         return token_positions(np.array(self.starts, np.int64), np.array(self.counts, np.int64))
 
     @cached_property
     def query_starts(self) -> Ints:
-        """Index of each work's first token among all, int32 [n+1]."""
+        """The index of each work's first token in the batch, int32 [n+1]."""
         return _starts(self.counts)
 
 
 class PageTables:
     """The logical page of each position, per holder and group; updated from plans.
 
-    The reference that the compiled tables must match; also used where no compiler was available.
+    This is the reference for the compiled tables, and their fallback without a compiler.
     """
 
     def __init__(self, groups: Sequence[GroupSpec], slots: SlotTable) -> None:
@@ -90,7 +90,7 @@ class PageTables:
         self._away: Mapping[int, int] = {}
 
     def update(self, plan: StepPlan) -> None:
-        """Apply a plan's releases and new pages, and begin behind what is away in its step."""
+        """Apply a plan's releases and new pages, and note the remote tokens of its step."""
         self._away = dict(plan.away)
         for handle in plan.released:
             self._tables.pop(handle, None)
@@ -106,18 +106,18 @@ class PageTables:
                 self._put(run)
 
     def table(self, handle: int, group_index: int) -> Ints:
-        """Physical page ids of a holder in a group, by position; undefined where it has none."""
+        """Return a holder's physical page ids in a group, by position; undefined without a page."""
         pages_per_large = self.groups[group_index].pages_per_large
         return self.slots.physical(self._pages(handle, group_index), pages_per_large)
 
     def arrays(
         self, group_index: int, work: Sequence[TokenWork], rows: WorkRows | None = None
     ) -> GroupArrays:
-        """The group's metadata for this work, with physical page ids.
+        """Return the group's metadata for this work, with physical page ids.
 
-        Positions count the tokens that the group has: of a prompt cut to a budget, the kept ones.
+        Positions count the tokens that the group has: if it drops prompt tokens, the kept ones.
 
-        :param rows: of this work, if they exist already.
+        :param rows: the rows of this work, if they exist already.
         """
         group = self.groups[group_index]
         rows = WorkRows.of(work) if rows is None else rows
@@ -128,17 +128,17 @@ class PageTables:
     def token_rows(
         self, rows: WorkRows, num_logits: list[int], token_ids: Sequence[Ints]
     ) -> HostRows:
-        """Token ids [T], their positions [T], and rows whose logits are wanted [R]; int64.
+        """Return token ids [T], their positions [T], and the rows that give logits [R]; int64.
 
         :param num_logits: number of tokens at the end of each work that give logits.
-        :param token_ids: of each work.
+        :param token_ids: the token ids of each work.
         """
         logits = np.array(num_logits, np.int64)
         wanted = token_positions(np.cumsum(rows.counts) - logits, logits)
         return HostRows.of([_join(token_ids), rows.positions, wanted], np.int64)
 
     def running_states(self, group_index: int, rows: WorkRows) -> HostRows:
-        """``query_starts``, ``starts`` and ``page_ids`` of :meth:`states`; int32."""
+        """Return ``query_starts``, ``starts`` and ``page_ids`` of :meth:`states`; int32."""
         group = self.groups[group_index]
         running = [self._pages(handle, group_index)[: group.slices] for handle in rows.handles]
         pages = self.slots.physical(_join(running), group.pages_per_large)
@@ -151,11 +151,11 @@ class PageTables:
         checkpoints: NewPages,
         rows: WorkRows | None = None,
     ) -> StateArrays:
-        """A state group's metadata, with physical page ids.
+        """Return a state group's metadata, with physical page ids.
 
-        :param checkpoints: the plan's; those of other groups are left out.
-        :param rows: of this work, if they exist already.
-        :raises ValueError: if a checkpoint is of no token of this step.
+        :param checkpoints: the plan's checkpoints, also of other groups.
+        :param rows: the rows of this work, if they exist already.
+        :raises ValueError: if a checkpoint is after a token that this step does not compute.
         """
         group = self.groups[group_index]
         running = [self._pages(w.handle, group_index)[: group.slices] for w in work]
@@ -187,7 +187,7 @@ class PageTables:
         )
 
     def away(self, group_index: int, rows: WorkRows) -> list[int]:
-        """Tokens of each work before which tables have none of a group's pages; empty: nothing."""
+        """Return the number of remote tokens at the start of each work; empty if there are none."""
         if not self._away or self.groups[group_index].kind is not GroupKind.FULL:
             return []
         return [self._away.get(handle, 0) for handle in rows.handles]
@@ -195,7 +195,7 @@ class PageTables:
     # ------------------------------------------------------ overridden by the compiled tables
 
     def _pages(self, handle: int, group_index: int) -> Ints:
-        """Logical page ids of a holder in a group, by position."""
+        """Return a holder's logical page ids in a group, by position."""
         return self._tables[handle][group_index]
 
     def _arrays(self, group_index: int, rows: WorkRows) -> GroupArrays:
@@ -222,7 +222,7 @@ class PageTables:
         self._table_with(int(rows[0, 0]), int(rows[0, 1]), end)[rows[:, 2]] = rows[:, 3]
 
     def _table_with(self, handle: int, group: int, length: int) -> Ints:
-        """A holder's table of a group, grown to at least ``length``."""
+        """Return a holder's table of a group, grown to at least ``length``."""
         tables = self._tables.get(handle)
         if tables is None:
             tables = self._tables[handle] = [np.full(16, -1, np.int32) for _ in self.groups]
@@ -235,14 +235,14 @@ class PageTables:
 
 
 def _dropped(group: GroupSpec, work: TokenWork) -> int:
-    """Tokens of the prompt that the group no longer has before this work."""
+    """Return the number of prompt tokens that the group has dropped before this work."""
     if work.start < work.prompt_tokens:
         return 0
     return max(0, work.prompt_tokens - group.window_tokens)
 
 
 def token_positions(starts: Longs, counts: Longs) -> Longs:
-    """start_i, start_i+1, … start_i+count_i-1 for every i, concatenated; int64 [Σ counts]."""
+    """Return start_i, start_i+1, … start_i+count_i-1 for every i; int64 [Σ counts]."""
     if (counts == 1).all():
         return starts
     ends = np.cumsum(counts)
@@ -253,16 +253,16 @@ def token_positions(starts: Longs, counts: Longs) -> Longs:
 
 
 def _checkpoints_of(rows: NewPages, group: int, slices: int) -> npt.NDArray[np.int32]:
-    """One group's rows [c, slices, 5], one state after another, slices in order."""
-    own = rows[rows[:, 1] == group]
-    ordered: npt.NDArray[np.int32] = own[np.lexsort((own[:, 3], own[:, 2], own[:, 0]))]
+    """Return one group's rows [c, slices, 5]: state by state, slices in order."""
+    part = rows[rows[:, 1] == group]
+    ordered: npt.NDArray[np.int32] = part[np.lexsort((part[:, 3], part[:, 2], part[:, 0]))]
     return ordered.reshape(-1, slices, 5)
 
 
 def _states_before_draft_tokens(
     work: Sequence[TokenWork], running: Sequence[Ints], group: int
 ) -> npt.NDArray[np.int32]:
-    """Checkpoint rows that save running states, in their own pages, before any draft token."""
+    """Return checkpoint rows that save running states, in their own pages, before draft tokens."""
     slices = len(running[0]) if running else 0
     rows = [
         [(w.handle, group, w.start + w.known, part, page) for part, page in enumerate(pages)]

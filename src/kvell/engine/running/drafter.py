@@ -1,16 +1,16 @@
-"""Speculation with a draft model: it proposes a step's draft tokens before the step verifies them.
+"""Speculation with a draft model, which proposes draft tokens before the step verifies them.
 
 ::
 
     plan ──► pass 0: known tokens ──► first draft tokens
-             pass 1: first draft tokens ──► second ones
+             pass 1: first draft tokens ──► second draft tokens
              …
              pass n: the last draft tokens, for their keys and values only
     plan with draft tokens ──► the model computes and verifies all in one pass
 
-The drafter computes all that the model computes, chunk by chunk, into pages of its own groups,
-which the same requests hold.  So tokens are computed, published, hit and preempted for both models
-at once.  The drafter keeps nothing else, and one instance serves any request at any time.
+The drafter computes all that the model computes, chunk by chunk, into pages of its groups, which
+the same requests hold.  So tokens are computed, published, hit and preempted for both models
+together.  The drafter has no other state per request.
 
 If either model has states, these do not advance over draft tokens
 (:mod:`kvell.engine.planning.speculation`): each pass starts again after the known tokens, and the
@@ -34,8 +34,8 @@ from kvell.models.paged_model import ForwardBatch, PagedModel
 class Drafter:
     """A draft model over the pool of the model that it drafts for.
 
-    :param layout: of the whole pool.
-    :param batches: of the drafter's groups.
+    :param layout: layout of the whole pool.
+    :param batches: batches of the drafter's groups.
     """
 
     def __init__(self, model: PagedModel, layout: Layout, batches: ForwardBatches) -> None:
@@ -44,34 +44,34 @@ class Drafter:
         self._again = any(group.kind is GroupKind.STATE for group in layout.groups)
 
     def with_draft_tokens(self, plan: StepPlan) -> StepPlan:
-        """The plan with tokens in place of ``TO_DRAFT``; their KV is in the drafter's pages."""
+        """Replace ``TO_DRAFT`` by draft tokens, whose KV is in the drafter's pages."""
         drafting = [_Drafting(work) for work in plan.work if work.proposed]
         self._first_pass(plan, drafting)
-        most = max((one.work.proposed for one in drafting), default=0)
-        for count in range(1, most + (0 if self._again else 1)):
-            self._pass([one for one in drafting if one.work.proposed >= count], count)
-        filled = {one.work.handle: one.filled() for one in drafting}
+        most_proposed = max((request.work.proposed for request in drafting), default=0)
+        for count in range(1, most_proposed + (0 if self._again else 1)):
+            self._pass([request for request in drafting if request.work.proposed >= count], count)
+        filled = {request.work.handle: request.filled() for request in drafting}
         return replace(plan, work=tuple(filled.get(work.handle, work) for work in plan.work))
 
     def _first_pass(self, plan: StepPlan, drafting: Sequence["_Drafting"]) -> None:
         wants = [1 if work.proposed else 0 for work in plan.work]
-        known = [_known(work) for work in plan.work]
-        self._run(self._batches.batch(known, plan.checkpoints, wants), drafting)
+        known_work = [_known(work) for work in plan.work]
+        self._run(self._batches.batch(known_work, plan.checkpoints, wants), drafting)
 
     def _pass(self, drafting: Sequence["_Drafting"], count: int) -> None:
-        """Compute draft token number ``count`` of each; propose the next where one is wanted."""
+        """Compute draft token number ``count`` of each request; draft the next if it needs one."""
         if self._again:
-            drafting = [one for one in drafting if one.work.proposed > count]
-        work = [one.step(count, again=self._again) for one in drafting]
-        wants = [1 if one.work.proposed > count else 0 for one in drafting]
-        wanting = [one for one, want in zip(drafting, wants, strict=True) if want]
+            drafting = [request for request in drafting if request.work.proposed > count]
+        work = [request.step(count, again=self._again) for request in drafting]
+        wants = [1 if request.work.proposed > count else 0 for request in drafting]
+        wanting = [request for request, want in zip(drafting, wants, strict=True) if want]
         self._run(self._batches.batch(work, num_logits=wants), wanting)
 
     def _run(self, batch: ForwardBatch, wanting: Sequence["_Drafting"]) -> None:
         logits = self._model.forward(batch)
-        for one, token in zip(wanting, largest(logits), strict=True):
-            # Where logits are no numbers any token will do: all are verified.
-            one.draft_tokens.append(max(0, token))
+        for request, token in zip(wanting, largest(logits), strict=True):
+            # If logits are NaN, any token will do: all are verified.
+            request.draft_tokens.append(max(0, token))
 
 
 @dataclass
@@ -82,9 +82,9 @@ class _Drafting:
     draft_tokens: list[int] = field(default_factory=list)
 
     def step(self, count: int, *, again: bool) -> TokenWork:
-        """Work that computes draft token number ``count``; with ``again``, all up to it.
+        """Return the work of draft token number ``count``; with ``again``, of all up to it.
 
-        States discard draft tokens, so with ``again`` all of them count as proposed.
+        States discard draft tokens, so with ``again`` all draft tokens count as proposed.
         """
         first = 0 if again else count - 1
         return structs.replace(
@@ -96,13 +96,12 @@ class _Drafting:
         )
 
     def filled(self) -> TokenWork:
-        """The work with its draft tokens filled in."""
-        known: Ints = self.work.token_ids[: self.work.known]
+        known_ids: Ints = self.work.token_ids[: self.work.known]
         draft_tokens = np.asarray(self.draft_tokens, np.int32)
-        return structs.replace(self.work, token_ids=np.concatenate([known, draft_tokens]))
+        return structs.replace(self.work, token_ids=np.concatenate([known_ids, draft_tokens]))
 
 
 def _known(work: TokenWork) -> TokenWork:
-    """The part of a work before its draft tokens."""
+    """Return the part of a work before its draft tokens."""
     tokens = work.token_ids[: work.known]
     return structs.replace(work, count=work.known, token_ids=tokens, proposed=0)

@@ -1,4 +1,4 @@
-"""Pending tokens of a plan: the step before draws them, and they are filled in when it runs."""
+"""Pending tokens of a plan: the previous step draws them, and they are filled in at its run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from kvell.engine.requests.plan import PENDING, StepPlan, StepResult, TokenWork
 
 @dataclass(frozen=True)
 class Pending:
-    """Rows of pending tokens among all tokens of some work, and the handles they belong to."""
+    """The rows of pending tokens among all tokens of some work, and their handles."""
 
     rows: tuple[int, ...]
     handles: tuple[int, ...]
@@ -19,20 +19,20 @@ NOTHING = Pending((), ())
 
 
 def pending(work: Sequence[TokenWork]) -> Pending:
-    """Find the work whose last token the step before draws; no other token can be pending."""
-    if all(one.token_ids.item(-1) != PENDING for one in work):
+    """Find the work whose last token the previous step draws; no other token can be pending."""
+    if all(item.token_ids.item(-1) != PENDING for item in work):
         return NOTHING
-    ends = accumulate(one.count for one in work)
+    ends = accumulate(item.count for item in work)
     waiting = [
-        (end - 1, one.handle)
-        for end, one in zip(ends, work, strict=True)
-        if one.token_ids.item(-1) == PENDING
+        (end - 1, item.handle)
+        for end, item in zip(ends, work, strict=True)
+        if item.token_ids.item(-1) == PENDING
     ]
     return Pending(tuple(row for row, _ in waiting), tuple(handle for _, handle in waiting))
 
 
 class DrawnBefore:
-    """The tokens drawn by one step, for the next; steps run in order."""
+    """The tokens that one step has drawn, for the next step; steps run in order."""
 
     def __init__(self) -> None:
         self._last: tuple[StepPlan, StepResult] | None = None
@@ -43,15 +43,15 @@ class DrawnBefore:
         self._last, self._has_failed = (plan, result), False
 
     def fail(self) -> None:
-        """Note that a step has failed; what the next one makes of its tokens is nobody's."""
+        """Note that a step has failed; the next step's results from its tokens are discarded."""
         self._has_failed = True
 
     def newest(self, handles: Sequence[int]) -> list[int]:
-        """The last token drawn for each handle in the step before.
+        """Return the last token that the previous step drew for each handle.
 
-        Where there is none any token will do: the request has ended, or its step has failed.
+        Without a valid token any will do: the request has ended, or its step has failed.
 
-        :raises KeyError: if none was drawn for one of them.
+        :raises KeyError: if none was drawn for a handle.
         """
         if self._has_failed:
             return [0] * len(handles)

@@ -25,11 +25,11 @@ NO_CHECKPOINTS = np.empty((0, 5), np.int32)
 
 
 class ForwardBatches:
-    """Builds batches for one model.
+    """A builder of batches for one model.
 
-    :param tables: of the whole pool.
+    :param tables: page tables of the whole pool.
     :param groups: indices of the model's groups in the pool, in the model's order.
-    :param images: of requests in flight, if the model takes any.
+    :param images: images of requests in flight, if the model takes images.
     """
 
     def __init__(
@@ -59,30 +59,30 @@ class ForwardBatches:
         begun: Callable[[], None] | None = None,
         wants_hidden: bool = False,
     ) -> ForwardBatch:
-        """The work as one ragged batch.
+        """Return the work as one ragged batch.
 
         :param num_logits: number of tokens at the end of each work that give logits; by default
-            the work's own.
-        :param wants_largest: whether the argmax of each row's logits is wanted.
+            ``num_logits`` of the work.
+        :param wants_largest: whether to compute the argmax of each row's logits.
         :param begun: called when the pass begins to compute.
-        :param wants_hidden: whether what the head reads of each row is wanted too.
+        :param wants_hidden: whether to keep the head's input of each row.
         """
         rows = WorkRows.of(work)
         logits = [w.num_logits for w in work] if num_logits is None else list(num_logits)
         images = self._images
-        known = [images.literal(w) if images else w.token_ids for w in work]
-        tokens = self._tables.token_rows(rows, logits, known)
+        literal_ids = [images.literal(w) if images else w.token_ids for w in work]
+        tokens = self._tables.token_rows(rows, logits, literal_ids)
         groups = tuple(self._group(index, work, rows, checkpoints) for index in self._groups)
         seen = images.batch(work, self._device) if images else None
         ends = self._prompt_ends(work)
-        asked = (wants_largest, begun, wants_hidden, self._long_rope(work))
+        options = (wants_largest, begun, wants_hidden, self._long_rope(work))
         if self._on_host:
-            return HostForwardBatch(tokens, groups, seen, ends, *asked)
+            return HostForwardBatch(tokens, groups, seen, ends, *options)
         ids, positions, wanted = (part.to(self._device) for part in tokens.tensors)
-        return ForwardBatch(ids, positions, groups, wanted, seen, ends, *asked)
+        return ForwardBatch(ids, positions, groups, wanted, seen, ends, *options)
 
     def _long_rope(self, work: Sequence[TokenWork]) -> torch.Tensor | None:
-        """Tokens of long texts, bool [T]; None if there are none."""
+        """Return a mask of tokens with long RoPE, bool [T]; None if there are none."""
         is_long = [w.uses_long_rope for w in work]
         if not any(is_long):
             return None
@@ -90,7 +90,7 @@ class ForwardBatches:
         return torch.from_numpy(tokens).to(self._device)
 
     def _prompt_ends(self, work: Sequence[TokenWork]) -> tuple[int, ...]:
-        """Indices of work that ends a prompt, if layers then drop tokens; else none."""
+        """Return the indices of work that ends a prompt, if layers then drop tokens; else none."""
         if not self._drops:
             return ()
         ends = enumerate(w.start + w.count - w.proposed == w.prompt_tokens for w in work)
@@ -136,7 +136,6 @@ def _to_device(arrays: GroupArrays, device: torch.device) -> GroupBatch:
 
 
 def _lengths(arrays: GroupArrays) -> HostLengths:
-    """Lengths in host memory, by which GPU kernels size their launches."""
     return HostLengths(
         query_starts=torch.from_numpy(arrays.query_starts),
         context_lens=torch.from_numpy(arrays.context_lens),

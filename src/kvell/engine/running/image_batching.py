@@ -1,4 +1,4 @@
-"""Images of a step: which to encode, which tokens take an embedding, which images tokens see."""
+"""A step's images: images to encode, tokens that take an embedding, images that tokens see."""
 
 from collections.abc import Iterator, Sequence
 
@@ -16,29 +16,29 @@ from kvell.models.images.image_content import Span
 from kvell.models.images.image_store import ImageStore
 
 Rows = list[tuple[Ints, Ints]]
-"""(pages, rows inside them) that belong together."""
+"""Pairs of (pages, rows inside them)."""
 
 
 class ImageBatcher:
-    """Builds the :class:`ImageBatch` of a step's work."""
+    """A builder of the :class:`ImageBatch` of a step's work."""
 
     def __init__(
         self,
         groups: Sequence[GroupSpec],
-        own: Sequence[int],
+        model_groups: Sequence[int],
         tables: PageTables,
         store: ImageStore,
     ) -> None:
-        """:param own: the model's groups; the first that holds its encoder's output is used."""
+        """:param model_groups: indices; the first group that holds its encoder's output is used."""
         self._index = next(
-            i for i in own if groups[i].kind in IMAGE_KINDS or groups[i].holds_embeddings
+            i for i in model_groups if groups[i].kind in IMAGE_KINDS or groups[i].holds_embeddings
         )
         self._group = groups[self._index]
         self._tables = tables
         self._store = store
 
     def literal(self, work: TokenWork) -> Ints:
-        """The work's token ids, those of images as the user gave them."""
+        """Return the work's token ids, with the user's ids for images."""
         ids = work.token_ids.copy()
         for image in _touched(work):
             low, high = _overlap(image, work)
@@ -59,7 +59,7 @@ class ImageBatcher:
         prefixes = tuple(map(_prefix, works)) if family.both_directions else ()
         begins = np.cumsum([0, *(work.count for work in works)])
         taken = [x for b, w in zip(begins, works, strict=False) for x in self._taken(int(b), w)]
-        rows, pages, offsets = (_joined([one[i] for one in taken]) for i in range(3))
+        rows, pages, offsets = (_joined([entry[i] for entry in taken]) for i in range(3))
         return ImageBatch(
             tuple(x for work in works for x in self._begun(work, device)),
             torch.from_numpy(rows.astype(np.int64)).to(device),
@@ -70,17 +70,17 @@ class ImageBatcher:
         )
 
     def _positions(self, works: Sequence[TokenWork], device: torch.device) -> torch.Tensor:
-        """Positions of all tokens of the step, given the images of their whole prefix."""
+        """Return positions of all tokens of the step, by the images of their whole prefix."""
         positions = [grid_positions(w.start, w.count, self._grids(w)) for w in works]
         return torch.from_numpy(np.concatenate(positions, axis=1)).to(device)
 
     def _grids(self, work: TokenWork) -> list[Grid]:
-        """Grids of all images that have begun, also of those before the work's first token."""
+        """Return the grids of all images that have begun, also before the work's first token."""
         spans = ((x.start, self._store.span(work.image_ids[i])) for i, x in _numbered(work))
         return [Grid(at, *image.grid) for at, span in spans for image in span.images if image.grid]
 
     def _begun(self, work: TokenWork, device: torch.device) -> Iterator[tuple[Span, PageRows]]:
-        """Images to encode, whose first token is in the work, and the rows for their tokens."""
+        """Yield images to encode, whose first token is in the work, and their tokens' rows."""
         for number, image in _numbered(work):
             is_first = work.start <= image.start < work.start + work.count
             if is_first and number >= work.embedded:
@@ -90,7 +90,7 @@ class ImageBatcher:
                 yield span, _page_rows(*self._places(work, number, indices, places), device)
 
     def _taken(self, begin: int, work: TokenWork) -> Iterator[tuple[Ints, Ints, Ints]]:
-        """(row of the step, page, row of the page) of the tokens that take an embedding."""
+        """Yield (row of the step, page, row of the page) of the tokens that take an embedding."""
         for number, image in _numbered(work) if self._store.family.in_text else ():
             low, high = _overlap(image, work)
             if low < high:
@@ -104,8 +104,11 @@ class ImageBatcher:
     def _places(
         self, work: TokenWork, number: int, indices: Ints, positions: npt.NDArray[np.int64]
     ) -> tuple[Ints, Ints]:
-        """Pages of an image's tokens, and rows inside them: by index in the image, or by position
-        in the text if embeddings wait in pages that keys and values will overwrite."""
+        """Return pages of an image's tokens, and rows inside them.
+
+        They follow from the index in the image, or from the position in the text if embeddings are
+        stored in pages that keys and values will overwrite.
+        """
         size = self._group.page_tokens
         at = positions if self._group.holds_embeddings else indices
         first = 0 if self._group.holds_embeddings else self._first_page(work, number)
@@ -113,7 +116,7 @@ class ImageBatcher:
         return table[first + at // size], (at % size).astype(np.int32)
 
     def _first_page(self, work: TokenWork, number: int) -> int:
-        """Position of an image's first page; images have pages of their own, in order."""
+        """Return the position of an image's first page; each image has whole pages, in order."""
         return sum(-(-tokens // self._group.page_tokens) for _, _, tokens in work.images[:number])
 
     def _span(self, image: ImageSpan, work: TokenWork) -> Span:
@@ -126,7 +129,7 @@ class ImageBatcher:
     def _seen(
         self, begins: npt.NDArray[np.int64], works: Sequence[TokenWork], device: torch.device
     ) -> tuple[SeenImages, ...]:
-        """For each token the last image before it, and those directly before that one."""
+        """Return for each token the last image before it, and the images directly before that."""
         layers: list[list[tuple[int, Ints, int]]] = []
         for begin, work in zip(begins.tolist(), works, strict=False):
             tables = [self._image_table(work, number) for number, _ in _numbered(work)]
@@ -145,9 +148,9 @@ class ImageBatcher:
 
 
 def seen_images(images: Sequence[tuple[int, int, int]], position: int) -> list[int]:
-    """Images that the token at a position cross-attends to, the last one first.
+    """Return the images that the token at a position cross-attends to, the last one first.
 
-    These are the last image that has begun and those whose placeholders directly precede it.
+    These are the last image that has begun and the images whose placeholders directly precede it.
     """
     begun = [number for number, image in enumerate(images) if image[0] <= position]
     seen: list[int] = []
@@ -176,7 +179,7 @@ def _seen_at(tokens: list[tuple[int, Ints, int]], device: torch.device) -> SeenI
 
 
 def _numbered(work: TokenWork) -> Iterator[tuple[int, ImageSpan]]:
-    """The images that have begun by the end of the work."""
+    """Yield the images that have begun by the end of the work, numbered."""
     spans = (ImageSpan(*row) for row in work.images)
     return ((i, span) for i, span in enumerate(spans) if span.start < work.start + work.count)
 
@@ -190,7 +193,7 @@ def _overlap(image: ImageSpan, work: TokenWork) -> tuple[int, int]:
 
 
 def _prefix(work: TokenWork) -> int:
-    """Tokens at the work's start that read each other in both directions."""
+    """Return the number of tokens at the work's start that attend in both directions."""
     tokens = work.images[0][1] if work.images and not work.start else 0
     if tokens > work.count:
         raise RuntimeError(f"a prompt of {tokens} tokens for one step is cut after {work.count}")

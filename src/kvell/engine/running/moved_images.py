@@ -1,15 +1,15 @@
-"""What messages between instances need for the images in their texts.
+"""Images in the messages between instances.
 
 ::
 
-    Prepare, Ask ──outgoing──► with what its ids of images stand for, and with the tensors of a
+    Prepare, Ask ──outgoing──► with the contents of its image ids, and with the tensors of a
                                request that moves
-    ──incoming──► the same ids stand for the same images here, and the store has the tensors until
-                  the request ends, or does not come
+    ──incoming──► checked: the ids have the same contents here; the store has the tensors until
+                  the request ends, or its transfer is abandoned
 
-An id that stands for images is made from what they show, but is shorter: two contents may want the
-same one, and then it depends on which came first.  So an instance checks what the ids of a text
-mean before it takes or gives a page of it.  The engine's core sees neither contents nor tensors.
+An image id is a short hash of the content.  If two contents collide, the id belongs to the first.
+So an instance compares the contents of image ids before it sends or receives a page of their text.
+The engine's core sees neither contents nor tensors.
 """
 
 from collections.abc import Callable
@@ -31,17 +31,17 @@ from kvell.vocabulary import RequestId
 from kvell.wire.decoding import MalformedError, decode
 
 MOST_BYTES = 32 << 20
-"""Of tensors that are on their way to others and not answered: a connection takes no more."""
+"""The most bytes of tensors in unanswered messages: the limit of a connection."""
 
 _ATTACHED = msgspec.msgpack.Decoder(tuple[bytes, tuple[SentTensor, ...]])
 _SUBMITS = msgspec.msgpack.Decoder(Submit)
 
 
 class MovedImages:
-    """Stands between an agent and those who do its I/O.
+    """The filter between an agent and its I/O that adds and removes images.
 
-    :param sent: of the engine; keeps the tensors of its requests.
-    :param has_request: whether the engine's core has an attempt at a request.
+    :param sent: the engine's images; it keeps the tensors of its requests.
+    :param has_request: returns whether the engine's core has an attempt at a request.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class MovedImages:
         self._going: dict[Transfer, int] = {}
 
     def outgoing(self, action: Action) -> Action | Heard:
-        """The action with what its images need, or what the core is to hear as its answer."""
+        """Return the action with its images, or the core's answer if they cannot be sent."""
         if not isinstance(action, Send) or not isinstance(action.message, Prepare | Ask):
             return action
         message = action.message
@@ -69,18 +69,18 @@ class MovedImages:
             return Send(action.instance, msgspec.structs.replace(message, contents=contents))
         command = decode(_SUBMITS, message.private)
         taken = self._sent.of((command.request_id, command.attempt))
-        size_bytes = sum(len(one.data) for one in taken.tensors) if taken is not None else 0
-        self._going.pop(message.transfer, None)  # if it is said again
+        size_bytes = sum(len(tensor.data) for tensor in taken.tensors) if taken is not None else 0
+        self._going.pop(message.transfer, None)  # if it is sent again
         if problem := self._problem(taken, size_bytes):
             return Heard(action.instance, Abandon(message.transfer, problem))
         assert taken is not None
         self._going[message.transfer] = size_bytes
         attached = msgspec.msgpack.encode((taken.prompt, taken.tensors))
-        told = msgspec.structs.replace(message, contents=contents, attached=attached)
-        return Send(action.instance, told)
+        extended = msgspec.structs.replace(message, contents=contents, attached=attached)
+        return Send(action.instance, extended)
 
     def incoming(self, entry: PeerEntry) -> PeerEntry | Send:
-        """The entry as the core is to hear it, or the answer if it need not."""
+        """Return the entry to pass to the core, or the answer to send in place of it."""
         if not isinstance(entry, Heard):
             return entry
         message = entry.message
@@ -102,18 +102,21 @@ class MovedImages:
         return Send(entry.peer, Abandon(message.transfer, problem))
 
     def settle(self) -> None:
-        """The core has heard everything so far: images of what will not come are released."""
-        for transfer in [one for one in self._coming if one not in self._agent.receiving]:
+        """Keep the images of requests that have arrived; release those of abandoned transfers.
+
+        Call it when the core has processed all entries.
+        """
+        for transfer in [key for key in self._coming if key not in self._agent.receiving]:
             attempt, taken = self._coming.pop(transfer)
             if self._has_request(*attempt) and self._sent.of(attempt) is None:
                 self._sent.keep(attempt, taken)
             else:
                 self._sent.release(taken)
-        for transfer in [one for one in self._going if one not in self._agent.sending]:
+        for transfer in [key for key in self._going if key not in self._agent.sending]:
             del self._going[transfer]
 
     def _problem(self, taken: Taken | None, size_bytes: int) -> str:
-        """Why images cannot be sent along; "" if they can."""
+        """Return the reason why images cannot be sent, or ""."""
         if taken is None or not taken.tensors:
             return "its images did not come with it"
         if size_bytes > MOST_BYTES:
@@ -123,7 +126,7 @@ class MovedImages:
         return ""
 
     def _take(self, message: Prepare) -> str:
-        """Put the images of a request that is to come into the store; returns why it may not."""
+        """Store the images of an arriving request; return the reason why that fails, or ""."""
         if message.transfer in self._coming:
             return ""
         try:
@@ -131,9 +134,9 @@ class MovedImages:
             taken = self._sent.read(*decode(_ATTACHED, message.attached))
         except (MalformedError, ChangeSomething) as error:
             return f"its images cannot be read ({error})"
-        told = taken.told
-        is_it = told.token_ids.astype("<i4").tobytes() == command.prompt
-        if not is_it or told.images != command.images:
+        prompt = taken.told
+        is_it = prompt.token_ids.astype("<i4").tobytes() == command.prompt
+        if not is_it or prompt.images != command.images:
             self._sent.release(taken)
             return "its images are not those of its prompt"
         self._coming[message.transfer] = (command.request_id, command.attempt), taken
@@ -141,6 +144,5 @@ class MovedImages:
 
 
 def _ids_of_images(message: Prepare | Ask) -> npt.NDArray[np.int32]:
-    """Each id of images in a message's text, once."""
     tokens = np.frombuffer(message.tokens[: len(message.tokens) // 4 * 4], "<i4")
     return np.unique(tokens[tokens < 0]).astype(np.int32)

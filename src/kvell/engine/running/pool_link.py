@@ -1,4 +1,4 @@
-"""An engine's link to the pool: what other instances, copies and time bring, between its steps."""
+"""An engine's link to the pool of instances: messages, copies and time, between its steps."""
 
 import contextlib
 import queue
@@ -26,11 +26,11 @@ from kvell.wire.bell import Bell
 
 
 class PoolLink:
-    """Runs a :class:`.Node` whose agent is the engine core's.
+    """The owner of a :class:`.Node` with the engine core's agent.
 
-    :param memory: the pool, uint8 [pool_bytes], and ``descriptor`` the memfd that it is.
-    :param neighbours: places behind it for pools of instances on this host.
-    :param layers: of the compiled pass over it; None: nobody can be asked for attention over it.
+    :param memory: the pool, uint8 [pool_bytes]; ``descriptor`` is its memfd.
+    :param neighbours: mapping slots after the pool for pools of instances on this host.
+    :param layers: layers of the compiled pass over the pool; None: it answers no queries.
     """
 
     def __init__(
@@ -45,15 +45,15 @@ class PoolLink:
     ) -> None:
         self.agent = agent
         self.images: MovedImages | None = None
-        """Of the engine, if its model takes images."""
+        """The engine's images, if its model takes images."""
         self._entries: queue.SimpleQueue[PeerEntry] = queue.SimpleQueue()
         self._streaming: dict[int, tuple[str, Transfer]] = {}
         self.bell = Bell()
-        """Rings when :meth:`entries` has some; the engine's own news may ring it as well."""
+        """The bell that rings when :meth:`entries` has entries; the engine may ring it, too."""
         is_tcp = isinstance(place.address(), str)
         lends = is_tcp and layers is not None and bool(layers.full_groups)
         self.asks = lends
-        """Whether creditors are asked for attention over what they lend, not read in place."""
+        """Whether creditors are queried for attention over their pages, not read in place."""
         self._node = Node(
             agent.instance,
             agent.incarnation,
@@ -71,50 +71,50 @@ class PoolLink:
         self._place = place
         borrows = neighbours is not None and (lends or not is_tcp)
         self.section_bytes = section_bytes(groups) if borrows else 0
-        """Memory of a section that another instance may lend; 0: none can."""
+        """The bytes of a section that this instance may borrow; 0: it cannot borrow."""
         place.publish(self._node.address)
         self._node.start()
 
     @property
     def listens(self) -> str:
-        """Where instances of other hosts reach it; "" in a pool of one host."""
+        """The address for instances on other hosts; "" in a pool of one host."""
         return self._place.listens if isinstance(self._place, NetworkRendezvous) else ""
 
     def meet(self, addresses: Mapping[str, str]) -> None:
-        """Take in where the other instances listen, in a pool of several hosts."""
+        """Set the addresses of the other instances, in a pool of several hosts."""
         if isinstance(self._place, NetworkRendezvous):
             self._place.meet(addresses)
 
     def now(self) -> Tick:
-        """Milliseconds of the node's clock."""
+        """Return the milliseconds of the node's clock."""
         return self._node.now()
 
     def entries(self) -> Iterator[PeerEntry]:
-        """What has happened since the last call, in order; the core hears each before the next."""
+        """Yield the entries since the last call; the core processes each before the next."""
         self.bell.clear()
         with contextlib.suppress(queue.Empty):
             while True:
                 entry = self._entries.get_nowait()
-                if isinstance(entry, PeerLost):  # between two steps: none reads its pool
+                if isinstance(entry, PeerLost):  # between two steps: no step reads its pool
                     self._node.creditors.take_away(entry.peer, entry.incarnation)
-                told = entry if self.images is None else self.images.incoming(entry)
-                if isinstance(told, Send):
-                    self._node.post([told])
+                checked = entry if self.images is None else self.images.incoming(entry)
+                if isinstance(checked, Send):
+                    self._node.post([checked])
                 else:
-                    yield told
+                    yield checked
 
     def do(self, actions: Sequence[Action], deadline: Tick | None) -> None:
-        """Do what the agent asks for.
+        """Execute the agent's actions.
 
-        Rights are granted and revoked at once: the next plan may give their pages to others.
+        Rights are granted and revoked immediately: the next plan may reuse their pages.
 
-        :param deadline: when the agent must hear of the time.
+        :param deadline: when the agent must next receive the time.
         """
         others: list[Action] = []
         if self.images is not None:
             self.images.settle()
-        for asked in actions:
-            action = asked if self.images is None else self.images.outgoing(asked)
+        for requested in actions:
+            action = requested if self.images is None else self.images.outgoing(requested)
             if isinstance(action, Heard):
                 self._take(action)
             elif isinstance(action, Grant):
@@ -130,28 +130,28 @@ class PoolLink:
             self._node.post(others)
 
     def written(self, numbers: Sequence[int], stage: int) -> None:
-        """Tell who pulls transfers that the step has written its stages up to this one.
+        """Report to the pullers of transfers that the step has written its stages up to ``stage``.
 
-        To be called on the thread that runs the step, whose plan has these ``streams``.
+        Call it on the thread that runs the step, whose plan has these ``streams``.
         """
         streaming = [self._streaming[number] for number in numbers if number in self._streaming]
         self._node.post([Send(to, Written(transfer, stage)) for to, transfer in streaming])
 
     def stands(self, pages: BorrowedPages) -> bool:
-        """Whether the creditor lets this instance read pages in place still; from any thread."""
+        """Return whether this instance may still read pages in place; from any thread."""
         return self._node.creditors.stands(pages.instance, pages.incarnation, pages.right)
 
     def partials(self, instance: str, incarnation: int) -> PartialsLine | None:
-        """Where a creditor is asked for attention over what it lends; None: it is gone."""
+        """Return the line for queries to a creditor; None if its connection is closed."""
         return self._node.creditors.partials(instance, incarnation)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close all connections."""
         self._node.close()
         self.bell.close()
 
     def _note(self, action: Action) -> None:
-        """Keep who pulls what is being computed."""
+        """Note the puller of an offered transfer that is still being computed."""
         if not isinstance(action, Send) or not isinstance(action.message, Offer):
             return
         offer = action.message
@@ -161,7 +161,7 @@ class PoolLink:
             self._streaming.pop(offer.transfer.number, None)
 
     def _take(self, entry: PeerEntry) -> list[Action]:
-        """Keep an entry for the engine's loop; on the node's thread."""
+        """Queue an entry for the engine's loop; called on the node's thread."""
         self._entries.put(entry)
         self.bell.ring()
         return []

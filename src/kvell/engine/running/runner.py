@@ -1,4 +1,4 @@
-"""Runs a step plan: the only part of the engine that touches tensors."""
+"""The runner of step plans, the only part of the engine that touches tensors."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,29 +34,28 @@ NANO = 1_000_000_000
 
 
 class Runner(Protocol):
-    """Carries out plans; this file's runs a model, the simulator's answers from a trace."""
+    """A runner of plans: :class:`ModelRunner`, or the simulator's, which answers from a trace."""
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Do everything the plan says, in order; returns the sampled tokens.
+        """Run a plan and return the sampled tokens.
 
-        :raises StepFailed: if that failed for something in the step's work, and all copies of pages
-            that the plan asks for are made.
+        :raises StepFailed: if the step's work failed; the plan's copies of pages are then made.
         """
         ...
 
 
 @runtime_checkable
 class PreparingRunner(Runner, Protocol):
-    """A runner that can do part of a step while the one before runs."""
+    """A runner that can prepare a step while the previous step runs."""
 
     def prepare(
         self, plan: StepPlan, begun: Callable[[], None] | None = None
     ) -> Callable[[], StepResult]:
-        """Do all that needs neither the pool nor the tokens that the step before draws.
+        """Do all that needs neither the pool nor the tokens that the previous step draws.
 
-        Returns a function that does the rest: call it once, after the step before, on any thread.
+        Return a function that does the rest.  Call it once, after the previous step, on any thread.
 
-        :param begun: called by that function when only computation is left; maybe several times.
+        :param begun: called by that function when only computation is left, maybe several times.
         """
         ...
 
@@ -75,20 +74,19 @@ class _Part:
 class ModelRunner:
     """Models over one pool (uint8 [bytes], on the models' device).
 
-    :param draft: a draft model for the first, attached to the same pool.
-    :param name: of the first model; "" if it is the only one.
+    :param draft: a draft model for the first model, attached to the same pool.
+    :param name: name of the first model; "" if it is the only one.
     :param beside: further models by name, attached to the same pool.
-    :param slot_memory: gives the models a step's slot, where activations share the pool.
+    :param slot_memory: sets the models' memory for a step, if activations share the pool.
     :param buffer: the CPU buffer (uint8 [bytes], host memory), if plans offload pages.
-    :param controls: of each model, by name; without them no grammar can be followed.
-    :param spare_processor: whether one is left for copies while a pass computes; else they are
-        made before it.
-    :ivar copier: copies pages to the buffer and back, under the passes where it can.
-    :ivar tells_written: told how far a pass is whose pages are pulled meanwhile; None: nobody asks.
-        Of several models in a step none is told of.
-    :ivar stands: whether pages that a plan borrows may still be read in place; None: no plan
-        borrows such.
-    :ivar queries: tells passes whom they ask for attention over others; None: nobody.
+    :param controls: controls by model name; a model without them supports no grammar.
+    :param spare_processor: whether a processor is free for copies while a pass computes; else
+        copies precede it.
+    :ivar copier: copies pages to the buffer and back, during passes if possible.
+    :ivar tells_written: receives the progress of a pass whose pages are being pulled; None: it is
+        not reported, nor is it with several models.
+    :ivar stands: returns whether borrowed pages may still be read in place; None: no plan has such.
+    :ivar queries: the passes' queries to creditors; None: there are none.
     """
 
     def __init__(
@@ -109,8 +107,8 @@ class ModelRunner:
         self._layout = layout
         self._tables = _page_tables(layout.groups, slots)
         self._models = {
-            served: (one, self._batches_of(one, served))
-            for served, one in {name: model, **beside}.items()
+            served: (paged, self._batches_of(paged, served))
+            for served, paged in {name: model, **beside}.items()
         }
         self._pages = PageMover(layout, slots, pool, buffer)
         self.copier = Copier(
@@ -118,7 +116,7 @@ class ModelRunner:
             layout.groups,
             list(self._models),
             on_host=pool.device.type == "cpu",
-            takes_images=any(one.images is not None for one, _ in self._models.values()),
+            takes_images=any(paged.images is not None for paged, _ in self._models.values()),
             has_spare=spare_processor,
         )
         self._controls = {served: controls.get(served) or Controls() for served in self._models}
@@ -133,15 +131,15 @@ class ModelRunner:
             self._drafter = Drafter(draft, layout, batches)
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Do everything the plan says, in order; returns the sampled tokens."""
+        """Run a plan and return the sampled tokens."""
         return self.prepare(plan)()
 
     def prepare(
         self, plan: StepPlan, begun: Callable[[], None] | None = None
     ) -> Callable[[], StepResult]:
-        """Update the page tables and build the batches; the function returned does the rest.
+        """Update the page tables and build the batches; the returned function does the rest.
 
-        With a draft model batches are built later, when the draft tokens are known.
+        With a draft model it builds the batches, when it has the draft tokens.
         """
         self._tables.update(plan)
         for controls in self._controls.values():
@@ -161,7 +159,7 @@ class ModelRunner:
                 raise StepFailed(f"step {plan.step} failed") from failure
 
     def _fail(self, plan: StepPlan, failure: Exception) -> StepResult:
-        """Make the copies of a plan whose work cannot be computed, and say so."""
+        """Make the copies of a plan whose work cannot be computed, and raise StepFailed."""
         with self.copier.begin(plan):
             self._before.fail()
             raise StepFailed(f"step {plan.step} failed") from failure
@@ -182,7 +180,7 @@ class ModelRunner:
             name: self._draw(name, part, self._seams(name, plan, copies))
             for name, part in parts.items()
         }
-        tokens = {name: one.tokens for name, one in drawn.items()}
+        tokens = {name: model_drawn.tokens for name, model_drawn in drawn.items()}
         in_order = next(iter(tokens.values())) if len(tokens) == 1 else _in_turn(plan, tokens)
         result = _told(verified(plan, in_order), drawn)
         result = structs.replace(result, team=self._team(parts))
@@ -192,29 +190,32 @@ class ModelRunner:
         return result
 
     def _team(self, models: Iterable[str]) -> TeamTime | None:
-        """What the threads of the compiled passes had and lost."""
-        found = [one for name in models if (one := self._models[name][0].passed) is not None]
-        if not found:
+        """Return the time of the compiled passes' threads, and the part that they lost."""
+        passes = [passed for name in models if (passed := self._models[name][0].passed) is not None]
+        if not passes:
             return None
         return TeamTime(
-            threads=max(one.way.threads for one in found),
-            is_shared=any(one.way.is_shared for one in found),
-            thread_seconds=sum(one.way.threads * one.took_ns for one in found) / NANO,
-            lost_seconds=sum(sum(one.lost_ns) for one in found) / NANO,
+            threads=max(passed.way.threads for passed in passes),
+            is_shared=any(passed.way.is_shared for passed in passes),
+            thread_seconds=sum(passed.way.threads * passed.took_ns for passed in passes) / NANO,
+            lost_seconds=sum(sum(passed.lost_ns) for passed in passes) / NANO,
         )
 
     def _missed(self, plan: StepPlan) -> tuple[int, ...]:
-        """Handles of the work that counts nothing, since others' pages were not there to read."""
+        """Return the handles of invalid work, which could not read borrowed pages."""
         lacking = () if self.queries is None else self.queries.lacking(plan)
         return tuple(sorted({*plan.missed(self.stands), *lacking}))
 
     def _parts(self, plan: StepPlan, begun: Callable[[], None] | None = None) -> dict[str, _Part]:
-        """The parts by model, for models that have work."""
         if len(self._models) == 1 and plan.work:
             (name,) = self._models
             return {name: self._part(name, plan.work, plan, begun)}
-        found = {name: [work for work in plan.work if work.model == name] for name in self._models}
-        return {name: self._part(name, work, plan, begun) for name, work in found.items() if work}
+        by_model = {
+            name: [work for work in plan.work if work.model == name] for name in self._models
+        }
+        return {
+            name: self._part(name, work, plan, begun) for name, work in by_model.items() if work
+        }
 
     def _part(
         self,
@@ -238,14 +239,14 @@ class ModelRunner:
         return _Part(batch, rows, pending(work), controls, pooled)
 
     def _seams(self, name: str, plan: StepPlan, copies: StepCopies) -> LayerCallbacks | None:
-        """What is called at the seams of a model's pass, if anything."""
+        """Return the callbacks at the seams of a model's pass, if there are any."""
         seams = copies.seams(name)
         if not plan.streams or self.tells_written is None or not self._stages:
             return seams
         return WrittenSeams(self._stages, partial(self.tells_written, plan.streams), seams)
 
     def _draw(self, name: str, part: _Part, seams: LayerCallbacks | None) -> Drawn:
-        """Compute one model's part of a step; returns a token for each row that draws."""
+        """Compute one model's part of a step; return a token for each row that draws."""
         model, _ = self._models[name]
         if part.pending.rows:
             part.batch.put_tokens(part.pending.rows, self._before.newest(part.pending.handles))
@@ -266,7 +267,6 @@ class ModelRunner:
 
 
 def _page_tables(groups: Sequence[GroupSpec], slots: SlotTable) -> PageTables:
-    """Compiled tables; those in Python where no compiler was available."""
     try:
         from kvell.engine.running.compiled_tables import CompiledTables
     except ImportError:
@@ -275,28 +275,28 @@ def _page_tables(groups: Sequence[GroupSpec], slots: SlotTable) -> PageTables:
 
 
 def _in_turn(plan: StepPlan, drawn: Mapping[str, list[int]]) -> list[int]:
-    """Tokens that several models drew, in the order of the plan's work."""
+    """Return the tokens that several models drew, in the order of the plan's work."""
     left = {name: iter(tokens) for name, tokens in drawn.items()}
     return [next(left[work.model]) for work in plan.work for _ in range(work.num_draws)]
 
 
 def _told(result: StepResult, drawn: Mapping[str, Drawn]) -> StepResult:
-    """The result with how likely tokens were, and vectors of prompts, if anybody asked."""
-    if not any(one.logprobs or one.scored or one.pooled for one in drawn.values()):
+    """Return the result with the logprobs and prompt vectors that requests asked for."""
+    if not any(part.logprobs or part.scored or part.pooled for part in drawn.values()):
         return result
-    logprobs = {handle: told for one in drawn.values() for handle, told in one.logprobs.items()}
-    scored = {handle: told for one in drawn.values() for handle, told in one.scored.items()}
-    pooled = {handle: told for one in drawn.values() for handle, told in one.pooled.items()}
+    logprobs = {handle: value for part in drawn.values() for handle, value in part.logprobs.items()}
+    scored = {handle: value for part in drawn.values() for handle, value in part.scored.items()}
+    pooled = {handle: value for part in drawn.values() for handle, value in part.pooled.items()}
     return structs.replace(result, logprobs=logprobs, scored=scored, pooled=pooled)
 
 
 def rows_of(work: Sequence[TokenWork]) -> list[RowSampling]:
-    """How to draw from each row of the work's logits, in order."""
+    """Return the sampling of each row of the work's logits, in order."""
     return [
-        _row(one.sampling, one.output_index + index)
-        for one in work
-        if one.sampling is not None
-        for index in range(1 + one.proposed)
+        _row(item.sampling, item.output_index + index)
+        for item in work
+        if item.sampling is not None
+        for index in range(1 + item.proposed)
     ]
 
 

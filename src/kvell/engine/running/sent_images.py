@@ -1,4 +1,4 @@
-"""Images that came with a request from another process; the store has them until it ends."""
+"""Images sent with a request from another process; the store has them until the request ends."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -13,15 +13,15 @@ from kvell.models.images.image_store import ImageStore, take_images
 from kvell.vocabulary import RequestId
 
 Attempt = tuple[RequestId, int]
-"""A request and which attempt at it: an earlier one may still end while a later one begins."""
+"""A request and the number of its attempt: two attempts may overlap."""
 
 
 @dataclass(frozen=True)
 class Taken:
-    """Images in the store.
+    """Stored images of a prompt.
 
-    :param prompt: the ids that the processor gave, as little-endian int32, and its ``tensors``.
-    :param told: the prompt as the engine knows it.
+    ``prompt`` (little-endian int32) and ``tensors`` are the processor's output as it was sent;
+    ``told`` is the prompt with image ids, as the engine uses it.
     """
 
     prompt: bytes
@@ -30,10 +30,10 @@ class Taken:
 
 
 class SentImages:
-    """Takes the images of requests into a store, and releases them with their ends.
+    """The images of requests in a store, until the requests end.
 
-    :param store: None if the model takes text only.
-    :param keeps_tensors: as they came, for requests that may move to other instances.
+    :param store: None if the model takes only text.
+    :param keeps_tensors: whether to keep the sent tensors, for requests that may move.
     """
 
     def __init__(self, store: ImageStore | None, *, keeps_tensors: bool = False) -> None:
@@ -44,9 +44,9 @@ class SentImages:
         return len(self._taken)
 
     def take(self, command: Submit) -> Submit:
-        """The request as the engine knows it: its images in the store, ids in their place.
+        """Store a request's images, and return the request with image ids in their place.
 
-        :raises ChangeSomething: if the model takes text only, or they do not fit the prompt.
+        :raises ChangeSomething: if the model takes only text, or the images do not fit the prompt.
         """
         taken = self.read(command.prompt, command.tensors)
         self.keep((command.request_id, command.attempt), taken)
@@ -54,29 +54,29 @@ class SentImages:
         return replace(command, prompt=ids, images=taken.told.images, tensors=())
 
     def read(self, prompt: bytes, tensors: tuple[SentTensor, ...]) -> Taken:
-        """Images in the store, until they are released or kept for a request.
+        """Store images, until they are released or kept for a request.
 
         :raises ChangeSomething: as :meth:`take`.
         """
-        named = {one.name: tensor_of(one) for one in tensors}
+        named = {tensor.name: tensor_of(tensor) for tensor in tensors}
         ids = np.frombuffer(prompt, "<i4").astype(np.int32)
         return Taken(prompt, tensors, take_images(self.store, ids, named))
 
     def keep(self, attempt: Attempt, taken: Taken) -> None:
-        """Images are those of a request, and released when it ends."""
+        """Assign stored images to a request, whose end releases them."""
         self._taken[attempt] = taken if self._keeps_tensors else replace(taken, tensors=())
 
     def of(self, attempt: Attempt) -> Taken | None:
-        """The images that came with a request which has not ended."""
+        """Return the images of a request that has not ended, or None."""
         return self._taken.get(attempt)
 
     def release(self, taken: Taken) -> None:
-        """Nobody needs these images any more."""
+        """Remove images from the store."""
         if self.store is not None:
             self.store.release(taken.told)
 
     def told(self, events: Iterable[Event]) -> None:
-        """Release the images of requests that are over."""
+        """Release the images of requests that have ended."""
         if self._taken:
             for event in events:
                 if isinstance(event, Finished):
@@ -86,7 +86,7 @@ class SentImages:
 
 
 def tensor_of(sent: SentTensor) -> torch.Tensor:
-    """The tensor, on the CPU.
+    """Return the tensor, on the CPU.
 
     :raises ChangeSomething: if its bytes do not fit its type and shape.
     """
@@ -97,7 +97,7 @@ def tensor_of(sent: SentTensor) -> torch.Tensor:
 
 
 def sent(name: str, tensor: torch.Tensor) -> SentTensor:
-    """A tensor ready to be sent."""
+    """Return a tensor in the format that is sent."""
     values = tensor.detach().cpu().contiguous()
     data = values.flatten().view(torch.uint8).numpy().tobytes() if values.numel() else b""
     kind = str(values.dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""The activation range as a tensor: the part of it that a step's passes compute in."""
+"""The activation range as a tensor, and the slot in it for a step's passes."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from kvell.models.fused.decoder import FusedDecoder
 
 
 class SlotMemory:
-    """Gives passes the slots that plans have granted; maps and grants nothing itself.
+    """The setter of fused passes' memory to granted slots; it maps and grants nothing.
 
     :param area: uint8 [bytes of the range]; only granted slots may be touched.
     :param decoders: fused passes that compute in a slot, one after the other.
@@ -21,7 +21,7 @@ class SlotMemory:
         self._area, self._chunk_bytes, self._decoders = area, chunk_bytes, decoders
 
     def use(self, slot: StepSlot) -> None:
-        """Let the passes compute in this slot until the next one is given."""
+        """Let the passes compute in this slot until the next call."""
         begin = slot.start * self._chunk_bytes
         memory = self._area[begin : begin + slot.num_chunks * self._chunk_bytes]
         for decoder in self._decoders:

@@ -1,1 +1,1 @@
-"""From logits to tokens: penalties, grammars, draws, and how likely the tokens were."""
+"""Sampling of tokens from logits: penalties, grammars, draws, and logprobs."""

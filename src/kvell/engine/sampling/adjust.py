@@ -1,4 +1,4 @@
-"""Penalties and biases: what a request's own tokens and wishes do to its logits."""
+"""Penalties and biases of a request, applied to its logits."""
 
 from collections.abc import Iterable
 
@@ -19,13 +19,13 @@ def adjust(
     prompt_tokens: int,
     end_token_ids: Iterable[int] = (),
 ) -> None:
-    """Change one row of logits in place: penalties first, then biases, then ``min_tokens``.
+    """Change one row of logits in place: penalties, then biases, then ``min_tokens``.
 
-    Where a budget of reasoning is used up, the token that ends it is the only one left.
+    When a reasoning budget is used up, only the token that ends the reasoning remains.
 
     :param logits: float32 [vocabulary].
-    :param past: the request's tokens so far; negative ones stand for images and count for nothing.
-    :param prompt_tokens: how many of them are the prompt.
+    :param past: the request's tokens so far; negative ids (images) are ignored.
+    :param prompt_tokens: number of prompt tokens in ``past``.
     :param end_token_ids: tokens that end an answer.
     """
     output = past[prompt_tokens:]
@@ -47,17 +47,17 @@ def adjust(
 
 
 def _force(logits: torch.Tensor, token: int | None) -> None:
-    """Leave one token alone, if one is forced and the model has it."""
+    """Exclude all tokens but a forced one, if there is one and the model has it."""
     if token is not None and token < len(logits):
         logits.fill_(-torch.inf)
         logits[token] = 0.0
 
 
 def _repetition(logits: torch.Tensor, tokens: Ints, penalty: float) -> None:
-    """As in CTRL (Keskar et al., 2019), and in transformers' RepetitionPenaltyLogitsProcessor."""
+    """Penalise tokens as CTRL (Keskar et al., 2019) and transformers do."""
     there = _on(logits, tokens)
-    found = logits[there]
-    logits[there] = torch.where(found < 0, found * penalty, found / penalty)
+    scores = logits[there]
+    logits[there] = torch.where(scores < 0, scores * penalty, scores / penalty)
 
 
 def _distinct(tokens: Ints) -> Ints:
@@ -66,6 +66,6 @@ def _distinct(tokens: Ints) -> Ints:
 
 
 def _on(logits: torch.Tensor, values: npt.NDArray[np.generic]) -> torch.Tensor:
-    """The values on the device of the logits; integers as indices."""
+    """Return the values on the device of the logits, integers as int64."""
     wide = values.astype(np.int64) if values.dtype.kind == "i" else values
     return torch.from_numpy(wide).to(logits.device)

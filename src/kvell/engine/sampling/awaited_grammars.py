@@ -1,12 +1,12 @@
-"""Requests whose grammar is being compiled: they wait here, before the engine core knows them.
+"""Requests that wait until their grammar is compiled; the engine core receives them later.
 
 ::
 
-    awaits ── known, or none ────────────────────────► goes on at once
-       └────► waiting ── tried, and the bell rings ──► ended() ──► goes on, or is refused
-                 └────── cancel ─────────────────────► gone
+    awaits ── known, or none ─────────────────────────► continues immediately
+       └────► waiting ── compiled: the bell rings ────► ended() ──► continues, or is refused
+                 └────── cancel ──────────────────────► removed
 
-The loop never waits for a grammar, and the core's journal never depends on when one was compiled.
+The loop never waits for a grammar, and the core's journal does not depend on the compilation time.
 """
 
 from collections import deque
@@ -23,10 +23,10 @@ from kvell.vocabulary import RequestId
 
 
 class AwaitedGrammars:
-    """The grammars of an engine's models, and the requests that wait for theirs.
+    """The grammars of an engine's models, and the requests that wait for a grammar.
 
-    :param grammars: by model, the first one first; None where answers can follow none.
-    :param ring: is called from another thread when :meth:`ended` has something.
+    :param grammars: by model name, the first model first; None if a model supports no grammar.
+    :param ring: called from another thread when :meth:`ended` has requests.
     """
 
     def __init__(self, grammars: Mapping[str, Grammars | None], ring: Callable[[], None]) -> None:
@@ -36,50 +36,50 @@ class AwaitedGrammars:
 
     @property
     def count(self) -> int:
-        """Requests that wait for their grammar."""
+        """The number of requests that wait for a grammar."""
         return len(self._waiting)
 
-    def check(self, asked: StructuredOutputs | None, model: str) -> None:
-        """Wait until it is known whether a grammar can be followed.
+    def check(self, constraint: StructuredOutputs | None, model: str) -> None:
+        """Wait for the verdict on a grammar.
 
         :param model: "" is the first.
-        :raises ChangeSomething: if it cannot be followed.
-        :raises TryLater: if that cannot be found out now.
+        :raises ChangeSomething: if the grammar is not supported.
+        :raises TryLater: if it cannot be compiled now.
         """
-        if asked is not None:
-            self._of(model, asked).check(asked)
+        if constraint is not None:
+            self._of(model, constraint).check(constraint)
 
-    def begin_check(self, asked: StructuredOutputs, model: str) -> Future[Verdict] | None:
-        """Begin to compile a grammar; None if :meth:`check` has its verdict already.
+    def begin_check(self, constraint: StructuredOutputs, model: str) -> Future[Verdict] | None:
+        """Begin to compile a grammar; return None if its verdict is known.
 
         :param model: "" is the first.
-        :raises ChangeSomething: if it cannot be followed.
+        :raises ChangeSomething: if the grammar is not supported.
         :raises TryLater: if too many grammars wait to be compiled.
         """
-        grammars = self._of(model, asked)
-        return None if grammars.known(asked) else grammars.tried(asked)
+        grammars = self._of(model, constraint)
+        return None if grammars.known(constraint) else grammars.tried(constraint)
 
     def awaits(self, command: Submit) -> bool:
-        """Whether a request must wait for its grammar; then :meth:`ended` has it later.
+        """Return whether a request must wait for its grammar; :meth:`ended` yields it later.
 
-        :raises ChangeSomething: if its grammar cannot be followed.
+        :raises ChangeSomething: if its grammar is not supported.
         :raises TryLater: if too many grammars wait to be compiled.
         """
-        asked = command.sampling.structured_outputs
-        if self._waiting:  # a later attempt takes the place of an earlier one
+        constraint = command.sampling.structured_outputs
+        if self._waiting:  # a later attempt replaces an earlier one
             self._waiting.pop(command.request_id, None)
-        if asked is None:
+        if constraint is None:
             return False
-        grammars = self._of(command.model, asked)
-        if grammars.known(asked):
+        grammars = self._of(command.model, constraint)
+        if grammars.known(constraint):
             return False
-        future = grammars.tried(asked, command.tenant)
+        future = grammars.tried(constraint, command.tenant)
         self._waiting[command.request_id] = command, future
         future.add_done_callback(partial(self._note, command))
         return True
 
     def cancel(self, command: Cancel) -> Submit | None:
-        """The request that waits no longer, if it did."""
+        """Return the cancelled request, if it was waiting."""
         submit, _ = self._waiting.get(command.request_id, (None, None))
         if submit is None or command.spares(submit.attempt):
             return None
@@ -87,21 +87,21 @@ class AwaitedGrammars:
         return submit
 
     def ended(self) -> Iterator[tuple[Submit, ChangeSomething | TryLater | None]]:
-        """Requests whose grammar has been compiled since the last call, and why to refuse them."""
+        """Yield requests whose grammar is now compiled, each with the reason to refuse or None."""
         while self._tried:
             submit, future = self._tried.popleft()
             waiting, _ = self._waiting.get(submit.request_id, (None, None))
-            if waiting is submit:  # it was neither cancelled nor asked for anew
+            if waiting is submit:  # it was neither cancelled nor replaced
                 del self._waiting[submit.request_id]
                 yield submit, self._problem(submit, future)
 
     def forget(self) -> None:
-        """Let no request wait any longer; nothing is reported of them."""
+        """Drop all waiting requests, without events."""
         self._waiting.clear()
         self._tried.clear()
 
     def close(self) -> None:
-        """End the processes that compile."""
+        """End the processes that compile grammars."""
         for grammars in self._grammars.values():
             if grammars is not None:
                 grammars.close()
@@ -109,22 +109,22 @@ class AwaitedGrammars:
     def _problem(
         self, submit: Submit, future: Future[Verdict]
     ) -> ChangeSomething | TryLater | None:
-        asked = submit.sampling.structured_outputs
-        assert asked is not None
+        constraint = submit.sampling.structured_outputs
+        assert constraint is not None
         try:
-            self._of(submit.model, asked).agreed(asked, future.result())
+            self._of(submit.model, constraint).agreed(constraint, future.result())
         except (ChangeSomething, TryLater) as problem:
             return problem
         return None
 
     def _note(self, submit: Submit, future: Future[Verdict]) -> None:
-        """On the thread that compiles."""
+        """Note a compiled grammar; called on the thread that compiles."""
         self._tried.append((submit, future))
         self._ring()
 
-    def _of(self, model: str, asked: StructuredOutputs) -> Grammars:
+    def _of(self, model: str, constraint: StructuredOutputs) -> Grammars:
         grammars = self._grammars.get(model or next(iter(self._grammars), ""))
         if grammars is None:
             why = "needs the model's tokenizer, and it has none"
-            raise ChangeSomething("structured_outputs", asked.kind, why, "leave it out")
+            raise ChangeSomething("structured_outputs", constraint.kind, why, "leave it out")
         return grammars

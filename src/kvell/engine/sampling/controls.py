@@ -1,12 +1,12 @@
-"""Sampling that is not plain: penalties, biases, grammars, lists, and how likely tokens were.
+"""Sampling that is not plain: penalties, biases, grammars, token lists, and logprobs.
 
 ::
 
     work ──► begin ──► masks are computed ──────┐
-             pass  ──► logits ──► scores of the prompt's tokens
-                              └──► adjusted ──► drawn ──► how likely that token was
+             pass  ──► logits ──► logprobs of the prompt's tokens
+                              └──► adjusted ──► drawn ──► logprob of the token
 
-A step in which all sampling is plain never comes here.
+A step with plain sampling does not use this module.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,13 +30,14 @@ Masks = Future[dict[int, Allowed | None]]
 
 @dataclass
 class Drawn:
-    """What a model's part of a step yields.
+    """The results of a model's part of a step.
 
-    :param tokens: one for each row that draws, in order of the work.
-    :param logprobs: of the token drawn for a handle, where asked.
-    :param scored: how likely the prompt's tokens behind those computed were, by handle; empty where
-        logits are no numbers.
-    :param pooled: vectors of prompts by handle, as little-endian float32 bytes; empty likewise.
+    :param tokens: a token for each row that draws, in order of the work.
+    :param logprobs: logprobs of the drawn token by handle, for requests that asked for them.
+    :param scored: logprobs of the prompt tokens after the computed ones, by handle; empty if
+        logits are NaN or infinite.
+    :param pooled: vectors of prompts by handle, as little-endian float32 bytes; empty if numbers
+        are NaN or infinite.
     """
 
     tokens: list[int]
@@ -46,7 +47,7 @@ class Drawn:
 
 
 class Controls:
-    """What one model's requests ask of their sampling.
+    """The sampling controls of one model's requests.
 
     :param grammars: None if the model has no tokenizer.
     :param end_token_ids: tokens that end an answer.
@@ -57,27 +58,27 @@ class Controls:
         self._ends = frozenset(end_token_ids)
 
     def begin(self, work: Sequence[TokenWork]) -> "StepControls | None":
-        """Begin to compute masks for a step; None if all of its sampling is plain."""
-        if all(one.past is None for one in work):
+        """Begin to compute masks for a step; return None if all of its sampling is plain."""
+        if all(item.past is None for item in work):
             return None
         wanted = [
-            Wanted(one.handle, one.sampling.structured_outputs, _past(one)[one.prompt_tokens :])
-            for one in work
-            if one.sampling is not None and one.sampling.structured_outputs is not None
+            Wanted(item.handle, item.sampling.structured_outputs, _past(item)[item.prompt_tokens :])
+            for item in work
+            if item.sampling is not None and item.sampling.structured_outputs is not None
         ]
         masks = self.grammars.masks(wanted) if wanted and self.grammars is not None else None
         return StepControls(work, masks, self._ends)
 
     def release(self, handles: Iterable[int]) -> None:
-        """Forget requests that hold no pages any more."""
+        """Drop requests that hold no pages any more."""
         if self.grammars is not None:
             self.grammars.release(handles)
 
 
 class StepControls:
-    """Of one step: what happens between logits and tokens.
+    """The computation between logits and tokens of one step.
 
-    :param masks: of requests with a grammar; None if there are none.
+    :param masks: masks of requests with a grammar; None without such requests.
     """
 
     def __init__(
@@ -88,34 +89,34 @@ class StepControls:
     ) -> None:
         self._work, self._masks, self._ends = work, masks, end_token_ids
 
-    @torch.inference_mode()  # in which a pass of modules made the logits
+    @torch.inference_mode()  # the mode in which modules computed the logits
     def draw(self, logits: torch.Tensor, rows: Sequence[RowSampling]) -> Drawn:
-        """Draw from the logits, float32 [n, vocabulary], which are changed.
+        """Draw from the logits, float32 [n, vocabulary], and change them.
 
-        :param rows: for the rows that draw.
+        :param rows: sampling of the rows that draw.
         """
         logits, scored = self._scores(logits)
         allowed = {} if self._masks is None else self._masks.result()
-        told: dict[int, tuple[int, torch.Tensor, int]] = {}
+        reported: dict[int, tuple[int, torch.Tensor, int]] = {}
         stuck: list[int] = []
         row = 0
-        for one in self._work:
-            params = one.sampling
+        for item in self._work:
+            params = item.sampling
             if params is None:
                 continue
             if params.logprobs is not None:
-                told[one.handle] = (row, logits[row].clone(), params.logprobs)
+                reported[item.handle] = (row, logits[row].clone(), params.logprobs)
             if not params.is_plain:
-                self._adjust(logits[row], params, one)
-                if not _bind(logits[row], params, one, allowed):
+                self._adjust(logits[row], params, item)
+                if not _bind(logits[row], params, item, allowed):
                     stuck.append(row)
-            row += one.num_draws
+            row += item.num_draws
         tokens = sample(logits, rows)
         for stuck_row in stuck:
             tokens[stuck_row] = NO_TOKEN
         logprobs = {
-            handle: token_logprobs(raw, tokens[row], most)
-            for handle, (row, raw, most) in told.items()
+            handle: token_logprobs(raw, tokens[row], num_top)
+            for handle, (row, raw, num_top) in reported.items()
             if tokens[row] >= 0
         }
         return Drawn(tokens, logprobs, scored)
@@ -126,22 +127,24 @@ class StepControls:
     def _scores(
         self, logits: torch.Tensor
     ) -> tuple[torch.Tensor, dict[int, tuple[TokenLogprobs, ...]]]:
-        """The rows that draw, and how likely the prompts' tokens behind scored work are."""
-        if all(one.scores is None for one in self._work):
+        """Return the rows that draw, and the logprobs of prompt tokens after scored work."""
+        if all(item.scores is None for item in self._work):
             return logits, {}
         scored: dict[int, tuple[TokenLogprobs, ...]] = {}
         kept: list[int] = []
         start = 0
-        for one in self._work:
-            end = start + one.num_logits
-            if one.scores is not None:
-                following = _past(one)[one.start + 1 : one.start + one.count + 1]
-                following = following[: one.prompt_tokens - one.start - 1]
+        for item in self._work:
+            end = start + item.num_logits
+            if item.scores is not None:
+                following = _past(item)[item.start + 1 : item.start + item.count + 1]
+                following = following[: item.prompt_tokens - item.start - 1]
                 if len(following):
                     some = logits[start : start + len(following)]
-                    told = all_token_logprobs(some, following.tolist(), one.scores)
-                    scored[one.handle] = () if any(isnan(each.logprob) for each in told) else told
-            kept.extend(range(end - one.num_draws, end))
+                    logprobs = all_token_logprobs(some, following.tolist(), item.scores)
+                    scored[item.handle] = (
+                        () if any(isnan(each.logprob) for each in logprobs) else logprobs
+                    )
+            kept.extend(range(end - item.num_draws, end))
             start = end
         return logits[kept], scored
 
@@ -157,9 +160,9 @@ def _bind(
     work: TokenWork,
     masks: Mapping[int, Allowed | None],
 ) -> bool:
-    """Exclude what a row's grammar or its own lists exclude; return whether anything is left.
+    """Exclude tokens by a row's grammar and token lists; return whether any token is left.
 
-    :param masks: of requests whose grammar binds them now; None for one that allows nothing.
+    :param masks: masks of requests whose grammar is active; None if it allows no token.
     """
     allowed = masks.get(work.handle)
     if params.is_bounded and (allowed is not None or work.handle not in masks):
@@ -171,7 +174,7 @@ def _bind(
 def _keep(logits: torch.Tensor, allowed: Allowed | None) -> bool:
     """Exclude all tokens that are not allowed; return whether any is left.
 
-    ``min_tokens`` gives way where it hides every token that is allowed: the text is complete then.
+    ``min_tokens`` is ignored if it excludes every allowed token: the text is then complete.
     """
     if allowed is None or not allowed.any():
         return False

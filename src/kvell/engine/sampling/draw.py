@@ -1,6 +1,6 @@
-"""From logits to token ids, with randomness that is a function of (seed, output position).
+"""Drawing of token ids from logits, with random numbers that depend on (seed, output position).
 
-A row's token depends on its own logits and its own :class:`RowSampling` alone:
+A row's token depends only on the row's logits and its :class:`RowSampling`:
 re-runs, preemption and other requests in the batch do not change it.
 """
 
@@ -18,13 +18,13 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 @dataclass(frozen=True)
 class RowSampling:
-    """How to draw one row's token.  Values are those that ``SamplingParams`` accepts.
+    """The sampling of one row's token, with the ranges of ``SamplingParams``.
 
     :param temperature: 0 is greedy.
     :param top_k: 0 or less keeps all tokens.
-    :param top_p: 1 keeps all tokens; applies to what top_k kept, renormalised.
-    :param min_p: drops tokens less likely than this part of the likeliest; 0 keeps all tokens.
-    :param seed: of the request.
+    :param top_p: 1 keeps all tokens; applies to the renormalised tokens that top_k keeps.
+    :param min_p: drops tokens below this fraction of the largest probability; 0 keeps all tokens.
+    :param seed: the request's seed.
     :param position: output position, 0 for the first token after the prompt.
     """
 
@@ -37,17 +37,15 @@ class RowSampling:
 
 
 GREEDY = RowSampling(0.0)
-"""Takes the most likely token, whatever seed and position."""
+"""The sampling that takes the most likely token."""
 
 
 def sample(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
-    """Draw one token id per row; NOT_NUMBERS where a logit is NaN or the largest is infinite.
+    """Draw one token id per row; NOT_NUMBERS if a logit is NaN or the largest is infinite.
 
     :param logits: float32 [n, vocabulary]; ``-inf`` excludes a token.
-    :param rows: n of them.
-    :raises ValueError: if there are not as many rows as logits.
-
-    Greedy rows take the first of the largest logits.
+    :param rows: n samplings; greedy rows take the first of the largest logits.
+    :raises ValueError: if the numbers of rows and logits differ.
     """
     if len(rows) != logits.shape[0]:
         raise ValueError(f"{len(rows)} rows for logits of {logits.shape[0]}")
@@ -61,16 +59,16 @@ def sample(logits: torch.Tensor, rows: Sequence[RowSampling]) -> list[int]:
 
 
 def largest(logits: torch.Tensor) -> list[int]:
-    """The first of the largest logits of each row [n, vocabulary], or NOT_NUMBERS.
+    """Return the index of the first largest logit of each row [n, vocabulary], or NOT_NUMBERS.
 
-    On a CPU it uses numpy, which is some ten times faster here than torch.  Both take the first NaN
-    of a row for its largest number, so one look there tells of any.
+    On a CPU it uses numpy, which is about ten times faster here than torch.  In both, the argmax of
+    a row with NaN is the first NaN, so a check of the largest number detects any.
     """
     if logits.device.type != "cpu":
         first = logits.argmax(-1)
-        found = logits.gather(-1, first[..., None])[..., 0]
-        told: list[int] = torch.where(found.isfinite(), first, NOT_NUMBERS).tolist()
-        return told
+        values = logits.gather(-1, first[..., None])[..., 0]
+        checked: list[int] = torch.where(values.isfinite(), first, NOT_NUMBERS).tolist()
+        return checked
     rows = logits.numpy()
     where = np.argmax(rows, axis=-1)
     is_number = np.isfinite(rows[np.arange(len(rows)), where])
@@ -79,7 +77,7 @@ def largest(logits: torch.Tensor) -> list[int]:
 
 
 def uniform(seed: int, position: int) -> float:
-    """The one random number of (seed, position), in [0, 1), of 53 bits.
+    """Return the random number of (seed, position), in [0, 1), with 53 bits.
 
     Position ``i`` is the i-th output of a SplitMix64 generator whose state is the
     scrambled seed, so neighbouring seeds give unrelated streams.
@@ -89,7 +87,7 @@ def uniform(seed: int, position: int) -> float:
 
 
 def _scramble(value: int) -> int:
-    """SplitMix64's finaliser: a bijection of 64 bits without visible structure."""
+    """Apply SplitMix64's finaliser, a bijection of 64 bits without visible structure."""
     value = (value + _GOLDEN) & _MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -106,22 +104,22 @@ def _draw(logits: torch.Tensor, row: RowSampling) -> int:
     total = cumulative[-1]
     point = total * uniform(row.seed, row.position)
     index = torch.searchsorted(cumulative, point, right=True)
-    # Rounding may raise the point to the total: then take the last token with any weight.
+    # If rounding raises the point to the total, take the last token with any weight.
     last = torch.searchsorted(cumulative, total)
     return int(tokens[torch.minimum(index, last)])
 
 
 def _support(logits: torch.Tensor, row: RowSampling) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Weights (float64, not normalised) and ids of the tokens that may be drawn, in id order.
+    """Return weights (float64, not normalised) and ids of the candidate tokens, in id order.
 
-    None if a logit is NaN, or the largest is infinite.
+    The result is None if a logit is NaN, or the largest is infinite.
     """
     tokens = _top_k(logits, row.top_k)
     kept = logits[tokens].double()
-    most = kept.max()  # NaN if one is
-    if not most.isfinite():
+    peak = kept.max()  # NaN if any logit is
+    if not peak.isfinite():
         return None
-    weights = ((kept - most) / row.temperature).exp()
+    weights = ((kept - peak) / row.temperature).exp()
     if row.min_p > 0.0:  # the largest weight is 1
         likely = weights >= row.min_p
         weights, tokens = weights[likely], tokens[likely]
@@ -132,9 +130,9 @@ def _support(logits: torch.Tensor, row: RowSampling) -> tuple[torch.Tensor, torc
 
 
 def _top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
-    """Ids of the k largest logits, ascending; among equals the lower ids stay.
+    """Return the ids of the k largest logits, ascending; among equals the lower ids stay.
 
-    Those of NaN are always among them.
+    Ids of NaN logits are always included.
     """
     size = logits.shape[0]
     if not 0 < k < size:
@@ -146,12 +144,12 @@ def _top_k(logits: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def _top_p(probabilities: torch.Tensor, p: float) -> torch.Tensor:
-    """Indices of the smallest set of likely tokens whose probability reaches p, ascending.
+    """Return indices of the smallest set of tokens whose probability reaches p, ascending.
 
-    Among equally likely tokens those with the lower index stay.
+    Among equally likely tokens the lower indices stay.
     """
     # All tokens below (1-p)/size together weigh less than 1-p, so none of them is
-    # in the set: only the few others need sorting.
+    # in the set: only the others need sorting.
     floor = (1.0 - p) / probabilities.shape[0]
     candidates = (probabilities >= floor).nonzero().flatten()
     ordered, order = probabilities[candidates].sort(descending=True, stable=True)

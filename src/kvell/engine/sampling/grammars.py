@@ -1,13 +1,13 @@
-"""Grammars that answers must follow: which tokens may come next, by llguidance.
+"""Grammars of answers: the allowed next tokens, by llguidance.
 
-llguidance runs in processes beside the instance (:mod:`.grammar_process`), since a few characters
-can make it work for seconds and take gigabytes: there the system bounds its time and its memory.
+llguidance runs in separate processes (:mod:`.grammar_process`), since a few characters can make it
+work for seconds and take gigabytes: there the system limits its time and memory.
 ::
 
-    check ──► checks' worker ──► can it be followed?   remembered by the grammar's text
-    masks ──► masks' worker  ──► allowed tokens        beside the step
+    check ──► checks' worker ──► verdict, cached by the grammar's text
+    masks ──► masks' worker  ──► allowed tokens, during the step
 
-Where an answer may reason first, the grammar begins behind that (:mod:`.reasoning`).
+If an answer may reason first, the grammar begins after the reasoning (:mod:`.reasoning`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -39,20 +39,20 @@ __all__ = ["Allowed", "Grammars", "Wanted", "process_bytes_for"]
 Allowed = npt.NDArray[np.bool_]
 TEMPLATE_BYTES = 32 * MIB
 TOKEN_BYTES = 7 * KIB // 4
-"""Of a tokenizer, for each of its tokens: 1.3 KiB, and what is free between them."""
+"""Memory of a tokenizer per token: 1.3 KiB, and fragmentation."""
 
 
 def process_bytes_for(vocab_size: int) -> int:
-    """The most that the grammar processes of a model take together, once they run."""
+    """Return the most memory that the running grammar processes of a model take together."""
     return TEMPLATE_BYTES + TOKEN_BYTES * vocab_size + CHECK_ROOM_BYTES + MASK_ROOM_BYTES
 
 
 class Grammars:
-    """The grammars of one model's requests; masks are computed beside the step.
+    """The grammars of one model's requests; masks are computed during the step.
 
-    :param tokenizer_json: gives the model's tokenizer as JSON text, in the form of the
-        tokenizers library; called at the first use.
-    :param vocab_size: of the model's logits.
+    :param tokenizer_json: returns the model's tokenizer as JSON text of the tokenizers library;
+        called at the first use.
+    :param vocab_size: size of the model's logits.
     :param end_token_ids: tokens that end an answer.
     """
 
@@ -70,36 +70,35 @@ class Grammars:
         self._begun: set[int] = set()
         self._forgotten: list[int] = []
 
-    def known(self, asked: StructuredOutputs) -> bool:
-        """Whether a grammar can be followed; False also if it was not tried yet.
+    def known(self, constraint: StructuredOutputs) -> bool:
+        """Return whether a grammar is known to be supported; False before its check.
 
-        :raises ChangeSomething: naming the constraint and what is wrong with it.
+        :raises ChangeSomething: if it is not supported, naming the constraint and its problem.
         """
         if not self._ends:
             why = "needs a token that ends texts, and the model names none"
-            raise ChangeSomething(asked.field_name, "…", why, "leave it out")
-        verdict = self._checks.known(asked)
-        return verdict is not None and self.agreed(asked, verdict)
+            raise ChangeSomething(constraint.field_name, "…", why, "leave it out")
+        verdict = self._checks.known(constraint)
+        return verdict is not None and self.agreed(constraint, verdict)
 
-    def tried(self, asked: StructuredOutputs, tenant: str = "") -> Future[Verdict]:
-        """Compile a grammar beside the instance; :meth:`agreed` says what the verdict means.
+    def tried(self, constraint: StructuredOutputs, tenant: str = "") -> Future[Verdict]:
+        """Begin to compile a grammar; pass the verdict to :meth:`agreed`.
 
-        :param tenant: whose turn it takes.
-        :raises TryLater: if too many wait to be compiled; the future raises it as well, if no
-            process can be started.
+        :param tenant: the tenant whose turn it takes.
+        :raises TryLater: if too many grammars wait; the future raises it if no process can start.
         """
-        return self._checks.tried(asked, tenant)
+        return self._checks.tried(constraint, tenant)
 
-    def agreed(self, asked: StructuredOutputs, verdict: Verdict) -> bool:
-        """True for a grammar that can be followed.
+    def agreed(self, constraint: StructuredOutputs, verdict: Verdict) -> bool:
+        """Return True for the verdict of a supported grammar.
 
-        :raises ChangeSomething: for any other, naming the constraint and what is wrong with it.
+        :raises ChangeSomething: for any other verdict, naming the constraint and its problem.
         """
         if verdict == GOOD:
             return True
         if verdict == TOO_COMPLEX:
             raise ChangeSomething(
-                asked.field_name,
+                constraint.field_name,
                 "…",
                 f"is too complex: it takes more than 1 s or {CHECK_ROOM_BYTES // MIB} MiB",
                 "use shorter repetitions, fewer alternatives, no & or ~ of patterns",
@@ -108,36 +107,36 @@ class Grammars:
         bound: Bound | None = "grammar" if verdict.is_too_complex else None
         what = "is too complex" if verdict.is_too_complex else "cannot be followed"
         problem = f"{what}: {verdict.problem}"
-        raise ChangeSomething(asked.field_name, "…", problem, "simplify it", bound=bound)
+        raise ChangeSomething(constraint.field_name, "…", problem, "simplify it", bound=bound)
 
-    def check(self, asked: StructuredOutputs) -> None:
-        """Wait until it is known whether a grammar can be followed.
+    def check(self, constraint: StructuredOutputs) -> None:
+        """Wait for the verdict on a grammar.
 
-        :raises ChangeSomething: naming the constraint and what is wrong with it.
-        :raises TryLater: if that cannot be found out now.
+        :raises ChangeSomething: if it is not supported, naming the constraint and its problem.
+        :raises TryLater: if it cannot be compiled now.
         """
-        if not self.known(asked):
-            self.agreed(asked, self.tried(asked).result())
+        if not self.known(constraint):
+            self.agreed(constraint, self.tried(constraint).result())
 
     def masks(self, wanted: Sequence[Wanted]) -> Future[dict[int, Allowed | None]]:
-        """Begin to compute which tokens may come next for each request, by handle.
+        """Begin to compute the allowed next tokens of each request, by handle.
 
-        The value is bool [vocabulary], or None where the grammar has become too complex.  A request
-        that still reasons has none: any token may come next.
+        The value is bool [vocabulary], or None if the grammar has become too complex.  A request
+        that is reasoning has no entry: any token is allowed.
         """
         forgotten, self._forgotten = self._forgotten, []
-        self._begun.update(one.handle for one in wanted)
+        self._begun.update(request.handle for request in wanted)
         return self._thread.submit(self._found, list(wanted), forgotten)
 
     def release(self, handles: Iterable[int]) -> None:
-        """Forget requests that hold no pages any more."""
+        """Drop requests that hold no pages any more."""
         if self._begun:
             ended = self._begun.intersection(handles)
             self._begun -= ended
             self._forgotten += ended
 
     def close(self) -> None:
-        """End the processes; nothing can be asked any more."""
+        """End the processes."""
         self._checks.close()
         self._thread.shutdown(wait=False, cancel_futures=True)
         self._processes.close()
@@ -145,18 +144,18 @@ class Grammars:
     def _found(
         self, wanted: Sequence[Wanted], forgotten: Sequence[int]
     ) -> dict[int, Allowed | None]:
-        found = self._masks.masks(wanted, forgotten)
-        kept = (one for one in wanted if _binds(found[one.handle]))
-        return {one.handle: self._array(found[one.handle]) for one in kept}
+        masks = self._masks.masks(wanted, forgotten)
+        kept = (request for request in wanted if _binds(masks[request.handle]))
+        return {request.handle: self._array(masks[request.handle]) for request in kept}
 
-    def _array(self, found: FoundMask | None) -> Allowed | None:
-        if found is None or found.mask.kind == "stuck":
+    def _array(self, result: FoundMask | None) -> Allowed | None:
+        if result is None or result.mask.kind == "stuck":
             return None
-        allowed, mask = np.zeros(self._vocab_size, bool), found.mask
+        allowed, mask = np.zeros(self._vocab_size, bool), result.mask
         if mask.kind == "over":
             allowed[self._ends] = True
         else:
-            size = min(found.known_tokens, self._vocab_size)
+            size = min(result.known_tokens, self._vocab_size)
             bits = np.frombuffer(mask.bits, np.uint8)
             allowed[:size] = np.unpackbits(bits, bitorder="little")[:size]
         if mask.also is not None:
@@ -164,5 +163,5 @@ class Grammars:
         return allowed
 
 
-def _binds(found: FoundMask | None) -> bool:
-    return found is None or found.mask.kind != "free"
+def _binds(result: FoundMask | None) -> bool:
+    return result is None or result.mask.kind != "free"

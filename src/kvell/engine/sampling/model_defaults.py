@@ -1,4 +1,4 @@
-"""What a model's own ``generation_config.json`` recommends for sampling."""
+"""Sampling defaults from a model's ``generation_config.json``."""
 
 from dataclasses import fields, replace
 from pathlib import Path
@@ -9,9 +9,9 @@ from kvell.errors import ChangeSomething
 from kvell.models.config.json_files import read_optional_json
 
 GenerationConfig = Literal["auto", "vllm"]
-"""``auto`` takes the recommendations of the model's file, ``vllm`` leaves them (vLLM's words)."""
+"""The use of the model's file: ``auto`` applies it, ``vllm`` ignores it (vLLM's names)."""
 NEUTRAL = SamplingParams(max_tokens=None)
-"""Sampling without recommendations; answers are as long as they may be."""
+"""Sampling without recommendations; answers are as long as the model allows."""
 FILE = "generation_config.json"
 _TAKEN = {
     "temperature": "temperature",
@@ -21,25 +21,25 @@ _TAKEN = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
-"""Fields of the file (those that vLLM takes), and what they are called here."""
+"""The file's fields that vLLM applies, with their names in ``SamplingParams``."""
 
 
 def sampling_defaults(path: Path, chosen: GenerationConfig = "auto") -> SamplingParams:
-    """The sampling of requests to a model that do not say otherwise.
+    """Return the default sampling of requests to a model.
 
     :param path: the model's directory.
-    :raises ChangeSomething: naming the file's field that cannot be sampled by.
+    :raises ChangeSomething: naming the invalid field of the file.
     """
     if chosen == "vllm":
         return NEUTRAL
     raw = read_optional_json(path / FILE)
-    found = {here: raw[there] for there, here in _TAKEN.items() if raw.get(there) is not None}
-    wrong = [name for name, value in found.items() if not _is_number(name, value)]
+    values = {here: raw[there] for there, here in _TAKEN.items() if raw.get(there) is not None}
+    wrong = [name for name, value in values.items() if not _is_number(name, value)]
     try:
         if wrong:
             problem = "is not a whole number" if wrong[0] in _WHOLE else "is not a number"
-            raise ChangeSomething(wrong[0], repr(found[wrong[0]])[:40], problem, "")
-        return SamplingParams(**{"max_tokens": None} | found)
+            raise ChangeSomething(wrong[0], repr(values[wrong[0]])[:40], problem, "")
+        return SamplingParams(**{"max_tokens": None} | values)
     except ChangeSomething as error:
         names = {here: there for there, here in _TAKEN.items()}
         value = f"{names[error.field]}: {error.value}"
@@ -48,13 +48,13 @@ def sampling_defaults(path: Path, chosen: GenerationConfig = "auto") -> Sampling
 
 
 def recommended(defaults: SamplingParams) -> dict[str, object]:
-    """What defaults have beyond neutral sampling, by name."""
-    told = {one.name: getattr(defaults, one.name) for one in fields(defaults)}
-    return {name: value for name, value in told.items() if value != getattr(NEUTRAL, name)}
+    """Return the fields of defaults that differ from neutral sampling."""
+    values = {spec.name: getattr(defaults, spec.name) for spec in fields(defaults)}
+    return {name: value for name, value in values.items() if value != getattr(NEUTRAL, name)}
 
 
 def limited(defaults: SamplingParams) -> SamplingParams:
-    """The same, with vLLM's limit of an answer where nothing is recommended."""
+    """Return the defaults, with vLLM's limit of an answer if none is recommended."""
     limit = defaults.max_tokens or SamplingParams.max_tokens
     return replace(defaults, max_tokens=limit)
 

@@ -1,4 +1,4 @@
-"""Which tokens may come next by a request's own lists: allowed tokens and bad words."""
+"""The tokens that a request's lists permit next: allowed tokens and bad words."""
 
 import numpy as np
 import numpy.typing as npt
@@ -11,10 +11,10 @@ from kvell.engine.sampling.grammars import Allowed
 def permitted_tokens(
     params: SamplingParams, output: Ints, vocab_size: int, allowed: Allowed | None = None
 ) -> Allowed:
-    """The tokens that may come next, bool [vocabulary].
+    """Return the tokens that are permitted next, bool [vocabulary].
 
-    :param output: the request's tokens behind its prompt.
-    :param allowed: those that a grammar allows; None for all.
+    :param output: the request's tokens after its prompt.
+    :param allowed: the tokens that a grammar allows; None for all.
     """
     permitted = np.ones(vocab_size, bool) if allowed is None else allowed.copy()
     if params.allowed_token_ids is not None:
@@ -22,7 +22,7 @@ def permitted_tokens(
         listed[_array(params.allowed_token_ids)] = True
         permitted &= listed
     for *before, last in params.bad_words_token_ids:
-        # The first tokens of a word may come: another word may begin so.
+        # The first tokens of a word are permitted: another word may begin with them.
         if not before or output[-len(before) :].tolist() == before:
             permitted[last] = False
     return permitted

@@ -1,14 +1,13 @@
-"""Where the reasoning of an answer ends, and so where its grammar begins.
+"""The end of an answer's reasoning, after which its grammar begins.
 
 ::
 
     undecided ──its start──────────► inside ──the last of its ends──► over
         └──────any other token────────────────────────────────────────►
 
-Ends are looked for in the bytes of the output, as the front looks for them in its text: a tag may
-be several tokens, and a token may hold the end of a tag and more.  llguidance could read all of it
-as one grammar; but then each token of the reasoning would need a mask, and none could end an
-answer.
+Ends are searched in the bytes of the output, as the front does in its text: a tag may be several
+tokens, and a token may hold the end of a tag and more.  llguidance could read all of it as one
+grammar, but then each token of the reasoning would need a mask, and none could end an answer.
 """
 
 from collections.abc import Sequence
@@ -18,12 +17,12 @@ from kvell.engine.protocol.structured_outputs import Reasoning
 
 
 class ReasoningReader:
-    """Reads one answer up to the end of its reasoning; what follows is for the grammar.
+    """A reader of one answer up to the end of its reasoning.
 
-    What it finds depends on the output alone, however it was cut into calls.
+    Its results depend on the output alone, not on the calls that pass it.
 
-    :param tokenizer: llguidance's.
-    :ivar start: the token that would begin the reasoning, while that is undecided; else None.
+    :param tokenizer: llguidance's tokenizer.
+    :ivar start: the token that would begin the reasoning, until the first token; else None.
     """
 
     def __init__(self, reasoning: Reasoning, tokenizer: Any) -> None:
@@ -41,12 +40,11 @@ class ReasoningReader:
             self.start = tag[0] if len(tag) == 1 else None
 
     def behind(self, output: Sequence[int]) -> list[int] | None:
-        """The tokens that the grammar must read; None while it does not hold.
+        """Return the tokens for the grammar; None during the reasoning.
 
-        Where one token ends the reasoning and says more, the rest of it comes first, as tokens of
-        its own.
+        If the token that ends the reasoning has further text, the tokens of this text come first.
 
-        :param output: all tokens so far, which begin with those of the call before.
+        :param output: all tokens so far, which begin with those of the previous call.
         """
         if self.start is not None and len(output):
             if output[0] == self.start:
@@ -66,12 +64,12 @@ class ReasoningReader:
             self._held = self._held[max(0, len(self._held) - self._longest_bytes) :]
 
     def _pass_ends(self) -> None:
-        """Note the ends in what is held, which are looked for one after the other."""
+        """Find the ends, in order, in the held bytes."""
         while (at := self._held.find(self._ends[self._passed])) >= 0:
             self._held = self._held[at + len(self._ends[self._passed]) :]
             self._passed += 1
             if self._passed == len(self._ends):
                 self._begin = self._read
-                # Blanks behind the reasoning are no part of the answer, for whoever reads it.
+                # Blanks after the reasoning are no part of the answer.
                 self._rest = self._tokenizer.tokenize_bytes(self._held.lstrip())
                 return

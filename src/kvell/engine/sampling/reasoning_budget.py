@@ -1,11 +1,11 @@
-"""Where a budget of reasoning is used up; the answer's tokens alone say so.
+"""The end of a reasoning budget, which depends only on the answer's tokens.
 
 ::
 
     answer   <think>  a  b  c  d  </think>  …
                       └─ budget ┘ └─ forced, unless one of a … d was the end
 
-So a request that was preempted, or goes on at another instance, is bound at the same token.
+So the budget of a request that was preempted or moved ends at the same token.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ from kvell.engine.protocol.structured_outputs import ReasoningBudget
 
 
 def forced_token(budget: ReasoningBudget, output: npt.NDArray[np.int32]) -> int | None:
-    """The token that must come next; None if any may.
+    """Return the token that is forced next, or None.
 
     :param output: the answer's tokens so far, int32.
     """

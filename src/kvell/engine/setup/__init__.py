@@ -1,1 +1,1 @@
-"""Setting up an engine: options, sizes, the memory contract, and which options are refused."""
+"""Setup of an engine: options, their checks, sizes, and the memory contract."""

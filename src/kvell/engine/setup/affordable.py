@@ -1,7 +1,7 @@
-"""Refuses memory that the machine cannot give, before anything is reserved.
+"""Checks that the machine has enough memory, before anything is reserved.
 
-Memory is committed when it is first touched, so a pool of any size can be reserved.  A contract
-that the machine cannot keep would end in the kernel's out-of-memory killer.
+Memory is committed at its first touch, so a pool of any size can be reserved.  A pool that exceeds
+the machine's memory would end in the kernel's out-of-memory killer.
 """
 
 from kvell.engine.setup.options import EngineOptions
@@ -12,12 +12,12 @@ from kvell.vocabulary import MIB
 def check_affordable(
     options: EngineOptions, pool_bytes: int, reserve_bytes: int, free_bytes: int, host_bytes: int
 ) -> None:
-    """Check a KV pool, its reserve and a CPU buffer against free memory, weights being loaded.
+    """Check a KV pool, its reserve and a CPU buffer against free memory; weights are loaded.
 
-    :param pool_bytes: of the pool that is about to be reserved.
-    :param reserve_bytes: of activations beside it.
-    :param free_bytes: free now on the device that holds the pool.
-    :param host_bytes: free now in host memory; the same number where the host is the device.
+    :param pool_bytes: size of the pool to reserve.
+    :param reserve_bytes: reserve for activations outside the pool.
+    :param free_bytes: free memory of the device that holds the pool.
+    :param host_bytes: free host memory; equal to ``free_bytes`` on a CPU.
     :raises ChangeSomething: naming the flag, and the largest value that fits.
     """
     if pool_bytes + reserve_bytes > free_bytes:
@@ -26,7 +26,7 @@ def check_affordable(
 
 
 def check_buffer(options: EngineOptions, left_bytes: int) -> None:
-    """Check a CPU buffer against the host memory that the pool leaves.
+    """Check a CPU buffer against the host memory that remains after the pool.
 
     :raises ChangeSomething: naming the largest buffer that fits.
     """

@@ -1,4 +1,4 @@
-"""What a KV budget (``--kv-budget``) requires of the other options."""
+"""Requirements of a KV budget (``--kv-budget``) on other options."""
 
 from kvell.engine.setup.options import EngineOptions
 from kvell.errors import ChangeSomething
@@ -11,10 +11,10 @@ FLAG = "--kv-budget"
 
 
 def observing_tokens(model: PagedModel, options: EngineOptions) -> int:
-    """Tokens at the end of a prompt that one step must compute; 0 if no layer drops tokens.
+    """Return the tokens at a prompt's end that one step must compute; 0 if no layer drops tokens.
 
     :raises ChangeSomething: with a manager that keeps every token, with images, or if a step may
-        not have that many tokens.
+        not have this number of tokens.
     """
     budgets = [x.window_tokens for x in model.description.layers if x.kind is GroupKind.DROPPING]
     if not budgets:

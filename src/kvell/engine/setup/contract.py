@@ -1,9 +1,9 @@
-"""The memory contract: where every byte goes, stated before the first request.
+"""The memory contract: the use of every byte, stated before the first request.
 
-With ``--kv-memory`` the KV pool has a size of its own, and activations a reserve beside it; with
-``--memory`` both share what weights leave.  ``contract_bytes`` is the most that the process takes:
-all of these, its size before it loaded anything, the processes that follow grammars, and an
-allowance for what is not counted.
+With ``--kv-memory`` the KV pool has a fixed size, and activations have a separate reserve; with
+``--memory`` both share the memory that weights leave.  ``contract_bytes`` is the most that the
+process takes: all of these, its size before loading, the grammar processes, and an allowance for
+uncounted memory.
 """
 
 from collections.abc import Callable
@@ -16,22 +16,22 @@ from kvell.vocabulary import GIB, KIB, MIB
 EXAMPLE_TOKENS = (1024, 4096, 16384)
 LEAST_ALLOWANCE_BYTES = 64 * MIB
 ALLOWANCE_PERCENT = 3
-"""Of the counted bytes, for library buffers, tables, messages, allocator fragmentation."""
+"""Allowance for library buffers, tables, messages and fragmentation, in % of counted bytes."""
 
 Fitting = Callable[[Layout, int], int]
-"""From a layout and a length in tokens: how many requests of that length decode at once."""
+"""A function of a layout and a length in tokens: how many such requests decode at once."""
 
 
 @dataclass(frozen=True)
 class GroupContract:
     """Sizes of one layer group.
 
-    :param name: what the group is called, like ``full`` or ``sliding(512)``.
+    :param name: the group's name, like ``full`` or ``sliding(512)``.
     :param layers: number of its layers.
-    :param token_bytes: bytes that one token (or one state) needs, over all its layers.
-    :param page_tokens: tokens that a page holds; 1 for states.
+    :param token_bytes: bytes of one token (or one state) in all its layers.
+    :param page_tokens: tokens of a page; 1 for states.
     :param page_bytes: bytes of a page that hold data.
-    :param padding_bytes: further bytes of a page that hold nothing.
+    :param padding_bytes: further bytes of a page, without data.
     :param pages_per_large: pages in a large page.
     """
 
@@ -46,9 +46,9 @@ class GroupContract:
 
 @dataclass(frozen=True)
 class ModelShare:
-    """What one of several models can serve while it has the pool to itself.
+    """The requests that one of several models can serve if it has the pool alone.
 
-    :param model: its name.
+    :param model: the model's name.
     :param max_model_len: most tokens of a request, prompt and answer together.
     :param requests_that_fit: (tokens of a request, requests of that length that decode at once).
     """
@@ -58,33 +58,33 @@ class ModelShare:
     requests_that_fit: tuple[tuple[int, int], ...]
 
     def line(self, title: str) -> str:
-        """A line with its longest request, and how many requests of each length fit."""
+        """Return a line with the longest request, and the number of requests that fit by length."""
         fits = ", ".join(f"{count} of {tokens:,}" for tokens, count in self.requests_that_fit)
         return f"  {title:<18}  {self.max_model_len:,} tokens; at once: {fits} tokens"
 
 
 @dataclass(frozen=True)
 class MemoryContract:
-    """The memory an engine takes, and the requests that fit into it.
+    """The memory of an engine, and the requests that fit into it.
 
     :param model: name of the first model.
-    :param weights_bytes: of all models' weights.
+    :param weights_bytes: weights of all models.
     :param kv_pool_bytes: most bytes of KV cache.
-    :param activation_reserve_bytes: beside it; 0 where activations share the pool.
+    :param activation_reserve_bytes: reserve for activations; 0 if they share the pool.
     :param large_page_bytes: size of a large page.
     :param num_large_pages: large pages of the pool.
     :param max_model_len: most tokens of a request, prompt and answer together.
     :param groups: sizes of every layer group.
     :param requests_that_fit: (tokens of a request, requests of that length that decode at once).
-    :param shared_bytes: of the pool that both share; 0 if they share none.
-    :param floor_bytes: of the process before it loaded anything.
-    :param cpu_buffer_bytes: of host memory for pages that are not on the device; part of the
-        process, whether or not the device is a CPU.
-    :param grammar_bytes: of the processes in which answers' grammars are compiled and followed,
-        once there is one; 0 for models without a tokenizer.
+    :param shared_bytes: size of a pool that KV cache and activations share; 0 without one.
+    :param floor_bytes: size of the process before it loaded anything.
+    :param cpu_buffer_bytes: host memory for pages that are not in the pool; part of the process on
+        any device.
+    :param grammar_bytes: memory of the grammar processes, once they run; 0 for models without a
+        tokenizer.
     :param steps: a remark on how steps are planned; "" for none.
     :param beside: further models that share the pool; ``max_model_len`` and
-        ``requests_that_fit`` are the first one's.
+        ``requests_that_fit`` apply to the first model.
     """
 
     model: str
@@ -105,23 +105,23 @@ class MemoryContract:
 
     @property
     def total_bytes(self) -> int:
-        """Weights, KV cache and activations."""
+        """The bytes of weights, KV cache and activations."""
         pool_bytes = self.shared_bytes or self.kv_pool_bytes + self.activation_reserve_bytes
         return self.weights_bytes + pool_bytes
 
     @property
     def allowance_bytes(self) -> int:
-        """Allowance for memory that is not counted one by one."""
+        """The allowance for uncounted memory."""
         return max(LEAST_ALLOWANCE_BYTES, self.total_bytes * ALLOWANCE_PERCENT // 100)
 
     @property
     def contract_bytes(self) -> int:
-        """The most that the process takes, with those that it starts for grammars."""
+        """The most that the process takes, including its grammar processes."""
         counted_bytes = self.total_bytes + self.cpu_buffer_bytes + self.grammar_bytes
         return counted_bytes + self.floor_bytes + self.allowance_bytes
 
     def parts(self) -> dict[str, int]:
-        """Every part in bytes, by name, and their sum."""
+        """Return every part in bytes, by name, and their sum."""
         return {
             "weights_bytes": self.weights_bytes,
             "kv_pool_bytes": self.kv_pool_bytes,
@@ -135,15 +135,15 @@ class MemoryContract:
         }
 
     def as_dict(self) -> dict[str, Any]:
-        """The contract as JSON-ready values."""
+        """Return the contract as JSON-ready values."""
         return {**asdict(self), **self.parts(), "total_bytes": self.total_bytes}
 
     def lines(self) -> list[str]:
-        """The contract as lines of text for users."""
-        own = ModelShare(self.model, self.max_model_len, self.requests_that_fit)
-        models = (own, *self.beside)
+        """Return the contract as lines of text for users."""
+        first = ModelShare(self.model, self.max_model_len, self.requests_that_fit)
+        models = (first, *self.beside)
         return [
-            f"memory contract for {', '.join(one.model for one in models)}",
+            f"memory contract for {', '.join(share.model for share in models)}",
             f"  weights             {size(self.weights_bytes)}",
             f"  KV pool             {size(self.kv_pool_bytes)}  "
             f"({self.num_large_pages:,} large pages of {size(self.large_page_bytes).strip()})",
@@ -155,14 +155,13 @@ class MemoryContract:
             f"  process, at most    {size(self.contract_bytes)}  "
             f"(with {size(self.floor_bytes).strip()} of its own "
             f"and {size(self.allowance_bytes).strip()} to spare)",
-            own.line("longest request"),
-            *(one.line(f"longest to {one.model}") for one in self.beside),
+            first.line("longest request"),
+            *(share.line(f"longest to {share.model}") for share in self.beside),
             *([f"  steps               {self.steps}"] if self.steps else []),
         ]
 
     @staticmethod
     def _line(title: str, num_bytes: int) -> list[str]:
-        """The line of a part that not every contract has."""
         return [f"  {title:<18}  {size(num_bytes)}"] if num_bytes else []
 
     def _activation_line(self) -> str:
@@ -174,7 +173,7 @@ class MemoryContract:
 def model_share(
     model: str, layout: Layout, max_model_len: int, fitting: Fitting = requests_that_fit
 ) -> ModelShare:
-    """What one of several models can serve while it has the pool to itself."""
+    """Return the requests that one of several models can serve if it has the pool alone."""
     fits = requests_by_length(layout.seen_by(model), max_model_len, fitting)
     return ModelShare(model, max_model_len, fits)
 
@@ -182,7 +181,7 @@ def model_share(
 def requests_by_length(
     layout: Layout, max_model_len: int, fitting: Fitting = requests_that_fit
 ) -> tuple[tuple[int, int], ...]:
-    """(length in tokens, requests that decode at once) for a few lengths up to the longest."""
+    """Return (length in tokens, requests that decode at once) for lengths up to the longest."""
     lengths = [n for n in EXAMPLE_TOKENS if n < max_model_len] + [max_model_len]
     return tuple((n, fitting(layout, n)) for n in lengths)
 
@@ -202,14 +201,14 @@ def make_contract(
     fitting: Fitting = requests_that_fit,
     steps: str = "",
 ) -> MemoryContract:
-    """The contract of an engine that is about to serve.
+    """Return the contract of an engine before it serves.
 
-    :param layout: of the whole pool; with several models, groups carry their names.
-    :param shared_bytes: of the pool, if activations share it; there is no reserve then.
-    :param floor_bytes: of the process before it loaded anything.
+    :param layout: layout of the whole pool; with several models, groups have their models' names.
+    :param shared_bytes: size of the pool, if activations share it; there is then no reserve.
+    :param floor_bytes: size of the process before it loaded anything.
     :param steps: a remark on how steps are planned; "" for none.
     """
-    own = layout.seen_by(model) if beside else layout
+    seen = layout.seen_by(model) if beside else layout
     return MemoryContract(
         model,
         weights_bytes,
@@ -230,7 +229,7 @@ def make_contract(
             )
             for group in layout.groups
         ),
-        requests_by_length(own, max_model_len, fitting),
+        requests_by_length(seen, max_model_len, fitting),
         beside,
         shared_bytes,
         floor_bytes,
@@ -241,7 +240,7 @@ def make_contract(
 
 
 def size(num_bytes: int) -> str:
-    """A size in its largest unit, right-aligned, with one decimal: `` 256.0 MiB``."""
+    """Return a size in its largest unit, right-aligned, with one decimal: `` 256.0 MiB``."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if num_bytes >= unit:
             return f"{num_bytes / unit:7.1f} {name}"

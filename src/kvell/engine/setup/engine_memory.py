@@ -1,4 +1,4 @@
-"""Builds an engine's memory: the KV region, activations, and the CPU buffer."""
+"""Construction of an engine's memory: the KV region, activations, and the CPU buffer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,14 +33,14 @@ from kvell.vocabulary import MIB
 
 @dataclass(frozen=True)
 class Memory:
-    """An engine's memory, as each part of the engine sees it.
+    """An engine's memory.
 
     :param pool: uint8 [bytes], the KV region.
-    :param chunks: the pool's chunks, if only a first touch commits them.
-    :param descriptor: of the memfd that the pool is, if it is one and nothing else uses it.
-    :param neighbours: places behind the pool for those of other instances on this host.
-    :param seen: uint8 [bytes], the pool and the addresses behind it: what attention may read, and
-        what pages may be copied from.
+    :param chunks: the pool's chunks, if the first touch commits them.
+    :param descriptor: the pool's memfd, if it has one that nothing else uses.
+    :param neighbours: mapping slots after the pool for pools of other instances on this host.
+    :param seen: uint8 [bytes], the pool and the slots after it, for attention and for reads of page
+        copies.
     """
 
     pool: torch.Tensor
@@ -54,17 +54,16 @@ class Memory:
 
     @property
     def read(self) -> torch.Tensor:
-        """What pages are read from: the pool, with neighbours' pools behind it where there are
-        places for them."""
+        """The memory that pages are read from: the pool, with any slots for other pools."""
         return self.pool if self.seen is None else self.seen
 
 
 @dataclass(frozen=True)
 class CpuBuffer:
-    """Host memory beside the pool, and the policies that use it.
+    """The CPU buffer's host memory, and the policies that use it.
 
     :param memory: uint8 [bytes].
-    :param parking: lets prompts go ahead of decodes; None without objectives.
+    :param parking: policy that runs prompts before decodes; None without objectives.
     """
 
     swapping: Swapping
@@ -75,9 +74,9 @@ class CpuBuffer:
 def cpu_buffer_of(
     core: MemoryCore, every: Sequence[PagedModel], options: EngineOptions, limits: Limits
 ) -> CpuBuffer | None:
-    """Build the CPU buffer, in whole large pages; None without one.
+    """Build the CPU buffer, in whole large pages; return None if none is configured.
 
-    :raises ChangeSomething: if it would not hold one large page, or the host lacks the memory.
+    :raises ChangeSomething: if it holds no large page, or the host lacks the memory.
     """
     if options.cpu_buffer_bytes is None:
         return None
@@ -91,7 +90,7 @@ def cpu_buffer_of(
             f"use at least --cpu-buffer {-(-layout.large_page_bytes // MIB)}MiB",
         )
     size_bytes, device = count * layout.large_page_bytes, every[0].device.type
-    weights = sum(one.weight_bytes // one.dtype.itemsize for one in every)
+    weights = sum(model.weight_bytes // model.dtype.itemsize for model in every)
     ledger, rule = PageBuffer(layout.groups, count), rule_of_weights(weights, device)
     swapping = Swapping(core, ledger, rule, BufferedPrefixes(core, ledger, rule))
     parking = None
@@ -107,12 +106,12 @@ def cpu_buffer_of(
 def memory_of(
     sizes: Sizes, core: WithholdingCore, every: Sequence[PagedModel], options: EngineOptions
 ) -> Memory:
-    """Build the pool, and activations in it or beside it.
+    """Build the pool, and activation memory in it or separately.
 
-    Models are not attached yet; only fused passes already have their activation memory.
+    Models are not attached yet, but fused passes have their activation memory.
     """
     layout, place = sizes.layout, every[0].device
-    decoders = [one.fused for one in every if one.fused]
+    decoders = [model.fused for model in every if model.fused]
     if not sizes.shared_chunks:
         _give_reserve(decoders, sizes.reserve_bytes)
         if place.type != "cpu":
@@ -130,27 +129,27 @@ def memory_of(
 
 
 def _own_pool(layout: Layout, place: torch.device, options: EngineOptions) -> Memory:
-    """A pool in host memory; with places behind it, if the engine is one of several instances."""
-    most = MOST_NEIGHBOURS if options.pool_place is not None else 0
-    beyond_bytes = Neighbours.beyond_bytes(layout.pool_bytes, layout.large_page_bytes, most)
+    """Build a pool in host memory, followed by mapping slots if there are other instances."""
+    num_slots = MOST_NEIGHBOURS if options.pool_place is not None else 0
+    beyond_bytes = Neighbours.beyond_bytes(layout.pool_bytes, layout.large_page_bytes, num_slots)
     num_chunks = -(-layout.pool_bytes // HostChunks.chunk_bytes)
     try:
         cold = HostChunks(num_chunks, "--kv-memory", beyond_bytes)
     except ChangeSomething:
-        if not most:
+        if not num_slots:
             raise
-        most = 0  # where addresses are scarce (ulimit -v) it serves, and borrows nothing
+        num_slots = 0  # with few addresses (ulimit -v) it serves without borrowing
         cold = HostChunks(num_chunks, "--kv-memory")
     pool = pool_tensor(cold.view(cold.home), layout.pool_bytes, place)
     memory = Memory(pool, chunks=cold, descriptor=cold.descriptor)
-    if not most:
+    if not num_slots:
         return memory
     neighbours = Neighbours(cold, layout.pool_bytes, layout.large_page_bytes)
     return replace(memory, neighbours=neighbours, seen=host_pool(cold.view_beyond()))
 
 
 def _give_reserve(decoders: Sequence[FusedDecoder], reserve_bytes: int) -> None:
-    """Allocate the reserve for fused passes; the first touch by a step commits its memory."""
+    """Allocate the reserve of fused passes; a step's first touch commits its memory."""
     if decoders:
         buffer = torch.empty(reserve_bytes, dtype=torch.uint8)
         for decoder in decoders:

@@ -1,4 +1,4 @@
-"""Settings of an engine and its models: everything that says what an instance serves."""
+"""Settings of an engine and its models, which define what an instance serves."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,11 +17,11 @@ class EngineSettings(EngineOptions):
     """
 
     model: str
-    """``smollm2``, a local transformers directory, or a hub id. Requests name it so, or NAME if it
-    is written ``NAME=…``."""
+    """``smollm2``, a local transformers directory, or a hub id. Requests use this name, or NAME if
+    it is written ``NAME=…``."""
     beside: Sequence[str] = ()
-    """Further models, written likewise, each independent of the others. All models share the steps
-    and the KV pool, which follows the load."""
+    """Further independent models, written like ``model``. All models share the steps and the KV
+    pool, which is divided by load."""
     dtype: str = setting(
         "auto",
         "--dtype",
@@ -44,46 +44,45 @@ class EngineSettings(EngineOptions):
         choices=QUANTIZATIONS,
     )
     """Storage of weights: ``none`` (as ``dtype``), ``int8`` or ``int4``, for models with a fused
-    pass. Blocks of four bits in a model's files are served as they are; a draft model keeps its own
-    dtype."""
+    pass. int4 blocks in a model's files are served as they are; a draft model keeps its dtype."""
     hf_overrides: str | Mapping[str, object] | None = setting(
         None,
         "--hf-overrides",
         "Fields in place of those of the model's config.json, as a JSON object.",
         metavar="JSON",
     )
-    """Fields in place of those of the model's ``config.json``, as a mapping or a JSON object:
-    ``{"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}``. Those of nested configs
+    """Fields that replace those of the model's ``config.json``, as a mapping or a JSON object:
+    ``{"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}``. Fields of nested configs
     (``text_config``) are merged; other fields are replaced as a whole. Draft models and further
-    models keep theirs."""
+    models are not affected."""
     kv_budget: str | None = setting(
         None,
         "--kv-budget",
         "Tokens of a long prompt that a layer of full attention keeps, or keeps on average.",
         metavar="N|pyramid:N",
     )
-    """Tokens of a long prompt that each layer of full attention keeps once it is computed
-    (``"1024"``), or keeps on average, lower layers more (``"pyramid:1024"``). None keeps all.
-    Answers change; prompts beyond the budget share no prefix."""
+    """Tokens of a computed long prompt that each layer of full attention keeps (``"1024"``), or
+    keeps on average, lower layers more (``"pyramid:1024"``). None keeps all. Answers change;
+    prompts beyond the budget share no prefix."""
     device: str = setting("cpu", "--device", "Where the model runs.", choices=("cpu", "cuda"))
-    """``cpu`` or ``cuda``."""
+    """The device: ``cpu`` or ``cuda``."""
     threads: int | None = setting(
         None,
         "--threads",
         "Threads of a step, which go as if alone. [default: one a processor, giving way to others]",
         "at-least-one",
     )
-    """Threads of a step, for models with a fused pass. None: one for each processor; where other
-    programs run on these the team then goes another way, which gives way to them. A number: always
-    so many, and always as if they were alone."""
+    """Threads of a step, for models with a fused pass. None: one for each processor; if other
+    programs use these, the threads yield to them. A number: always this number, and they never
+    yield."""
     speculative_model: str | None = setting(
         None,
         "--speculative-model",
         "A smaller model that makes draft tokens. [default: look up what the text repeats]",
         metavar="MODEL",
     )
-    """A smaller draft model with the same vocabulary, named like ``model``; its keys and values lie
-    in the same pool. Without it, draft tokens are those that followed an earlier occurrence of the
+    """A smaller draft model with the same vocabulary, named like ``model``; its keys and values are
+    in the same pool. Without it, draft tokens are the tokens after an earlier occurrence of the
     last ``prompt_lookup_min`` to ``prompt_lookup_max`` tokens."""
     enforce_eager: bool = setting(
         False,
@@ -91,8 +90,8 @@ class EngineSettings(EngineOptions):
         "Run transformers' own code layer by layer, even if the model has a fused pass.",
         "switch",
     )
-    """Run transformers' own code layer by layer even if the model has a fused pass (dense ones and
-    Falcon-H1, in float32 or bfloat16 on a CPU); slower, as exact."""
+    """Run transformers' code layer by layer even if the model has a fused pass (dense models and
+    Falcon-H1, in float32 or bfloat16 on a CPU); slower, but as exact."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "beside", tuple(self.beside))
@@ -106,10 +105,10 @@ class EngineSettings(EngineOptions):
         return self.hf_overrides
 
     def flags(self) -> list[str]:
-        """Return the command-line flags that give these settings again."""
+        """Return command-line flags for these settings."""
         words = [word for model in (self.model, *self.beside) for word in ("--model", model)]
-        for one, flag in flagged():
-            value = getattr(self, one.name)
+        for field, flag in flagged():
+            value = getattr(self, field.name)
             if flag.kind == "switch":
                 words.append(flag.name if value else opposite(flag))
             elif value is not None:
@@ -118,12 +117,12 @@ class EngineSettings(EngineOptions):
 
 
 def flagged() -> Iterator[tuple["Field[object]", Flag]]:
-    """Settings that have a flag, with it."""
-    for one in fields(EngineSettings):
-        if "flag" in one.metadata:
-            yield one, one.metadata["flag"]
+    """Yield the settings that have a flag, with the flag."""
+    for field in fields(EngineSettings):
+        if "flag" in field.metadata:
+            yield field, field.metadata["flag"]
 
 
 def opposite(flag: Flag) -> str:
-    """The flag that turns a switch off."""
+    """Return the flag that turns a switch off."""
     return f"--no-{flag.name.removeprefix('--')}"

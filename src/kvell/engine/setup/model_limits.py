@@ -1,4 +1,4 @@
-"""Lengths of requests that each model of an engine can serve, as its pool allows."""
+"""Limits of the requests that each model of an engine can serve in its pool."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import KIB
 
 MIN_MODEL_LEN = 2
-"""A prompt of one token and one token of output."""
+"""The shortest request: one token of prompt and one of output."""
 
 
 def rules_of(
@@ -33,16 +33,16 @@ def rules_of(
     draft: PagedModel | None,
     layers: Sequence[LayerSpec],
 ) -> list[ModelRules]:
-    """The rules of each model; a given ``max_model_len`` is the first's, and a cap for others."""
-    found, layout = [], sizes.promised
+    """Return the rules of each model; ``options.max_model_len`` is only a cap after the first."""
+    rules, layout = [], sizes.promised
     flag = flag_of(sizes, options)
     for index, (name, model, eos) in enumerate((s.name, s.model, s.eos_token_ids) for s in served):
-        own, given = model.description.max_model_len, options.max_model_len
-        wish = min(own, given) if index and given is not None else given
+        model_len, given = model.description.max_model_len, options.max_model_len
+        wish = min(model_len, given) if index and given is not None else given
         wished = replace(options, max_model_len=wish)
         limits = make_limits(layout, model, wished, draft, name, layers, flag)
-        found.append(ModelRules(name, limits, eos, layout.seen_by(name) if name else layout))
-    return found
+        rules.append(ModelRules(name, limits, eos, layout.seen_by(name) if name else layout))
+    return rules
 
 
 def make_limits(
@@ -54,19 +54,19 @@ def make_limits(
     layers: Sequence[LayerSpec] | None = None,
     flag: PoolFlag | None = None,
 ) -> Limits:
-    """The constants of a run; ``max_model_len`` follows from the pool unless it is given.
+    """Return the limits of a model; ``max_model_len`` follows from the pool unless it is given.
 
-    :param name: which of the pool's models it is, if there are several.
-    :param layers: all layers in the pool; the model's own and its draft's if not given.
-    :param flag: what to change if the pool is too small; ``--kv-memory`` if not given.
+    :param name: the model's name, if the pool has several.
+    :param layers: all layers in the pool; None: those of the model and its draft model.
+    :param flag: the flag to change if the pool is too small; None: ``--kv-memory``.
     :raises ChangeSomething: if a given ``max_model_len`` is not possible.
     """
-    own = _own_length(model, options)
-    wanted = options.max_model_len or own
-    chunk_tokens, most = Limits().min_chunk_tokens, options.max_num_batched_tokens
+    model_len = _own_length(model, options)
+    wanted = options.max_model_len or model_len
+    chunk_tokens, step_tokens = Limits().min_chunk_tokens, options.max_num_batched_tokens
     if not options.enable_chunked_prefill:
-        check_whole_prompts(most, options.max_model_len or 0)
-        wanted, chunk_tokens = min(wanted, most), most
+        check_whole_prompts(step_tokens, options.max_model_len or 0)
+        wanted, chunk_tokens = min(wanted, step_tokens), step_tokens
     limits = Limits(
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_num_seqs=options.max_num_seqs,
@@ -81,7 +81,9 @@ def make_limits(
         min_chunk_tokens=chunk_tokens,
         enable_chunked_prefill=options.enable_chunked_prefill,
         short_rope_tokens=model.description.short_rope_tokens,
-        draft_tokens_end=draft_tokens_end(own, draft.description.max_model_len if draft else None),
+        draft_tokens_end=draft_tokens_end(
+            model_len, draft.description.max_model_len if draft else None
+        ),
     )
     seen = layout.seen_by(name) if name else layout
     fits = longest_request(seen, wanted, limits.min_chunk_tokens)
@@ -94,19 +96,19 @@ def make_limits(
 
 
 def _own_length(model: PagedModel, options: EngineOptions) -> int:
-    """The most tokens of a request that a model can serve.
+    """Return the most tokens of a request that a model supports.
 
-    :raises ChangeSomething: if more are asked for.
+    :raises ChangeSomething: if ``max_model_len`` is higher.
     """
-    own = model.description.max_model_len
-    if options.max_model_len is not None and options.max_model_len > own:
+    model_len = model.description.max_model_len
+    if options.max_model_len is not None and options.max_model_len > model_len:
         raise ChangeSomething(
             "--max-model-len",
             options.max_model_len,
-            f"is above the model's own limit of {own} tokens",
-            f"use at most {own}",
+            f"is above the model's own limit of {model_len} tokens",
+            f"use at most {model_len}",
         )
-    return own
+    return model_len
 
 
 def _layers_of(model: PagedModel, draft: PagedModel | None) -> Sequence[LayerSpec]:
@@ -117,7 +119,7 @@ def _layers_of(model: PagedModel, draft: PagedModel | None) -> Sequence[LayerSpe
 def _too_small(
     flag: PoolFlag, enough_bytes: int, wanted: int, fits: int, name: str
 ) -> ChangeSomething:
-    """What to say of a pool that fits no request of ``wanted`` tokens, but of ``fits``."""
+    """Return the error for a pool that fits a request of ``fits`` tokens, but not of ``wanted``."""
     need_kib = -(-(enough_bytes + flag.beside_bytes) // KIB)
     return ChangeSomething(
         flag.name,
@@ -131,7 +133,7 @@ def _too_small(
 def _enough_bytes(
     layout: Layout, layers: Sequence[LayerSpec], manager: Manager, limits: Limits, name: str
 ) -> int:
-    """Bytes of a pool that fits one request of ``max_model_len``.
+    """Return the bytes of a pool that fits one request of ``max_model_len``.
 
     A larger pool may have larger pages, so the layout is planned again until it fits.
     """

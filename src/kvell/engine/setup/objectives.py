@@ -1,7 +1,7 @@
 """Latency objectives (``--slo-ttft``, ``--slo-tpot``), and whether requests are late.
 
-The deciding part knows no clock: after every step the loop looks at its own, and says through the
-journal whether requests are late, so that a replay decides the same.
+The engine core reads no clock: after every step the loop reads it and records in the journal
+whether requests are late, so that a replay decides the same.
 """
 
 from collections.abc import Sequence
@@ -16,13 +16,13 @@ from kvell.errors import ChangeSomething
 
 
 def check_objectives(options: EngineOptions) -> None:
-    """Refuse objectives that could have no effect.
+    """Refuse objectives that can have no effect.
 
-    :raises ChangeSomething: for one that is not above 0, without a CPU buffer, or without chunked
-        prefill.
+    :raises ChangeSomething: for an objective that is not above 0, without a CPU buffer, or without
+        chunked prefill.
     """
-    asked = {"--slo-ttft": options.slo_ttft_seconds, "--slo-tpot": options.slo_tpot_seconds}
-    for flag, seconds in asked.items():
+    objectives = {"--slo-ttft": options.slo_ttft_seconds, "--slo-tpot": options.slo_tpot_seconds}
+    for flag, seconds in objectives.items():
         if seconds is None:
             continue
         if not seconds > 0:
@@ -37,7 +37,7 @@ def check_objectives(options: EngineOptions) -> None:
 
 
 class ObjectiveWatch:
-    """Reads the clock when requests arrive and steps end."""
+    """A watch of objectives that reads the clock when requests arrive and steps end."""
 
     def __init__(self, watch: LatenessWatch, clock: Clock) -> None:
         self._watch, self._clock = watch, clock
@@ -45,7 +45,7 @@ class ObjectiveWatch:
     def heard(self, command: Submit | Cancel, events: Sequence[Event]) -> None:
         """Note a command; ``events`` are its immediate answers, if it needs no step.
 
-        A refused request is never late; a cancelled one is late no more.
+        Refused and cancelled requests are not late.
         """
         now_seconds = self._clock.now_seconds()
         if isinstance(command, Cancel):
@@ -54,19 +54,19 @@ class ObjectiveWatch:
             self._watch.submitted(command.request_id, now_seconds)
 
     def after_step(self, events: Sequence[Event]) -> Lateness:
-        """Take in a step's events; return whether requests are late."""
+        """Process a step's events; return whether requests are late."""
         return self._watch.step(events, self._clock.now_seconds())
 
 
 def watch_of(options: EngineOptions, clock: Clock) -> ObjectiveWatch | None:
-    """The watch for an engine's objectives; None if it has none.
+    """Return the watch for an engine's objectives; None without objectives.
 
-    An objective that is not given is never missed.  An answer is taken to have as many tokens as
-    the scheduler expects of one.
+    An objective that is not set is never missed.  An answer is assumed to have the number of tokens
+    that the scheduler expects.
     """
     ttft, tpot = options.slo_ttft_seconds, options.slo_tpot_seconds
     if ttft is None and tpot is None:
         return None
-    first, further = (inf if asked is None else asked for asked in (ttft, tpot))
+    first, further = (inf if objective is None else objective for objective in (ttft, tpot))
     watch = LatenessWatch.ahead_of(first, further, INITIAL_EXPECTED_OUTPUT)
     return ObjectiveWatch(watch, clock)

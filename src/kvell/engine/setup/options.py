@@ -1,7 +1,7 @@
-"""Settings of an engine over a model that is loaded, and how a setting is given as a flag.
+"""Settings of an engine for a loaded model, and their flags.
 
-Command-line flags, arguments of :class:`kvell.LLM` and :class:`kvell.AsyncEngine`, and the
-command lines of instances are all made of these fields: a new setting is one field.
+Command-line flags, arguments of :class:`kvell.LLM` and :class:`kvell.AsyncEngine`, and command
+lines of instances are all derived from these fields: a new setting is one field.
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from kvell.mempool.rendezvous import Rendezvous
 from kvell.pages.sizing import MANAGERS
 
 Kind = Literal["text", "bytes", "seconds", "length", "count", "at-least-one", "switch"]
-"""How a flag's value is written: ``length`` is a number of tokens, or ``auto`` for None."""
+"""The type of a flag's value: ``length`` is a number of tokens, or ``auto`` for None."""
 
 
 @dataclass(frozen=True)
 class Flag:
-    """How a setting is given on a command line.
+    """The command-line flag of a setting.
 
-    :ivar help: one line; it says what None means.
-    :ivar choices: all values, where they are few.
+    :ivar help: one line, with the meaning of None.
+    :ivar choices: all values, if they are few.
     """
 
     name: str
@@ -40,14 +40,14 @@ def setting(
     metavar: str = "",
     choices: Sequence[str] = (),
 ) -> Any:
-    """A field of settings that has a flag (:class:`Flag`)."""
+    """Return a field of settings that has a :class:`Flag`."""
     metadata = {"flag": Flag(flag, kind, help, metavar, tuple(choices))}
     return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Settings of an engine over a model that is loaded."""
+    """Settings of an engine for a loaded model."""
 
     memory_bytes: int | None = setting(
         None,
@@ -55,9 +55,9 @@ class EngineOptions:
         "Memory of weights, KV cache and activations together; the last two share what is left.",
         "bytes",
     )
-    """Of weights, KV cache and activations together. With a fused pass, KV cache and activations
-    share what the weights leave, and each takes what the other does not need; otherwise a part of
-    it is reserved for activations. None bounds the KV cache alone."""
+    """Memory of weights, KV cache and activations together. With a fused pass, KV cache and
+    activations share the memory that the weights leave, by need; otherwise a part of it is reserved
+    for activations. None limits only the KV cache."""
     kv_memory_bytes: int | None = setting(
         None,
         "--kv-memory",
@@ -71,8 +71,8 @@ class EngineOptions:
         "Host memory for pages of preempted requests, which resume later. [default: none]",
         "bytes",
     )
-    """Additional host memory in which preempted requests keep their pages if that is quicker than
-    recomputing their tokens, and cached prefixes; None for no buffer."""
+    """Additional host memory for cached prefixes, and for pages of preempted requests if that is
+    faster than recomputing their tokens; None for no buffer."""
     slo_ttft_seconds: float | None = setting(
         None,
         "--slo-ttft",
@@ -80,8 +80,8 @@ class EngineOptions:
         "pages wait in the CPU buffer.",
         "seconds",
     )
-    """Limit to a request's first token. With either objective, prompts go ahead of decodes, whose
-    pages wait in the CPU buffer: they use more of it while first tokens are late, less while
+    """Time limit of a request's first token. With either objective, prompts run before decodes,
+    whose pages wait in the CPU buffer: more of it is used while first tokens are late, less while
     answers are slow. None sets no limit."""
     slo_tpot_seconds: float | None = setting(
         None,
@@ -89,12 +89,12 @@ class EngineOptions:
         "Time limit per further token: while it is missed, prompts do not go ahead.",
         "seconds",
     )
-    """Limit for each further token of an answer, on average."""
+    """Time limit of each further token of an answer, on average."""
     max_model_len: int | None = setting(
         None, "--max-model-len", "Prompt and output tokens of one request at most.", "length"
     )
-    """Most tokens of a request, prompt and answer together. None takes the longest request that the
-    model and the pool allow."""
+    """Most tokens of a request, prompt and answer together. None: as many as the model and the pool
+    allow."""
     max_num_batched_tokens: int = setting(
         2048, "--max-num-batched-tokens", "Tokens of one step at most.", "at-least-one"
     )
@@ -110,9 +110,8 @@ class EngineOptions:
         "switch",
     )
     """Cut prompts into chunks that share steps with decodes. Else a step computes whole prompts or
-    decodes, prompts first; then
-    ``max_num_batched_tokens`` must be at least ``max_model_len``, and is its limit if that is
-    None."""
+    decodes, prompts first; then ``max_num_batched_tokens`` must be at least ``max_model_len``, or
+    limits it if that is None."""
     num_speculative_tokens: int = setting(
         0,
         "--num-speculative-tokens",
@@ -144,20 +143,19 @@ class EngineOptions:
         "How KV memory is divided; all but kvell are for comparison.",
         choices=MANAGERS,
     )
-    """How the pool is shared between layer groups; see :data:`kvell.memory.Manager`."""
+    """The division of the pool between layer groups; see :data:`kvell.memory.Manager`."""
     common_pool: bool = False
     """Whether prefixes that several requests share may be protected."""
     embeddings: Embeddings = "own"
-    """Where embeddings of image tokens wait: ``own`` pages, or ``in-kv``, the pages that their keys
-    and values will overwrite (if there is room in them)."""
+    """The pages of image embeddings: ``own`` pages, or ``in-kv``, the pages that the tokens' keys
+    and values will overwrite (if they have room)."""
     memory_parts: int = 1
-    """Instances that start at once on this machine; each may have this part of what is free."""
+    """Number of instances that start together on this machine and divide its free memory."""
     pool_place: Rendezvous | None = None
-    """Where the engine meets other instances, from which requests come or to which they go; None:
-    nowhere."""
+    """The rendezvous with other instances, to and from which requests move; None: no others."""
     copies_under_pass: bool | None = None
-    """Whether pages are copied to the CPU buffer and back while a pass computes; None: where the
-    pass leaves a processor free."""
+    """Whether pages are copied to the CPU buffer and back during a pass; None: if the pass leaves a
+    processor free."""
 
     @property
     def has_objectives(self) -> bool:
@@ -166,7 +164,7 @@ class EngineOptions:
 
     @property
     def max_step_logits(self) -> int:
-        """Most rows of logits of a step."""
+        """The most rows of logits of a step."""
         return self.max_num_seqs + max_step_draft_tokens(
             self.max_num_seqs, self.num_speculative_tokens
         )

@@ -1,4 +1,4 @@
-"""What prefill and decode instances do not serve yet."""
+"""Options that prefill and decode instances do not support yet."""
 
 from kvell.errors import ChangeSomething
 
@@ -14,9 +14,9 @@ def pool_problem(
     plans_ahead: bool,
     models: int,
 ) -> ChangeSomething | None:
-    """Why requests cannot move to or from an instance, and the flag to leave out; None if they can.
+    """Return why requests cannot move between instances, and the flag to leave out; else None.
 
-    Everything is named here.  Mixed instances serve all the same, and none of their requests moves.
+    This is the complete list.  Mixed instances support these options, but no request moves.
     """
     refused = {
         "--device": (device != "cpu", device, "use --device cpu"),

@@ -1,7 +1,7 @@
-"""Several independent models in one engine: what differs between them, and what is refused.
+"""Several independent models in one engine: their differences, and unsupported combinations.
 
 They share the pool, the scheduler and every step's budget.  A request names its model and
-holds pages of that model's groups only, so memory goes where the load is.
+holds only pages of that model's groups, so memory is divided by load.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,15 +19,15 @@ UNSERVED = {
     GroupKind.VISION: "takes images",
     GroupKind.DROPPING: "keeps a budget of a prompt's tokens",
 }
-"""Group kinds that a model served beside others may not have, and what they are for."""
+"""Group kinds that one of several models may not have, each with the reason."""
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model, and the name by which requests ask for it.
+    """A model and its name in requests.
 
-    :param name: "" where an engine has one model only.
-    :param tokenizer_json: gives its tokenizer, for grammars; None if it has none.
+    :param name: "" if the engine has only one model.
+    :param tokenizer_json: returns its tokenizer, for grammars; None if it has none.
     """
 
     name: str
@@ -36,7 +36,7 @@ class ServedModel:
     tokenizer_json: Callable[[], str] | None = None
 
     def controls(self) -> Controls:
-        """What requests to it may ask of their sampling."""
+        """Return the sampling controls for its requests."""
         grammars = None
         if self.tokenizer_json is not None:
             size = self.model.description.vocab_size
@@ -44,25 +44,25 @@ class ServedModel:
         return Controls(grammars, self.eos_token_ids)
 
     def grammar_bytes(self) -> int:
-        """The most that the processes of its grammars take; 0 if it can follow none."""
+        """Return the most memory of its grammar processes; 0 if it supports no grammar."""
         if self.tokenizer_json is None:
             return 0
         return process_bytes_for(self.model.description.vocab_size)
 
     def layers(self) -> tuple[LayerSpec, ...]:
-        """Its layers, marked with its name."""
-        return tuple(replace(one, model=self.name) for one in self.model.description.layers)
+        """Return its layers, marked with its name."""
+        return tuple(replace(layer, model=self.name) for layer in self.model.description.layers)
 
 
 def check_several(models: Sequence[ServedModel], options: EngineOptions, has_draft: bool) -> None:
     """Refuse models and options that cannot share an engine with another model.
 
-    :raises ChangeSomething: for two models of one name, a draft model, images, budgets of
-        prompts, or protected prefixes beside a second model.
+    :raises ChangeSomething: for two models of one name, or for a second model with a draft model,
+        images, KV budgets, or protected prefixes.
     """
     if len(models) == 1:
         return
-    names = [one.name for one in models]
+    names = [served.name for served in models]
     for name in names:
         if not name or names.count(name) > 1:
             problem = "is the name of two models" if name else "names no model"
@@ -71,10 +71,12 @@ def check_several(models: Sequence[ServedModel], options: EngineOptions, has_dra
         raise _refusal("--speculative-model", "given", "proposes draft tokens for one model only")
     if options.common_pool:
         raise _refusal("common_pool", True, "protects the prefixes of one model only")
-    for one in models:
-        for layer in one.model.description.layers:
+    for served in models:
+        for layer in served.model.description.layers:
             if layer.kind in UNSERVED:
-                raise _refusal("model", one.name, f"{UNSERVED[layer.kind]}, which is served alone")
+                raise _refusal(
+                    "model", served.name, f"{UNSERVED[layer.kind]}, which is served alone"
+                )
 
 
 def _refusal(field_name: str, value: object, problem: str) -> ChangeSomething:

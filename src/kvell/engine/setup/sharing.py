@@ -1,8 +1,8 @@
-"""``--memory``: one bound for weights, KV cache and activations, and how it is divided.
+"""``--memory``: one limit for weights, KV cache and activations, and its division.
 
-Where a fused pass computes every step, KV cache and activations share one pool of chunks, and each
-step's activations are a slot of it.  Elsewhere torch allocates activations as it likes: they get a
-fixed reserve, and KV has the rest for good.
+If a fused pass computes every step, KV cache and activations share one pool of chunks, and each
+step's activations are a slot of it.  Otherwise torch allocates activations: they get a fixed
+reserve, and KV has the rest.
 """
 
 from collections.abc import Sequence
@@ -21,16 +21,16 @@ from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import MIB
 
 CUT_AT_START: frozenset[Manager] = frozenset({"static", "manual"})
-"""Managers that divide the pool among groups for good."""
+"""Managers that divide the pool among groups at start."""
 WARM_CHUNKS = 32
-"""Chunks that get memory before the first request; the others get it later, in a thread."""
+"""Chunks that are committed before the first request; a thread commits the others later."""
 
 
 def can_share(models: Sequence[PagedModel], options: EngineOptions, *, has_draft: bool) -> bool:
-    """Whether KV cache and activations may share a pool.
+    """Return whether KV cache and activations may share a pool.
 
-    Not with draft tokens, whose activations are not planned yet; nor in a pool divided at start;
-    nor where a prompt is computed whole, for which there must be room at any time.
+    They may not with draft tokens, whose activations are not planned yet; in a pool divided at
+    start; or if prompts are computed whole, which need room at any time.
     """
     draft_tokens = has_draft or options.num_speculative_tokens > 0
     is_fused = all(model.fused is not None for model in models)
@@ -44,11 +44,11 @@ def can_share(models: Sequence[PagedModel], options: EngineOptions, *, has_draft
 
 @dataclass(frozen=True)
 class Bound:
-    """``--memory`` and what is taken from it.
+    """The value of ``--memory``, and the parts that the pool does not get.
 
-    :param memory_bytes: as the user gave it.
-    :param weights_bytes: of all models.
-    :param reserve_bytes: for activations that cannot share; 0 if they do.
+    :param memory_bytes: the user's value.
+    :param weights_bytes: weights of all models.
+    :param reserve_bytes: reserve for activations; 0 if they share the pool.
     """
 
     memory_bytes: int
@@ -57,15 +57,15 @@ class Bound:
 
     @property
     def taken_bytes(self) -> int:
-        """Bytes that the pool never gets: weights and reserve."""
+        """The bytes that the pool never gets: weights and reserve."""
         return self.weights_bytes + self.reserve_bytes
 
     def pool_bytes(self, kv_memory_bytes: int | None, available_bytes: int) -> int:
-        """Size of the pool.
+        """Return the size of the pool.
 
-        :param kv_memory_bytes: KV's share at first, or for good if it has its own pool.
-        :raises ChangeSomething: if nothing is left for the pool, less than ``kv_memory_bytes``, or
-            more than the machine has free.
+        :param kv_memory_bytes: KV's initial share, or its fixed size if it has a separate pool.
+        :raises ChangeSomething: if nothing is left for the pool, or less than ``kv_memory_bytes``;
+            or if the pool is larger than the machine's free memory.
         """
         left_bytes = self.memory_bytes - self.taken_bytes
         if left_bytes < MIB:
@@ -98,7 +98,7 @@ class Bound:
 def beside_activations(
     layout: Layout, need: ActivationNeed, chunk_bytes: int, tokens: int, rows: int
 ) -> Layout:
-    """The part of a shared pool left to KV while a step of ``tokens`` and ``rows`` computes.
+    """Return the part of a shared pool left to KV during a step of ``tokens`` and ``rows``.
 
     Large pages may straddle the chunks at both ends of the activations.
     """
@@ -109,14 +109,14 @@ def beside_activations(
 
 @dataclass(frozen=True)
 class SharedPool:
-    """One pool of chunks for KV and activations, and its :class:`SharedMemory`."""
+    """A pool of chunks for KV and activations, and its :class:`SharedMemory`."""
 
     device: ChunkDevice
     elastic: ElasticMemory
     steps: SharedMemory
 
     def warmer(self) -> Warmer | None:
-        """A warmer that commits the chunks without memory; None if all have it."""
+        """Return a warmer of the uncommitted chunks; None if all are committed."""
         cold = self.elastic.balloon.uncommitted_chunks
         return Warmer(self.device, cold) if cold else None
 
@@ -129,11 +129,11 @@ def share_pool(
     kv_memory_bytes: int | None = None,
     committed_chunks: int | None = WARM_CHUNKS,
 ) -> SharedPool:
-    """Put KV cache into a device's chunks, and activations into those that KV can spare.
+    """Put KV cache into a device's chunks, and activations into chunks that KV does not need.
 
     :param core: an empty memory core over the layout.
-    :param kv_memory_bytes: KV's share at first; None for all of it.
-    :param committed_chunks: number of chunks that get memory before this returns; None: all.
+    :param kv_memory_bytes: KV's initial share; None for all of it.
+    :param committed_chunks: number of chunks that are committed before this returns; None: all.
     """
     size, num_chunks = device.chunk_bytes, device.num_chunks
     tiled = Tiling(num_chunks, size, layout.large_page_bytes, layout.num_large_pages)

@@ -1,4 +1,4 @@
-"""How large an engine's pool is, and how much of it is promised to one request."""
+"""The size of an engine's pool, and the part of it that is promised to one request."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,18 +19,18 @@ from kvell.memory import LayerSpec, Layout, plan_layout, requests_that_fit
 from kvell.models.paged_model import PagedModel
 
 FEWEST_LARGE = 16
-"""Fewest large pages that a shared pool may have for them to be enlarged to whole chunks."""
+"""The fewest large pages of a shared pool whose large pages are enlarged to whole chunks."""
 GPU_KV_SHARE = 0.9
-"""Part of a GPU's free memory, after weights and reserve, that becomes the KV pool."""
+"""The part of a GPU's free memory, after weights and reserve, for the KV pool."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How an engine's memory is divided.
+    """The division of an engine's memory.
 
-    :param reserve_bytes: for activations beside the pool; 0 where they share it.
-    :param shared_chunks: of the pool, where activations share it; else 0.
-    :param promised: the part of the pool that one request may count on.
+    :param reserve_bytes: reserve for activations; 0 if they share the pool.
+    :param shared_chunks: number of the pool's chunks, if activations share it; else 0.
+    :param promised: the part of the pool that is guaranteed to one request.
     """
 
     weights_bytes: int
@@ -42,7 +42,7 @@ class Sizes:
     memory_bytes: int | None = None
 
     def fitting(self, layout: Layout, tokens: int) -> int:
-        """How many requests of ``tokens`` decode at once, with their activations."""
+        """Return how many requests of ``tokens`` decode at once, with their activations."""
         count = requests_that_fit(layout, tokens)
         if not self.shared_chunks or not count:
             return count
@@ -57,12 +57,12 @@ def sizes_of(
     *,
     has_draft: bool,
 ) -> Sizes:
-    """Divide memory by ``--memory``, ``--kv-memory``, or what the machine has.
+    """Divide memory by ``--memory``, ``--kv-memory``, or the machine's free memory.
 
-    :raises ChangeSomething: for ``--memory`` on a GPU, or more memory than the machine has.
+    :raises ChangeSomething: for ``--memory`` on a GPU, or more memory than the machine has free.
     """
-    need = LargestNeed(tuple(one.activations for one in every))
-    weights_bytes = sum(one.weight_bytes for one in every)
+    need = LargestNeed(tuple(model.activations for model in every))
+    weights_bytes = sum(model.weight_bytes for model in every)
     reserve_bytes = need.need_bytes(options.max_num_batched_tokens, options.max_step_logits)
     device, memory_bytes = every[0].device, options.memory_bytes
     host_free_bytes = available_bytes() // options.memory_parts
@@ -93,7 +93,7 @@ def sizes_of(
 
 @dataclass(frozen=True)
 class PoolFlag:
-    """The flag that sets the pool's size, its value, and the bytes in it beside the pool."""
+    """The flag that sets the pool's size, its value, and its bytes outside the pool."""
 
     name: str
     value_bytes: int
@@ -101,7 +101,7 @@ class PoolFlag:
 
 
 def flag_of(sizes: Sizes, options: EngineOptions) -> PoolFlag:
-    """The flag to change for a larger pool."""
+    """Return the flag to change for a larger pool."""
     layout = sizes.layout
     if sizes.memory_bytes is None or (options.kv_memory_bytes and not sizes.shared_chunks):
         return PoolFlag("--kv-memory", layout.pool_bytes)
@@ -118,7 +118,7 @@ def layout_of(
     options: EngineOptions,
     large_page_bytes: int | None = None,
 ) -> Layout:
-    """Plan the layout; embeddings get pages of their own if a token's KV has no room for one."""
+    """Plan the layout; embeddings get separate pages if a token's KV has no room for one."""
     plan = partial(
         plan_layout, layers, kv_bytes, manager=options.manager, large_page_bytes=large_page_bytes
     )
@@ -131,19 +131,20 @@ def layout_of(
 
 
 def shared_layout(layers: Sequence[LayerSpec], pool_bytes: int, options: EngineOptions) -> Layout:
-    """The layout of a pool that activations share: whole chunks in large pages, unless it is small.
+    """Return the layout of a pool that activations share.
 
-    Otherwise many large pages lie in a chunk, and one used page in any of them keeps it (ADR 14).
+    Unless the pool is small, large pages are whole chunks.  Otherwise a chunk has many large pages,
+    and one used page in any of them keeps the chunk (ADR 14).
     """
-    own = layout_of(layers, pool_bytes, options)
-    large_bytes = covering_bytes(own.large_page_bytes, CHUNK_BYTES)
+    small_pages = layout_of(layers, pool_bytes, options)
+    large_bytes = covering_bytes(small_pages.large_page_bytes, CHUNK_BYTES)
     if pool_bytes < FEWEST_LARGE * large_bytes:
-        return own
+        return small_pages
     return layout_of(layers, pool_bytes, options, large_bytes)
 
 
 def _default_kv_bytes(device: torch.device, reserve_bytes: int) -> int:
-    """A quarter of what is available on a CPU; most of what is left on a GPU."""
+    """Return a quarter of the available memory on a CPU, ``GPU_KV_SHARE`` of the rest on a GPU."""
     if device.type != "cuda":
         return default_kv_memory_bytes(available_bytes())
     return int((_free_bytes(device) - reserve_bytes) * GPU_KV_SHARE)

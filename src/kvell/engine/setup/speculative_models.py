@@ -1,4 +1,4 @@
-"""Which draft model may propose draft tokens for which model."""
+"""Checks of a draft model and of the options of speculation."""
 
 from kvell.engine.setup.options import EngineOptions
 from kvell.errors import ChangeSomething
@@ -10,10 +10,10 @@ IMAGE_KINDS = frozenset({GroupKind.CROSS, GroupKind.VISION})
 
 
 def check_speculation(model: PagedModel, draft: PagedModel | None, options: EngineOptions) -> None:
-    """Refuse options under which speculation cannot work.
+    """Refuse options with which speculation cannot work.
 
-    :raises ChangeSomething: for a draft model of another vocabulary, with images, or without a
-        number of draft tokens; or for look-up lengths that contradict each other.
+    :raises ChangeSomething: for a draft model with another vocabulary, with images, or without a
+        number of draft tokens; or for contradictory look-up lengths.
     """
     _check_counts(options)
     if draft is None:
@@ -22,7 +22,7 @@ def check_speculation(model: PagedModel, draft: PagedModel | None, options: Engi
         problem = "proposes nothing without a number of draft tokens"
         raise ChangeSomething(FLAG, _name(draft), problem, "use --num-speculative-tokens 4")
     check_vocabularies(model.description.vocab_size, draft.description.vocab_size, _name(draft))
-    kinds = {layer.kind for one in (model, draft) for layer in one.description.layers}
+    kinds = {layer.kind for paged in (model, draft) for layer in paged.description.layers}
     if kinds & IMAGE_KINDS:
         problem = "cannot propose draft tokens where a model reads images"
         remedy = "leave it out: draft tokens are looked up"

@@ -1,8 +1,8 @@
-"""Commits a pool's chunks in a thread while the first requests are served already.
+"""A thread that commits a pool's chunks while the first requests are already served.
 
-The first touch of a chunk costs milliseconds, once: touching all of a large pool would delay the
-first request by seconds.  The thread goes from the first chunk to the last.  Between steps the
-engine's loop asks how many have memory now, and tells the core through the journal.
+The first touch of a chunk takes milliseconds: touching all of a large pool would delay the first
+request by seconds.  The thread commits the chunks in order.  Between steps the engine's loop reads
+the number of committed chunks, and reports it to the core through the journal.
 """
 
 import os
@@ -16,19 +16,19 @@ from kvell.device.chunks import ChunkDevice, Ints
 from kvell.errors import TryLater
 
 PATIENT = 19
-"""The lowest priority, for idle core time only."""
+"""The lowest priority, which uses only idle processor time."""
 BATCH_CHUNKS = 4
-"""Chunks committed before progress is reported; some 20 ms."""
+"""Chunks committed between two reports of progress; about 20 ms."""
 REST_SECONDS = 0.5
 """A patient warmer's pause between chunks while a step computes.  Even at the lowest priority it
-takes a core for milliseconds from compute threads that meet at barriers several times per
-millisecond: working a twentieth of the time, it made steps twice as long."""
+takes a core for milliseconds from compute threads, which meet at barriers several times per
+millisecond: with 1/20 of the time it made steps twice as long."""
 
 
 class Warmer:
-    """A thread that commits chunks in order; ends with them, or when this object is dropped.
+    """A thread that commits chunks in order, until all are committed or this object is freed.
 
-    :param chunks: those without memory, in the order in which the pool wants them.
+    :param chunks: the uncommitted chunks, in the order in which the pool will use them.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Warmer:
         is_patient: bool = False,
         rest_seconds: float = REST_SECONDS,
     ) -> None:
-        """:param is_patient: nobody waits for it, so it leaves the cores to steps that compute.
+        """:param is_patient: no caller waits for it, so it leaves the cores to steps that compute.
         :param rest_seconds: a patient warmer's pause between chunks while a step computes.
         """
         self._progress = _Progress()
@@ -52,18 +52,18 @@ class Warmer:
         self._thread.start()
 
     def take(self) -> int:
-        """Number of chunks committed since the last call."""
+        """Return the number of chunks committed since the last call."""
         done = self._progress.done
         new, self._told = done - self._told, done
         return new
 
     @property
     def is_done(self) -> bool:
-        """Whether no more chunks will come than :meth:`take` returns now."""
+        """Whether no chunks will be committed after those that :meth:`take` returns now."""
         return self._progress.is_over
 
     def computes(self, is_computing: bool) -> None:
-        """Say whether a step computes now; a patient warmer then rests between chunks."""
+        """Set whether a step computes now; a patient warmer then rests between chunks."""
         progress = self._progress
         if progress.is_disturbing != is_computing:
             with progress.changed:
@@ -71,20 +71,20 @@ class Warmer:
                 progress.changed.notify_all()
 
     def wait(self, seconds: float) -> None:
-        """Wait until more chunks are committed or none will come, for ``seconds`` at most."""
+        """Wait until more chunks are committed or the thread has ended, for at most ``seconds``."""
         with self._progress.changed:
             self._progress.changed.wait_for(
                 lambda: self._progress.done > self._told or self._progress.is_over, seconds
             )
 
     def finish(self) -> None:
-        """Wait until no more chunks will come."""
+        """Wait until the thread has ended."""
         with self._progress.changed:
             self._progress.changed.wait_for(lambda: self._progress.is_over)
 
 
 class _Progress:
-    """State shared by the thread and its owner."""
+    """The state that the thread shares with its owner."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
@@ -94,7 +94,7 @@ class _Progress:
         self.is_disturbing = False
 
     def rest(self, seconds: float) -> None:
-        """Wait until no step computes or the warmer stops, for ``seconds`` at most."""
+        """Wait until no step computes or the warmer stops, for at most ``seconds``."""
         with self.changed:
             self.changed.wait_for(lambda: self.stops or not self.is_disturbing, seconds)
 

@@ -1,1 +1,1 @@
-"""JSON schemas and patterns: what they mean here, as pure rewriting of what clients send."""
+"""Pure rewriting of clients' JSON schemas and patterns into the form that the grammar supports."""

@@ -1,4 +1,4 @@
-"""Whether only one of several schemas can fit: then one of them and any of them are the same."""
+"""A check whether at most one of several schemas can fit: then oneOf and anyOf are the same."""
 
 import json
 from collections import defaultdict
@@ -10,9 +10,9 @@ Resolve = Callable[[object], object]
 
 
 def are_apart(branches: Sequence[object], resolve: Resolve) -> bool:
-    """Whether no value can fit two of the schemas, as far as types and constants tell.
+    """Return whether types and constants prove that no value fits two of the schemas.
 
-    :param resolve: what a schema is behind its references.
+    :param resolve: follows the references of a schema.
     """
     by_type: defaultdict[str, list[Schema]] = defaultdict(list)
     for branch in map(resolve, branches):
@@ -28,17 +28,18 @@ def are_apart(branches: Sequence[object], resolve: Resolve) -> bool:
 
 
 def _by_values(group: Sequence[object]) -> bool:
-    """Whether all are lists of values, and no value is in two."""
-    found = [_values(one) for one in group]
-    known = [values for values in found if values is not None]
-    return len(known) == len(found) and sum(map(len, known)) == len(set[str]().union(*known))
+    """Return whether all schemas list their values, and no value is in two lists."""
+    lists = [_values(schema) for schema in group]
+    sets = [values for values in lists if values is not None]
+    return len(sets) == len(lists) and sum(map(len, sets)) == len(set[str]().union(*sets))
 
 
 def _by_property(group: Sequence[Schema], resolve: Resolve) -> bool:
-    """Whether all need one property that has other values in each."""
-    needed = [_needed(one) for one in group]
+    """Return whether all schemas require a property whose values differ in each."""
+    needed = [_needed(schema) for schema in group]
     return any(
-        all(name in one for one in needed) and _by_values([resolve(one[name]) for one in needed])
+        all(name in parts for parts in needed)
+        and _by_values([resolve(parts[name]) for parts in needed])
         for name in needed[0]
     )
 

@@ -1,15 +1,15 @@
-"""A schema as the grammar follows it: objects are closed unless the schema opens them.
+"""Rewriting of a schema for the grammar: objects are closed unless the schema opens them.
 
-An object that names properties and says nothing of others has no others, at every depth, as in
-OpenAI's strict mode.  What belongs to one object may stand in several places, such as the parts of
-an ``allOf``: they are closed together, with the names of all of them::
+An object that names properties has no others at any depth unless the schema allows them, as in
+OpenAI's strict mode.  Several parts may describe one object, such as the parts of an ``allOf``:
+they are closed together, with the names of all parts::
 
     allOf: [{a}, {b}]          {allOf: [{a}, {b}], a: true, b: true, no others}
     {a}, anyOf: [{b}, {c}]     {a}, anyOf: [{b, a: true, no others}, {c, a: true, no others}]
-    $ref: D                    D closed; and D as it is, where it is a part
+    $ref: D                    D closed; or D unchanged where it is a part
 
-Only local references are followed.  Texts for readers are left out, so that grammars that differ
-in nothing else are one.
+Only local references are followed.  Texts for readers are left out, so that schemas which differ
+only in these share a grammar.
 """
 
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ from kvell.engine.protocol.schemas.references import Schema
 from kvell.errors import ChangeSomething
 
 MOST_PARTS = 50_000
-"""Schemas that a rewritten one may hold; llguidance takes no more."""
+"""The most schemas inside a rewritten one; llguidance accepts no more."""
 MOST_SHOWN_CHARS = 200
-"""Of a path: names of properties may be of any length."""
+"""The most characters of a path in an error: names of properties have any length."""
 _VALUES = (
     *("type", "const", "enum", "required", "minProperties", "maxProperties"),
     *("minItems", "maxItems", "minLength", "maxLength", "pattern", "format"),
@@ -38,9 +38,9 @@ _FOLLOWED = frozenset(_VALUES) | _OTHERS
 
 @dataclass(frozen=True)
 class Unfollowed:
-    """A keyword that an answer is not held to.
+    """A keyword that the grammar does not enforce.
 
-    :param path: where it stands, such as ``properties.name.format``.
+    :param path: place in the schema, such as ``properties.name.format``.
     """
 
     path: str
@@ -49,7 +49,7 @@ class Unfollowed:
 
 @dataclass(frozen=True)
 class Followed:
-    """A schema for the grammar, and what of the schema that was sent is not followed."""
+    """A schema for the grammar, and the keywords of the original that are not enforced."""
 
     schema: object
     unfollowed: tuple[Unfollowed, ...]
@@ -58,8 +58,8 @@ class Followed:
 def followed(schema: object) -> Followed:
     """Rewrite a schema for the grammar.
 
-    :param schema: as it came from JSON; what is no schema stays as it is.
-    :raises ValueError: if a reference leads nowhere, or the schema is too large or too deep.
+    :param schema: as parsed from JSON; a value that is no schema stays as it is.
+    :raises ValueError: if a reference has no target, or the schema is too large or too deep.
     """
     rewriting = _Rewriting(schema)
     try:
@@ -69,22 +69,22 @@ def followed(schema: object) -> Followed:
 
 
 def check_strict(schema: Schema, field: str) -> None:
-    """Check that answers can be held to every keyword of a schema.
+    """Check that the grammar enforces every keyword of a schema.
 
-    :raises ChangeSomething: naming the first that they cannot be held to.
+    :raises ChangeSomething: naming the first keyword that it does not enforce.
     """
     try:
         unfollowed = followed(schema).unfollowed
     except ValueError as error:
         raise ChangeSomething(field, "…", str(error), "correct it") from None
-    for one in unfollowed:
-        problem = f"{one.keyword} cannot be followed, and strict is true"
+    for entry in unfollowed:
+        problem = f"{entry.keyword} cannot be followed, and strict is true"
         remedy = "leave it out, or strict"
-        raise ChangeSomething(f"{field}.{one.path[:MOST_SHOWN_CHARS]}", "…", problem, remedy)
+        raise ChangeSomething(f"{field}.{entry.path[:MOST_SHOWN_CHARS]}", "…", problem, remedy)
 
 
 class _Rewriting:
-    """One schema's rewriting; ``unfollowed`` grows meanwhile."""
+    """The rewriting of one schema, which collects ``unfollowed``."""
 
     def __init__(self, root: object) -> None:
         self.unfollowed: list[Unfollowed] = []
@@ -94,11 +94,10 @@ class _Rewriting:
         self._written = 0
 
     def rewritten(self) -> object:
-        """The rewritten schema with its definitions."""
         root = self._root
         written = self._value(root, "", closes=True)
         definitions: Schema = {}
-        while self._awaited:  # no recursion: there may be many
+        while self._awaited:  # no recursion: there may be many definitions
             name, target, path, closes = self._awaited.pop()
             definitions[name] = self._value(target, path, closes=closes)
         if isinstance(written, dict) and isinstance(root, dict):
@@ -109,9 +108,9 @@ class _Rewriting:
         return written
 
     def _value(self, schema: object, path: str, *, closes: bool) -> object:
-        """A schema of one value.
+        """Return the rewritten schema of one value.
 
-        :param closes: False where what stands around it says more of the same value.
+        :param closes: False if surrounding schemas describe the same value.
         """
         if isinstance(schema, dict):
             return self._rewritten(schema, path, closes=closes)
@@ -132,13 +131,13 @@ class _Rewriting:
         return self._assertions(schema, source, path, closes=closes)
 
     def _assertions(self, schema: Schema, source: Schema, path: str, *, closes: bool) -> Schema:
-        """A schema of one value that says something itself."""
-        own, choices = self._parts.certain(schema), self._parts.choices(source)
+        """Return the rewritten schema of a value that has more keywords than a reference."""
+        outer, choices = self._parts.certain(schema), self._parts.choices(source)
         rest = source.get("unevaluatedProperties", False) if closes else True
-        is_open = own.is_settled or rest is True
+        is_open = outer.is_settled or rest is True
         if not is_open:
             rest = self._value(rest, f"{path}unevaluatedProperties.", closes=True)
-            own += ObjectFacts(is_named="unevaluatedProperties" in source)
+            outer += ObjectFacts(is_named="unevaluatedProperties" in source)
         chosen = choices[0] if len(choices) == 1 and not is_open else None
         out: Schema = {}
         for key, value in source.items():
@@ -156,13 +155,15 @@ class _Rewriting:
                 out |= self._reference(value, closes=False)
             elif key == chosen:
                 branches = enumerate(value)
-                out[key] = [self._branch(one, f"{here}[{i}].", own, rest) for i, one in branches]
+                out[key] = [
+                    self._branch(branch, f"{here}[{i}].", outer, rest) for i, branch in branches
+                ]
             elif key in IN_PLACE:
                 out[key] = self._each(value, here, closes=False)
             if key == "oneOf" and not self._is_any_of(source):
                 self.unfollowed.append(Unfollowed(here, key))
         if not is_open and chosen is None:
-            self._close(out, own + self._parts.chosen(source), rest)
+            self._close(out, outer + self._parts.chosen(source), rest)
         self.unfollowed += [Unfollowed(path + key, key) for key in counted(out)]
         return out
 
@@ -172,9 +173,9 @@ class _Rewriting:
         parts = enumerate(value)
         return [self._value(part, f"{path}[{i}].", closes=closes) for i, part in parts]
 
-    def _branch(self, branch: object, path: str, own: ObjectFacts, rest: object) -> object:
-        """One of several schemas of a value of which all must be ``own`` too."""
-        if own == ObjectFacts() or not isinstance(branch, dict):
+    def _branch(self, branch: object, path: str, outer: ObjectFacts, rest: object) -> object:
+        """Return a branch of a choice, rewritten together with the facts ``outer`` around it."""
+        if outer == ObjectFacts() or not isinstance(branch, dict):
             return self._value(branch, path, closes=True)
         facts = self._parts.possible(branch)
         if facts.is_settled:
@@ -182,7 +183,7 @@ class _Rewriting:
         written = self._rewritten(branch, path, closes=False)
         if any(key in written for key in IN_PLACE):
             written = {"allOf": [written]}
-        self._close(written, own + facts, rest)
+        self._close(written, outer + facts, rest)
         return written
 
     def _reference(self, reference: object, *, closes: bool) -> Schema:
@@ -201,7 +202,7 @@ class _Rewriting:
         return are_apart(branches, self._parts.resolved)
 
     def _close(self, out: Schema, facts: ObjectFacts, rest: object) -> None:
-        """Say what other properties there may be beside those of all parts."""
+        """Set ``additionalProperties``, after the properties that all parts name."""
         if facts.is_settled or not facts.is_named:
             return
         self._count(len(facts.names) + len(facts.patterns))

@@ -1,4 +1,4 @@
-"""The parts of a schema, and what several of them say together of one object's properties."""
+"""The parts of a schema that describe one object, and its properties by all of them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,20 +9,19 @@ from kvell.engine.protocol.schemas.references import Document, Schema
 
 CHOICES = ("anyOf", "oneOf")
 IN_PLACE = ("$ref", "allOf", *CHOICES)
-"""Keywords whose schemas are of the same value as the schema around them."""
+"""Keywords whose schemas describe the same value as the schema around them."""
 CONDITIONS = ("if", "then", "else")
 MOST_REFERENCES = 64
-"""That lead to one another."""
+"""The most references that are followed in a chain."""
 
 
 @dataclass(frozen=True)
 class ObjectFacts:
-    """What is known of an object's properties.
+    """The properties of an object, as described by schemas.
 
-    :param names: of properties.
-    :param patterns: of names.
-    :param is_named: whether properties are named, so that there are no others.
-    :param is_settled: whether it is said what others there may be.
+    :param patterns: patterns of names.
+    :param is_named: whether a schema names properties, so that there are no others.
+    :param is_settled: whether a schema defines which other properties there may be.
     """
 
     names: tuple[str, ...] = ()
@@ -40,7 +39,7 @@ class ObjectFacts:
 
 
 class Parts:
-    """What is found out about a document's schemas, each once."""
+    """A cache of facts about a document's schemas."""
 
     def __init__(self, root: object) -> None:
         self._document = Document(root)
@@ -49,14 +48,14 @@ class Parts:
         self._certain: dict[int, ObjectFacts] = {}
 
     def target(self, reference: object) -> object:
-        """What a reference means.
+        """Return the target of a reference.
 
-        :raises ValueError: if it leads nowhere.
+        :raises ValueError: if it is not in the document.
         """
         return self._document.target(reference)
 
     def resolved(self, schema: object) -> object:
-        """What a schema is behind its references."""
+        """Return a schema after following its references."""
         for _ in range(MOST_REFERENCES):
             if not isinstance(schema, dict) or "$ref" not in schema:
                 break
@@ -64,39 +63,39 @@ class Parts:
         return schema
 
     def plain(self, schema: Schema) -> tuple[Schema, tuple[str, ...]]:
-        """A schema without keywords that no grammar knows, and those that are not followed."""
+        """Return a schema without unsupported keywords, and the keywords that are not enforced."""
         key = id(schema)
         if key not in self._plain:
             keywords: list[str] = []
             made = plain(schema, self.resolved, keywords.append)
-            self._made.append(schema)  # as long as it lives, no other has its id
+            self._made.append(schema)  # kept alive, so that no other schema has its id
             self._plain[key] = made, tuple(dict.fromkeys(keywords))
         return self._plain[key]
 
     def choices(self, source: Schema) -> list[str]:
-        """Keywords by which a schema chooses among others."""
+        """Return the keywords of a schema that are choices between schemas."""
         return [key for key in CHOICES if isinstance(source.get(key), list)]
 
     def certain(self, schema: Schema) -> ObjectFacts:
-        """What a schema says of all objects that fit it."""
+        """Return the facts of a schema and its ``allOf``, without its choices."""
         key = id(schema)
         if key not in self._certain:
-            self._certain[key] = ObjectFacts()  # of those that lead to themselves
+            self._certain[key] = ObjectFacts()  # of schemas that refer to themselves
             source = self.plain(schema)[0]
-            found = _said(schema, source)
+            facts = _said(schema, source)
             if "$ref" in source:
-                found += self.possible(self.target(source["$ref"]))
-            self._certain[key] = found + self._sum(source.get("allOf"))
+                facts += self.possible(self.target(source["$ref"]))
+            self._certain[key] = facts + self._sum(source.get("allOf"))
         return self._certain[key]
 
     def possible(self, schema: object) -> ObjectFacts:
-        """What a schema says of some objects that fit it."""
+        """Return the facts of a schema and its choices: they hold for some objects that fit."""
         if not isinstance(schema, dict):
             return ObjectFacts()
         return self.certain(schema) + self.chosen(self.plain(schema)[0])
 
     def chosen(self, source: Schema) -> ObjectFacts:
-        """What those say among which a schema chooses."""
+        """Return the facts of the choices of a schema."""
         return sum((self._sum(source[key]) for key in self.choices(source)), ObjectFacts())
 
     def _sum(self, schemas: object) -> ObjectFacts:
@@ -107,7 +106,7 @@ def _said(schema: Schema, source: Schema) -> ObjectFacts:
     properties, patterns = source.get("properties"), source.get("patternProperties")
     conditions = chain([schema.get(key) for key in CONDITIONS], _values(schema, "dependentSchemas"))
     named = chain(_keys(properties), _strings(source.get("required")))
-    conditional = chain.from_iterable(_names_of(one) for one in conditions)
+    conditional = chain.from_iterable(_names_of(condition) for condition in conditions)
     rest = source.get("unevaluatedProperties", False)
     return ObjectFacts(
         tuple(dict.fromkeys(chain(named, conditional))),
@@ -132,4 +131,4 @@ def _keys(value: object) -> list[str]:
 
 
 def _strings(value: object) -> list[str]:
-    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []

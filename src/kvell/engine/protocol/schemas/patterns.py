@@ -1,7 +1,7 @@
-r"""Patterns: one meaning wherever they stand.
+r"""Regular expressions with one meaning in a ``regex``, a grammar and a schema.
 
-``\d`` is a digit of ASCII, ``\w`` such a letter, digit or underscore, ``\s`` a space of ASCII, in a
-``regex``, in a grammar, and in a schema; llguidance alone reads them as Unicode in the first two.
+``\d`` is an ASCII digit, ``\w`` an ASCII letter, digit or underscore, ``\s`` an ASCII space.
+llguidance would read them as Unicode in a ``regex`` and a grammar.
 """
 
 import re
@@ -16,37 +16,37 @@ _LARK = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-"""A comment, a text, or a pattern; a slash begins nothing else in Lark's syntax."""
+"""A comment, a text, or a pattern: in Lark's syntax a slash begins nothing else."""
 
 
 def ascii_classes(pattern: str) -> str:
-    r"""A pattern whose ``\d``, ``\w`` and ``\s`` are written out, and their negations."""
+    r"""Return a pattern with ``\d``, ``\w``, ``\s`` and their negations written out in ASCII."""
 
-    def written(found: re.Match[str]) -> str:
-        letter = found[1]
+    def written(match: re.Match[str]) -> str:
+        letter = match[1]
         if letter == "Z":  # Python's name for the end of the text
             return r"\z"
         inside = _CLASSES.get(letter.lower())
-        return found[0] if inside is None else f"[{'^' if letter.isupper() else ''}{inside}]"
+        return match[0] if inside is None else f"[{'^' if letter.isupper() else ''}{inside}]"
 
     return _ESCAPE.sub(written, pattern)
 
 
 def ascii_lark(grammar: str) -> str:
-    """A grammar in Lark's syntax with the patterns that :func:`ascii_classes` makes."""
+    """Return a grammar in Lark's syntax with :func:`ascii_classes` applied to its patterns."""
 
-    def written(found: re.Match[str]) -> str:
-        pattern = found["pattern"]
-        return found[0] if pattern is None else f"/{ascii_classes(pattern)}/"
+    def written(match: re.Match[str]) -> str:
+        pattern = match["pattern"]
+        return match[0] if pattern is None else f"/{ascii_classes(pattern)}/"
 
     return _LARK.sub(written, grammar)
 
 
 def looks_around(pattern: str) -> bool:
-    """Whether a pattern looks at what stands around, or back at what it has found.
+    """Return whether a pattern has look-around, word boundaries or back references.
 
-    No grammar can follow such a pattern.
+    No grammar supports such a pattern.
     """
-    escapes = {found[1] for found in _ESCAPE.finditer(pattern)}
+    escapes = {match[1] for match in _ESCAPE.finditer(pattern)}
     bare = _ESCAPE.sub("", pattern)
     return bool(escapes & set("123456789bBk")) or _AROUND.search(bare) is not None

@@ -1,6 +1,6 @@
-"""Keywords that no grammar knows: written in others where these say the same, else named.
+"""Replacement of keywords that no grammar supports; those without equivalent are reported.
 
-What is left out makes a schema allow more than it says, never less.
+Removing a keyword makes a schema allow more than before, never less.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from kvell.engine.protocol.schemas.references import Schema
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
 )
-"""That llguidance knows; all others only annotate."""
+"""The formats that llguidance enforces; all others are annotations."""
 UNFOLLOWED = (
     *("if", "then", "else", "dependentRequired", "dependentSchemas", "dependencies"),
     *("contains", "minContains", "maxContains", "$dynamicRef", "$recursiveRef"),
@@ -21,14 +21,14 @@ _IN_PLACE = frozenset(("$ref", "allOf", "anyOf", "oneOf"))
 _IMPLIED = {"properties": "object", "items": "array", "prefixItems": "array"}
 
 Tell = Callable[[str], None]
-"""Is called with a keyword that is not followed."""
+"""A callback that receives a keyword which is not enforced."""
 Resolve = Callable[[object], object]
 
 
 def plain(schema: Schema, resolve: Resolve, tell: Tell) -> Schema:
-    """The same schema without what no grammar knows; what stands below is as it was.
+    """Return a schema without unsupported keywords; inner schemas stay as they are.
 
-    :param resolve: what a schema is behind its references.
+    :param resolve: follows the references of a schema.
     """
     out = {key: value for key, value in schema.items() if key not in UNFOLLOWED}
     for key in schema:
@@ -61,15 +61,15 @@ def _texts(out: Schema, tell: Tell) -> None:
         else:
             out["pattern"] = ascii_classes(pattern)
     if isinstance(patterns, dict):
-        known = {key: value for key, value in patterns.items() if not looks_around(key)}
-        out["patternProperties"] = {ascii_classes(key): value for key, value in known.items()}
-        if len(known) < len(patterns):
-            out["additionalProperties"] = True  # nobody knows which names are meant
+        supported = {key: value for key, value in patterns.items() if not looks_around(key)}
+        out["patternProperties"] = {ascii_classes(key): value for key, value in supported.items()}
+        if len(supported) < len(patterns):
+            out["additionalProperties"] = True  # the names that match are not known
             tell("patternProperties")
 
 
 def _negation(out: Schema, negated: object, tell: Tell) -> None:
-    """Leave out what must not be where the schema lists what may be."""
+    """Remove negated values from the values, types or properties that the schema lists."""
     match negated:
         case False:
             return
@@ -87,10 +87,10 @@ def _negation(out: Schema, negated: object, tell: Tell) -> None:
                 out["properties"] = (properties or {}) | {name: False}
                 return
         case {"const": value, **more} if not more.keys() - {"type"} and _lists(out):
-            out["enum"] = [one for one in out["enum"] if not _same(one, value)]
+            out["enum"] = [item for item in out["enum"] if not _same(item, value)]
             return
         case {"enum": list(values), **more} if not more.keys() - {"type"} and _lists(out):
-            out["enum"] = [one for one in out["enum"] if not any(_same(one, v) for v in values)]
+            out["enum"] = [item for item in out["enum"] if not any(_same(item, v) for v in values)]
             return
     tell("not")
 
@@ -99,9 +99,9 @@ def _lists(out: Schema) -> bool:
     return isinstance(out.get("enum"), list)
 
 
-def _same(one: object, other: object) -> bool:
-    """Whether two values are one in JSON, where true is not 1."""
-    return one == other and isinstance(one, bool) == isinstance(other, bool)
+def _same(first: object, second: object) -> bool:
+    """Return whether two values are equal in JSON, where true is not 1."""
+    return first == second and isinstance(first, bool) == isinstance(second, bool)
 
 
 def _without_types(out: Schema, kinds: list[object]) -> None:
@@ -112,7 +112,7 @@ def _without_types(out: Schema, kinds: list[object]) -> None:
 
 
 def _property_names(out: Schema, names: object, tell: Tell) -> None:
-    """What a map's keys may be: listed, or of a pattern."""
+    """Express a constraint on property names by listed names or a pattern."""
     if names is True or not isinstance(names, Mapping):
         return
     bounds = names.keys() - {"type", "title", "description"}
@@ -129,22 +129,22 @@ def _property_names(out: Schema, names: object, tell: Tell) -> None:
         out["patternProperties"] = {ascii_classes(str(names["pattern"])): rest}
         out["additionalProperties"] = False
     elif bounds and bounds <= {"minLength", "maxLength"}:
-        most = names.get("maxLength", "")
-        out["patternProperties"] = {f"^(?s:.{{{names.get('minLength', 0)},{most}}})$": rest}
+        max_length = names.get("maxLength", "")
+        out["patternProperties"] = {f"^(?s:.{{{names.get('minLength', 0)},{max_length}}})$": rest}
         out["additionalProperties"] = False
     elif bounds:
         tell("propertyNames")
 
 
 def _unique_items(out: Schema, items: object, tell: Tell) -> None:
-    """Bound the length by what there is; the grammar cannot see that two items are one."""
+    """Limit an array to the number of distinct items: the grammar cannot detect duplicates."""
     if isinstance(items, Mapping):
         values = items.get("enum", [items["const"]] if "const" in items else None)
-        most = 2 if items.get("type") == "boolean" else None
-        most = len(values) if isinstance(values, list) else most
-        if most is not None:
-            bound = out.get("maxItems", most)
-            out["maxItems"] = min(bound, most) if isinstance(bound, int) else bound
+        num_distinct = 2 if items.get("type") == "boolean" else None
+        num_distinct = len(values) if isinstance(values, list) else num_distinct
+        if num_distinct is not None:
+            bound = out.get("maxItems", num_distinct)
+            out["maxItems"] = min(bound, num_distinct) if isinstance(bound, int) else bound
     if out.get("maxItems") not in (0, 1):
         tell("uniqueItems")
 
@@ -159,20 +159,20 @@ def _unevaluated_items(out: Schema, rest: object, tell: Tell) -> None:
 
 
 def counted(out: Schema) -> tuple[str, ...]:
-    """Leave out bounds of an object's size that no grammar knows; which ones it were.
+    """Remove bounds of an object's size that no grammar supports, and return these keywords.
 
-    :param out: an object that is closed already, if it is.
+    :param out: an object, already closed if it will be.
     """
     properties, required = out.get("properties"), out.get("required", [])
     bounds = tuple(key for key in ("minProperties", "maxProperties") if key in out)
     if not bounds or not isinstance(properties, dict) or not isinstance(required, list):
         return ()
     optional = [
-        name for name, one in properties.items() if name not in required and one is not False
+        name for name, part in properties.items() if name not in required and part is not False
     ]
     is_closed = out.get("additionalProperties") is False and not out.get("patternProperties")
     numbers = [out[key] for key in bounds]
-    if not optional or not all(isinstance(one, int) for one in numbers):
+    if not optional or not all(isinstance(number, int) for number in numbers):
         return ()
     least = out.get("minProperties", 0) - len(required)
     most = out.get("maxProperties", len(required) + len(optional)) - len(required)
@@ -182,7 +182,7 @@ def counted(out: Schema) -> tuple[str, ...]:
         out.pop("minProperties", None)
     left = tuple(key for key in bounds if key in out)
     if is_closed and least <= 1 and ("maxProperties" not in out or most == 1):
-        return ()  # one of them, or at least one
+        return ()  # the grammar supports exactly one, or at least one
     for key in left:
         del out[key]
     return left

@@ -1,4 +1,4 @@
-"""What the references of a schema mean, and schemas that move below another one."""
+"""Resolution of references in a schema, and of schemas that move below another schema."""
 
 from collections.abc import Iterator
 from typing import Any, TypeAlias
@@ -9,13 +9,13 @@ Schema: TypeAlias = dict[str, Any]
 
 MAPS_OF_SCHEMAS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 DATA = ("const", "enum", "default", "examples", "example")
-"""Keywords whose values are no schemas, whatever they look like."""
+"""Keywords whose values are data, even if they look like schemas."""
 
 
 class Document:
     """A schema with its definitions.
 
-    :param root: as it came from JSON.
+    :param root: as parsed from JSON.
     """
 
     def __init__(self, root: object) -> None:
@@ -23,19 +23,19 @@ class Document:
         self._named: dict[str, object] | None = None
 
     def target(self, reference: object) -> object:
-        """What a reference means.
+        """Return the target of a reference.
 
-        :raises ValueError: if that is not in the document.
+        :raises ValueError: if it is not in the document.
         """
         if isinstance(reference, str):
             for name, start in self._starts(reference):
-                found = _below(start, name)
-                if found is not None:
-                    return found
+                part = _below(start, name)
+                if part is not None:
+                    return part
         raise ValueError(f"$ref {str(reference)[:100]!r} leads nowhere in the schema")
 
     def _starts(self, reference: str) -> Iterator[tuple[str, object]]:
-        """Pairs of a path and what it may begin at."""
+        """Yield the paths of a reference, each with the part where it may begin."""
         base, _, fragment = reference.partition("#")
         if not base and (not fragment or fragment.startswith("/")):
             yield fragment, self._root
@@ -49,9 +49,9 @@ class Document:
 
 
 def within(schema: Schema, place: str) -> Schema:
-    """A schema as it must read where it stands below another one.
+    """Return a schema with its references adjusted to a place inside another schema.
 
-    :param place: a reference to where it will stand, such as ``#/$defs/f``.
+    :param place: a reference to that place, such as ``#/$defs/f``.
     """
     moved: Schema = {}
     for key, value in schema.items():
@@ -66,25 +66,25 @@ def within(schema: Schema, place: str) -> Schema:
 
 def _moved(part: object, place: str) -> object:
     if isinstance(part, list):
-        return [_moved(one, place) for one in part]
+        return [_moved(item, place) for item in part]
     return within(part, place) if isinstance(part, dict) else part
 
 
 def _below(start: object, path: str) -> object | None:
-    found = start
+    node = start
     for part in unquote(path).split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, dict) and key in found:
-            found = found[key]
-        elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-            found = found[int(key)]
+        if isinstance(node, dict) and key in node:
+            node = node[key]
+        elif isinstance(node, list) and key.isdecimal() and int(key) < len(node):
+            node = node[int(key)]
         else:
             return None
-    return found if isinstance(found, dict | bool) else None
+    return node if isinstance(node, dict | bool) else None
 
 
 def _names(root: object) -> Iterator[tuple[str, object]]:
-    """Names that parts of a document give themselves."""
+    """Yield the names that parts of a document define for themselves."""
     level = [root]
     while level:
         for part in level:

@@ -1,1 +1,1 @@
-"""Copies of pages that a plan asks for: in which order, before the pass or under it."""
+"""A plan's copies of pages: their order, and whether they run before or during the pass."""

@@ -1,12 +1,12 @@
-"""Copies between pool and CPU buffer on a thread beside the pass, stage by stage.
+"""Copies between pool and CPU buffer on a thread during the pass, stage by stage.
 
 ::
 
-    copier   layers 0–3: out, in │ 4–7: out, in │ …          │ pages out that nobody writes │
+    copier   layers 0–3: out, in │ 4–7: out, in │ …          │ out: pages not written here  │
     pass                         │ layers 0–3   │ layers 4–7 │ …  logits, tokens            │ result
 
-A pass waits behind a layer for what the next one needs, and for nothing else.  Copies are over
-when a step is, even if its pass failed: between steps memory lies still.
+A pass waits after a layer only for the pages of the next layer.  All copies end with their step,
+even if its pass failed: between steps no memory changes.
 """
 
 import threading
@@ -30,9 +30,9 @@ from kvell.pages.stages import Stage, stages_of
 
 @dataclass
 class CopyCounts:
-    """Bytes between pool and buffer so far, by when they were copied, and what steps waited for.
+    """The bytes copied between pool and buffer so far, before or during passes.
 
-    :ivar waits: how often a pass found a stage's pages not copied yet.
+    :ivar waits: number of times that a pass waited for a stage's pages.
     """
 
     before_bytes: int = 0
@@ -41,12 +41,12 @@ class CopyCounts:
 
 
 class Copier:
-    """Carries out a plan's copies: before the pass, or during it where results do not change.
+    """The executor of a plan's copies: before the pass, or during it if results do not change.
 
     :param models: names, in the order of their passes in a step.
-    :param takes_images: whether one of them does.
-    :param has_spare: whether a processor is left for copies while a pass computes.
-    :ivar counts: since the start.
+    :param takes_images: whether one of the models takes images.
+    :param has_spare: whether a processor is free for copies while a pass computes.
+    :ivar counts: counts since the start.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class Copier:
         self._thread: ThreadPoolExecutor | None = None
 
     def begin(self, plan: StepPlan) -> "StepCopies":
-        """Make the copies that must be before the pass, and begin the others."""
+        """Make the copies that must precede the pass, and start the others."""
         if not len(plan.offloads) and not len(plan.fetches):
             self._mover.copy(plan.copies)
             return StepCopies(self.counts)
@@ -97,7 +97,7 @@ class Copier:
 
 
 class StepCopies:
-    """The copies of a step that has none under its passes; a context that ends with the step."""
+    """The copies of a step without copies during its passes; a context that ends with the step."""
 
     def __init__(self, counts: CopyCounts) -> None:
         self.counts = counts
@@ -106,15 +106,15 @@ class StepCopies:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Wait until all copies are made."""
+        """Wait until all copies have ended."""
 
     def seams(self, model: str) -> LayerCallbacks | None:
-        """Wait until a model's pass may begin; returns what must be called at its seams."""
+        """Wait until a model's pass may begin; return the callbacks for its seams."""
         return None
 
 
 class _Under(StepCopies):
-    """The copies of a step that has some under its passes."""
+    """The copies of a step with copies during its passes."""
 
     def __init__(
         self,
@@ -170,26 +170,25 @@ class _Under(StepCopies):
         except BaseException:
             self._has_failed = True
             for copied in chain.from_iterable(self._copied.values()):
-                copied.set()  # the waiting thread is told
+                copied.set()  # the waiting thread then raises
             raise
 
 
 class _Seams:
-    """Waits at the seams of one model's pass."""
+    """Callbacks that wait at the seams of one model's pass."""
 
     def __init__(self, copies: _Under, model: str, after_layers: Sequence[int]) -> None:
         self._copies, self._model, self._after_layers = copies, model, after_layers
 
     def after_kv_write(self, layer: int) -> None:
-        """See :class:`LayerCallbacks`."""
+        """Do nothing."""
 
     def before_attend(self, layer: int, query: torch.Tensor) -> None:
-        """See :class:`LayerCallbacks`."""
+        """Do nothing."""
 
     def after_attend(self, layer: int, output: torch.Tensor) -> None:
-        """Wait for what the next layer needs."""
+        """Wait for the pages of the next layer."""
         self.wait(bisect_right(self._after_layers, layer) - 1)
 
     def wait(self, stage: int) -> None:
-        """Wait until a stage is copied."""
         self._copies.wait_for(self._model, stage)

@@ -1,16 +1,16 @@
-"""Which of a plan's copies must be made before the pass, and which may be under it; pure.
+"""The order of a plan's copies: before the pass, or during it; pure.
 
-A plan says: pages out, pages in, copies on the device, the pass.  A copy may come later than that
-where nothing else reads or writes its bytes in between.  A page holds one layer's part after the
-other, and a pass touches a part only where it computes that layer::
+A plan's order is: pages out, pages in, copies on the device, the pass.  A copy may run later if
+nothing else reads or writes its bytes in between.  A page holds the parts of all layers, and a pass
+touches a part only while it computes that layer::
 
-    copier   out 0, in 0 │ out 1, in 1 │ … │ pages out that nobody writes
-    pass                 └ layer 0 ────┴ layer 1 ── … ───────────────────┴ result
+    copier   out 0, in 0 │ out 1, in 1 │ … │ out: pages not written here
+    pass                 └ layer 0 ────┴ layer 1 ── … ──────────────────┴ result
 
-So a page may go out under a pass even if the same plan gives it to others of its *group*, which
-write a part only with its layer.  It may not where its bytes are written otherwise: by pages of
-another group in the same large page, by a copy on the device, by activations in the same pool.
-A step's result waits for all of its copies.
+So a page may be copied out during a pass even if the same plan reuses it in its *group*, which
+writes a part only with its layer.  It must be copied before if its bytes are written otherwise: by
+pages of another group in the same large page, by a copy on the device, or by activations in the
+same pool.  A step's result waits for all of its copies.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,7 +24,7 @@ from kvell.memory import GroupKind, GroupSpec
 from kvell.pages.stages import BY_LAYER
 
 BESIDE = BY_LAYER | {GroupKind.STATE}
-"""Kinds beside which others may be copied under the pass; states themselves come in before it."""
+"""Kinds that allow copies of other pages during the pass; states are copied in before it."""
 
 Mask = npt.NDArray[np.bool_]
 Counts = npt.NDArray[np.int64]
@@ -36,12 +36,12 @@ def _no_rows() -> NewPages:
 
 @dataclass(frozen=True)
 class CopyOrder:
-    """A plan's offloads and fetches by when they are made; pages go out before others come in.
+    """A plan's offloads and fetches by time; pages are copied out before others are copied in.
 
-    :param first_out: whole pages before the pass, and so ``first_in``.
-    :param layered_out: each layer's part before the layer is computed, and so ``layered_in``.
+    :param first_out: whole pages before the pass, like ``first_in``.
+    :param layered_out: each layer's part before the layer is computed, like ``layered_in``.
     :param last_out: whole pages before the step's result.
-    :param why: what keeps all of them before the pass; "" if nothing keeps all of them there.
+    :param why: the reason why all copies precede the pass; "" if not all must.
     """
 
     first_out: NewPages = field(default_factory=_no_rows)
@@ -53,18 +53,18 @@ class CopyOrder:
 
     @property
     def is_under_pass(self) -> bool:
-        """Whether anything is copied while the pass computes."""
+        """Whether there are copies during the pass."""
         return bool(len(self.layered_out) + len(self.layered_in) + len(self.last_out))
 
 
 def has_spare_processor(processors: int, threads: int) -> bool:
-    """Whether a processor is left for copies while a pass computes.
+    """Return whether a processor is free for copies while a pass computes.
 
-    Where there is none, a copy beside a pass takes from it what it needs, and the pass's threads
-    wait for the one that lost its processor: nothing is gained.
+    Otherwise a copy takes a processor from one thread of the pass, and the other threads wait for
+    that thread: nothing is gained.
 
-    :param processors: that the process may use.
-    :param threads: of a pass.
+    :param processors: number of processors that the process may use.
+    :param threads: number of threads of a pass.
     """
     return processors > threads
 
@@ -79,10 +79,10 @@ def copy_order(
 ) -> CopyOrder:
     """Order a plan's copies between pool and CPU buffer.
 
-    :param groups: of the pool.
+    :param groups: all groups of the pool.
     :param on_host: whether the pool is host memory.
-    :param takes_images: whether a model of the pool does.
-    :param has_spare: whether a processor is left for copies while a pass computes.
+    :param takes_images: whether a model of the pool takes images.
+    :param has_spare: whether a processor is free for copies while a pass computes.
     """
     out, back = plan.offloads, plan.fetches
     why = why_before(plan, groups, on_host=on_host, takes_images=takes_images, has_spare=has_spare)
@@ -101,7 +101,7 @@ def copy_order(
     is_written = _are_same(out[:, :2], written)
     out_first = (is_written & ~layered[out[:, 0]]) | _share_large(out[:, :2], written, counts)
     out_first |= _meet(out[:, :2], copied, counts)
-    out_first |= _meet(out[:, [0, 2]], back[:, :2], counts)  # what comes in was just sent out
+    out_first |= _meet(out[:, [0, 2]], back[:, :2], counts)  # fetched in the step that offloads it
     out_layered = is_written & ~out_first
     return CopyOrder(
         out[out_first],
@@ -120,7 +120,7 @@ def why_before(
     takes_images: bool = False,
     has_spare: bool = True,
 ) -> str:
-    """What keeps all copies of a plan before its passes; "" if nothing does."""
+    """Return the reason why all copies of a plan must precede its passes, or ""."""
     if not on_host:
         return "the pool is on a GPU, whose stream does one thing after the other"
     if not has_spare:
@@ -138,26 +138,26 @@ def why_before(
     return ""
 
 
-def _pairs(found: Iterable[tuple[int, int]]) -> NewPages:
-    return np.asarray(list(found), np.int32).reshape(-1, 2)
+def _pairs(pairs: Iterable[tuple[int, int]]) -> NewPages:
+    return np.asarray(list(pairs), np.int32).reshape(-1, 2)
 
 
 def _are_same(rows: NewPages, others: NewPages) -> Mask:
-    """Which rows (group, page) are among others."""
+    """Return a mask of the rows (group, page) that are among others."""
     mine, theirs = ((some[:, 0].astype(np.int64) << 32) | some[:, 1] for some in (rows, others))
     return np.isin(mine, theirs)
 
 
 def _share_large(rows: NewPages, others: NewPages, counts: Counts) -> Mask:
-    """Which rows have a large page in common with others of another group."""
+    """Return a mask of the rows that share a large page with a row of another group."""
     mine, theirs = (some[:, 1] // counts[some[:, 0]] for some in (rows, others))
-    found = np.zeros(len(rows), np.bool_)
+    shares = np.zeros(len(rows), np.bool_)
     for group in np.unique(rows[:, 0]):
-        own = rows[:, 0] == group
-        found[own] = np.isin(mine[own], theirs[others[:, 0] != group])
-    return found
+        in_group = rows[:, 0] == group
+        shares[in_group] = np.isin(mine[in_group], theirs[others[:, 0] != group])
+    return shares
 
 
 def _meet(rows: NewPages, others: NewPages, counts: Counts) -> Mask:
-    """Which rows may have bytes in common with others."""
+    """Return a mask of the rows that may share bytes with others."""
     return _are_same(rows, others) | _share_large(rows, others, counts)

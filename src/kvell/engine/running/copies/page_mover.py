@@ -1,9 +1,9 @@
-"""Moves the bytes of pages: within the pool, out to the CPU buffer, and back in.
+"""Copies of pages: within the pool, out to the CPU buffer, and back in.
 
-On a GPU the copies run on the stream on which the step computes, and the buffer is pinned: pages
+On a GPU the copies run on the stream of the step's computation, and the buffer is pinned: pages
 that a plan copies out are complete before a later plan copies them in, and no thread waits.  In
-host memory the calling thread copies, by itself: one thread reads about as fast as memory gives,
-and a team of threads for every page would wait for processors that others use.
+host memory the calling thread copies alone: one thread nearly reaches the memory's bandwidth, and
+several threads for each page would wait for busy processors.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,9 +23,9 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Piece:
-    """Pages of a group that are in a row on both sides.
+    """Pages of a group that are consecutive on both sides.
 
-    :param source: the first page that is read, and ``target`` the first that is written.
+    :param source: the first page that is read; ``target`` is the first that is written.
     """
 
     group: int
@@ -35,7 +35,7 @@ class Piece:
 
 
 class PageMover:
-    """Carries out the copies of plans.
+    """The executor of plans' copies.
 
     :param pool: uint8 [bytes], on the models' device.
     :param buffer: uint8 [bytes], host memory; None if plans offload nothing.
@@ -66,7 +66,7 @@ class PageMover:
             self._move(Piece(copy.group, source, target, 1), self._pool, self._pool)
 
     def pieces(self, rows: NewPages, *, is_out: bool) -> list[Piece]:
-        """What :meth:`offload`, or else :meth:`fetch`, copies of these rows."""
+        """Return the pieces that :meth:`offload`, or else :meth:`fetch`, copies for these rows."""
         return list(self._pieces(rows, is_out=is_out)) if len(rows) else []
 
     def move_parts(
@@ -74,7 +74,7 @@ class PageMover:
     ) -> None:
         """Copy a part of each page; only for a pool in host memory.
 
-        :param parts: by group; pages of other groups are left out.
+        :param parts: the part by group; pages of other groups are left out.
         """
         for piece in pieces:
             if piece.group in parts:
@@ -89,16 +89,16 @@ class PageMover:
     def _pieces(self, rows: NewPages, *, is_out: bool) -> Iterator[Piece]:
         groups, pages, held = rows[:, 0], rows[:, 1 if is_out else 2], rows[:, 2 if is_out else 1]
         for index in np.unique(groups).tolist():
-            group, own = self._layout.groups[index], groups == index
-            here = self._slots.physical(pages[own], group.pages_per_large)
+            group, in_group = self._layout.groups[index], groups == index
+            here = self._slots.physical(pages[in_group], group.pages_per_large)
             order = np.argsort(here, kind="stable")
-            here, there = here[order], held[own][order]
+            here, there = here[order], held[in_group][order]
             for start, count in runs(here, there):
                 first, other = int(here[start]), int(there[start])
                 yield Piece(index, *((first, other) if is_out else (other, first)), count)
 
     def _move(self, piece: Piece, source: torch.Tensor, target: torch.Tensor) -> None:
-        """Copy whole pages; on a GPU nobody waits for it."""
+        """Copy whole pages; on a GPU the caller does not wait for it."""
         stride_bytes = self._layout.groups[piece.group].page_stride_bytes
         size_bytes = piece.count * stride_bytes
         read, written = (
@@ -111,7 +111,7 @@ class PageMover:
             written.copy_(read, non_blocking=True)
 
     def _pages(self, memory: torch.Tensor, group: int) -> Bytes:
-        """Host memory as pages of a group, uint8 [pages, stride]."""
+        """Return host memory as pages of a group, uint8 [pages, stride]."""
         stride_bytes = self._layout.groups[group].page_stride_bytes
         whole: Bytes = memory[: memory.numel() // stride_bytes * stride_bytes].numpy()
         return whole.reshape(-1, stride_bytes)

@@ -1,4 +1,4 @@
-"""Progress of a pass in writing its pages, told at layer seams to instances that pull them."""
+"""A pass's progress in writing its pages, reported at layer seams to instances that pull them."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,13 +8,13 @@ from kvell.models.forward.segments import LayerCallbacks
 from kvell.pages.stages import Stage, num_written
 
 TellWritten = Callable[[tuple[int, ...], int], None]
-"""Tells of a step's transfers (``StepPlan.streams``) that the stages up to one are written."""
+"""A callback: a step's transfers (``StepPlan.streams``), and the last stage that is written."""
 
 
 class WrittenSeams:
-    """Calls ``tell`` with each stage once it is written, and other callbacks as they would be.
+    """Callbacks that report the last written stage to ``tell``, and call other callbacks.
 
-    :param stages: of the model, in order.
+    :param stages: the model's stages in order.
     :param beside: other callbacks of the same pass.
     """
 
@@ -28,7 +28,7 @@ class WrittenSeams:
         self._told = 0
 
     def after_kv_write(self, layer: int) -> None:
-        """See :class:`LayerCallbacks`."""
+        """Report the last written stage, if a stage has been completed."""
         if self._beside is not None:
             self._beside.after_kv_write(layer)
         written = num_written(self._stages, layer)
@@ -37,11 +37,11 @@ class WrittenSeams:
             self._tell(written - 1)
 
     def before_attend(self, layer: int, query: torch.Tensor) -> None:
-        """See :class:`LayerCallbacks`."""
+        """Call the other callbacks."""
         if self._beside is not None:
             self._beside.before_attend(layer, query)
 
     def after_attend(self, layer: int, output: torch.Tensor) -> None:
-        """See :class:`LayerCallbacks`."""
+        """Call the other callbacks."""
         if self._beside is not None:
             self._beside.after_attend(layer, output)

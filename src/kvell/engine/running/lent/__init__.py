@@ -1,1 +1,1 @@
-"""Attention over lent pages across a connection: a creditor's answers, a debtor's queries."""
+"""Attention over lent pages by messages: a creditor's answers and a debtor's queries."""

@@ -1,4 +1,4 @@
-"""The debtor's end: what a step asks of the creditors whose pages it cannot read in place."""
+"""The debtor's side: a step's queries to creditors whose pages it cannot read in place."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from kvell.models.fused import _forward
 
 PATIENCE_SECONDS = 5.0
-"""For all answers of a step together; whoever takes longer is asked again in the next one."""
+"""The time limit for all answers of a step together; the next step queries the others again."""
 
 FindsPartials = Callable[[str, int], PartialsLine | None]
-"""Where an incarnation of an instance is asked; None: it is gone."""
+"""A function that returns the query line to an incarnation of an instance; None: it is closed."""
 
 
 class Queries:
-    """Tells a model's passes what to ask, and of whom.
+    """The queries of a model's passes to creditors.
 
-    :param finds: where creditors are asked.
-    :ivar remote: of the passes.
+    :param finds: finds the line to a creditor.
+    :ivar remote: the remote sections of the passes.
     """
 
     def __init__(self, finds: FindsPartials) -> None:
@@ -30,45 +30,45 @@ class Queries:
         self._lines: dict[tuple[str, int], PartialsLine | None] = {}
 
     def expect(self, plan: StepPlan) -> None:
-        """Say what the next pass asks for, which computes the plan's work."""
-        asked = [one for one in plan.borrowed if one.by_queries]
-        if not asked:
+        """Set the queries of the next pass, which computes the plan's work."""
+        queried = [pages for pages in plan.borrowed if pages.by_queries]
+        if not queried:
             return
-        keys = dict.fromkeys((one.instance, one.incarnation) for one in asked)
+        keys = dict.fromkeys((pages.instance, pages.incarnation) for pages in queried)
         lines = {key: self._finds(*key) for key in keys}
         if not lines.items() <= self._lines.items():
             self._lines = lines
             self.remote.meet({_name(*key): _creditor(line) for key, line in lines.items()})
         numbers = {work.handle: index for index, work in enumerate(plan.work)}
-        self.remote.expect(_runs(asked, numbers), PATIENCE_SECONDS)
+        self.remote.expect(_runs(queried, numbers), PATIENCE_SECONDS)
 
     def lacking(self, plan: StepPlan) -> list[int]:
-        """Return the handles whose rows of the pass count nothing, for want of answers."""
+        """Return the handles whose rows of the pass are invalid because answers are missing."""
         return [plan.work[index].handle for index in self.remote.lacking]
 
 
-def _runs(asked: Sequence[BorrowedPages], numbers: dict[int, int]) -> list[SectionRun]:
-    """Consecutive sections of one request at one creditor as one.
+def _runs(queried: Sequence[BorrowedPages], numbers: dict[int, int]) -> list[SectionRun]:
+    """Join consecutive sections of a request at the same creditor.
 
-    :param asked: of each request all sections from the first one on, in order.
-    :param numbers: of requests in the batch, by handle.
+    :param queried: all sections of each request from the first one on, in order.
+    :param numbers: index of each request in the batch, by handle.
     """
     runs: list[SectionRun] = []
     sections = dict.fromkeys(numbers, 0)
-    for one in asked:
-        request, name = numbers[one.handle], _name(one.instance, one.incarnation)
-        section = sections[one.handle]
-        sections[one.handle] = section + 1
+    for pages in queried:
+        request, name = numbers[pages.handle], _name(pages.instance, pages.incarnation)
+        section = sections[pages.handle]
+        sections[pages.handle] = section + 1
         last = runs[-1] if section and runs else None
         if last is not None and (last.request, last.creditor) == (request, name):
-            runs[-1] = SectionRun(request, name, last.first_section, (*last.rights, one.right))
+            runs[-1] = SectionRun(request, name, last.first_section, (*last.rights, pages.right))
         else:
-            runs.append(SectionRun(request, name, section, (one.right,)))
+            runs.append(SectionRun(request, name, section, (pages.right,)))
     return runs
 
 
 def _creditor(line: PartialsLine | None) -> "_forward.Creditor":
-    """What a pass calls; it refuses everything in place of a creditor that is gone."""
+    """Return the creditor that a pass calls; a closed one refuses all queries."""
     from kvell.models.fused import _forward
 
     if line is None:

@@ -1,1 +1,1 @@
-"""The processes beside an instance in which grammars are compiled and followed."""
+"""Processes of an instance that compile grammars and compute masks."""

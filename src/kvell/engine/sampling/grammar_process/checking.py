@@ -1,6 +1,6 @@
-"""Whether grammars can be followed: each is tried in a worker once, and what came is remembered.
+"""Checks of grammars: a worker compiles each grammar once, and the verdict is cached.
 
-Tenants take turns, and are charged for the time that their grammars take.
+Tenants take turns, and are charged for the time of their grammars.
 """
 
 import logging
@@ -28,31 +28,31 @@ from kvell.errors import ChangeSomething, TryLater
 from kvell.vocabulary import MIB, RequestId
 
 CHECK_ROOM_BYTES = 32 * MIB
-"""Memory that a grammar may take while it is tried; JSON schemas of 100 KB take one MiB."""
+"""Memory that the check of a grammar may take; a JSON schema of 100 KB takes one MiB."""
 ANSWER_SECONDS = 10.0
-"""A worker that says nothing for so long is stopped, or the machine swaps."""
+"""A worker that does not answer within this time hangs, or the machine swaps."""
 NICENESS = 5
-"""Steps go first: nobody reads the answer yet whose grammar is being tried."""
+"""A lower priority than steps: a request whose grammar is being checked has no output yet."""
 KNOWN_VERDICTS = 4096
 MOST_WAITING = 64
-"""Grammars that wait to be tried, each of at most ``MAX_GRAMMAR_CHARS``."""
+"""The most grammars that wait for a check, each of at most ``MAX_GRAMMAR_CHARS``."""
 TRIES = 2
-"""A worker may end for other reasons than the grammar that it works on, but not twice."""
+"""A worker may end for a reason other than its grammar, but not twice."""
 COMPLAINTS = ("too many", "too complex", "too large", "too big", "limits.", "fuel")
-"""Words of llguidance's about bounds of its own."""
+"""Words in llguidance's errors about its limits."""
 
 STOPPED_BY_OTHERS = frozenset({-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP})
-"""Exit codes of a worker that no grammar causes."""
+"""Exit codes that a grammar does not cause."""
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is known of a grammar.
+    """The result of a grammar's check.
 
-    :param problem: why it cannot be followed; "" if it can.
-    :param is_too_complex: whether it exceeds a bound.
+    :param problem: the reason why it is not supported; "" if it is.
+    :param is_too_complex: whether it exceeds a limit.
     """
 
     problem: str = ""
@@ -65,9 +65,9 @@ GOOD = Verdict()
 
 @dataclass(eq=False)
 class _Try:
-    """A grammar that waits for its turn, or is tried.
+    """A grammar that waits for its check, or is being checked.
 
-    :param request_id: stands for its key.
+    :param request_id: the key as a text, for the queue.
     """
 
     request_id: RequestId
@@ -78,7 +78,7 @@ class _Try:
 
 
 class GrammarChecks:
-    """Tries grammars one after the other on a thread of its own, in turn by tenant."""
+    """A thread that checks grammars one by one, in turn by tenant."""
 
     def __init__(self, processes: GrammarProcesses) -> None:
         self._processes = processes
@@ -91,85 +91,85 @@ class GrammarChecks:
         self._worker: Worker | None = None
         self._told: set[str] = set()
 
-    def known(self, asked: StructuredOutputs) -> Verdict | None:
-        """What is known of a grammar; None before it was tried."""
-        key = _key(asked)
+    def known(self, constraint: StructuredOutputs) -> Verdict | None:
+        """Return the verdict on a grammar, or None before its check."""
+        key = _key(constraint)
         with self._lock:
             verdict = self._known.get(key)
             if verdict is not None:
                 self._known.move_to_end(key)
             return verdict
 
-    def tried(self, asked: StructuredOutputs, tenant: str = "") -> Future[Verdict]:
-        """Try a grammar; callers that ask for the same meanwhile get the same future.
+    def tried(self, constraint: StructuredOutputs, tenant: str = "") -> Future[Verdict]:
+        """Queue a check; callers with the same grammar get the same future until its verdict.
 
-        The future raises :class:`.TryLater` if no process could be started, or none got on.
+        The future raises :class:`.TryLater` if no process could be started or finish the check.
 
-        :param tenant: whose turn it takes.
-        :raises TryLater: if too many wait to be tried.
+        :param tenant: the tenant whose turn the check takes.
+        :raises TryLater: if too many grammars wait.
         """
-        key = _key(asked)
+        key = _key(constraint)
         with self._lock:
             if key in self._tries:
                 return self._tries[key].verdict
             self._parts.take(tenant, 1)
-            one = _Try(RequestId(key.hex()), Turn(tenant=tenant), asked, key)
-            self._tries[key] = one
-            self._line.add(one)
+            attempt = _Try(RequestId(key.hex()), Turn(tenant=tenant), constraint, key)
+            self._tries[key] = attempt
+            self._line.add(attempt)
             self._thread.submit(self._try_next)
-            return one.verdict
+            return attempt.verdict
 
-    def remember(self, asked: StructuredOutputs, verdict: Verdict) -> None:
-        """Note what was found out otherwise."""
+    def remember(self, constraint: StructuredOutputs, verdict: Verdict) -> None:
+        """Note a verdict that was found outside of a check."""
         with self._lock:
-            self._remember(_key(asked), verdict)
+            self._remember(_key(constraint), verdict)
 
     def close(self) -> None:
-        """Try no more."""
+        """Cancel all waiting checks and the thread."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             waiting = self._line.clear()
-        for one in waiting:
-            one.verdict.cancel()
+        for attempt in waiting:
+            attempt.verdict.cancel()
 
     def _try_next(self) -> None:
         with self._lock:
-            one = self._line.first()
-            if one is None:
-                return  # it was closed
-            self._line.take(one)
-        one.verdict.set_running_or_notify_cancel()
+            attempt = self._line.first()
+            if attempt is None:
+                return  # closed
+            self._line.take(attempt)
+        attempt.verdict.set_running_or_notify_cancel()
         began, verdict, failure = perf_counter_ns(), None, None
         try:
-            verdict = self._verdict(one.asked)
+            verdict = self._verdict(attempt.asked)
         except BaseException as error:
             failure = error
         with self._lock:
-            del self._tries[one.key]
-            self._line.charge(one.request_id, (perf_counter_ns() - began) // 1000)
-            self._line.discard(one)
-            self._parts.give_back(one.turn.tenant, 1)
+            del self._tries[attempt.key]
+            self._line.charge(attempt.request_id, (perf_counter_ns() - began) // 1000)
+            self._line.discard(attempt)
+            self._parts.give_back(attempt.turn.tenant, 1)
             if verdict is not None:
-                self._remember(one.key, verdict)
+                self._remember(attempt.key, verdict)
         if verdict is not None:
-            one.verdict.set_result(verdict)
+            attempt.verdict.set_result(verdict)
         else:
-            one.verdict.set_exception(failure)
+            attempt.verdict.set_exception(failure)
 
-    def _verdict(self, asked: StructuredOutputs) -> Verdict:
+    def _verdict(self, constraint: StructuredOutputs) -> Verdict:
         ended: LineEnded | None = None
         code: int | None = None
         for _ in range(TRIES):
             try:
                 if self._worker is None:
                     self._worker = self._processes.fork(CHECK_ROOM_BYTES, NICENESS)
-                return self._asked(self._worker, asked)
+                return self._asked(self._worker, constraint)
             except (TokenizerError, ChangeSomething) as error:
                 return Verdict(str(error))
             except LineEnded as error:
                 assert self._worker is not None
                 worker, self._worker, ended = self._worker, None, error
-                code = self._processes.end(worker, f"{error}, in a check of {asked.kind}")
+                code = self._processes.end(worker, f"{error}, in a check of {constraint.kind}")
                 if code == -signal.SIGPROF:
                     return TOO_COMPLEX
         if isinstance(ended, LineLate):
@@ -178,17 +178,17 @@ class GrammarChecks:
             raise TryLater("something else ended the process that compiles grammars")
         return TOO_COMPLEX
 
-    def _asked(self, worker: Worker, asked: StructuredOutputs) -> Verdict:
-        worker.line.send(Check(asked.bare()), ANSWER_SECONDS)
-        told = worker.line.receive(ANSWER_SECONDS)
-        assert isinstance(told, Checked)
-        self._tell(told.unfollowed)
-        said, _, _ = told.problem.partition("<state>")  # of llguidance's parser follows
-        text = " ".join(said.split())[:300]
-        return Verdict(text, any(words in told.problem.lower() for words in COMPLAINTS))
+    def _asked(self, worker: Worker, constraint: StructuredOutputs) -> Verdict:
+        worker.line.send(Check(constraint.bare()), ANSWER_SECONDS)
+        reply = worker.line.receive(ANSWER_SECONDS)
+        assert isinstance(reply, Checked)
+        self._tell(reply.unfollowed)
+        problem, _, _ = reply.problem.partition("<state>")  # without the parser's state
+        text = " ".join(problem.split())[:300]
+        return Verdict(text, any(words in reply.problem.lower() for words in COMPLAINTS))
 
     def _tell(self, keywords: Iterable[str]) -> None:
-        """Say once of each keyword that answers are not held to it."""
+        """Log once for each keyword that grammars do not enforce it."""
         for keyword in keywords:
             if keyword not in self._told:
                 self._told.add(keyword)
@@ -201,6 +201,6 @@ class GrammarChecks:
             self._known.popitem(last=False)
 
 
-def _key(asked: StructuredOutputs) -> bytes:
-    """Stands for a constraint, wherever in an answer it begins; texts may be long."""
-    return sha256(msgspec.msgpack.encode(asked.bare())).digest()
+def _key(constraint: StructuredOutputs) -> bytes:
+    """Return a digest of a constraint without its reasoning; the constraint may be long."""
+    return sha256(msgspec.msgpack.encode(constraint.bare())).digest()

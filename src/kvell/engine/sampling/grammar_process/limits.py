@@ -1,4 +1,4 @@
-"""Bounds on what one grammar may take, which the system itself enforces."""
+"""Limits of a grammar's memory and time, enforced by the operating system."""
 
 import contextlib
 import ctypes
@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
-"""Of Linux's prctl: the signal that a process gets when its parent ends."""
+"""The option of Linux's prctl for the signal that a process gets when its parent ends."""
 
 
 def end_with_parent(parent: int) -> None:
     """Let the system kill this process when its parent ends, even while it is stopped.
 
-    Elsewhere than on Linux it ends when it next listens, for the parent's end is closed then.
+    On other systems than Linux it ends at its next read, when the parent's socket is closed.
 
-    :param parent: process id; if it is not the parent any more, this process ends now.
+    :param parent: process id; if that is no longer the parent, this process ends now.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -27,7 +27,7 @@ def end_with_parent(parent: int) -> None:
 
 
 def bound_memory(room_bytes: int) -> None:
-    """Let this process take so much beyond what it has; then its allocations fail."""
+    """Limit this process to its current memory plus ``room_bytes``; then allocations fail."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     data_bytes, _ = _sizes_bytes()
     if data_bytes:
@@ -36,15 +36,15 @@ def bound_memory(room_bytes: int) -> None:
 
 
 def anonymous_bytes() -> int:
-    """Memory of this process that is no file's; 0 where the system does not say."""
+    """Return the anonymous memory of this process; 0 if the system does not report it."""
     return _sizes_bytes()[1]
 
 
 @contextlib.contextmanager
 def bounded_seconds(seconds: float) -> Iterator[None]:
-    """Let the system end this process by SIGPROF once the body has taken so much of a processor.
+    """End this process by SIGPROF once the body has taken ``seconds`` of processor time.
 
-    Only the process's own work counts: a busy machine makes no grammar complex.
+    Only the process's own time counts, so a busy machine does not make a grammar too complex.
     """
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
@@ -54,7 +54,7 @@ def bounded_seconds(seconds: float) -> Iterator[None]:
 
 
 def _sizes_bytes() -> tuple[int, int]:
-    """Private writable memory, mapped and present."""
+    """Return the private writable memory: mapped, and present."""
     try:
         pages = [int(number) for number in Path("/proc/self/statm").read_text().split()]
     except OSError:

@@ -1,7 +1,7 @@
-"""Masks of a step's requests, from a worker that may be ended at any time.
+"""Masks of a step's requests, from a worker that may end at any time.
 
-A worker knows the place of each request in its grammar.  All of that follows from the request's
-output, so a new worker goes on where one was ended; only the grammar that ended it does not.
+A worker stores each request's position in its grammar.  The position follows from the request's
+output, so a new worker can continue; only the grammar that ended the old worker is given up.
 """
 
 import signal
@@ -25,21 +25,21 @@ from kvell.errors import ChangeSomething, TryLater
 from kvell.vocabulary import MIB
 
 MASK_ROOM_BYTES = 64 * MIB
-"""Memory that all grammars of running requests may take together, with those just used."""
+"""Memory that the grammars of running and recent requests may take together."""
 LATER_SECONDS = 2.0
-"""Time beyond the processor time of a mask, on a busy machine, after which a worker hangs."""
+"""A worker that exceeds a mask's processor time by this hangs, even on a busy machine."""
 MOST_ASKED_BYTES = 16 << 20
-"""Of outputs and grammars in one message, before one more; a frame holds four times as much."""
+"""The size of a message at which no further request is added; a frame holds four times it."""
 GRAMMAR_BYTES = 4 * MAX_GRAMMAR_CHARS
 TRIES = 2
-"""A worker may end for other reasons than the request that it works on, but not twice."""
+"""A worker may end for a reason other than its current request, but not twice."""
 
 
 @dataclass(frozen=True)
 class Wanted:
     """A request that draws a token under a grammar.
 
-    :param output: its tokens so far, int32.
+    :param output: output tokens so far, int32.
     """
 
     handle: int
@@ -49,42 +49,42 @@ class Wanted:
 
 @dataclass(frozen=True)
 class FoundMask:
-    """A mask, and the number of tokens that it knows."""
+    """A mask, and the vocabulary size of its tokenizer."""
 
     mask: Mask
     known_tokens: int
 
 
 class MaskWorker:
-    """Asks for masks, on one thread.
+    """The client of a mask worker, on one thread.
 
-    :param checks: know grammars that are too complex, and are told of those that end a worker.
+    :param checks: verdicts on grammars; a grammar that ends a worker is added as too complex.
     """
 
     def __init__(self, processes: GrammarProcesses, checks: GrammarChecks) -> None:
         self._processes, self._checks = processes, checks
         self._worker: Worker | None = None
         self._read: dict[int, int] = {}
-        """Of each request that the worker knows, the tokens that it has read."""
+        """The number of output tokens that the worker has read, by request."""
 
     def masks(self, wanted: Sequence[Wanted], forget: Iterable[int]) -> dict[int, FoundMask | None]:
-        """Masks by handle; None where the grammar is too complex, or no process can be had.
+        """Return masks by handle; None if the grammar is too complex, or no process can start.
 
-        :param forget: requests that have ended, some of whose handles may be wanted anew.
+        :param forget: handles of requests that have ended; new requests may reuse them.
         """
         gone = tuple(handle for handle in forget if self._read.pop(handle, None) is not None)
-        found: dict[int, FoundMask | None] = {
-            one.handle: None
-            for one in wanted
-            if one.handle not in self._read and self._checks.known(one.asked) == TOO_COMPLEX
+        masks: dict[int, FoundMask | None] = {
+            request.handle: None
+            for request in wanted
+            if request.handle not in self._read and self._checks.known(request.asked) == TOO_COMPLEX
         }
-        rest, tries = deque(one for one in wanted if one.handle not in found), 0
+        rest, tries = deque(request for request in wanted if request.handle not in masks), 0
         while rest:
             before = len(rest)
             try:
-                self._ask(rest, gone, found)
+                self._ask(rest, gone, masks)
             except (TokenizerError, ChangeSomething, TryLater):
-                return found | {one.handle: None for one in rest}
+                return masks | {request.handle: None for request in rest}
             except LineEnded as error:
                 tries = 1 if len(rest) < before else tries + 1
                 took_too_long = self._took_too_long(rest[0], str(error))
@@ -92,43 +92,43 @@ class MaskWorker:
                     guilty, tries = rest.popleft(), 0
                     if not isinstance(error, LineLate):
                         self._checks.remember(guilty.asked, TOO_COMPLEX)
-                    found[guilty.handle] = None
+                    masks[guilty.handle] = None
             gone = ()
-        return found
+        return masks
 
     def _ask(
-        self, rest: deque[Wanted], gone: tuple[int, ...], found: dict[int, FoundMask | None]
+        self, rest: deque[Wanted], gone: tuple[int, ...], masks: dict[int, FoundMask | None]
     ) -> None:
-        """Move requests from the rest to those found, one by one."""
+        """Compute the masks of the rest, and remove each request when it has its mask."""
         if self._worker is None:
             self._worker = self._processes.fork(MASK_ROOM_BYTES)
-        line, known = self._worker.line, self._worker.vocab_size
+        line, vocab_size = self._worker.line, self._worker.vocab_size
         needs = self._needs(rest)
         line.send(AskMasks(gone, needs), allowed_seconds(0) + LATER_SECONDS)
         for need in needs:
-            told = line.receive(allowed_seconds(len(need.fresh) // 4) + LATER_SECONDS)
-            assert isinstance(told, Mask)
-            one = rest.popleft()
-            self._read[one.handle] = len(one.output)
-            found[one.handle] = FoundMask(told, known)
+            mask = line.receive(allowed_seconds(len(need.fresh) // 4) + LATER_SECONDS)
+            assert isinstance(mask, Mask)
+            request = rest.popleft()
+            self._read[request.handle] = len(request.output)
+            masks[request.handle] = FoundMask(mask, vocab_size)
 
     def _needs(self, rest: Iterable[Wanted]) -> tuple[Need, ...]:
-        """What to ask at once: all of the rest, but for long outputs that are read anew."""
+        """Return the needs of the rest for one message, up to its size limit."""
         needs, size_bytes = list[Need](), 0
-        for one in rest:
-            needs.append(self._need(one))
+        for request in rest:
+            needs.append(self._need(request))
             size_bytes += len(needs[-1].fresh) + (0 if needs[-1].asked is None else GRAMMAR_BYTES)
             if size_bytes > MOST_ASKED_BYTES:
                 break
         return tuple(needs)
 
-    def _need(self, one: Wanted) -> Need:
-        read = self._read.get(one.handle)
-        fresh = one.output[read or 0 :].astype("<i4").tobytes()
-        return Need(one.handle, fresh, one.asked if read is None else None)
+    def _need(self, request: Wanted) -> Need:
+        read = self._read.get(request.handle)
+        fresh = request.output[read or 0 :].astype("<i4").tobytes()
+        return Need(request.handle, fresh, request.asked if read is None else None)
 
     def _took_too_long(self, suspect: Wanted, error: str) -> bool:
-        """End the worker; return whether it ended because a mask took too long to compute."""
+        """End the worker; return whether a mask took too much processor time."""
         assert self._worker is not None
         worker, self._worker = self._worker, None
         self._read.clear()

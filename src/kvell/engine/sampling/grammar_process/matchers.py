@@ -1,4 +1,4 @@
-"""The work of llguidance: compiling grammars, reading outputs, and masks; inside a worker."""
+"""Compiled grammars, request positions and masks by llguidance, inside a worker."""
 
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -12,13 +12,13 @@ from kvell.engine.sampling.grammar_process.sources import GrammarSource, source_
 from kvell.engine.sampling.reasoning import ReasoningReader
 
 MAX_LEXER_STATES = 50_000
-"""A state takes 1 to 2 KiB, so that these are more than a worker may have."""
+"""A limit above a worker's memory: a state takes 1 to 2 KiB."""
 
 
 class Matchers:
-    """Grammars at their start, and the place of each request in its own.
+    """Compiled grammars, and each request's position in its grammar.
 
-    :param tokenizer: llguidance's.
+    :param tokenizer: llguidance's tokenizer.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -26,13 +26,13 @@ class Matchers:
         self._compiled: OrderedDict[StructuredOutputs, Any] = OrderedDict()
         self._places: dict[int, _Place] = {}
 
-    def check(self, asked: StructuredOutputs) -> Checked:
-        """What is wrong with a constraint, and what is not followed of it.
+    def check(self, constraint: StructuredOutputs) -> Checked:
+        """Return a constraint's problem, and the keywords that it does not enforce.
 
-        Some grammars are found too complex only by their first mask.
+        Some grammars prove too complex only at their first mask.
         """
         try:
-            source = source_of(asked.bare(), self._tokenizer)
+            source = source_of(constraint.bare(), self._tokenizer)
         except ValueError as error:
             return Checked(str(error))
         matcher = self._compile(source)
@@ -41,36 +41,36 @@ class Matchers:
         return Checked(matcher.get_error(), source.unfollowed)
 
     def mask(self, need: Need) -> Mask:
-        """Read what is new of a request's output; which tokens may follow it."""
+        """Read new tokens of a request's output; return the mask of the next token."""
         if need.asked is not None:
             self._places[need.handle] = self._place(need.asked)
         return self._places[need.handle].after(tokens_of(need.fresh))
 
     def forget(self, handles: Iterable[int]) -> None:
-        """Forget requests."""
+        """Drop requests."""
         for handle in handles:
             self._places.pop(handle, None)
 
     def drop_compiled(self) -> None:
-        """Drop the grammars at their start; requests keep their places in theirs."""
+        """Drop compiled grammars; requests keep their positions."""
         self._compiled.clear()
 
-    def _place(self, asked: StructuredOutputs) -> "_Place":
-        bare, reader = asked.bare(), None
-        if asked.reasoning is not None:
-            reader = ReasoningReader(asked.reasoning, self._tokenizer)
+    def _place(self, constraint: StructuredOutputs) -> "_Place":
+        bare, reader = constraint.bare(), None
+        if constraint.reasoning is not None:
+            reader = ReasoningReader(constraint.reasoning, self._tokenizer)
         if bare not in self._compiled:
             self._compiled[bare] = self._compile(source_of(bare, self._tokenizer))
         return _Place(self._compiled[bare].deep_copy(), reader)
 
     def _compile(self, source: GrammarSource) -> Any:
-        """A matcher at its start; if it cannot be followed, it says so itself."""
+        """Return a matcher at its start; an unsupported grammar gives a matcher with an error."""
         limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES)
         return LLMatcher(self._tokenizer, source.grammar, log_level=0, limits=limits)
 
 
 class _Place:
-    """One request's place in its grammar, or in the reasoning before."""
+    """A request's position in its grammar, or in the reasoning before it."""
 
     def __init__(self, matcher: Any, reader: ReasoningReader | None) -> None:
         self._matcher, self._reader = matcher, reader
@@ -78,14 +78,13 @@ class _Place:
         self._is_broken = False
 
     def after(self, fresh: list[int]) -> Mask:
-        """Read the next tokens of the output; which tokens may follow."""
         if self._reader is None:
             return self._mask(fresh)
         self._output += fresh
         behind = self._reader.behind(self._output)
         if behind is None:
             return Mask("free")
-        if (start := self._reader.start) is None:  # from now on, only the grammar reads
+        if (start := self._reader.start) is None:  # from now on, only the grammar reads tokens
             self._reader, self._output = None, []
         return self._mask(behind, start)
 
@@ -103,6 +102,6 @@ class _Place:
 
 
 def tokens_of(packed: bytes) -> list[int]:
-    """Token ids of little-endian int32 bytes."""
+    """Return the token ids of little-endian int32 bytes."""
     view: Sequence[int] = memoryview(packed).cast("i")
     return list(view)

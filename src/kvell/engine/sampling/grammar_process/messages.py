@@ -1,4 +1,4 @@
-"""What an instance and its grammar processes say to each other: msgpack in frames, in turn.
+"""Messages between an instance and its grammar processes: msgpack in frames, in turn.
 
 ::
 
@@ -10,7 +10,7 @@
        │ ── Check ────────────────────────────────────────────────► │
        │ ◄── Checked ────────────────────────────────────────────── │
        │ ── AskMasks ─────────────────────────────────────────────► │
-       │ ◄── Mask, one for each request and in their order ──────── │
+       │ ◄── Mask, one for each request, in order ───────────────── │
        │ ── End ───────────────────────► │ ── kills and reaps ──────► │
        │ ◄── Ended ──────────────────── │
 """
@@ -32,12 +32,12 @@ READ_BYTES = 256 << 10
 LEAST_SECONDS = 0.001
 
 
-class LineEnded(KvellError):  # noqa: N818 - how a conversation may end
-    """The other process has closed its end, or says what nobody understands."""
+class LineEnded(KvellError):  # noqa: N818 - a conversation may end so
+    """The end of a conversation: the other process has closed it, or sent an invalid message."""
 
 
 class LineLate(LineEnded):
-    """The other process does not answer in time."""
+    """The end of a conversation: the other process did not answer in time."""
 
 
 class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True):
@@ -45,16 +45,16 @@ class _Message(msgspec.Struct, frozen=True, tag=True, forbid_unknown_fields=True
 
 
 class Load(_Message, frozen=True):
-    """Load a tokenizer, from its JSON text in the form of the tokenizers library."""
+    """The command to load a tokenizer from the JSON text of the tokenizers library."""
 
     tokenizer_json: str
     end_token_ids: tuple[int, ...]
 
 
 class Loaded(_Message, frozen=True):
-    """The tokenizer is loaded, unless there is a problem with it.
+    """The answer to :class:`Load`: a problem, or "" if the tokenizer is loaded.
 
-    :param vocab_size: of the tokenizer; many models have logits for some more tokens.
+    :param vocab_size: the tokenizer's; many models have logits for more tokens.
     """
 
     vocab_size: int
@@ -62,10 +62,10 @@ class Loaded(_Message, frozen=True):
 
 
 class Fork(_Message, frozen=True):
-    """Fork a worker that serves the socket which comes with this message.
+    """The command to fork a worker for the socket that is sent with this message.
 
-    :param room_bytes: that the worker may take beyond what it shares with the template.
-    :param niceness: by how much it gives way to other processes.
+    :param room_bytes: memory that the worker may take beyond the template's.
+    :param niceness: increment of the worker's nice value.
     """
 
     room_bytes: int
@@ -73,33 +73,33 @@ class Fork(_Message, frozen=True):
 
 
 class Forked(_Message, frozen=True):
-    """The worker's process id."""
+    """The answer to :class:`Fork`, with the worker's process id."""
 
     pid: int
 
 
 class End(_Message, frozen=True):
-    """Kill a worker unless it has ended, and reap it."""
+    """The command to kill a worker, unless it has ended, and reap it."""
 
     pid: int
 
 
 class Ended(_Message, frozen=True):
-    """The exit code of a worker, below 0 the signal that ended it; None if it is unknown here."""
+    """A worker's exit code; below 0 a signal; None if the template has no such worker."""
 
     code: int | None
 
 
 class Check(_Message, frozen=True):
-    """Compile a grammar, and compute its first mask."""
+    """The command to compile a grammar and compute its first mask."""
 
     asked: StructuredOutputs
 
 
 class Checked(_Message, frozen=True):
-    """What is wrong with the grammar, in llguidance's words; "" if nothing is.
+    """The answer to :class:`Check`: llguidance's error, or "".
 
-    :param unfollowed: keywords of its schemas that the grammar does not follow.
+    :param unfollowed: keywords of schemas that the grammar does not enforce.
     """
 
     problem: str
@@ -107,10 +107,10 @@ class Checked(_Message, frozen=True):
 
 
 class Need(_Message, frozen=True):
-    """One request that needs a mask.
+    """A request that needs a mask.
 
-    :param asked: its constraint, where the worker does not know the request yet.
-    :param fresh: the tokens of its output that the worker has not read, as little-endian int32.
+    :param asked: its constraint, if the request is new to the worker.
+    :param fresh: output tokens that the worker has not read, as little-endian int32.
     """
 
     handle: int
@@ -119,19 +119,19 @@ class Need(_Message, frozen=True):
 
 
 class AskMasks(_Message, frozen=True):
-    """Forget some requests, and then compute masks for others."""
+    """The command to drop some requests, and then compute masks for others."""
 
     forget: tuple[int, ...]
     needs: tuple[Need, ...]
 
 
 class Mask(_Message, frozen=True):
-    """Which tokens may come next in one request's output.
+    """The tokens that are allowed next in a request's output.
 
-    :param kind: ``free``: any, it still reasons; ``over``: only tokens that end the answer;
-        ``stuck``: none, the grammar is too complex or the output breaks it; else ``bits``.
-    :param bits: one for each token of the tokenizer, the lowest bit of a byte first.
-    :param also: a token that may come as well: it would begin the reasoning.
+    :param kind: ``free``: any, in reasoning; ``over``: only tokens that end the answer; ``stuck``:
+        none, as the grammar is too complex or the output violates it; else ``bits``.
+    :param bits: one bit for each token of the tokenizer, the lowest bit of a byte first.
+    :param also: a further allowed token, which begins the reasoning.
     """
 
     kind: Literal["free", "over", "stuck", "bits"]
@@ -145,7 +145,7 @@ _DECODER: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
 
 
 class Line:
-    """One end of a conversation, at a blocking stream socket."""
+    """One end of a conversation over a blocking stream socket."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._socket, self._reader = sock, FrameReader()
@@ -156,9 +156,9 @@ class Line:
     def send(
         self, message: Message, seconds: float | None = None, descriptors: Sequence[int] = ()
     ) -> None:
-        """Send a message whole, and descriptors beside it.
+        """Send a whole message, and descriptors with it.
 
-        :raises LineEnded: when the other end is closed, takes nothing for ``seconds``
+        :raises LineEnded: if the other end is closed or reads nothing for ``seconds``
             (:class:`LineLate`), or the message is too long.
         """
         try:
@@ -172,10 +172,10 @@ class Line:
             raise LineEnded(str(error)) from error
 
     def receive(self, seconds: float | None = None) -> Message:
-        """The next message.
+        """Return the next message.
 
-        :raises LineEnded: when the other end is closed, says what is no message, or has not said
-            a whole one within ``seconds`` (:class:`LineLate`).
+        :raises LineEnded: if the other end is closed, sends an invalid message, or sends no whole
+            message within ``seconds`` (:class:`LineLate`).
         """
         until_seconds = None if seconds is None else self._clock.now_seconds() + seconds
         while not self._bodies:
@@ -189,11 +189,11 @@ class Line:
             raise LineEnded(str(error)) from error
 
     def take_descriptor(self) -> int:
-        """The descriptor that came with the last message."""
+        """Return the descriptor that was sent with the last message."""
         return self._descriptors.pop()
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the socket."""
         self._socket.close()
 
     def _read(self) -> None:

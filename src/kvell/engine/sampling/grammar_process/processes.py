@@ -1,4 +1,4 @@
-"""The grammar processes of one model, as the instance sees them: started, forked, ended."""
+"""The instance's control of one model's grammar processes: start, fork, end."""
 
 import contextlib
 import logging
@@ -25,7 +25,7 @@ from kvell.engine.sampling.grammar_process.messages import (
 from kvell.errors import KvellError, TryLater
 
 LOAD_SECONDS = 120.0
-"""A tokenizer of 256,000 tokens takes three."""
+"""The time limit for loading a tokenizer; one of 256,000 tokens takes 3 s."""
 FORK_SECONDS = 5.0
 TEMPLATE = "kvell.engine.sampling.grammar_process.template"
 
@@ -33,14 +33,14 @@ logger = logging.getLogger(__name__)
 
 
 class TokenizerError(KvellError):
-    """The tokenizer cannot be loaded for grammars."""
+    """The error for a tokenizer that cannot be loaded for grammars."""
 
 
 class Worker:
-    """A process that compiles or follows grammars.
+    """A process that compiles grammars or computes masks.
 
-    :param line: to it.
-    :param template: of which it is a fork.
+    :param line: the connection to it.
+    :param template: the template that forked it.
     """
 
     def __init__(self, line: Line, pid: int, template: "_Template") -> None:
@@ -48,16 +48,16 @@ class Worker:
 
     @property
     def vocab_size(self) -> int:
-        """Tokens of its tokenizer; many models have logits for some more."""
+        """The tokenizer's vocabulary size; many models have logits for more tokens."""
         return self.template.vocab_size
 
 
 class GrammarProcesses:
-    """Starts the template at the first worker, and again if it has ended.
+    """The template and its workers.  The template starts with the first worker, or after its end.
 
-    Workers are asked from several threads, each of which has its own.
+    Several threads use it, each with a separate worker.
 
-    :param tokenizer_json: gives the tokenizer as JSON text in the form of the tokenizers library.
+    :param tokenizer_json: returns the tokenizer as JSON text of the tokenizers library.
     """
 
     def __init__(self, tokenizer_json: Callable[[], str], end_token_ids: Sequence[int]) -> None:
@@ -67,10 +67,10 @@ class GrammarProcesses:
         self._is_closed = False
 
     def fork(self, room_bytes: int, niceness: int = 0) -> Worker:
-        """A new worker, bounded as :class:`.Fork` says.
+        """Fork a worker with the limits of :class:`.Fork`.
 
         :raises TokenizerError: if the model's tokenizer cannot be loaded.
-        :raises TryLater: if the system gives no process.
+        :raises TryLater: if the system cannot start a process.
         """
         ours, theirs = socket.socketpair()
         with theirs, contextlib.ExitStack() as unless_forked:
@@ -81,36 +81,36 @@ class GrammarProcesses:
         return Worker(Line(ours), forked.pid, template)
 
     def end(self, worker: Worker, why: str) -> int | None:
-        """End a worker at once unless it has ended; its exit code, None if that is unknown."""
+        """End a worker unless it has ended; return its exit code, or None if that is unknown."""
         worker.line.close()
         with self._lock:
             code = None
             if worker.template is self._template:  # else it has ended with its template
                 try:
-                    told = self._template.asked(End(worker.pid), FORK_SECONDS)
-                    code = told.code if isinstance(told, Ended) else None
+                    reply = self._template.asked(End(worker.pid), FORK_SECONDS)
+                    code = reply.code if isinstance(reply, Ended) else None
                 except LineEnded:
                     self._drop_template()
         logger.warning("a grammar process ended (%s): %s", _described(code), why)
         return code
 
     def close(self) -> None:
-        """End all of them."""
+        """End the template and all workers."""
         with self._lock:
             self._is_closed = True
             self._drop_template()
 
-    def _forked(self, theirs: socket.socket, asked: Fork) -> "tuple[_Template, Forked]":
-        """Fork from the template, or from a new one if that has ended or hangs."""
+    def _forked(self, theirs: socket.socket, request: Fork) -> "tuple[_Template, Forked]":
+        """Fork from the template, or from a new one if it has ended or hangs."""
         for _ in range(2):
             if self._is_closed:
                 break
             try:
                 if self._template is None:
                     self._template = _Template(self._tokenizer_json(), self._ends)
-                told = self._template.asked(asked, FORK_SECONDS, [theirs.fileno()])
-                if isinstance(told, Forked):
-                    return self._template, told
+                reply = self._template.asked(request, FORK_SECONDS, [theirs.fileno()])
+                if isinstance(reply, Forked):
+                    return self._template, reply
             except (OSError, LineEnded) as error:
                 logger.warning("the template of grammar processes does not answer: %s", error)
                 self._drop_template()
@@ -123,7 +123,7 @@ class GrammarProcesses:
 
 
 class _Template:
-    """The running template, with its tokenizer; it ends with this object at the latest."""
+    """The running template with its tokenizer; it ends with this object at the latest."""
 
     def __init__(self, tokenizer_json: str, end_token_ids: tuple[int, ...]) -> None:
         ours, theirs = socket.socketpair()
@@ -144,9 +144,9 @@ class _Template:
         self.vocab_size = loaded.vocab_size
 
     def asked(self, message: Message, seconds: float, descriptors: Sequence[int] = ()) -> Message:
-        """The answer to a message.
+        """Send a message and return the answer.
 
-        :raises LineEnded: if there is none.
+        :raises LineEnded: if there is no answer.
         """
         self._line.send(message, seconds, descriptors)
         return self._line.receive(seconds)

@@ -1,4 +1,4 @@
-"""Constraints in llguidance's words."""
+"""Constraints in llguidance's format."""
 
 import json
 import re
@@ -21,55 +21,55 @@ JSON_OPTIONS: Any = {
     "lenient": True,
     "json_allowed_escapes": 'nrbtf\\"',
 }
-"""Fixed spaces: a small model may otherwise write spaces until its tokens are used up.
+"""Options of a JSON grammar.  Spaces are fixed: a small model may otherwise write only spaces.
 
-No ``\\u``: by it a property that must come once could come again in another spelling."""
+Without ``\\u``, which would allow a property twice in different spellings."""
 CONTROL = re.compile(r"\\u00(?:[01][0-9a-f]|7f)")
-"""What cannot be written without ``\\u``."""
+"""A character that needs ``\\u``."""
 BRACKETS = re.compile(r"[\[{]|[^\[{]+")
-"""An answer in JSON begins with one, which must be one lexeme wherever it stands."""
+"""Pieces of a text: a bracket, with which JSON begins, must be a separate lexeme everywhere."""
 ANY_OBJECT = '{"type": "object"}'
 
 
 @dataclass(frozen=True)
 class GrammarSource:
-    """A grammar, and keywords of its schemas that it does not follow."""
+    """A grammar, and keywords of its schemas that it does not enforce."""
 
     grammar: str
     unfollowed: tuple[str, ...] = ()
 
 
-def source_of(asked: StructuredOutputs, tokenizer: LLTokenizer) -> GrammarSource:
-    """The constraint in llguidance's form.
+def source_of(constraint: StructuredOutputs, tokenizer: LLTokenizer) -> GrammarSource:
+    """Return a constraint in llguidance's format.
 
-    :param tokenizer: llguidance's.
-    :raises ValueError: if a schema is not JSON, or cannot be read.
+    :param tokenizer: llguidance's tokenizer.
+    :raises ValueError: if a schema is not JSON, or is invalid.
     """
-    if asked.calls is not None:
-        return _or_calls(asked.json, asked.calls, tokenizer)
-    if asked.json is not None or asked.json_object:
-        schema, unfollowed = _schema(asked.json)
+    if constraint.calls is not None:
+        return _or_calls(constraint.json, constraint.calls, tokenizer)
+    if constraint.json is not None or constraint.json_object:
+        schema, unfollowed = _schema(constraint.json)
         return GrammarSource(LLMatcher.grammar_from_json_schema(schema), unfollowed)
-    if asked.regex is not None:
-        return GrammarSource(LLMatcher.grammar_from_regex(ascii_classes(asked.regex)))
-    if asked.grammar is not None:
-        return GrammarSource(LLMatcher.grammar_from_lark(ascii_lark(asked.grammar)))
-    choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in asked.choice)
+    if constraint.regex is not None:
+        return GrammarSource(LLMatcher.grammar_from_regex(ascii_classes(constraint.regex)))
+    if constraint.grammar is not None:
+        return GrammarSource(LLMatcher.grammar_from_lark(ascii_lark(constraint.grammar)))
+    choices = " | ".join(json.dumps(text, ensure_ascii=False) for text in constraint.choice)
     return GrammarSource(LLMatcher.grammar_from_lark(f"start: {choices}"))
 
 
 def _schema(text: str | None) -> tuple[str, tuple[str, ...]]:
-    """A schema as the grammar follows it, with llguidance's options; keywords it does not follow.
+    """Return a schema for llguidance with options, and the keywords that it does not enforce.
 
-    :param text: None for that of any object.
+    :param text: None for the schema of any object.
     """
     try:
         sent = decode_json(ANY_OBJECT if text is None else text, "schema")
     except MalformedError as error:
         raise ValueError(str(error)) from error
-    found = followed(sent)
-    keywords = tuple(dict.fromkeys(one.keyword for one in found.unfollowed))
-    schema, plain = found.schema, json.dumps(found.schema)
+    rewritten = followed(sent)
+    keywords = tuple(dict.fromkeys(entry.keyword for entry in rewritten.unfollowed))
+    schema, plain = rewritten.schema, json.dumps(rewritten.schema)
     if not isinstance(schema, dict):
         return plain, keywords
     options = dict(JSON_OPTIONS)
@@ -81,7 +81,7 @@ def _schema(text: str | None) -> tuple[str, tuple[str, ...]]:
 
 
 def _or_calls(json_text: str | None, calls: Calls, tokenizer: LLTokenizer) -> GrammarSource:
-    """A grammar of answers that follow a schema, or are calls."""
+    """Return a grammar of answers that match a schema or are calls."""
     answer, unfollowed = _schema(json_text)
     more = f"({_written(calls.between, tokenizer)} call)*" if calls.repeats else ""
     names = " | ".join(f"call_{i}" for i in range(len(calls.forms)))
@@ -104,7 +104,7 @@ def _arguments(form: CallForm) -> tuple[str, tuple[str, ...]]:
 
 
 def _written(text: str, tokenizer: LLTokenizer) -> str:
-    """A text in Lark's syntax; a token that is no text stands by its number."""
+    """Return a text in Lark's syntax, with special tokens by number."""
     return " ".join(_terms(text, tokenizer))
 
 

@@ -1,8 +1,8 @@
-"""The template: a process that holds the tokenizer, and forks workers which share it.
+"""The template: a process that holds the tokenizer and forks workers that share it.
 
 ``python -m kvell.engine.sampling.grammar_process.template FD PARENT`` serves a socket that it
-inherits.  A fork takes milliseconds, a tokenizer up to seconds, so a worker that was ended costs
-nearly nothing.  This process never sees a grammar.
+inherits.  A fork takes milliseconds and a tokenizer up to seconds, so a worker is replaced at low
+cost.  This process never receives a grammar.
 """
 
 import contextlib
@@ -31,9 +31,9 @@ from kvell.engine.sampling.grammar_process.worker import serve_worker
 
 
 class Template:
-    """Serves one instance.
+    """The server of one instance.
 
-    :param line: to the instance.
+    :param line: the connection to the instance.
     """
 
     def __init__(self, line: Line) -> None:
@@ -42,41 +42,41 @@ class Template:
         self._workers: set[int] = set()
 
     def serve(self) -> None:
-        """Answer until the instance hangs up."""
+        """Answer until the instance closes the connection."""
         while True:
             try:
-                asked = self._line.receive()
-                if isinstance(asked, Load):
-                    self._line.send(self._load(asked))
-                    del asked  # its text is as large as many a tokenizer
+                request = self._line.receive()
+                if isinstance(request, Load):
+                    self._line.send(self._load(request))
+                    del request  # its text may be as large as the tokenizer
                     gc.freeze()
                     give_back_freed()
-                elif isinstance(asked, Fork):
-                    self._line.send(Forked(self._fork(asked)))
-                elif isinstance(asked, End):
-                    self._line.send(Ended(self._end(asked.pid)))
+                elif isinstance(request, Fork):
+                    self._line.send(Forked(self._fork(request)))
+                elif isinstance(request, End):
+                    self._line.send(Ended(self._end(request.pid)))
             except LineEnded:
                 return
 
-    def _load(self, asked: Load) -> Loaded:
+    def _load(self, request: Load) -> Loaded:
         try:
             tokenizer: Any = LLTokenizer(
-                asked.tokenizer_json, eos_token=list(asked.end_token_ids) or None
+                request.tokenizer_json, eos_token=list(request.end_token_ids) or None
             )
-        except Exception as error:  # whatever it says is for the user
+        except Exception as error:  # its text is for the user
             return Loaded(0, str(error))
         self._tokenizer = tokenizer
         return Loaded(tokenizer.vocab_size)
 
-    def _fork(self, asked: Fork) -> int:
+    def _fork(self, request: Fork) -> int:
         descriptor, parent = self._line.take_descriptor(), os.getpid()
         pid = os.fork()
         if pid == 0:
             try:
                 end_with_parent(parent)
                 self._line.close()
-                os.nice(asked.niceness)
-                serve_worker(descriptor, self._tokenizer, asked.room_bytes)
+                os.nice(request.niceness)
+                serve_worker(descriptor, self._tokenizer, request.room_bytes)
             finally:
                 os._exit(0)
         os.close(descriptor)

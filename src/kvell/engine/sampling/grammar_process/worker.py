@@ -1,4 +1,4 @@
-"""A worker: a fork of the template that compiles and follows grammars under bounds."""
+"""A worker: a fork of the template that compiles grammars and computes masks under limits."""
 
 import os
 import socket
@@ -19,31 +19,31 @@ from kvell.engine.sampling.grammar_process.messages import (
 )
 
 GRAMMAR_SECONDS = 1.0
-"""Processor time that a grammar may take to be compiled, or for one mask."""
+"""The most processor time for compiling a grammar, or for one mask."""
 REPLAYED_TOKENS_PER_SECOND = 10_000
-"""Further time to read an output anew."""
+"""The speed of reading unread output, which extends the time of a mask."""
 
 
 def allowed_seconds(fresh_tokens: int) -> float:
-    """Processor time for a mask behind so many tokens that were not read yet."""
+    """Return the most processor time for a mask after ``fresh_tokens`` unread tokens."""
     return GRAMMAR_SECONDS + fresh_tokens / REPLAYED_TOKENS_PER_SECOND
 
 
 def serve_worker(descriptor: int, tokenizer: Any, room_bytes: int) -> None:
-    """Answer until the instance hangs up; the system may end the process earlier."""
+    """Answer until the instance closes the connection; the system may end the process earlier."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a failed allocation would write there
     line, matchers = Line(socket.socket(fileno=descriptor)), Matchers(tokenizer)
     bound_memory(room_bytes)
     first_bytes = anonymous_bytes()
     while True:
         try:
-            asked = line.receive()
-            if isinstance(asked, Check):
+            request = line.receive()
+            if isinstance(request, Check):
                 with bounded_seconds(GRAMMAR_SECONDS):
-                    checked = matchers.check(asked.asked)
+                    checked = matchers.check(request.asked)
                 line.send(checked)
-            elif isinstance(asked, AskMasks):
-                _answer_masks(line, matchers, asked)
+            elif isinstance(request, AskMasks):
+                _answer_masks(line, matchers, request)
         except LineEnded:
             return
         if anonymous_bytes() - first_bytes > room_bytes // 2:
@@ -51,9 +51,9 @@ def serve_worker(descriptor: int, tokenizer: Any, room_bytes: int) -> None:
             give_back_freed()
 
 
-def _answer_masks(line: Line, matchers: Matchers, asked: AskMasks) -> None:
-    matchers.forget(asked.forget)
-    for need in asked.needs:
+def _answer_masks(line: Line, matchers: Matchers, request: AskMasks) -> None:
+    matchers.forget(request.forget)
+    for need in request.needs:
         with bounded_seconds(allowed_seconds(len(need.fresh) // 4)):
             mask = matchers.mask(need)
         line.send(mask)
