@@ -1,6 +1,6 @@
-"""``kvell.AsyncEngine``: instances in processes of their own, for asyncio, without HTTP.
+"""``kvell.AsyncEngine``: instances in separate processes, for asyncio, without HTTP.
 
-What ``kvell serve`` does behind its HTTP face, with vLLM's call signatures::
+It is ``kvell serve`` without its HTTP server, with vLLM's call signatures::
 
     async with AsyncEngine("smollm2", instances="mixed=2") as engine:
         async for output in engine.generate("What is a page?", SamplingParams(max_tokens=16)):
@@ -57,17 +57,17 @@ have ``model``, the name of one of several models."""
 
 @dataclass(frozen=True)
 class StreamedOutput:
-    """What a request has so far.
+    """The output of a request so far.
 
-    :param request_id: its id.
-    :param prompt_token_ids: token ids of the prompt, with the special tokens that were added.
+    :param request_id: id of the request.
+    :param prompt_token_ids: token ids of the prompt, with added special tokens.
     :param token_ids: token ids of the answer so far.
-    :param text: of all tokens so far; a character that is not complete yet is missing.
+    :param text: text of all tokens so far, without an incomplete last character.
     :param finish_reason: None until the last output.
-    :param cached_tokens: of the prompt, found in a cache; known with the last output.
-    :param logprobs: how likely each output token was; None if nobody asked.
-    :param prompt_logprobs: the same for each prompt token from the second on.
-    :param stop_reason: the stop string or stop token that ended the answer, with the last output.
+    :param cached_tokens: prompt tokens that were in a cache; 0 until the last output.
+    :param logprobs: log probabilities of each output token; None if not requested.
+    :param prompt_logprobs: those of each prompt token from the second on.
+    :param stop_reason: stop string or stop token that ended the answer, in the last output.
     """
 
     request_id: str
@@ -87,23 +87,23 @@ class StreamedOutput:
 
 
 class AsyncEngine:
-    """One or several instances of a model, each in a process of its own.
+    """One or several instances of a model, each in its own process.
 
     :param model: as for :class:`kvell.LLM`.
-    :param beside: further models, each written like ``model``.
-    :param instances: how many of each role, ``"mixed=2"``, ``"2"`` or ``{"mixed": 2}``.
-    :param routing: which instance gets a request
+    :param beside: further models, in the form of ``model``.
+    :param instances: number of instances by role: ``"mixed=2"``, ``"2"`` or ``{"mixed": 2}``.
+    :param routing: policy that chooses the instance of a request
         (:data:`kvell.cluster.routing.policies.ROUTINGS`).
-    :param limits: bounds of the queue, of starts, drains and silence.
+    :param limits: bounds of the queue, and of the times of starts, drains and missing heartbeats.
     :param adaptive_roles: whether prefill and decode instances change their roles by load
         (``--adaptive-roles``).
-    :param pd_caching: which of prefill and decode instances cache what, 0 to 3
+    :param pd_caching: caching policy of prefill and decode instances, 0 to 3
         (:data:`kvell.mempool.rendezvous.PdCaching`).
-    :param page_transport: how pages get from one instance to another.
-    :param cache_dir: directory of the packaged model once converted; ``~/.cache/kvell`` if None.
-    :param progress: is told how far loading is; see :data:`kvell.models.sources.progress.Progress`.
-    :param generation_config: ``auto`` samples as the models' ``generation_config.json`` recommends
-        if nothing is said, ``vllm`` by vLLM's neutral defaults.
+    :param page_transport: transport of pages between instances.
+    :param cache_dir: directory of the converted packaged model; ``~/.cache/kvell`` if None.
+    :param progress: reports loading; see :data:`kvell.models.sources.progress.Progress`.
+    :param generation_config: source of default sampling: ``auto`` is the models'
+        ``generation_config.json``, ``vllm`` is vLLM's neutral defaults.
     :param settings: further settings of every instance, named as in
         :class:`~kvell.engine.setup.engine_settings.EngineSettings` (``kv_memory_bytes``,
         ``memory_bytes``, ``dtype``, …); memory is for each instance.
@@ -158,16 +158,17 @@ class AsyncEngine:
         :raises InstanceStartError: when one does not become ready.
         """
         first, *others = self._texts.load().models
-        self._models = {"": first, **{one.name: one for one in others}}
+        self._models = {"": first, **{other.name: other for other in others}}
         await self._front.start()
         ready = self._front.ready
         lengths = {"": ready.longest_tokens, **ready.beside}
         self._encoders = {
-            name: TextEncoder(one, lengths[name], self._work) for name, one in self._models.items()
+            name: TextEncoder(model, lengths[name], self._work)
+            for name, model in self._models.items()
         }
 
     async def shutdown(self) -> None:
-        """Let running requests end within the limits' deadline, then end the instances."""
+        """Let running requests end within the drain time of the limits, then end the instances."""
         await self._front.close()
         self._work.close()
 
@@ -180,16 +181,17 @@ class AsyncEngine:
         session: str = "",
         cache_salt: str = "",
     ) -> AsyncGenerator[StreamedOutput, None]:
-        """Serve a prompt; every output has all that came so far, the last its reason.
+        """Yield the output so far after each new piece; the last has the finish reason.
 
-        Closing the generator early cancels the request.  Of ``n`` answers only the first is made.
+        Closing the generator early cancels the request.  Only the first of ``n`` answers is
+        generated.
 
-        :param sampling: what the model's files recommend if None.
-        :param request_id: a name for :meth:`abort`; one is made if None.
+        :param sampling: the model's defaults if None.
+        :param request_id: id for :meth:`abort`; random if None.
         :param cache_salt: only requests with the same salt share cached prefixes.
-        :param session: requests of one session share prefixes; how the prompt begins if not given.
+        :param session: key of requests that share prefixes; by default the beginning of the prompt.
         :raises ChangeSomething: for a prompt or parameters that can never be served.
-        :raises TryLater: when there is no room or no instance just now.
+        :raises TryLater: when there is no room or no instance now.
         :raises RequestFailed: when the instances that computed it died.
         """
         name, ids = await self._encoded(prompt)
@@ -229,8 +231,7 @@ class AsyncEngine:
     ) -> AsyncGenerator[StreamedOutput, None]:
         """Answer a conversation; see :meth:`generate`.
 
-        :param messages: ``{"role": …, "content": …}`` in order; the model's chat template makes
-            the prompt.
+        :param messages: ``{"role": …, "content": …}`` in order.
         :param model: name of one of several models; "" is the first.
         :raises ChangeSomething: if the model has no chat template.
         """
@@ -254,10 +255,10 @@ class AsyncEngine:
     ) -> EmbeddingOutput:
         """Return a prompt's vector; see :meth:`kvell.LLM.embed`.
 
-        Cancelling the task that waits for it cancels the request.
+        Cancelling the call cancels the request.
 
         :raises ChangeSomething: for a prompt or a model that has no embeddings.
-        :raises TryLater: when there is no room or no instance just now.
+        :raises TryLater: when there is no room or no instance now.
         :raises RequestFailed: when the instances that computed it died, or it was aborted.
         """
         name, ids = await self._encoded(prompt)
@@ -268,41 +269,41 @@ class AsyncEngine:
         return embedding_output(ids, await embedded(self._front, prepared))
 
     def reset_prefix_cache(self) -> None:
-        """Let every instance evict its cached prefixes; pages that requests use stay."""
+        """Evict the cached prefixes of every instance; pages that requests use stay."""
         self._front.forget_prefixes()
 
     def abort(self, request_id: str) -> None:
-        """End a request; its last output says ``stop``.  Unknown ids are ignored."""
+        """End a request, with the finish reason ``stop``.  Unknown ids are ignored."""
         self._front.stop(request_id)
 
     def scale(self, instances: str | Mapping[str, int]) -> None:
-        """Add or drain instances until each role named has so many; returns at once.
+        """Start to add or drain instances until each named role has its number.
 
-        :param instances: as at the start, like ``"mixed=3"``; roles not named stay as they are.
+        :param instances: as at the start, like ``"mixed=3"``; other roles stay unchanged.
         :raises ChangeSomething: when the machine has no memory for more.
         """
         self._front.own().scale_now(_counts(instances))
 
     def drain(self, instance_id: str) -> None:
-        """Take an instance out of service: it finishes what it has, or others go on with it.
+        """Take an instance out of service; its requests end there or continue on other instances.
 
-        :raises ChangeSomething: when there is none of this id, or it is the last that serves.
+        :raises ChangeSomething: when no instance has this id, or it is the last that serves.
         """
         self._front.own().drain_now(instance_id)
 
     def instances(self) -> list[MemberStatus]:
-        """The state of every instance."""
+        """Return the state of every instance."""
         return [status for status, _ in self._front.instances()]
 
     async def stats(self, *, with_audit: bool = False) -> dict[str, Stats]:
-        """Counters of every instance that serves, by id.
+        """Return the counters of every serving instance, by id.
 
-        :param with_audit: let each recount its pages too (``Stats.problems``).
+        :param with_audit: whether each instance also recounts its pages (``Stats.problems``).
         """
         return await self._front.stats(with_audit=with_audit)
 
     async def _encoded(self, prompt: Prompt) -> tuple[str, NDArray[np.int32]]:
-        """The name of a prompt's model, "" for the first, and its token ids."""
+        """Return the name of a prompt's model, "" for the first, and its token ids."""
         given = given_prompt(prompt)
         name = self._known(given.model)
         if given.token_ids is not None:
@@ -310,9 +311,9 @@ class AsyncEngine:
         return name, await self._encoders[name].encoded("prompt", given.text or "")
 
     def _known(self, model: str) -> str:
-        """The name of a model as instances know it: "" for the first.
+        """Return the name of a model on instances: "" for the first.
 
-        :raises ChangeSomething: if it is not served.
+        :raises ChangeSomething: if the model is not served.
         """
         if not self._models:
             remedy = "use `async with engine`, or await start()"
@@ -320,7 +321,7 @@ class AsyncEngine:
         if model == self._models[""].name:
             return ""
         if model not in self._models:
-            names = ", ".join(one.name for one in self._models.values())
+            names = ", ".join(served.name for served in self._models.values())
             raise ChangeSomething("model", model, "is not served", f"use one of {names}")
         return model
 

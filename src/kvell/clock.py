@@ -1,4 +1,4 @@
-"""Clocks as values: loops are given one; code that decides never sees one."""
+"""Clocks as values: loops receive one; code that decides never sees one."""
 
 import time
 from typing import Protocol
@@ -8,7 +8,7 @@ class Clock(Protocol):
     """A source of time in seconds."""
 
     def now_seconds(self) -> float:
-        """Seconds since an arbitrary start; never runs backwards."""
+        """Return seconds since an arbitrary start; they never decrease."""
         ...
 
 
@@ -16,18 +16,17 @@ class MonotonicClock:
     """The system's monotonic clock."""
 
     def now_seconds(self) -> float:
-        """Seconds on the system's monotonic clock."""
+        """Return seconds of the system's monotonic clock."""
         return time.monotonic()
 
 
 class AttendedClock:
-    """Time in which its owner was there: a gap between two looks counts for a bounded time.
+    """Time in which its owner ran: a gap between two readings counts at most ``most_seconds``.
 
-    Whoever was stopped for a minute has not waited for a minute, and nobody was silent for that
-    long as far as it can know.
+    An owner that was stopped for a minute has not waited for a minute, and cannot conclude that a
+    peer was silent for that long.
 
-    :param clock: that runs on without it.
-    :param most_seconds: that a gap counts for.
+    :param clock: the underlying clock, which never stops.
     """
 
     def __init__(self, clock: Clock, most_seconds: float) -> None:
@@ -36,7 +35,7 @@ class AttendedClock:
         self._own_seconds = 0.0
 
     def now_seconds(self) -> float:
-        """Seconds since the start that the owner was there; asking for them is a look."""
+        """Return the seconds that count so far; each call is a reading."""
         now_seconds = self._clock.now_seconds()
         gap_seconds = max(0.0, now_seconds - self._looked_seconds)
         self._looked_seconds = now_seconds
@@ -45,7 +44,7 @@ class AttendedClock:
 
 
 class VirtualClock:
-    """A clock that moves only when told to, for the simulator and tests.
+    """A clock that moves only on request, for the simulator and tests.
 
     :param start_seconds: its first time.
     """
@@ -54,7 +53,7 @@ class VirtualClock:
         self._now_seconds = start_seconds
 
     def now_seconds(self) -> float:
-        """Seconds of virtual time."""
+        """Return seconds of virtual time."""
         return self._now_seconds
 
     def advance(self, seconds: float) -> None:

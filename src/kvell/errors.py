@@ -1,8 +1,7 @@
 """Two families of errors: *change something* and *try later*.
 
-A caller that gets :class:`ChangeSomething` must change a named field; repeating
-the same call cannot help.  A caller that gets :class:`TryLater` did nothing
-wrong and may try again.
+A caller that gets :class:`ChangeSomething` must change a named field; repeating the same call
+cannot help. A caller that gets :class:`TryLater` did nothing wrong and may try again.
 """
 
 from typing import Literal
@@ -22,27 +21,27 @@ Bound = Literal[
     "requests_per_minute",
     "tokens_per_minute",
 ]
-"""Bounds on the work that clients may give; refusals are counted by these names."""
+"""The bounds on the work of clients; refusals are counted by these names."""
 
 
 class KvellError(Exception):
     """Base of all errors that Kvell raises on purpose; the text is one clear line.
 
-    :ivar bound: that a request exceeded, for the HTTP face to count; None if the error has another
-        reason, or was counted where it was raised.
+    :ivar bound: the bound that a request exceeded, for the HTTP face to count; None if the error
+        has another reason or was counted where it was raised.
     """
 
     bound: Bound | None = None
 
 
 class ChangeSomething(KvellError):  # noqa: N818 - the name says what to do
-    """Something the user gave cannot work.
+    """An input of the user that cannot work.
 
     :param field: the flag, parameter or file that is wrong, as the user wrote it.
     :param value: its value.
     :param problem: what is wrong with it, without the field's name.
-    :param remedy: what to change, with a value that works where one is known.
-    :param bound: that it exceeds, if that is the problem.
+    :param remedy: the change to make, with a value that works if one can be named.
+    :param bound: the bound that the field exceeds, if that is the problem.
     """
 
     def __init__(
@@ -57,10 +56,10 @@ class ChangeSomething(KvellError):  # noqa: N818 - the name says what to do
 
 
 class TryLater(KvellError):  # noqa: N818
-    """The request is valid, but there is no room or no peer at the moment.
+    """A valid request that finds no room or no peer at the moment.
 
-    :param message: what is missing, in one line.
-    :param bound: that leaves no room, if one does.
+    :param message: the lack, in one line.
+    :param bound: the bound that leaves no room, if there is one.
     """
 
     def __init__(self, message: str, *, bound: Bound | None = None) -> None:
@@ -73,4 +72,4 @@ class InstanceDied(TryLater):
 
 
 class RequestFailed(KvellError):  # noqa: N818 - it is the request that failed
-    """A request ended with an error: the model's logits are no numbers, or who served it failed."""
+    """A request that failed: the model's logits are no numbers, or its instance failed."""

@@ -1,8 +1,8 @@
 """``kvell.LLM``: a model in this process, with vLLM's call signatures.
 
-It speaks the instance protocol with its engine over queues, as a front does over a socket.  The
-engine has a thread of its own (:mod:`kvell.serving.readers`): calls from several threads, streams
-that are read in turn, and Ctrl-C in the middle of a call are no danger to it.
+It uses the instance protocol with its engine over queues, as a front does over a socket.  The
+engine runs in its own thread (:mod:`kvell.serving.readers`), so calls from several threads,
+interleaved streams, and Ctrl-C in the middle of a call are safe.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,30 +58,30 @@ __all__ = ["LLM", "Prompt", "RequestOutput"]
 Prompt = str | Mapping[str, Any] | Sequence[int] | npt.NDArray[np.integer[Any]]
 """A text, ``{"prompt": …}`` or ``{"prompt_token_ids": […]}``, or token ids (integers [tokens]).
 
-A mapping may also have ``images``: the tensors that the model's processor makes of the prompt's
-images (``{"pixel_values": …, …}``), in the same call as the token ids.  It may have ``model``,
-the name of one of several models.
+A mapping may also have ``images``: the tensors of the prompt's images that the model's processor
+returns together with the token ids (``{"pixel_values": …, …}``).  It may have ``model``, the name
+of one of several models.
 """
 
 
 class LLM:
     """A model, its engine and its tokenizer in this process.
 
-    :param model: ``smollm2``, a local transformers directory, or a hub id. Requests name it so,
-        or NAME if it is written ``NAME=…``. Or all settings at once.
-    :param cache_dir: directory of the packaged model once converted; ``~/.cache/kvell`` if None.
-    :param progress: is told how far loading is; see :data:`kvell.models.sources.progress.Progress`.
-    :param journal: records every input of the engine, if given.
-    :param incarnation: tells this start of a served instance from its other starts.
-    :param weights_fd: descriptor of a memfd in which processes of this host have the models'
-        weights once; it must stay open while they load. Not used on a GPU.
-    :param clock: measures the seconds of :meth:`stats`; the monotonic clock if None.
-    :param generation_config: ``auto`` samples as the models' ``generation_config.json`` recommends
-        if nothing is said, ``vllm`` by vLLM's neutral defaults.
+    :param model: ``smollm2``, a local transformers directory, or a hub id; requests use the same
+        name, or NAME of ``NAME=…``.  Or an object with all settings.
+    :param cache_dir: directory of the converted packaged model; ``~/.cache/kvell`` if None.
+    :param progress: reports loading; see :data:`kvell.models.sources.progress.Progress`.
+    :param journal: recorder of all inputs of the engine, if given.
+    :param incarnation: number of this start of a served instance.
+    :param weights_fd: memfd of the models' weights, which processes of this host share; it must
+        stay open while they load.  Not used on a GPU.
+    :param clock: clock for the seconds of :meth:`stats`; the monotonic clock if None.
+    :param generation_config: source of default sampling: ``auto`` is the models'
+        ``generation_config.json``, ``vllm`` is vLLM's neutral defaults.
     :param settings: further settings, named as in
         :class:`~kvell.engine.setup.engine_settings.EngineSettings` (``kv_memory_bytes``,
         ``memory_bytes``, ``dtype``, ``max_model_len``, …).
-    :raises ChangeSomething: naming the argument that cannot work.
+    :raises ChangeSomething: with the argument that is invalid.
     """
 
     def __init__(
@@ -102,9 +102,9 @@ class LLM:
             chosen, cache_dir or Path.home() / ".cache" / "kvell", progress, weights_fd
         )
         self._generation_config = generation_config
-        self._first, self._opened = opened.main, {one.name: one for one in opened.named}
+        self._first, self._opened = opened.main, {entry.name: entry for entry in opened.named}
         self.engine: Engine = opened.engine(chosen, journal, incarnation)
-        # OpenMP counts threads for each thread: steps use as many as the caller's tensors.
+        # OpenMP's number of threads is per thread: steps use the caller's number.
         threads = partial(torch.set_num_threads, torch.get_num_threads())
         self._shared = SharedInstance(self.engine, threads)
         self._clock = clock or MonotonicClock()
@@ -113,12 +113,12 @@ class LLM:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The first model's tokenizer."""
+        """The tokenizer of the first model."""
         return self._first.tokenizer
 
     @property
     def contract(self) -> MemoryContract:
-        """Where every byte goes; its ``lines()`` are text to print."""
+        """The memory contract, which accounts for every byte; ``lines()`` returns it as text."""
         return self.engine.contract
 
     def generate(
@@ -132,42 +132,41 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete every prompt; return outputs in the order of the prompts.
 
-        A request whose logits are no numbers has an ``error`` and disturbs no other.  Calls from
-        several threads run side by side.
+        A request whose logits are not numbers has an ``error``; other requests continue.  Calls
+        from several threads run concurrently.
 
         :param prompts: one prompt or several; a list of integers is one prompt of token ids
             only inside another list.
-        :param sampling: for all prompts, or one for each; those of
+        :param sampling: parameters of all prompts, or a list with those of each; those of
             :meth:`get_default_sampling_params` if None.
-        :param sequential: run one request after the other instead of all together.
+        :param sequential: whether to run one request after the other instead of all together.
         :param sampling_params: vLLM's name of ``sampling``.
-        :param use_tqdm: show a bar of the requests that have ended; or a function like ``tqdm``.
-        :raises ChangeSomething: if a prompt can never be served; then nothing is run.
-        :raises Exception: what a step raised that was to compute one of the requests; the others
-            end too.
+        :param use_tqdm: whether to show a bar of ended requests; or a function like ``tqdm``.
+        :raises ChangeSomething: if a prompt can never be served; then no request is run.
+        :raises Exception: the error of a step that computed a request; all requests end then.
         """
         given = [given_prompt(prompt, "images") for prompt in several(prompts)]
-        models = [self._known(one.model) for one in given]
+        models = [self._known(prompt.model) for prompt in given]
         usual = [self._sampling_defaults(name) for name in models]
         each = one_each(chosen_sampling(sampling, sampling_params), usual)
         params = [
-            with_bad_words(one, self._tokenizer(name))
-            for one, name in zip(each, models, strict=True)
+            with_bad_words(prompt_params, self._tokenizer(name))
+            for prompt_params, name in zip(each, models, strict=True)
         ]
         ids = [self._token_ids(prompt) for prompt in given]
         with self._shared.reader() as reader:
-            told = [self._told(reader, *one) for one in zip(ids, given, strict=True)]
-            for prompt, one, name in zip(told, params, models, strict=True):
-                self._check(prompt, one, name)
+            images = [self._told(reader, *pair) for pair in zip(ids, given, strict=True)]
+            for prompt, prompt_params, name in zip(images, params, models, strict=True):
+                self._check(prompt, prompt_params, name)
             jobs = [
                 [
                     AnswerJob(
-                        *(i, ids[i], one, self._tokenizer(models[i]), choice, told[i], models[i]),
+                        *(i, ids[i], own, self._tokenizer(models[i]), choice, images[i], models[i]),
                         prompt_text=given[i].text,
                     )
-                    for choice, one in enumerate(asked.choices())
+                    for choice, own in enumerate(prompt_params.choices())
                 ]
-                for i, asked in enumerate(params)
+                for i, prompt_params in enumerate(params)
             ]
             all_jobs = [job for several in jobs for job in several]
             started_seconds = self._clock.now_seconds()
@@ -196,18 +195,18 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer a conversation, or several; like :meth:`generate` otherwise.
 
-        :param messages: ``{"role": …, "content": …}`` in order, or a list of such conversations.
-            The model's chat template makes the prompt; content is a text or a list of parts.
+        :param messages: ``{"role": …, "content": …}`` in order, or a list of such conversations;
+            content is a text or a list of parts.
         :param model: name of one of several models; "" is the first.
         :param tools: functions that the answer may call, in OpenAI's form.
-        :param chat_template: a file or the text of a template; the model's own if None.
-        :param chat_template_content_format: what the template gets as content: ``string``,
-            ``openai`` (parts), or ``auto`` for what it reads.
+        :param chat_template: file or text of a template; the model's own if None.
+        :param chat_template_content_format: form of content for the template: ``string``,
+            ``openai`` (parts), or ``auto`` for the form that it reads.
         :param chat_template_kwargs: further variables of the template.
-        :param add_generation_prompt: whether the prompt ends where the answer begins.
-        :param continue_final_message: whether the answer goes on with the last message instead.
-        :raises ChangeSomething: if the model has no chat template, the one that is given cannot be
-            used, or a prompt can never be served.
+        :param add_generation_prompt: whether the prompt ends with the template's generation prompt.
+        :param continue_final_message: whether the answer continues the last message instead.
+        :raises ChangeSomething: if the model has no chat template, the given one is invalid, or a
+            prompt can never be served.
         """
         if add_generation_prompt and continue_final_message:
             problem, remedy = "opens a new message too", "set add_generation_prompt to False"
@@ -218,12 +217,12 @@ class LLM:
         template = tokenizer.templated(chosen)
         texts = [
             tokenizer.rendered_chat(
-                *(one, tools, chat_template_kwargs),
+                *(conversation, tools, chat_template_kwargs),
                 opens_answer=add_generation_prompt,
                 continues_last=continue_final_message,
                 template=template,
             )
-            for one in many
+            for conversation in many
         ]
         prompts: list[Prompt] = [
             {
@@ -241,11 +240,11 @@ class LLM:
     ) -> list[EmbeddingOutput]:
         """Return the vector of every prompt, in the order of the prompts.
 
-        It is that of the prompt's last token behind the final norm, scaled to length one.
+        A vector is the final norm's output at the last token, scaled to length one.
 
         :param prompts: as for :meth:`generate`, without images.
-        :param pooling: ``last``; others are refused.
-        :raises ChangeSomething: if a prompt or a model has no embeddings; then nothing is run.
+        :param pooling: ``last``; other values are refused.
+        :raises ChangeSomething: if a prompt or a model has no embeddings; then no request is run.
         :raises RequestFailed: once all have ended, if a vector is not numbers.
         """
         jobs = [self._embedding_job(prompt, pooling) for prompt in several(prompts)]
@@ -256,13 +255,13 @@ class LLM:
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams
     ) -> list[BeamSearchOutput]:
-        """Find the likeliest answers to every prompt; return them in the order of the prompts.
+        """Return the likeliest answers to every prompt, in the order of the prompts.
 
-        Beams share the pages of what they have in common.
+        Beams share the pages of their common prefixes.
 
         :param prompts: as for :meth:`generate`, without images.
-        :raises ChangeSomething: if a prompt can never be served; then nothing is run.
-        :raises RequestFailed: if the model's logits are no numbers.
+        :raises ChangeSomething: if a prompt can never be served; then no request is run.
+        :raises RequestFailed: if the model's logits are not numbers.
         """
         jobs = [self._beam_job(prompt, params) for prompt in several(prompts)]
         with self._shared.reader() as reader:
@@ -273,23 +272,23 @@ class LLM:
     def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str]:
         """Yield one request's text as it is generated; closing the iterator cancels the request.
 
-        Of ``n`` answers only the first is made.
+        Only the first of ``n`` answers is generated.
 
         :raises ChangeSomething: if the prompt can never be served.
-        :raises RequestFailed: if the model's logits are no numbers.
+        :raises RequestFailed: if the model's logits are not numbers.
         """
         given = given_prompt(prompt, "images")
         tokens, name = self._token_ids(given), self._known(given.model)
         [params] = one_each(sampling, [self._sampling_defaults(name)])
         only = with_bad_words(params.choices()[0], self._tokenizer(name))
         with self._shared.reader() as reader:
-            told = self._told(reader, tokens, given)
-            self._check(told, only, name)
-            job = AnswerJob(0, tokens, only, self._tokenizer(name), 0, told, name)
+            image_prompt = self._told(reader, tokens, given)
+            self._check(image_prompt, only, name)
+            job = AnswerJob(0, tokens, only, self._tokenizer(name), 0, image_prompt, name)
             yield from self._runner.stream(reader, job)
 
     def get_tokenizer(self) -> Any:
-        """Return the first model's tokenizer as transformers has it.
+        """Return the first model's tokenizer of transformers.
 
         :raises ChangeSomething: if the model has none.
         """
@@ -299,7 +298,7 @@ class LLM:
         return self.tokenizer.backend
 
     def reset_prefix_cache(self) -> bool:
-        """Evict all cached prefixes; return whether no request kept any.
+        """Evict all cached prefixes; return whether no request was in progress.
 
         Pages that requests in progress use stay, and others may hit them.
         """
@@ -310,30 +309,30 @@ class LLM:
         return not self.engine.has_requests()
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Return what the first model is sampled by if nothing is said.
+        """Return the first model's default sampling parameters.
 
-        Its ``generation_config.json`` says so, unless ``generation_config="vllm"``.
+        They are those of its ``generation_config.json``, unless ``generation_config="vllm"``.
         """
         return self._sampling_defaults("")
 
     def stats(self) -> dict[str, Any]:
-        """Return the last :meth:`generate`'s figures; seconds run from submission to last token."""
+        """Return figures of the last :meth:`generate`, from submission to the last token."""
         return dict(self._stats)
 
     # ----------------------------------------------------------------- internal
 
     def _embedding_job(self, prompt: object, pooling: str) -> EmbeddingJob:
-        """Return the request for a prompt's vector, checked."""
+        """Check a request for a prompt's vector and return it."""
         given = given_prompt(prompt, "images")
-        asked, name, ids = served_pooling(pooling), self._known(given.model), self._token_ids(given)
+        kind, name, ids = served_pooling(pooling), self._known(given.model), self._token_ids(given)
         self._one(name).embeddings.require_served(name or self.engine.contract.model)
         limits, has_images = self.engine.core.rules(name).limits, bool(given.images)
         if problem := pooling_problem(ids, limits, has_images=has_images):
             raise problem
-        return EmbeddingJob(ids, name, asked)
+        return EmbeddingJob(ids, name, kind)
 
     def _beam_job(self, prompt: object, params: BeamSearchParams) -> BeamJob:
-        """Return a prompt's beam search, checked."""
+        """Check a prompt's beam search and return it."""
         given = given_prompt(prompt, "images")
         name, ids = self._known(given.model), self._token_ids(given)
         if given.images:
@@ -343,18 +342,18 @@ class LLM:
         return BeamJob(ids, search, self._tokenizer(name), name)
 
     def _known(self, model: str) -> str:
-        """Return the name of a prompt's model; "" is the first."""
+        """Return the name of a model, "" for the first."""
         return "" if model == self.engine.contract.model else model
 
     def _tokenizer(self, model: str) -> Tokenizer:
-        """Return a model's tokenizer; "" names the first model."""
+        """Return a model's tokenizer; "" is the first model."""
         return self._one(model).tokenizer
 
     def _one(self, model: str) -> NamedModel:
         return self._opened[self.engine.core.rules(model).name] if model else self._first
 
     def _sampling_defaults(self, model: str) -> SamplingParams:
-        """Return a model's recommended sampling, for answers as short as vLLM's if it has none."""
+        """Return a model's default sampling, with vLLM's limit of tokens if it has none."""
         return limited(sampling_defaults(self._one(model).path, self._generation_config))
 
     def _token_ids(self, prompt: GivenPrompt) -> npt.NDArray[np.int32]:
@@ -371,26 +370,26 @@ class LLM:
             return ImagePrompt(token_ids, ())
 
         def take() -> ImagePrompt:
-            told = take_images(self.engine.images, token_ids, images)
+            image_prompt = take_images(self.engine.images, token_ids, images)
             if self.engine.images is not None:
-                reader.at_close(partial(self.engine.images.release, told))
-            return told
+                reader.at_close(partial(self.engine.images.release, image_prompt))
+            return image_prompt
 
         return self._shared.call(take)
 
     def _check(self, prompt: ImagePrompt, sampling: SamplingParams, model: str) -> None:
-        """Check what the engine would refuse.
+        """Check that the engine would not refuse a request.
 
-        :raises ChangeSomething: naming the field.
+        :raises ChangeSomething: with the field.
         """
-        rules, asked = self.engine.core.rules(model), sampling.max_tokens or 1
+        rules, max_tokens = self.engine.core.rules(model), sampling.max_tokens or 1
         ids, images = prompt.token_ids, prompt.images
         if sampling.stop and not self._tokenizer(model).knows_text:
             why = "needs the model's tokenizer, and it has none"
             raise ChangeSomething("stop", sampling.stop[0], why, "leave it out")
         if problem := (
             sampling_problem(sampling, rules.limits, bool(images))
-            or request_problem(ids, images, asked, rules.limits, rules.layout)
+            or request_problem(ids, images, max_tokens, rules.limits, rules.layout)
         ):
             raise problem
         if (form := sampling.structured_outputs) is not None:

@@ -1,4 +1,4 @@
-"""Requests in progress as ``kvell.LLM`` follows them, and those that ask for a vector."""
+"""Requests of ``kvell.LLM`` in progress: answers, vectors and beam searches."""
 
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,28 +26,28 @@ from kvell.vocabulary import FinishReason, RequestId
 
 
 class Job(Protocol):
-    """One request in progress."""
+    """A request in progress."""
 
     def submission(self, request_id: RequestId) -> Submit:
-        """The command that starts it."""
+        """Return the command that starts the request."""
         ...
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> bool:
-        """Take new tokens; return whether the request shall be cancelled."""
+        """Append new tokens; return whether to cancel the request."""
         ...
 
     def score(self, logprobs: Sequence[TokenLogprobs]) -> None:
-        """Take how likely further tokens of the prompt are."""
+        """Append log probabilities of further tokens of the prompt."""
         ...
 
     def end(self, event: Finished) -> None:
-        """Take the engine's last event of the request."""
+        """Store the engine's last event of the request."""
         ...
 
 
 @dataclass(eq=False)
 class AnswerJob:
-    """One request in progress: its tokens so far and their text."""
+    """A request for an answer in progress: its tokens so far and their text."""
 
     index: int
     prompt: npt.NDArray[np.int32]
@@ -66,41 +66,41 @@ class AnswerJob:
     def __post_init__(self) -> None:
         sampling, tokenizer = self.sampling, self.tokenizer
         sequence = frozenset[int]() if sampling.ignore_eos else tokenizer.eos_token_ids
-        asked, shows = frozenset(sampling.stop_token_ids), sampling.include_stop_str_in_output
+        stop_ids, shows = frozenset(sampling.stop_token_ids), sampling.include_stop_str_in_output
         detokenizer = IncrementalDetokenizer(tokenizer, sampling.skip_special_tokens, self.prompt)
-        ends = EndTokens(sequence, asked, are_shown=shows)
+        ends = EndTokens(sequence, stop_ids, are_shown=shows)
         self._writer = AnswerText(detokenizer, sampling.stop, ends)
 
     def submission(self, request_id: RequestId) -> Submit:
-        """Return the command that starts it, with a seed."""
-        sampling, told = self.sampling, self.told
+        """Return the command that starts the request, with a seed if it samples."""
+        sampling, image_prompt = self.sampling, self.told
         if sampling.seed is None and sampling.temperature > 0:
             sampling = replace(sampling, seed=secrets.randbelow(MAX_SEED))
-        ids = told.token_ids.astype("<i4").tobytes()
-        return Submit(request_id, ids, sampling, images=told.images, model=self.model)
+        ids = image_prompt.token_ids.astype("<i4").tobytes()
+        return Submit(request_id, ids, sampling, images=image_prompt.images, model=self.model)
 
     def score(self, logprobs: Sequence[TokenLogprobs]) -> None:
-        """Take how likely further tokens of the prompt are."""
+        """Append log probabilities of further tokens of the prompt."""
         self.prompt_logprobs.extend(logprobs)
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> bool:
-        """Take new tokens; return whether a stop string has just ended the text."""
+        """Append new tokens; return whether a stop string has just ended the text."""
         if self.stopped:
             return False
-        known = self._writer.token_count
+        count_before = self._writer.token_count
         self.text += self._writer.push(token_ids)
-        taken = self._writer.token_count - known
+        taken = self._writer.token_count - count_before
         self.token_ids.extend(token_ids[:taken])
         self.logprobs.extend(logprobs[:taken])
         return self.stopped
 
     def end(self, event: Finished) -> None:
-        """Take the engine's last event of the request."""
+        """Store the engine's last event of the request, and complete the text."""
         self.finished = event
         self.text += self._writer.finish()
 
     def output(self) -> RequestOutput:
-        """Return the finished request as users see it."""
+        """Return the output of the finished request."""
         done = self.finished
         if done is None:
             raise RuntimeError(f"request {self.index} is not finished")
@@ -122,13 +122,13 @@ class AnswerJob:
         )
 
     def completion(self, done: Finished) -> CompletionOutput:
-        """Return the answer of a request that has ended."""
+        """Return the answer of the ended request."""
         likely = None if self.sampling.logprobs is None else self.logprobs
         return CompletionOutput(
             self.choice,
             self.text,
             list(self.token_ids),
-            None if likely is None else sum(one.logprob for one in likely),
+            None if likely is None else sum(entry.logprob for entry in likely),
             None if likely is None else logprobs_by_token(self.token_ids, likely, self.tokenizer),
             "stop" if self.stopped else done.reason,
             self.stop_reason,
@@ -141,7 +141,7 @@ class AnswerJob:
 
     @property
     def stop_reason(self) -> str | int | None:
-        """The stop string or stop token that ended the answer; None for anything else."""
+        """The stop string or stop token that ended the answer; None for other ends."""
         done = self.finished
         is_stop = self.stopped or (done is not None and done.reason == "stop")
         return self._writer.stop_reason if is_stop else None
@@ -149,7 +149,7 @@ class AnswerJob:
 
 @dataclass(eq=False)
 class EmbeddingJob:
-    """A request for a prompt's vector, which comes with its end."""
+    """A request for a prompt's vector, which is in its last event."""
 
     prompt: npt.NDArray[np.int32]
     model: str
@@ -157,24 +157,24 @@ class EmbeddingJob:
     finished: Finished | None = None
 
     def submission(self, request_id: RequestId) -> Submit:
-        """The command that starts it."""
+        """Return the command that starts the request."""
         ids = self.prompt.astype("<i4").tobytes()
         return Submit(request_id, ids, POOLED, model=self.model, pooling=self.pooling)
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> bool:
-        """Refuse tokens: none were asked for."""
+        """Raise an error: no tokens were requested."""
         raise RuntimeError(f"the engine sent {len(token_ids)} tokens in place of a vector")
 
     def score(self, logprobs: Sequence[TokenLogprobs]) -> None:
-        """Refuse scores: none were asked for."""
+        """Raise an error: no log probabilities were requested."""
         raise RuntimeError(f"the engine scored {len(logprobs)} tokens in place of a vector")
 
     def end(self, event: Finished) -> None:
-        """Take the engine's last event, which has the vector."""
+        """Store the engine's last event, which has the vector."""
         self.finished = event
 
     def output(self) -> EmbeddingOutput:
-        """The finished request as users see it."""
+        """Return the output of the finished request."""
         done = self.finished
         if done is None:
             raise RuntimeError("the request is not finished")
@@ -186,12 +186,12 @@ class EmbeddingJob:
 class BeamSequence:
     """One answer of a beam search.
 
-    :param token_ids: a stop token included.
+    :param token_ids: token ids of the answer, including a stop token.
     :param text: the answer, without special tokens.
     :param cumulative_logprob: natural logarithm of its probability.
-    :param score: that, divided by the length to the power of ``length_penalty``.
+    :param score: ``cumulative_logprob`` divided by the length to the power of ``length_penalty``.
     :param finish_reason: ``stop`` at an end of sequence or a stop token; ``length`` at the limit.
-    :param logprobs: how likely each token was, with what ``logprobs`` asked for beside it.
+    :param logprobs: log probability of each token and of the likeliest alternatives.
     """
 
     token_ids: list[int]
@@ -206,9 +206,9 @@ class BeamSequence:
 class BeamSearchOutput:
     """The answers to one prompt.
 
-    :param prompt_token_ids: token ids of the prompt, with the special tokens that were added.
-    :param sequences: ``beam_width`` of them, the best first.
-    :param computed_tokens: of prompt and beams, as far as no cached prefix had them.
+    :param prompt_token_ids: token ids of the prompt, with added special tokens.
+    :param sequences: ``beam_width`` answers, the best first.
+    :param computed_tokens: tokens of prompt and beams that no cached prefix had.
     """
 
     prompt_token_ids: list[int]
@@ -218,7 +218,7 @@ class BeamSearchOutput:
 
 @dataclass(eq=False)
 class BeamJob:
-    """One prompt's beam search in progress: each step is a request for every beam."""
+    """One prompt's beam search in progress: a step is a request for each beam."""
 
     prompt: npt.NDArray[np.int32]
     search: BeamSearch
@@ -228,9 +228,9 @@ class BeamJob:
     _asked: list[AnswerJob] = field(default_factory=list)
 
     def requests(self) -> list[AnswerJob]:
-        """The next step's requests, one for each beam that runs; none once it is over.
+        """Return the next step's requests, one per running beam; none once the search has ended.
 
-        Those of the step before have ended.
+        The requests of the previous step must have ended.
         """
         self._take()
         if self.search.is_over:
@@ -238,12 +238,14 @@ class BeamJob:
         sampling = self.search.sampling()
         for beam in self.search.running:
             ids = np.concatenate([self.prompt, np.array(beam.token_ids, np.int32)])
-            told = ImagePrompt(ids, ())
-            self._asked.append(AnswerJob(0, ids, sampling, self.tokenizer, 0, told, self.model))
+            image_prompt = ImagePrompt(ids, ())
+            self._asked.append(
+                AnswerJob(0, ids, sampling, self.tokenizer, 0, image_prompt, self.model)
+            )
         return self._asked
 
     def output(self) -> BeamSearchOutput:
-        """The finished search as users see it."""
+        """Return the output of the finished search."""
         sequences = []
         for beam in self.search.finished:
             detokenizer = IncrementalDetokenizer(self.tokenizer, after=self.prompt)
@@ -251,29 +253,29 @@ class BeamJob:
             reason = beam.finish_reason
             assert reason is not None, "an answer has ended"
             numbers = beam.cumulative_logprob, beam.score
-            told = list(beam.logprobs)
-            sequences.append(BeamSequence(list(beam.token_ids), text, *numbers, reason, told))
+            logprobs = list(beam.logprobs)
+            sequences.append(BeamSequence(list(beam.token_ids), text, *numbers, reason, logprobs))
         return BeamSearchOutput(self.prompt.tolist(), sequences, self.computed_tokens)
 
     def _take(self) -> None:
-        asked, self._asked = self._asked, []
-        if not asked:
+        jobs, self._asked = self._asked, []
+        if not jobs:
             return
-        for one in asked:
-            assert one.finished is not None, "requests of a step are run before the next"
-            raise_if_failed(one.finished)
-            self.computed_tokens += len(one.prompt) - one.finished.cached_tokens
-        self.search = self.search.after([one.logprobs[0] for one in asked])
+        for job in jobs:
+            assert job.finished is not None, "requests of a step are run before the next"
+            raise_if_failed(job.finished)
+            self.computed_tokens += len(job.prompt) - job.finished.cached_tokens
+        self.search = self.search.after([job.logprobs[0] for job in jobs])
 
 
 def embedding_output(prompt: npt.NDArray[np.int32], done: Finished) -> EmbeddingOutput:
-    """The vector that came with a request's end, as users see it."""
+    """Return the output of a request for a vector."""
     vector: list[float] = vector_of(done.embedding).tolist()
     return EmbeddingOutput(prompt.tolist(), vector, done.cached_tokens, done.preemptions)
 
 
 def with_bad_words(sampling: SamplingParams, tokenizer: Tokenizer) -> SamplingParams:
-    """The same sampling, with the tokens of its bad words if there is a tokenizer.
+    """Return the sampling parameters with the tokens of their bad words, if there is a tokenizer.
 
     :raises ChangeSomething: if a word has no tokens.
     """
@@ -285,20 +287,20 @@ def with_bad_words(sampling: SamplingParams, tokenizer: Tokenizer) -> SamplingPa
 
 
 def raise_if_failed(done: Finished) -> None:
-    """Raise what a request's end says, if it failed.
+    """Raise the error of a request that failed.
 
-    :raises RequestFailed: with the engine's words.
+    :raises RequestFailed: with the engine's message.
     """
     if done.reason == "error":
         raise RequestFailed(done.message)
 
 
 Sampling = SamplingParams | Sequence[SamplingParams] | None
-"""Parameters for all prompts or one for each; None for the defaults of their models."""
+"""The parameters of all prompts, or a list with those of each; None: the models' defaults."""
 
 
 def chosen_sampling(sampling: Sampling, sampling_params: Sampling) -> Sampling:
-    """Return the parameters of a call, which have two names.
+    """Return the parameters of a call, which may be given under either of two names.
 
     :raises ChangeSomething: if both are given.
     """
@@ -311,8 +313,8 @@ def chosen_sampling(sampling: Sampling, sampling_params: Sampling) -> Sampling:
 def one_each(sampling: Sampling, defaults: Sequence[SamplingParams]) -> Sequence[SamplingParams]:
     """Return the parameters of each prompt.
 
-    :param defaults: of each prompt's model.
-    :raises ChangeSomething: if there are not as many as prompts, or they are something else.
+    :param defaults: default parameters of each prompt's model.
+    :raises ChangeSomething: if their number or type is wrong.
     """
     if sampling is None:
         return defaults
@@ -323,9 +325,9 @@ def one_each(sampling: Sampling, defaults: Sequence[SamplingParams]) -> Sequence
     if len(sampling) != len(defaults):
         value, problem = f"{len(sampling)} items", f"does not match {len(defaults)} prompts"
         raise ChangeSomething("sampling_params", value, problem, "give one each")
-    for one in sampling:
-        if not isinstance(one, SamplingParams):
-            raise _no_params(one)
+    for params in sampling:
+        if not isinstance(params, SamplingParams):
+            raise _no_params(params)
     return sampling
 
 
@@ -337,13 +339,13 @@ def _no_params(value: object) -> ChangeSomething:
 def output_of(jobs: Sequence[AnswerJob]) -> RequestOutput:
     """Return the answers to one prompt, in order."""
     first, *others = [job.output() for job in jobs]
-    return replace(first, outputs=[*first.outputs, *(one.outputs[0] for one in others)])
+    return replace(first, outputs=[*first.outputs, *(other.outputs[0] for other in others)])
 
 
 def several(prompts: object) -> list[object]:
-    """Return the prompts of a call, which may be one prompt.
+    """Return the list of prompts of a call with one or several prompts.
 
-    :raises ChangeSomething: if it is neither.
+    :raises ChangeSomething: if the value is neither.
     """
     if isinstance(prompts, str | Mapping):
         return [prompts]
@@ -354,7 +356,7 @@ def several(prompts: object) -> list[object]:
 
 
 def measured(jobs: Sequence[AnswerJob], seconds: float, max_running: int) -> dict[str, float]:
-    """The figures of requests that have ended (:meth:`kvell.LLM.stats`)."""
+    """Return the figures of requests that have ended (:meth:`kvell.LLM.stats`)."""
     outputs = sum(len(job.token_ids) for job in jobs)
     return {
         "generation_seconds": seconds,

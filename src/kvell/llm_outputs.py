@@ -1,4 +1,4 @@
-"""What ``kvell.LLM`` returns, with vLLM's names."""
+"""The outputs of ``kvell.LLM``, with vLLM's names."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -10,11 +10,11 @@ from kvell.vocabulary import FinishReason
 
 @dataclass(frozen=True)
 class Logprob:
-    """How likely a token was at one position.
+    """The log probability of a token at one position.
 
     :param logprob: natural logarithm of its probability.
     :param rank: 1 for the most likely token.
-    :param decoded_token: its text.
+    :param decoded_token: text of the token.
     """
 
     logprob: float
@@ -27,11 +27,12 @@ class CompletionOutput:
     """One answer to a prompt.
 
     :param index: index among the prompt's ``n`` answers.
-    :param text: the answer, without special tokens and what ended it, unless the sampling says so.
-    :param token_ids: token ids of the answer, a stop token included.
+    :param text: the answer; the sampling determines whether it includes special tokens and the
+        stop string.
+    :param token_ids: token ids of the answer, including a stop token.
     :param cumulative_logprob: natural logarithm of its probability; None without ``logprobs``.
-    :param logprobs: for each token, by token id: that token, and as many of the likeliest ones as
-        ``logprobs`` asked for.
+    :param logprobs: for each position, the chosen token and the ``logprobs`` likeliest tokens, by
+        token id.
     :param finish_reason: ``stop`` at an end of sequence or a stop string; ``length`` at the limit;
         ``error`` if the request failed.
     :param stop_reason: the stop string or stop token that ended the answer; None at the model's
@@ -51,24 +52,25 @@ class CompletionOutput:
 class RequestOutput:
     """The answers to one prompt.
 
-    What is said of an answer is that of the first one; ``outputs`` has all of them.
+    Fields of an answer are those of the first answer; ``outputs`` has all answers.
 
     :param index: index of its prompt.
-    :param prompt_token_ids: token ids of the prompt, with the special tokens that were added.
-    :param token_ids: token ids of the answer, a stop token included.
-    :param text: the answer, without special tokens and what ended it, unless the sampling says so.
-    :param cached_tokens: tokens of the prompt that were found in the prefix cache.
-    :param preemptions: how often the request gave up its pages and went on later.
+    :param prompt_token_ids: token ids of the prompt, with added special tokens.
+    :param token_ids: token ids of the answer, including a stop token.
+    :param text: the answer; the sampling determines whether it includes special tokens and the
+        stop string.
+    :param cached_tokens: prompt tokens that were in the prefix cache.
+    :param preemptions: number of times that the request was preempted.
     :param finish_reason: ``stop`` at an end of sequence or a stop string; ``length`` at the limit.
     :param choice: index among the prompt's ``n`` answers.
-    :param logprobs: how likely each output token was; None if nobody asked.
-    :param prompt_logprobs: the same for each prompt token from the second on.
-    :param error: why the request failed, if ``finish_reason`` is ``error``.
+    :param logprobs: log probabilities of each output token; None if not requested.
+    :param prompt_logprobs: those of each prompt token from the second on.
+    :param error: reason of the failure, if ``finish_reason`` is ``error``.
     :param stop_reason: the stop string or stop token that ended the answer; None at the model's
         own end of a sequence, and at the limit.
     :param prompt: the text of the prompt; None if it was given as token ids.
     :param outputs: the ``n`` answers.
-    :param finished: True, since outputs are returned when all have ended.
+    :param finished: always True, since outputs are returned when all requests have ended.
     """
 
     index: int
@@ -89,7 +91,7 @@ class RequestOutput:
 
     @property
     def request_id(self) -> str:
-        """The index of the prompt as a text."""
+        """The index of the prompt as text."""
         return str(self.index)
 
     @property
@@ -101,17 +103,17 @@ class RequestOutput:
 def logprobs_by_token(
     token_ids: Iterable[int], logprobs: Sequence[TokenLogprobs], tokenizer: Tokenizer
 ) -> list[dict[int, Logprob]]:
-    """Return for each position the token there and the likeliest tokens, by token id."""
+    """Return the chosen and the likeliest tokens of each position, by token id."""
 
     def logprob(token: int, value: float, rank: int) -> Logprob:
         return Logprob(value, rank, tokenizer.decode([token], skip_special_tokens=False))
 
     return [
-        {token: logprob(token, one.logprob, one.rank)}
+        {token: logprob(token, entry.logprob, entry.rank)}
         | {
             other: logprob(other, value, rank)
-            for rank, (other, value) in enumerate(one.top, 1)
+            for rank, (other, value) in enumerate(entry.top, 1)
             if other != token
         }
-        for token, one in zip(token_ids, logprobs, strict=True)
+        for token, entry in zip(token_ids, logprobs, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Runs the requests of ``kvell.LLM`` over readers of its engine."""
+"""The runner of requests of ``kvell.LLM``, over readers of its engine."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from kvell.serving.readers import EventReader
 from kvell.vocabulary import RequestId
 
 UseTqdm = bool | Callable[..., Any]
-"""Whether to show a progress bar; or a function that is called as ``tqdm`` is."""
+"""The switch of the progress bar, or a function with the arguments of ``tqdm``."""
 
 
 @contextmanager
@@ -31,23 +31,23 @@ def progress_bar(use_tqdm: UseTqdm, total: int) -> Iterator[Callable[[], object]
 
 
 class JobRunner:
-    """Runs requests over readers of one engine; from any thread.
+    """A runner of requests over readers of one engine; it may be called from any thread.
 
-    :param failed: the engine's failed steps, of which requests raise the last one.
+    :param failed: the engine's failed steps; requests of a failed step raise the last of them.
     """
 
     def __init__(self, failed: FailedSteps) -> None:
         self._failed = failed
-        self._numbers = count()  # atomic, whichever thread counts
+        self._numbers = count()  # atomic, so that any thread may call it
 
     def run(
         self, reader: EventReader, jobs: Sequence[Job], ended: Callable[[], object] = lambda: None
     ) -> None:
         """Run requests until all have ended.
 
-        :param ended: called when one has.
-        :raises TryLater: if the engine refused one.
-        :raises Exception: what a step raised that was to compute one.
+        :param ended: called when a request has ended.
+        :raises TryLater: if the engine refused a request.
+        :raises Exception: the error of a step that computed a request.
         """
         running = {self._submit(reader, job): job for job in jobs}
         while running:
@@ -60,7 +60,7 @@ class JobRunner:
     def stream(self, reader: EventReader, job: AnswerJob) -> Iterator[str]:
         """Yield a request's text as it is generated.
 
-        :raises RequestFailed: if the model's logits are no numbers.
+        :raises RequestFailed: if the model's logits are not numbers.
         """
         running: dict[RequestId, Job] = {self._submit(reader, job): job}
         shown = 0

@@ -123,15 +123,14 @@ Implementation = Literal["auto", "compiled", "python"]
 Eviction = Literal["lru", "hazard"]
 """Least recently used first, or by the learned chance that a prefix is used again."""
 EVICTIONS: tuple[Eviction, ...] = get_args(Eviction)
-"""Every rule of eviction."""
+"""All rules of eviction."""
 
 
 def create_core(
     layout: Layout, implementation: Implementation = "auto", eviction: Eviction = "lru"
 ) -> VisibleCore:
-    """Return a memory core over an empty pool; ``auto`` is the compiled one if it was built.
+    """Return a memory core over an empty pool; ``auto`` is the compiled core if it was built.
 
-    :param layout: as :func:`plan_layout` makes it.
     :raises ChangeSomething: for ``compiled`` without the extension, or an unknown name.
     """
     if eviction not in EVICTIONS:
@@ -162,16 +161,15 @@ def _rule(layout: Layout, eviction: Eviction) -> LearnedHazard | None:
 def register(core: MemoryCore, model: str, layers: Sequence[LayerSpec]) -> tuple[GroupSpec, ...]:
     """Serve a further model from the pool of a live core; return the model's groups.
 
-    The large page keeps its size: pages of the new groups divide it with at most 5 % of
-    padding, by choosing the tokens of a page or the layers of a state's page.  Requests name
-    the model when they are opened; open requests and cached prefixes stay as they are.
+    The large page keeps its size: pages of the new groups divide it with at most 5 % of padding, by
+    a choice of the tokens of a page or the layers of a state's page. Requests name the model when
+    they are opened; open requests and cached prefixes stay as they are.
 
-    :param core: as :func:`create_core` makes it; requests may be open.
+    :param core: its requests may be open.
     :param model: a name that no group of the pool has; it replaces the layers' own.
-    :param layers: what each layer of the model stores.
-    :raises ChangeSomething: if no page divides the large page that well (the remedy names
-        the size that would fit both, for ``plan_layout`` at the next start), if the name is
-        taken, or if the pool was cut into fixed shares at start.  The core is unchanged.
+    :raises ChangeSomething: if no page divides the large page that well (the remedy names the size
+        that would fit both, for ``plan_layout`` at the next start), if the name is taken, or if the
+        pool was cut into fixed shares at start. The core is unchanged.
     """
     layout = core.layout
     if any(group.model == model for group in layout.groups):

@@ -1,4 +1,4 @@
-"""Finds runs of consecutive numbers, which can be copied, mapped or marked in one piece."""
+"""Runs of consecutive numbers, which can be copied, mapped or marked in one piece."""
 
 from collections.abc import Iterator
 from itertools import pairwise

@@ -3,10 +3,10 @@
 from typing import Literal, NewType
 
 RequestId = NewType("RequestId", str)
-"""A request's name as the front gave it; unique within an instance's life."""
+"""A request's name, given by the front; unique within an instance's life."""
 
 StepNumber = NewType("StepNumber", int)
-"""Number of a step; the only time that deciding code knows (LRU time)."""
+"""Number of a step; the only measure of time in code that decides (LRU time)."""
 
 GroupIndex = NewType("GroupIndex", int)
 """Position of a layer group in a :class:`kvell.pages.layout.Layout`."""
@@ -15,17 +15,17 @@ Slot = NewType("Slot", int)
 """Position of a logical large page in the KV address range."""
 
 FinishReason = Literal["stop", "length", "cancelled", "refused", "error", "moved"]
-"""Why a request ended; ``stop`` and ``length`` are OpenAI's words.  One that ``moved`` goes on at
-another instance."""
+"""Why a request ended; ``stop`` and ``length`` are OpenAI's words. A request that ``moved``
+continues on another instance."""
 
 NOT_NUMBERS = -2
-"""Stands for a token, or for where a row is largest, if the logits are NaN or infinite
-(``csrc/forward/largest.h``)."""
+"""A mark in place of a token, or of the index of a row's largest logit, if the logits are NaN or
+infinite (``csrc/forward/largest.h``)."""
 
 KIB = 1 << 10
 MIB = 1 << 20
 GIB = 1 << 30
 
 SECTION_TOKENS = 512
-"""Tokens, counted from the first of a text, over which attention reduces before it folds sections
-in their order: what one loan of KV memory covers."""
+"""Tokens of one section, counted from the start of a text. Attention reduces within each section
+and then folds the sections in order. One loan of KV memory covers one section."""

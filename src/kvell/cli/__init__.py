@@ -1,1 +1,1 @@
-"""The command line: arguments, environment and printing; it makes no decisions."""
+"""The command line: arguments, environment and printing, without decisions."""

@@ -1,4 +1,4 @@
-"""``kvell calibrate``: times this machine's steps and writes a file for `kvell replay`."""
+"""``kvell calibrate``: measured step times of this machine, in a file for ``kvell replay``."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kvell.cost.calibration import Calibration
 
 UNSUPPORTED = ("kv_budget", "speculative_model", "num_speculative_tokens", "quantization")
-"""Settings for whose steps the cost model has no operator."""
+"""The settings whose steps the cost model cannot describe."""
 
 
 @click.command()
@@ -108,7 +108,7 @@ def measured(
 def with_serving(
     made: "Calibration", settings: EngineSettings, progress: Any, *, quick: bool
 ) -> "Calibration":
-    """Add what serving costs, measured on a server started for it."""
+    """Add the costs of serving, measured on a server that is started for it."""
     from kvell.calibration.serving import ROUNDS, fit_serving, measure_serving, server
 
     progress("starting a server", 0.0)

@@ -27,7 +27,7 @@ HELP = "/quit ends, /reset starts over, Ctrl-C stops an answer"
 
 @dataclass
 class Conversation:
-    """The messages so far.  Each turn sends all of them; the prefix cache makes that cheap."""
+    """The messages so far, which each turn sends again; the prefix cache makes that cheap."""
 
     system: str | None = None
     turns: list[dict[str, str]] = field(default_factory=list)
@@ -76,15 +76,15 @@ def talk(
     as_json: bool,
     interactive: bool,
 ) -> None:
-    """Take turns until ``/quit`` or the end of input.
+    """Answer turns until ``/quit`` or the end of input.
 
-    :raises ChangeSomething: if a turn cannot be answered and no user is there to change it.
+    :raises ChangeSomething: if a turn cannot be answered and the input is not interactive.
     """
-    for said in read_turns(interactive):
-        if said == "/reset":
+    for turn in read_turns(interactive):
+        if turn == "/reset":
             conversation.turns.clear()
             continue
-        conversation.add("user", said)
+        conversation.add("user", turn)
         try:
             answer = _take_turn(model, conversation, sampling, as_json=as_json)
         except ChangeSomething as error:
@@ -99,11 +99,11 @@ def talk(
 def read_turns(interactive: bool) -> Iterator[str]:
     """Yield the user's turns, without empty lines, until ``/quit`` or the end of input."""
     while True:
-        said = _read_line(interactive)
-        if said is None or said.strip() in {"/quit", "/exit"}:
+        turn = _read_line(interactive)
+        if turn is None or turn.strip() in {"/quit", "/exit"}:
             return
-        if said.strip():
-            yield said.strip()
+        if turn.strip():
+            yield turn.strip()
 
 
 def _read_line(interactive: bool) -> str | None:
@@ -134,7 +134,7 @@ def _take_turn(
 
 
 def _close(pieces: Iterator[str]) -> None:
-    """End a stream early so that its request frees its memory at once."""
+    """End a stream early so that its request frees its memory immediately."""
     close = getattr(pieces, "close", None)
     if close is not None:
         close()

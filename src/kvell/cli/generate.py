@@ -1,4 +1,4 @@
-"""``kvell generate``: answer one prompt for a person, or a file of prompts for a machine."""
+"""``kvell generate``: an answer to one prompt, or to each prompt of a file."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ RESULT_FIELDS = (
 
 @dataclass(frozen=True)
 class Job:
-    """What to generate and how to show it."""
+    """The prompts to answer, and the format of the output."""
 
     prompt: str | None
     lines: Sequence[PromptLine]
@@ -69,7 +69,7 @@ def generate(
     **sampling: Any,
 ) -> None:
     """Answer TEXT, or a file of prompts."""
-    if sum(one is not None for one in (text, prompt, path)) != 1:
+    if sum(given is not None for given in (text, prompt, path)) != 1:
         raise click.UsageError("Give one of TEXT, --prompt and --prompts.")
     prompt = text if prompt is None else prompt
     lines = read_prompts(path) if path is not None else []
@@ -84,7 +84,7 @@ def generate(
 
 
 def _answer(model: Model, job: Job, session: Session, started_seconds: float) -> None:
-    """Stream one answer to a person, between the memory contract and hints what to type next."""
+    """Stream one answer, after the memory contract and before hints at further commands."""
     _note(*model.contract.lines(), "")
     first_seconds = None
     for text in model.stream(prompt_input(model, job), job.sampling):
@@ -102,7 +102,7 @@ def _answer(model: Model, job: Job, session: Session, started_seconds: float) ->
 
 
 def prompt_input(model: Model, job: Job) -> Any:
-    """Token ids of ``--prompt``, int32 [n], as a first turn if the model has a chat template."""
+    """Return the token ids of ``--prompt``, int32 ``[n]``, in the chat template if there is one."""
     if job.raw or not model.tokenizer.has_chat_template:
         return model.tokenizer.encode(job.prompt or "")
     return model.tokenizer.encode_chat([{"role": "user", "content": job.prompt or ""}])
@@ -124,7 +124,7 @@ def _run_all(model: Model, job: Job) -> None:
 
 
 def _asked(line: PromptLine) -> Any:
-    """Return the prompt, with the model that the line names, if any."""
+    """Return the prompt, with the line's model if it has one."""
     if not line.model:
         return line.prompt
     key = "prompt" if isinstance(line.prompt, str) else "prompt_token_ids"
@@ -136,7 +136,7 @@ def _of_line(line: PromptLine, sampling: SamplingParams) -> SamplingParams:
 
 
 def as_json(results: Sequence[Any], stats: Mapping[str, Any]) -> str:
-    """Return the output for machines: one JSON object, requests in input order."""
+    """Return the output as one JSON object, with requests in input order."""
     requests = [{field: getattr(result, field) for field in RESULT_FIELDS} for result in results]
     return json.dumps({"requests": requests, "stats": dict(stats)}, default=_plain)
 

@@ -1,4 +1,4 @@
-"""``kvell instance``: one engine process, started by a front rather than by people."""
+"""``kvell instance``: one engine process, which a front starts."""
 
 import contextlib
 import gc
@@ -78,9 +78,9 @@ def instance(
     page_transport: PageTransport,
 ) -> None:
     """Serve the instance protocol: over an inherited socket until the peer closes it, or to all
-    that come in where it listens."""
+    fronts that connect to its address."""
     if processors:  # before torch is imported
-        take_processors([int(one) for one in processors.split(",")], most_threads)
+        take_processors([int(number) for number in processors.split(",")], most_threads)
     elif most_threads:
         take_threads(most_threads)
     secret = b""
@@ -114,9 +114,9 @@ def instance(
             chosen, session.cache_dir, StageLines(), incarnation, shared, place
         )
         model.engine.warm()
-        gc.freeze()  # objects of the start live on: scanning them would take 0.1 s each time
+        gc.freeze()  # objects of the start stay alive: each scan of them would take 0.1 s
         try:
             serve(model.engine)
         finally:
             model.engine.close()
-            gc.unfreeze()  # so that what refers to itself is freed before the process ends
+            gc.unfreeze()  # so that reference cycles are freed before the process ends

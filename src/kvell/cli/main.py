@@ -60,7 +60,7 @@ def run(args: Sequence[str], session: Session) -> int:
     """Run one command line and return its exit code."""
 
     def work() -> None:
-        # Not root.main(): it turns a closed stdout and the end of input into exits of its own.
+        # Not root.main(): it would handle a closed stdout and the end of input itself.
         with root.make_context("kvell", list(args), obj=session) as context:
             root.invoke(context)
 
@@ -68,7 +68,7 @@ def run(args: Sequence[str], session: Session) -> int:
 
 
 def main() -> None:
-    """Entry point: run this process's command line and exit."""
+    """Run this process's command line and exit."""
     prepare_process()
     session = Session(
         cache_dir=process_cache_dir(),
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def shown_program(script: Path, here: Path | None = None) -> str:
-    """Return what the user types to run this program: a path if it lies below ``here``."""
+    """Return the user's command for this program: a path if it is below ``here``."""
     if script.suffix == ".py":  # python -m kvell.cli.main
         return "kvell"
     try:

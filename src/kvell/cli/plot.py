@@ -1,4 +1,4 @@
-"""``kvell plot``: draws timelines of replays."""
+"""``kvell plot``: plots of the timelines of replays."""
 
 from pathlib import Path
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Reads prompts from a file of JSON lines."""
+"""Reader of prompts from a file of JSON lines."""
 
 import sys
 from collections.abc import Iterable
@@ -19,8 +19,8 @@ _FIELD = "--prompts"
 class PromptLine:
     """One request of the file.
 
-    :param prompt: text, or token ids as int32 [n].
-    :param max_tokens: for this line; None takes the command's.
+    :param prompt: text, or token ids as int32 ``[n]``.
+    :param max_tokens: None: the command's.
     :param model: name of the model that answers; "" is the first.
     """
 
@@ -35,7 +35,7 @@ def read_prompts(path: str) -> list[PromptLine]:
     Lines are ``{"prompt": text}`` or ``{"prompt_token_ids": [ids]}``, each with an
     optional ``max_tokens`` and ``model``; other keys are ignored, except ``images``.
 
-    :raises ChangeSomething: naming the file and the line.
+    :raises ChangeSomething: with the file and the line.
     """
     lines = _numbered_lines(path)
     prompts = [_parse(line, f"{path}:{number}") for number, line in lines if line.strip()]
@@ -48,7 +48,7 @@ def _numbered_lines(path: str) -> Iterable[tuple[int, str]]:
     try:
         if path == "-":
             return list(enumerate(sys.stdin, start=1))
-        # Not splitlines(): text may hold U+2028, which ends no line of JSON.
+        # Not splitlines(): JSON text may have U+2028, which does not end its line.
         return list(enumerate(Path(path).read_text(encoding="utf-8").split("\n"), start=1))
     except UnicodeDecodeError as error:
         raise ChangeSomething(_FIELD, path, "is not UTF-8 text", "save it as UTF-8") from error
@@ -59,19 +59,19 @@ def _numbered_lines(path: str) -> Iterable[tuple[int, str]]:
 
 def _parse(line: str, where: str) -> PromptLine:
     try:
-        found = decode_json(line)
+        fields = decode_json(line)
     except MalformedError as error:
         raise _wrong(where, f"is not JSON ({error})") from error
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         raise _wrong(where, "is not a JSON object")
-    if found.get("images"):
+    if fields.get("images"):
         raise ChangeSomething(_FIELD, where, "has images, which cannot be served yet", "leave out")
-    max_tokens = _max_tokens(found.get("max_tokens"), where)
-    return PromptLine(_prompt(found, where), max_tokens, _model(found.get("model"), where))
+    max_tokens = _max_tokens(fields.get("max_tokens"), where)
+    return PromptLine(_prompt(fields, where), max_tokens, _model(fields.get("model"), where))
 
 
-def _prompt(found: dict[str, Any], where: str) -> str | NDArray[np.int32]:
-    text, token_ids = found.get("prompt"), found.get("prompt_token_ids")
+def _prompt(fields: dict[str, Any], where: str) -> str | NDArray[np.int32]:
+    text, token_ids = fields.get("prompt"), fields.get("prompt_token_ids")
     if (text is None) == (token_ids is None):
         raise _wrong(where, "must have either prompt or prompt_token_ids")
     if text is not None and not isinstance(text, str):
@@ -79,23 +79,23 @@ def _prompt(found: dict[str, Any], where: str) -> str | NDArray[np.int32]:
     return text if isinstance(text, str) else _token_ids(token_ids, where)
 
 
-def _token_ids(found: object, where: str) -> NDArray[np.int32]:
-    if not isinstance(found, list) or not all(_is_whole(token) for token in found):
+def _token_ids(value: object, where: str) -> NDArray[np.int32]:
+    if not isinstance(value, list) or not all(_is_whole(token) for token in value):
         raise _wrong(where, "has prompt_token_ids that are not a list of whole numbers")
-    if not all(0 <= token < 2**31 for token in found):
+    if not all(0 <= token < 2**31 for token in value):
         raise _wrong(where, "has a token id out of range")
-    return np.array(found, dtype=np.int32)
+    return np.array(value, dtype=np.int32)
 
 
-def _max_tokens(found: object, where: str) -> int | None:
-    if found is None or (isinstance(found, int) and _is_whole(found) and found > 0):
-        return found
+def _max_tokens(value: object, where: str) -> int | None:
+    if value is None or (isinstance(value, int) and _is_whole(value) and value > 0):
+        return value
     raise _wrong(where, "has max_tokens that is not a whole number above 0")
 
 
-def _model(found: object, where: str) -> str:
-    if found is None or isinstance(found, str):
-        return found or ""
+def _model(value: object, where: str) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
     raise _wrong(where, "has a model that is not text")
 
 

@@ -155,7 +155,7 @@ def serve(
     )
     announce: Callable[[str], None] = _announce_json if as_json else _announce
     show_contract = _show_contract
-    if log_format == "json":  # nothing else is to be among its lines
+    if log_format == "json":  # stderr must have JSON lines only
         announce = _announce_json if as_json else _say_nothing
         show_contract = _log_contract
     make_command = instance_command if cluster is None else placed_command
@@ -167,14 +167,14 @@ def serve(
     except InstanceStartError as error:
         if error.exit_code != CHANGE:
             raise
-        if cluster is not None:  # its stderr is elsewhere
+        if cluster is not None:  # its stderr is on another machine
             click.echo(f"kvell: {error}", err=True)
-        # Else the instance has told the user on stderr what to change.
+        # Otherwise the instance has already written the error to this stderr.
         raise click.exceptions.Exit(CHANGE) from error
 
 
 def _ready(announce: Callable[[str], None]) -> Callable[[str], None]:
-    """Announce the server, to systemd too."""
+    """Return a function that announces the server, also to systemd."""
 
     def announced(url: str) -> None:
         announce(url)
@@ -192,7 +192,7 @@ def _log_contract(lines: Sequence[str]) -> None:
 
 
 def _say_nothing(_url: str) -> None:
-    """The log's ``server_started`` says it."""
+    """Print nothing: the log has the event ``server_started``."""
 
 
 def _announce(url: str) -> None:

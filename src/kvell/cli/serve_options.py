@@ -1,4 +1,4 @@
-"""Flags of ``kvell serve``: who may ask, connections, what is logged, how answers are read."""
+"""Flags of ``kvell serve``: access, connections, logs, formats of answers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ ACCESS = ("api_key", "api_key_file", "guard_metrics", "max_in_flight_per_key")
 
 
 def access_options(command: Command) -> Command:
-    """Flags of keys, and of what each may have at once; the command gets ``access``."""
+    """Add the flags of API keys and their limits; the command gets ``access``."""
 
     return gathering(
         command,
@@ -59,7 +59,7 @@ def access_options(command: Command) -> Command:
 
 
 def template_options(command: Command) -> Command:
-    """How prompts are made, and sampled if nothing is said; the command gets ``templates``."""
+    """Add the flags of chat templates and default sampling; the command gets ``templates``."""
     return gathering(
         command,
         "templates",
@@ -91,7 +91,7 @@ def template_options(command: Command) -> Command:
 
 
 def log_options(command: Command) -> Command:
-    """``--log-format``, and what the server tells of itself; the command gets that as ``told``."""
+    """Add ``--log-format``, and flags of logs, statistics and traces as the command's ``told``."""
     return gathering(
         command,
         "told",
@@ -124,7 +124,7 @@ def log_options(command: Command) -> Command:
 
 
 def connection_options(command: Command) -> Command:
-    """``--max-connections``, ``--keep-alive-seconds``."""
+    """Add ``--max-connections`` and ``--keep-alive-seconds``."""
     options = (
         click.option(
             "--max-connections",
@@ -146,7 +146,7 @@ def connection_options(command: Command) -> Command:
 
 
 def cluster_options(command: Command) -> Command:
-    """``--cluster``, ``--cluster-name``."""
+    """Add ``--cluster`` and ``--cluster-name``."""
     options = (
         click.option(
             "--cluster",
@@ -166,7 +166,7 @@ def cluster_options(command: Command) -> Command:
 
 
 def events_option(command: Command) -> Command:
-    """``--kv-events-config``."""
+    """Add ``--kv-events-config``."""
     return click.option(
         "--kv-events-config",
         metavar="JSON",
@@ -175,7 +175,7 @@ def events_option(command: Command) -> Command:
 
 
 def answer_options(command: Command) -> Command:
-    """``--tool-call-parser``, ``--reasoning-parser``; the command gets ``answers``."""
+    """Add ``--tool-call-parser`` and ``--reasoning-parser``; the command gets ``answers``."""
     return gathering(
         command,
         "answers",
@@ -197,7 +197,7 @@ def answer_options(command: Command) -> Command:
 
 
 def face_options(command: Command) -> Command:
-    """Names of the first model, and what browsers and proxies need; the command gets ``face``."""
+    """Add flags of served names, browsers and proxies; the command gets ``face``."""
     return gathering(
         command,
         "face",

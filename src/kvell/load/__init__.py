@@ -1,1 +1,1 @@
-"""Load on a server as clients generate it, and what they measure."""
+"""The load generator: clients of a server, and their measurements."""

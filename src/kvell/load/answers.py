@@ -1,6 +1,6 @@
-"""One streamed answer as its client sees it: pieces of text and their times of arrival.
+"""One streamed answer from its client's view: pieces of text and their arrival times.
 
-Handles the events of OpenAI's streams and the fields that vLLM and others add; reads no clock.
+It supports the events of OpenAI's streams and fields of vLLM and others, and reads no clock.
 """
 
 from typing import Any
@@ -14,7 +14,7 @@ DONE = b"[DONE]"
 
 
 class Delta(msgspec.Struct):
-    """A piece of a chat's answer; reasoning counts as content, since clients wait for it too."""
+    """A piece of a chat's answer; reasoning counts as content, since clients see it too."""
 
     content: str | None = None
     reasoning_content: str | None = None
@@ -27,7 +27,7 @@ class Delta(msgspec.Struct):
 
 
 class Choice(msgspec.Struct):
-    """A piece of an answer, from either endpoint."""
+    """A piece of an answer of either endpoint."""
 
     text: str | None = None
     delta: Delta | None = None
@@ -36,13 +36,13 @@ class Choice(msgspec.Struct):
 
 
 class CachedTokens(msgspec.Struct):
-    """The number of prompt tokens that came from the cache."""
+    """The number of prompt tokens from the cache."""
 
     cached_tokens: int | None = None
 
 
 class Usage(msgspec.Struct):
-    """Tokens of an answer as its server counts them."""
+    """The server's counts of tokens."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -62,7 +62,7 @@ _ANY = msgspec.json.Decoder()
 
 
 class AnswerReader:
-    """Reads a stream's bytes as they arrive.
+    """An incremental reader of a stream's bytes.
 
     ``content_seconds`` are the times of events with text or token ids; for an answer whose
     tokens have no text, they are the times of all its events.
@@ -80,7 +80,7 @@ class AnswerReader:
         self._silent_seconds: list[float] = []
 
     def feed(self, at_seconds: float, data: bytes) -> None:
-        """Take bytes that arrived at ``at_seconds``."""
+        """Parse bytes that arrived at ``at_seconds``."""
         self.last_seconds = at_seconds
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
@@ -89,7 +89,7 @@ class AnswerReader:
 
     @property
     def content_seconds(self) -> list[float]:
-        """Arrival times of the answer's pieces."""
+        """The arrival times of the answer's pieces."""
         return self._content_seconds or self._silent_seconds
 
     @property
@@ -99,13 +99,13 @@ class AnswerReader:
 
     @property
     def output_tokens(self) -> int:
-        """Output tokens as the server counts them, else its token ids, else pieces of text."""
+        """The server's count of output tokens, else the number of token ids, else of pieces."""
         if self.usage is not None:
             return self.usage.completion_tokens
         return len(self._token_ids) or len(self.content_seconds)
 
     def problem(self) -> str | None:
-        """Return why the answer is incomplete; None if it is complete."""
+        """Return the reason why the answer is incomplete; None if it is complete."""
         if self._error is not None:
             return self._error
         if not self.has_ended:
@@ -140,9 +140,9 @@ class AnswerReader:
 
 
 def _message(error: Any) -> str:
-    """Return the text of an error's body, whatever its shape."""
-    found = error.get("message", error) if isinstance(error, dict) else error
-    return str(found)
+    """Return the text of an error of any form."""
+    text = error.get("message", error) if isinstance(error, dict) else error
+    return str(text)
 
 
 def error_text(body: bytes) -> str:

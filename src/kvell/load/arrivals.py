@@ -1,4 +1,4 @@
-"""Draws from a seed when requests are sent, how long people think and who hangs up."""
+"""Random arrival times, think times and disconnections of clients."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from kvell.simulator.traces.rows import TraceRow
 
 _ARRIVALS, _THINKING, _HANGING_UP = range(1, 4)
-"""Separate random streams, so that one option does not change the draws of the others."""
+"""The separate random streams, so that one option does not change the draws of the others."""
 
 
 def retimed(
@@ -18,7 +18,7 @@ def retimed(
     """Return the rows with new arrival times, the first at 0.
 
     :param rate: requests per second of independent clients (a Poisson process), in the order
-        of the rows; ``inf`` sends all at once, None keeps the rows' own times.
+        of the rows; ``inf`` sends all together, None keeps the rows' own times.
     :param time_scale: factor by which the rows' own times are multiplied.
     """
     if rate is None:
@@ -40,9 +40,9 @@ def think_times(count: int, mean_seconds: float, seed: int = 0) -> list[float]:
 
 
 def hang_ups(rows: Sequence[TraceRow], share: float, seed: int = 0) -> list[int | None]:
-    """Draw after how many pieces of its answer each client leaves; None if it stays.
+    """Draw the number of pieces after which each client disconnects; None if it stays.
 
-    :param share: part of the clients that leave (0 to 1), evenly anywhere before the last token.
+    :param share: share of the clients that disconnect (0 to 1), uniformly before the last token.
     """
     draw = _draw(seed, _HANGING_UP)
     leaves, where = draw.random(len(rows)) < share, draw.random(len(rows))

@@ -1,12 +1,12 @@
-"""The open loop: requests go out on schedule, whatever the server does.
+"""The open loop: requests are sent on schedule, independently of the server's answers.
 
 ::
 
     Schedule ──due──► ask ──► sent ──pieces──► ended ──► Outcome
        ▲                       │ hangs up, fails, times out ▲
-       └── a session's next turn, once the answer before it has ended
+       └── a session's next turn, once the previous answer has ended
 
-Nothing waits for the server except what depends on its answers.  Time is the event loop's.
+Only turns that depend on an answer wait for the server.  Time is the event loop's.
 """
 
 import asyncio
@@ -25,15 +25,15 @@ from kvell.simulator.traces.rows import TraceRow
 
 NO_ANSWER_BEFORE = "the turn before it has no answer"
 RETRY_STATUSES = (408, 429)
-"""Client errors that are not the fault of the request itself."""
+"""The client errors that do not depend on the request's content."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What is sent, and when.
+    """The requests of a run and their timing.
 
-    :param rows: with arrival times from 0.
-    :param hang_ups: by request, as :func:`kvell.load.arrivals.hang_ups` draws them.
+    :param rows: requests, with arrival times from 0.
+    :param hang_ups: draws of :func:`kvell.load.arrivals.hang_ups`, by request.
     :param think_seconds: by request; see :class:`kvell.simulator.replay.schedule.Schedule`.
     :param timeout_seconds: limit for a whole answer.
     """
@@ -45,7 +45,8 @@ class Load:
 
 
 class Driver:
-    """Sends a load once.
+    """The sender of one load.
+
 
     :param on_ended: called after each request with the numbers of ended and of all requests.
     """
@@ -68,7 +69,7 @@ class Driver:
         self._started_seconds = 0.0
 
     async def run(self) -> list[Outcome]:
-        """Send everything; return outcomes in the order of the rows.
+        """Send all requests; return outcomes in the order of the rows.
 
         :raises ChangeSomething: if the first request to end was refused for its content.
         """
@@ -135,7 +136,7 @@ class Driver:
         )
 
     async def _failure(self, index: int, body: bytes, reader: AnswerReader) -> str | None:
-        """Send and listen; return why the answer failed, None if it is whole or the client left."""
+        """Send a request and read its answer; return the reason of a failure, else None."""
         try:
             async with asyncio.timeout(self._load.timeout_seconds):
                 left = await self._listen(body, reader, self._load.hang_ups[index])
@@ -148,7 +149,7 @@ class Driver:
         return None if left else reader.problem()
 
     async def _listen(self, body: bytes, reader: AnswerReader, pieces: int | None) -> bool:
-        """Read the answer; return whether the client left after ``pieces`` of it."""
+        """Read the answer; return whether the client disconnected after ``pieces`` pieces."""
         async with aclosing(self._client.post(self._wire.path, body)) as stream:
             async for at_seconds, data in stream:
                 reader.feed(at_seconds - self._started_seconds, data)
@@ -158,7 +159,7 @@ class Driver:
         return False
 
     def _refusal(self, error: Refused) -> str:
-        """Return the failure to count; raise if the first answer shows that no request can work."""
+        """Return the failure; raise if the first answer shows that every request would fail."""
         is_wrong = 400 <= error.status < 500 and error.status not in RETRY_STATUSES
         if is_wrong and not self._outcomes:
             raise refused_from_the_start(error, self._wire.model)

@@ -1,4 +1,4 @@
-"""The outcome of one request, as its client saw it."""
+"""The outcome of one request from its client's view."""
 
 from dataclasses import dataclass
 from itertools import pairwise
@@ -6,16 +6,17 @@ from itertools import pairwise
 
 @dataclass(frozen=True)
 class Outcome:
-    """One request that ended; times are seconds since the run began.
+    """An ended request; times are seconds since the run began.
 
-    :param due_seconds: when it should have been sent.
-    :param sent_seconds: when it was sent, before a connection was open.
+    :param due_seconds: scheduled time of sending.
+    :param sent_seconds: time of sending, before a connection was open.
     :param token_seconds: arrival times of the pieces of its answer; pieces of one network
         packet have the same time.
-    :param output_tokens: as the server counts them.
+    :param output_tokens: the server's count.
     :param cached_tokens: prompt tokens from the cache, if the server reports them.
-    :param failure: why the answer is incomplete; None if it is complete or the client left.
-    :param hung_up: the client left midway.
+    :param failure: reason why the answer is incomplete; None if it is complete or the client
+        disconnected.
+    :param hung_up: whether the client disconnected midway.
     """
 
     index: int
@@ -31,32 +32,32 @@ class Outcome:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it has a whole answer."""
+        """Whether the request has a whole answer."""
         return self.failure is None and not self.hung_up
 
     @property
     def lag_seconds(self) -> float:
-        """How late the generator sent it."""
+        """The delay of sending after the scheduled time."""
         return self.sent_seconds - self.due_seconds
 
     @property
     def ttft_seconds(self) -> float:
-        """Seconds from sending to the first piece with content."""
+        """The seconds from sending to the first piece with content."""
         return self.token_seconds[0] - self.sent_seconds
 
     @property
     def tpot_seconds(self) -> float | None:
-        """Mean seconds per output token after the first; None for fewer than two tokens."""
+        """The mean seconds per output token after the first; None for fewer than two tokens."""
         if self.output_tokens < 2:
             return None
         return (self.token_seconds[-1] - self.token_seconds[0]) / (self.output_tokens - 1)
 
     @property
     def e2e_seconds(self) -> float:
-        """Seconds from sending to the end of the answer."""
+        """The seconds from sending to the end of the answer."""
         return self.ended_seconds - self.sent_seconds
 
     @property
     def inter_token_seconds(self) -> list[float]:
-        """Seconds between successive pieces of the answer."""
+        """The seconds between successive pieces of the answer."""
         return [after - before for before, after in pairwise(self.token_seconds)]

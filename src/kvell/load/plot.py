@@ -1,4 +1,4 @@
-"""Draws a run: how long clients waited, and how many requests were open."""
+"""Plots of a run: the latencies of clients, and the number of open requests."""
 
 from collections.abc import Mapping, Sequence
 from html import escape
@@ -24,11 +24,11 @@ SPREADS = {
     "inter_token_seconds": "between tokens",
     "send_lag_seconds": "sent late by",
 }
-"""Figures with a mean and percentiles in the report."""
+"""The figures with a mean and percentiles in the report."""
 
 
 def check_plot(path: Path) -> None:
-    """Check the picture's name before the run: a wrong name must not cost the user a run.
+    """Check the picture's name before the run, so that a wrong name does not cost a run.
 
     :raises ChangeSomething: if the suffix is unknown or matplotlib is not installed.
     """
@@ -86,16 +86,16 @@ def _figure(title: str, outcomes: Sequence[Outcome], objectives: Objectives) -> 
 def _draw_shares(
     axes: "Axes", name: str, values: Sequence[float], objective_seconds: float | None
 ) -> None:
-    """Draw the part of the requests with at most each value."""
-    found = np.sort(np.asarray([0.0, *values]))
-    axes.step(found, np.arange(len(found)) / max(1, len(values)), where="post", color=HUE)
+    """Draw the cumulative distribution of values over requests."""
+    ordered = np.sort(np.asarray([0.0, *values]))
+    axes.step(ordered, np.arange(len(ordered)) / max(1, len(values)), where="post", color=HUE)
     if objective_seconds is not None:
         axes.axvline(objective_seconds, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
     axes.set(xlabel=name, ylabel="part of requests", ylim=(0, 1.02), xlim=(0, None))
 
 
 def _draw_waits(axes: "Axes", outcomes: Sequence[Outcome]) -> None:
-    """Draw time to first token over the time of sending; failed requests lie at the bottom."""
+    """Draw time to first token over the time of sending, with failed requests at 0."""
     complete = [outcome for outcome in outcomes if outcome.is_complete]
     failed = [outcome.sent_seconds for outcome in outcomes if outcome.failure is not None]
     sent, waits = [o.sent_seconds for o in complete], [o.ttft_seconds for o in complete]

@@ -1,9 +1,9 @@
-"""Prompts: a row's own tokens from a seed, after everything that its session said before.
+"""Prompts: a row's own tokens from a seed, after the previous turns of its session.
 
-A token depends on the seed and on its place: in a block of the trace, which several prompts may
-share, or in the text of one request alone.  So a prefix that rows share gives the same tokens,
-and the same seed gives the same prompts.  Only answers come from the server; a turn that
-continues one contains it word for word.
+A token depends on the seed and on its position: in a block of the trace, which several prompts may
+share, or in the text of one request.  So a prefix that rows share gives the same tokens, and the
+same seed gives the same prompts.  Answers come from the server; the next turn of a session
+contains them verbatim.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ from kvell.load.words import WORDS
 from kvell.simulator.traces.rows import TraceRow, predecessors
 
 Said = TypeVar("Said", list[int], str, list[dict[str, str]])
-"""Everything said in a session so far: token ids, text, or messages."""
+"""The type of a session's content so far: token ids, text, or messages."""
 Ids = npt.NDArray[np.int64]
 FIRST_ORDINARY_ID = 256
 """Smaller ids are special tokens or single bytes in many vocabularies."""
@@ -38,7 +38,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class TokenSource:
-    """Tokens as a function of seed and place, uniform over ``low`` … ``high`` - 1."""
+    """A function from seed and position to tokens, uniform over ``low`` … ``high`` - 1."""
 
     seed: int
     low: int
@@ -50,7 +50,7 @@ class TokenSource:
         return cls(seed, min(FIRST_ORDINARY_ID, size // 2), size)
 
     def asked(self, row: TraceRow, index: int, count: int) -> Ids:
-        """Return what a request adds to its session: shared blocks, own tokens; int64 [count]."""
+        """Return a request's shared blocks and own tokens, int64 ``[count]``."""
         size = row.block_tokens
         named = min(len(row.block_ids) * size, count)
         places = (row.block_ids[:, None] * size + np.arange(size)).reshape(-1)[:named]
@@ -59,7 +59,7 @@ class TokenSource:
         return np.concatenate([shared, own])
 
     def answer(self, index: int, count: int) -> Ids:
-        """Return a made-up answer to request ``index``, int64 [count]."""
+        """Return a made-up answer to request ``index``, int64 ``[count]``."""
         return self._tokens(_ANSWER, index, np.arange(count))
 
     def _tokens(self, kind: int, index: int, places: Ids) -> Ids:
@@ -69,16 +69,16 @@ class TokenSource:
             for part in seeds:
                 state = _mixed(state + part + _ODD)
             drawn = _mixed(places.astype(np.uint64) * _ODD + state)
-        found: Ids = self.low + (drawn % np.uint64(self.high - self.low)).astype(np.int64)
-        return found
+        ids: Ids = self.low + (drawn % np.uint64(self.high - self.low)).astype(np.int64)
+        return ids
 
 
 class Prompts(Generic[Said]):
-    """The prompts of a run; keeps what a session said until its next turn is asked.
+    """The prompts of a run; the content of a session is kept until its next turn is sent.
 
-    :param field: field of the body that holds a prompt.
-    :param asked: converts new tokens to what a client says.
-    :param answered: converts an answer to what was said.
+    :param field: field of the body that has a prompt.
+    :param to_prompt: converts new tokens to a prompt's form.
+    :param answered: converts an answer to a prompt's form.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class Prompts(Generic[Said]):
         rows: Sequence[TraceRow],
         source: TokenSource,
         field: str,
-        asked: Callable[[Ids], Said],
+        to_prompt: Callable[[Ids], Said],
         answered: Callable[[Answer], Said],
     ) -> None:
         self._rows, self._source, self._field = rows, source, field
-        self._asked: Callable[[Ids], Said] = asked
+        self._asked: Callable[[Ids], Said] = to_prompt
         self._answered: Callable[[Answer], Said] = answered
         self._before = [
             before if row.continues else None
@@ -101,14 +101,14 @@ class Prompts(Generic[Said]):
         self._said: dict[int, Said] = {}
 
     def can_ask(self, index: int) -> bool:
-        """Return whether the turn that the request continues, if any, has an answer."""
+        """Return whether the previous turn of the request's session has an answer, if any."""
         before = self._before[index]
         return before is None or before in self._said
 
     def ask(self, index: int) -> dict[str, Any]:
-        """Return the field and the prompt of a request; may be called once for each.
+        """Return the field and the prompt of a request; called at most once per request.
 
-        :raises KeyError: if it cannot be asked.
+        :raises KeyError: if :meth:`can_ask` is False.
         """
         row, before = self._rows[index], self._before[index]
         said_tokens = 0 if before is None else self._rows[before].num_tokens
@@ -121,7 +121,7 @@ class Prompts(Generic[Said]):
         return {self._field: prompt}
 
     def answered(self, index: int, answer: Answer) -> None:
-        """Take an answer, whole or as far as its client listened."""
+        """Store an answer, whole or up to the client's disconnection."""
         if index in self._prompts:
             self._said[index] = self._prompts.pop(index) + self._answered(answer)
 
@@ -145,15 +145,15 @@ def id_prompts(
 
 
 def whole_prompts(rows: Sequence[TraceRow], seed: int, vocab_size: int) -> list[list[int]]:
-    """Return all prompts as token ids; sessions have made-up answers of the rows' lengths."""
+    """Return all prompts as token ids; sessions have made-up answers with the rows' lengths."""
     made_up = TokenSource.of_vocabulary(seed, vocab_size)
     prompts = id_prompts(rows, seed, vocab_size, lambda _text: [])
-    found: list[list[int]] = []
+    all_ids: list[list[int]] = []
     for index, row in enumerate(rows):
-        found.append(prompts.ask(index)["prompt"])
+        all_ids.append(prompts.ask(index)["prompt"])
         answer = made_up.answer(index, row.output_tokens).tolist()
         prompts.answered(index, Answer("", answer))
-    return found
+    return all_ids
 
 
 def text_prompts(rows: Sequence[TraceRow], seed: int) -> Prompts[str]:
@@ -162,7 +162,7 @@ def text_prompts(rows: Sequence[TraceRow], seed: int) -> Prompts[str]:
 
 
 def chat_prompts(rows: Sequence[TraceRow], seed: int) -> Prompts[list[dict[str, str]]]:
-    """Return conversations of such words; the chat template adds tokens of its own."""
+    """Return conversations of such words; the chat template adds further tokens."""
 
     def said(role: str, text: str) -> list[dict[str, str]]:
         return [{"role": role, "content": text}]

@@ -1,4 +1,4 @@
-"""Computes figures from outcomes; each means the same for every server."""
+"""Figures of outcomes, with the same meaning for every server."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -14,13 +14,13 @@ Figures = dict[str, float | None]
 
 @dataclass(frozen=True)
 class Objectives:
-    """Latency limits of a request; None sets no limit."""
+    """The latency limits of a request; None is unlimited."""
 
     ttft_seconds: float | None = None
     tpot_seconds: float | None = None
 
     def met_by(self, outcome: Outcome) -> bool:
-        """Whether an outcome keeps both; an answer of one token has no time per token to miss."""
+        """Return whether an outcome meets both; an answer of one token has no time per token."""
         if self.ttft_seconds is not None and outcome.ttft_seconds > self.ttft_seconds:
             return False
         tpot = outcome.tpot_seconds
@@ -30,9 +30,9 @@ class Objectives:
 def summary(outcomes: Sequence[Outcome], objectives: Objectives) -> dict[str, Any]:
     """Return the figures of a run; rates are per second from the first sending to the last end.
 
-    Latencies are of complete answers. ``goodput`` counts complete answers that met the
-    objectives, ``request_rate`` all complete ones; ``slo_attainment`` is the part that met the
-    objectives of all requests whose client waited.
+    Latencies are of complete answers.  ``goodput`` counts complete answers that met the
+    objectives, ``request_rate`` all complete answers.  ``slo_attainment`` is the share of requests
+    that met the objectives, without those whose client disconnected.
     """
     complete = [outcome for outcome in outcomes if outcome.is_complete]
     seconds = duration_seconds(outcomes)
@@ -67,12 +67,12 @@ def summary(outcomes: Sequence[Outcome], objectives: Objectives) -> dict[str, An
 
 
 def spread(values: Iterable[float]) -> Figures:
-    """Return mean and percentiles (linear between neighbours); None if there are no values."""
-    found = np.fromiter(values, np.float64)
-    if not len(found):
+    """Return mean and linearly interpolated percentiles; None if there are no values."""
+    samples = np.fromiter(values, np.float64)
+    if not len(samples):
         return dict.fromkeys(("mean", "p50", "p90", "p99"))
-    p50, p90, p99 = np.percentile(found, (50, 90, 99)).tolist()
-    return {"mean": float(found.mean()), "p50": p50, "p90": p90, "p99": p99}
+    p50, p90, p99 = np.percentile(samples, (50, 90, 99)).tolist()
+    return {"mean": float(samples.mean()), "p50": p50, "p90": p90, "p99": p99}
 
 
 def duration_seconds(outcomes: Sequence[Outcome]) -> float:
@@ -83,7 +83,7 @@ def duration_seconds(outcomes: Sequence[Outcome]) -> float:
 
 
 def open_over_time(outcomes: Sequence[Outcome]) -> list[tuple[float, int]]:
-    """Return the number of open requests from each moment at which it changes."""
+    """Return the number of open requests after each change, as pairs of time and number."""
     changes = [(o.sent_seconds, 1) for o in outcomes] + [(o.ended_seconds, -1) for o in outcomes]
     steps, now_open = [], 0
     for at_seconds, change in sorted(changes):
@@ -93,7 +93,7 @@ def open_over_time(outcomes: Sequence[Outcome]) -> list[tuple[float, int]]:
 
 
 def most_open(outcomes: Sequence[Outcome]) -> int:
-    """Return the largest number of requests open at once."""
+    """Return the largest number of concurrently open requests."""
     return max((count for _, count in open_over_time(outcomes)), default=0)
 
 
@@ -102,7 +102,7 @@ def _per(count: float, seconds: float) -> float:
 
 
 def _cached_share(complete: Sequence[Outcome]) -> float | None:
-    """Return the part of prompt tokens reported as cached; None if the server reports nothing."""
-    known = [o for o in complete if o.cached_tokens is not None]
-    tokens = sum(o.prompt_tokens for o in known)
-    return sum(o.cached_tokens or 0 for o in known) / tokens if tokens else None
+    """Return the share of prompt tokens reported as cached; None if the server reports none."""
+    reporting = [o for o in complete if o.cached_tokens is not None]
+    tokens = sum(o.prompt_tokens for o in reporting)
+    return sum(o.cached_tokens or 0 for o in reporting) / tokens if tokens else None

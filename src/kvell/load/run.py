@@ -1,4 +1,4 @@
-"""One run against one server: preflight, counters before and after, and the load between."""
+"""One run on one server: preflight, load, and counters before and after."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -35,8 +35,8 @@ async def measure(
 ) -> Measured:
     """Send a load and return its outcomes.
 
-    :param wire: an empty model takes the server's only one.
-    :raises ChangeSomething: if the server is not there or refuses the requests.
+    :param wire: an empty model is replaced by the server's only one.
+    :raises ChangeSomething: if the server does not answer or refuses the requests.
     """
     wire = replace(wire, model=await served_model(client, base_url, wire.model or None))
     before = await scraped(client)

@@ -1,5 +1,5 @@
-"""Words for text prompts: short and frequent; each is one token, with a space before it, in most
-English vocabularies."""
+"""Short, frequent words for text prompts: with a leading space, each is one token in most English
+vocabularies."""
 
 _TEXT = """
 a able about above across after again air all almost alone along also always an and animal

@@ -1,1 +1,1 @@
-"""The HTTP face: a front process that speaks OpenAI's API and hands work to an instance."""
+"""The HTTP server: a front process that serves OpenAI's API and submits requests to instances."""

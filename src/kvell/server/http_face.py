@@ -1,4 +1,4 @@
-"""The HTTP side of a server: its app, and uvicorn around it."""
+"""The HTTP side of a server: its app in uvicorn."""
 
 import asyncio
 import contextlib
@@ -31,21 +31,21 @@ logger = logging.getLogger(__name__)
 
 
 class HttpFace:
-    """What is ready before the instance is.
+    """The parts of the HTTP server that are loaded before the instance is ready.
 
-    :param texts: in the instance's order.
+    :param texts: text sides of the models, in the instance's order.
     """
 
     def __init__(self, texts: LoadedTexts, options: ServeOptions) -> None:
         self._texts, self._options = texts, options
 
     def most_bytes(self, front: Front) -> int:
-        """Of this process before it loaded anything, and the most for its work since."""
+        """Return the memory that this process may use: its size at start plus the working set."""
         first, *beside = self._texts.models
         return self._texts.floor_bytes + most_work_bytes(front.ready, first, beside)
 
     def tell_sampling_defaults(self) -> None:
-        """Log what is taken of the models' own ``generation_config.json``."""
+        """Log the defaults that are taken from the models' ``generation_config.json``."""
         for model in self._texts.models:
             if taken := recommended(model.sampling_defaults):
                 tell(logger, logging.INFO, "sampling_defaults", model=model.name, **taken)
@@ -57,7 +57,7 @@ class HttpFace:
         keys: ServingKeys,
         tracer: VisitTracer | None = None,
     ) -> uvicorn.Server:
-        """Around a started front."""
+        """Return a server for a started front."""
         tells = self._options.log_requests
         visits = VisitLines(tells_requests=tells, count=metrics.answered_over_http)
         first, *beside = self._texts.models
@@ -87,20 +87,20 @@ def _config(app: FastAPI, drain_seconds: float) -> uvicorn.Config:
         http=BoundedConnection,
         ws="none",
         lifespan="off",
-        log_config=None,  # the command line decides where lines go
-        log_level="error",  # uvicorn warns of what clients send, as often as they send it
+        log_config=None,  # the command line configures logs
+        log_level="error",  # uvicorn would log a warning for each invalid request
         access_log=False,
         timeout_graceful_shutdown=max(1, round(drain_seconds)),
     )
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn that accepts within bounds, and ends quietly.
+    """A uvicorn server with bounded connections and its own signal handlers.
 
-    Its own handlers raise the signal again when done, which would kill the process before the
+    Uvicorn's handlers raise the signal again at the end, which would kill the process before the
     instance is drained.
 
-    :param on_hangup: is called at SIGHUP; without it that signal ends the process.
+    :param on_hangup: called at SIGHUP; None: SIGHUP ends the process.
     """
 
     def __init__(
@@ -110,13 +110,13 @@ class _Server(uvicorn.Server):
         self._face, self._on_hangup = face, on_hangup
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept at the sockets, within the bounds of connections."""
+        """Accept connections at the sockets."""
         await self.lifespan.startup()
         make = partial(
             BoundedConnection, self._face, self.config, self.server_state, self.lifespan.state
         )
-        acceptors = [Acceptor(one, self._face, make) for one in sockets or ()]
-        self.servers = acceptors  # type: ignore[assignment] # all that is asked of one is there
+        acceptors = [Acceptor(listener, self._face, make) for listener in sockets or ()]
+        self.servers = acceptors  # type: ignore[assignment] # they have the methods that are called
         self.started = True
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""From a command line and a tokenizer to a server that runs until a signal ends it."""
+"""The run of a server, from its start until a signal ends it."""
 
 import asyncio
 import errno
@@ -43,19 +43,19 @@ def serve(
     announce: Callable[[str], None] = lambda url: None,
     show_contract: Callable[[Sequence[str]], None] = lambda lines: None,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; then running requests may end within the deadline.
+    """Serve until SIGINT or SIGTERM; then running requests may end within the drain time.
 
     :param command: the instance's command line, with an argument ``{socket_fd}``.
-    :param texts: of the models that it serves; read while it starts.
-    :param announce: is called with the server's URL once it answers.
-    :param show_contract: is called before with the memory contract of several instances.
-    :raises ChangeSomething: when the address cannot be bound, keys or a tokenizer not be read,
-        traces not be exported, or hardly any connection be opened.
+    :param texts: text sides of its models; loaded while the instance starts.
+    :param announce: called with the server's URL once it answers.
+    :param show_contract: called before that with the memory contract of several instances.
+    :raises ChangeSomething: when the address cannot be bound, keys or a tokenizer cannot be read,
+        traces cannot be exported, or too few connections can be opened.
     :raises InstanceStartError: when the instance does not become ready.
     """
     options = _with_descriptors(options or ServeOptions())
     keys = ServingKeys(options)
-    # Bound before the instance loads its weights, so that a port in use is said at once.
+    # Bound before the instance loads its weights, so that a port in use is reported immediately.
     with bind(options.host, options.port) as listener, _traced(options) as tracer:
         _warn_if_open(listener, keys)
         asyncio.run(
@@ -64,21 +64,21 @@ def serve(
 
 
 def _with_descriptors(options: ServeOptions) -> ServeOptions:
-    """Allow as many connections as are asked for, or as there are descriptors for."""
+    """Limit the connections to those that the process has file descriptors for."""
     instances = sum(options.instances.values())
     fit = connections_that_fit(options.http.max_connections, instances)
     return replace(options, http=replace(options.http, max_connections=fit))
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound socket that does not listen yet.
+    """Return a bound socket that does not listen yet.
 
-    :raises ChangeSomething: naming ``port`` or ``host``.
+    :raises ChangeSomething: with ``port`` or ``host``.
     """
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        # With the protocol said, asyncio turns Nagle's algorithm off: else the first token of a new
-        # connection waits behind its head for the client's delayed acknowledgement, 40 ms.
+        # With an explicit protocol, asyncio disables Nagle's algorithm.  Otherwise the first token
+        # of a new connection waits 40 ms for the client's delayed acknowledgement of the head.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except (OSError, OverflowError) as error:
         raise ChangeSomething("host", host, f"is no address ({error})", "use 127.0.0.1") from error
@@ -92,7 +92,7 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def _warn_if_open(listener: socket.socket, keys: ServingKeys) -> None:
-    """Say it where everybody who reaches this machine may ask."""
+    """Log a warning if the server accepts requests from the network without keys."""
     host = listener.getsockname()[0]
     if keys.ring.is_empty and not ipaddress.ip_address(host).is_loopback:
         remedy = "give --api-key or --api-key-file, or listen on 127.0.0.1"
@@ -150,12 +150,12 @@ async def _serve(
                 await server.serve(sockets=[listener])
             tell(logger, logging.INFO, "server_ending")
     finally:
-        # What the instance says of a model is said; the tokenizer's complaint would repeat it.
+        # The instance has reported a faulty model; the tokenizer's error would repeat that.
         await asyncio.gather(loading, return_exceptions=True)
 
 
 def _traced(options: ServeOptions) -> "AbstractContextManager[VisitTracer | None]":
-    """Who follows requests, if that is asked for; else nothing of it is even imported."""
+    """Return the tracer of requests; its packages are only imported if tracing is enabled."""
     if options.otlp_traces_endpoint is None:
         return nullcontext()
     from kvell.server.tracing.opening import traces_to
@@ -164,7 +164,7 @@ def _traced(options: ServeOptions) -> "AbstractContextManager[VisitTracer | None
 
 
 def _joins(command: Sequence[str], options: ServeOptions, keys: ServingKeys) -> "Joins | None":
-    """The cluster that has the instances, if they are not here; else nothing of it is imported.
+    """Return the cluster of the instances; None, without its imports, if they are local.
 
     :raises ChangeSomething: when Ray is not installed.
     """
@@ -183,7 +183,7 @@ def _joins(command: Sequence[str], options: ServeOptions, keys: ServingKeys) -> 
 
 @asynccontextmanager
 async def _published(options: ServeOptions) -> AsyncIterator["EventsPublisher | None"]:
-    """Who publishes what instances cache, if that is asked for.
+    """Yield the publisher of the instances' KV events, or None if it is not enabled.
 
     :raises ChangeSomething: when ZeroMQ is not installed, or an address cannot be used.
     """
@@ -196,16 +196,20 @@ async def _published(options: ServeOptions) -> AsyncIterator["EventsPublisher | 
         problem, remedy = f"needs pyzmq ({error})", "pip install 'kvell[events]'"
         raise ChangeSomething("kv_events_config", "zmq", problem, remedy) from error
     async with EventsPublisher(options.kv_events) as publisher:
-        # Whoever listens reads the tokens of prompts.
+        # Logged because every subscriber can read the tokens of prompts.
         tell(logger, logging.INFO, "kv_events_published", endpoint=publisher.endpoint)
         yield publisher
 
 
 def _contract(front: Front, front_bytes: int) -> list[str]:
-    """Every process and the whole, where there are several instances."""
-    told = {one.instance_id: one.ready.memory for one, _ in front.instances() if one.ready}
-    is_one_host = not any(one.host for one, _ in front.instances())
-    lines = contract_lines(told, front_bytes, shares_weights=is_one_host)
+    """Return the lines of the memory contract; none for a single instance."""
+    contracts = {
+        instance.instance_id: instance.ready.memory
+        for instance, _ in front.instances()
+        if instance.ready
+    }
+    is_one_host = not any(instance.host for instance, _ in front.instances())
+    lines = contract_lines(contracts, front_bytes, shares_weights=is_one_host)
     alone_tokens, reach_tokens = front.ready.max_model_len, front.reach_tokens()
     if reach_tokens > alone_tokens:
         lent = f"{reach_tokens:,} while the others lend all that they can"
@@ -213,11 +217,11 @@ def _contract(front: Front, front_bytes: int) -> list[str]:
     if front.ready.staying:
         with_it = f"with {front.ready.staying} none helps another that is short of memory"
         lines.append(f"requests stay at the instance that has them: {with_it}")
-    return lines if len(told) > 1 else []
+    return lines if len(contracts) > 1 else []
 
 
 def _face(texts: Texts, options: ServeOptions) -> "HttpFace":
-    """All that this process needs beside the instance, whose own start takes longer."""
+    """Load the HTTP side while the instance starts, which takes longer."""
     # Imported here, in a thread, for that reason.
     from kvell.server.http_face import HttpFace
 

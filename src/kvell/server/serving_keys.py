@@ -1,4 +1,4 @@
-"""The keys that a server serves with, and how they are read again."""
+"""The keys of a server, and their reload."""
 
 import logging
 
@@ -14,9 +14,9 @@ logger = logging.getLogger(__name__)
 
 
 class ServingKeys:
-    """The ring of keys of a start; :meth:`reload` takes what its file says now.
+    """The ring of a server's keys, which :meth:`reload` replaces by the current file's.
 
-    :raises ChangeSomething: when a key cannot be used, naming the entry and field of the file.
+    :raises ChangeSomething: when a key is invalid, with the entry and field of the file.
     """
 
     def __init__(self, options: ServeOptions, clock: Clock | None = None) -> None:
@@ -26,9 +26,9 @@ class ServingKeys:
         self.ring = KeyRing(self._read(), self._clock.now_seconds())
 
     def reload(self) -> None:
-        """Read the file again; one that is wrong changes nothing and is told in the log.
+        """Read the file again; an invalid file is logged and changes nothing.
 
-        Keys that stay as they were keep what they have used of their limits.
+        Unchanged keys keep their accounts.
         """
         try:
             keys = self._read()
@@ -39,7 +39,7 @@ class ServingKeys:
         tell(logger, logging.INFO, "keys_read", keys=len(keys))
 
     def shared(self) -> SharedUse:
-        """What the keys use, for the other fronts of a cluster to count too."""
+        """Return the use of the keys, which the fronts of a cluster exchange."""
         return SharedUse(self.ring, self._clock)
 
     def _read(self) -> tuple[ApiKey, ...]:

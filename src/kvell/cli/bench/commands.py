@@ -1,4 +1,4 @@
-"""``kvell bench``: loads a server, measures the engine, describes workloads."""
+"""``kvell bench``: load of a server, throughput of the engine, statistics of workloads."""
 
 import click
 

@@ -1,4 +1,4 @@
-"""``kvell bench offline``: measures the throughput of the engine in this process."""
+"""``kvell bench offline``: the throughput of the engine in this process."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -62,7 +62,7 @@ def offline(
 
 
 def _requests(rows: Sequence[Any], seed: int, vocab_size: int) -> tuple[list[Any], list[Any]]:
-    """Return prompts, int32 [tokens] each, and sampling for greedy answers of exact length."""
+    """Return prompts, int32 ``[tokens]``, and sampling for greedy answers of exact length."""
     import numpy as np
 
     from kvell.engine.protocol.sampling_params import SamplingParams

@@ -1,4 +1,4 @@
-"""Builds the requests of ``kvell bench serve``: ids, words or messages, and extra fields."""
+"""The requests of ``kvell bench serve``: ids, words or messages, and extra fields."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Encode = Callable[[str], list[int]]
 
 @dataclass(frozen=True)
 class Flags:
-    """How the requests are sent."""
+    """The flags that determine how requests are sent."""
 
     base_url: str
     model: str
@@ -74,10 +74,10 @@ def extra_fields(flags: Flags) -> dict[str, Any]:
     :raises ChangeSomething: if ``--extra-body`` is not a JSON object.
     """
     try:
-        found = decode_json(flags.extra_body or "{}")
+        fields = decode_json(flags.extra_body or "{}")
     except MalformedError:
-        found = None
-    if not isinstance(found, dict):
+        fields = None
+    if not isinstance(fields, dict):
         remedy = """write it like '{"top_k": 1}'"""
         raise ChangeSomething("--extra-body", flags.extra_body, "is no JSON object", remedy)
-    return found | ({"return_token_ids": True} if flags.return_token_ids else {})
+    return fields | ({"return_token_ids": True} if flags.return_token_ids else {})

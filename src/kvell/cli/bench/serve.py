@@ -1,4 +1,4 @@
-"""``kvell bench serve``: loads any server that speaks OpenAI's API."""
+"""``kvell bench serve``: load of any server with OpenAI's API."""
 
 import asyncio
 import math
@@ -24,7 +24,7 @@ from kvell.cli.terminal.sizes import POSITIVE, FiniteRange
 from kvell.device.open_files import allow_open_files
 
 RATE = click.FloatRange(min=0, min_open=True)
-"""``inf`` sends all requests at once."""
+"""The type of a rate; ``inf`` sends all requests together."""
 
 
 @click.command()
@@ -159,8 +159,8 @@ def _measured(session: Session, source: Source, flags: Flags, progress: Any) -> 
     async def run() -> Any:
         client = HttpClient(flags.base_url, flags.api_key)
         try:
-            told = lambda ended, of: progress("driving", ended / of)  # noqa: E731
-            return await measure(client, flags.base_url, wire, prompts, load, told)
+            show_progress = lambda ended, of: progress("driving", ended / of)  # noqa: E731
+            return await measure(client, flags.base_url, wire, prompts, load, show_progress)
         finally:
             client.close()
 

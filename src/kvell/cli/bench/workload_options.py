@@ -1,4 +1,4 @@
-"""Options of a bench: where its requests come from and where its figures go."""
+"""Options of a bench: the source of its requests, and the destination of its figures."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ class Source:
 
     @property
     def name(self) -> str:
-        """The workload's name for titles."""
+        """The name of the workload for titles."""
         if self.trace is not None:
             return self.trace.name
         lengths = (
@@ -41,7 +41,7 @@ class Source:
     def rows(self) -> Any:
         """Return the requests, sorted by arrival.
 
-        :raises ChangeSomething: if there is no such source, or its requests cannot be sent.
+        :raises ChangeSomething: if the source does not exist, or its requests cannot be sent.
         """
         rows = self._rows()
         if any(row.images for row in rows):
@@ -89,7 +89,7 @@ def source_options(command: Command) -> Command:
 
 
 def results_option(command: Command) -> Command:
-    """``--json``: alone for stdout, or with a file."""
+    """Add ``--json``, without a value for stdout, or with a file."""
     option = click.option(
         "--json",
         "json_path",
@@ -102,7 +102,7 @@ def results_option(command: Command) -> Command:
 
 
 def check_results(json_path: str | None) -> None:
-    """Check where results go before the run: a typing error must not cost the user a run.
+    """Check the file of ``--json`` before the run, so that a typing error does not cost a run.
 
     :raises ChangeSomething: if the file's directory does not exist.
     """

@@ -1,4 +1,4 @@
-"""``kvell bench workloads``: statistics of workloads beside those that papers publish."""
+"""``kvell bench workloads``: statistics of workloads next to those that papers publish."""
 
 import json
 from collections.abc import Sequence
@@ -39,21 +39,21 @@ COLUMNS = {
 @json_option
 @debug_option
 def workloads(names: tuple[str, ...], num_requests: int | None, seed: int, as_json: bool) -> None:
-    """Statistics of the named workloads, or of all, beside the published ones.
+    """Show statistics of the named workloads, or of all, next to the published ones.
 
-    Lengths are means in tokens: asked is what a turn adds to its session, context is prompt
-    and output together; shared is the part of prompt tokens that an unbounded cache would hit.
+    Lengths are means in tokens: asked is the prompt that a turn adds to its session, context is
+    prompt and output; shared is the part of prompt tokens that an unbounded cache would hit.
     """
-    found = [_described(name, num_requests, seed) for name in _known(names)]
+    described = [_described(name, num_requests, seed) for name in _known(names)]
     if as_json:
-        click.echo(json.dumps(found))
+        click.echo(json.dumps(described))
         return
     console = wide_console()
-    rows = [row for one in found for row in _rows(one)]
+    rows = [row for workload in described for row in _rows(workload)]
     console.print(made_table("workloads", ("tokens", *COLUMNS.values()), rows))
-    for one in found:
-        if one["published"] is not None:
-            says = f"{one['workload']}: {one['published']['source']}: {one['published']['says']}"
+    for row in described:
+        if row["published"] is not None:
+            says = f"{row['workload']}: {row['published']['source']}: {row['published']['says']}"
             console.print(says, soft_wrap=True)
 
 
@@ -62,8 +62,8 @@ def _known(names: Sequence[str]) -> Sequence[str]:
 
     for name in names:
         if name not in GENERATORS:
-            known = ", ".join(GENERATORS)
-            raise ChangeSomething("NAME", name, "is no workload", f"use {known}")
+            choices = ", ".join(GENERATORS)
+            raise ChangeSomething("NAME", name, "is no workload", f"use {choices}")
     return names or list(GENERATORS)
 
 
@@ -80,10 +80,10 @@ def _described(name: str, count: int | None, seed: int) -> dict[str, Any]:
     }
 
 
-def _rows(one: dict[str, Any]) -> list[tuple[str, ...]]:
-    rows = [(one["workload"], *_cells(one["statistics"]))]
-    if one["published"] is not None:
-        rows.append(("  published", *_cells(one["published"]["figures"])))
+def _rows(workload: dict[str, Any]) -> list[tuple[str, ...]]:
+    rows = [(workload["workload"], *_cells(workload["statistics"]))]
+    if workload["published"] is not None:
+        rows.append(("  published", *_cells(workload["published"]["figures"])))
     return rows
 
 

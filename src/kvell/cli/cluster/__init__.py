@@ -1,1 +1,1 @@
-"""``kvell cluster``: for operators, the instances of a running server."""
+"""``kvell cluster``: the instances of a running server, for operators."""

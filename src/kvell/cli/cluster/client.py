@@ -1,7 +1,6 @@
-"""Asks a server for its instances, and to change them; one request at a time.
+"""A client of a server's operator routes, with one request at a time.
 
-The client of ``kvell bench serve`` is for a thousand streams at once; here the standard library's
-does.
+It uses the standard library; only ``kvell bench serve`` needs a client for concurrent streams.
 """
 
 import http.client
@@ -22,17 +21,16 @@ _CLUSTER = msgspec.json.Decoder(Cluster)
 _FIELDS = msgspec.json.Decoder(dict[str, Any])
 
 ANSWER_SECONDS = 10.0
-"""Time limit of each answer; they are all given at once."""
+"""The time limit of each answer; the server answers all requests immediately."""
 _FAULTS = (OSError, http.client.HTTPException, ValueError)
-"""What goes wrong on the way: sockets and certificates, answers that are not HTTP, and names of
-hosts that cannot be written."""
+"""Errors of connections and certificates, of answers that are not HTTP, and of host names."""
 
 
 class ClusterClient:
     """A client of one server's operator routes.
 
     :param url: with or without ``/v1`` at its end.
-    :raises ChangeSomething: if it is not an address, or the key cannot be sent.
+    :raises ChangeSomething: if the URL is invalid, or the key cannot be sent.
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
@@ -44,7 +42,7 @@ class ClusterClient:
     def status(self) -> Answer:
         """Return the state of all instances.
 
-        :raises ChangeSomething: if the server does not answer, refuses the key, or is another.
+        :raises ChangeSomething: if the server does not answer, refuses the key, or is not Kvell.
         """
         status, body = self._asked("GET", "/cluster")
         if status == 404:
@@ -52,7 +50,7 @@ class ClusterClient:
         return self._read(status, body)
 
     def pages(self) -> bytes:
-        """Return what the memory map shows, as the JSON that the server sent.
+        """Return the data of the memory map as JSON text.
 
         :raises ChangeSomething: as :meth:`status` does.
         """
@@ -63,18 +61,18 @@ class ClusterClient:
         return body
 
     def scale(self, counts: Mapping[str, int]) -> Answer:
-        """Ask for so many instances of each role; return the state with that begun.
+        """Start scaling each role to the given number of instances; return the state after that.
 
         :raises ChangeSomething: as :meth:`status` does.
-        :raises click.ClickException: if the server refuses it, with its reason.
+        :raises click.ClickException: if the server refuses, with its reason.
         """
         return self._read(*self._asked("POST", "/cluster/scale", {"instances": dict(counts)}))
 
     def drain(self, instance_id: str) -> Answer:
-        """Ask that an instance finishes what it has and ends; return the state with that begun.
+        """Start draining an instance; return the state after that.
 
         :raises ChangeSomething: as :meth:`status` does.
-        :raises click.ClickException: if the server refuses it, with its reason.
+        :raises click.ClickException: if the server refuses, with its reason.
         """
         return self._read(*self._asked("POST", "/cluster/drain", {"id": instance_id}))
 
@@ -99,7 +97,7 @@ class ClusterClient:
             connection.close()
 
     def _check(self, status: int, body: bytes) -> None:
-        """Raise what an answer that is no success means."""
+        """Raise the error of an answer whose status is not a success."""
         if status in (401, 403):
             problem = "is needed" if self._key is None else "is not accepted"
             problem += f" (HTTP {status}: {error_text(body)})"
@@ -124,7 +122,7 @@ class ClusterClient:
 
 
 def _parts(url: str) -> tuple[bool, str, int, str]:
-    """Return whether an address is secure, its host and port, and what stands before paths."""
+    """Return whether a URL is HTTPS, its host and port, and the prefix of paths."""
     remedy = "use one like http://127.0.0.1:8000"
     problem = ChangeSomething("--url", url, "is no address of a server", remedy)
     try:
@@ -140,7 +138,7 @@ def _parts(url: str) -> tuple[bool, str, int, str]:
 
 
 def _reason(error: Exception) -> str:
-    """Return the system's text for an error, or else what Python says."""
+    """Return the system's text for an error, or else Python's."""
     if isinstance(error, TimeoutError):
         return f"nothing within {ANSWER_SECONDS:g} s"
     if isinstance(error, ConnectionError) and error.errno is not None:

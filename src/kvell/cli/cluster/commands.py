@@ -1,4 +1,4 @@
-"""``kvell cluster``: shows the instances of a running server, and changes them."""
+"""``kvell cluster``: commands that show and change the instances of a running server."""
 
 import functools
 import json
@@ -24,13 +24,13 @@ Command = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Server:
-    """The server that a command talks to, and how its answer is shown."""
+    """The server of a command, and the format of its answer."""
 
     client: "ClusterClient"
     as_json: bool
 
     def show(self, answer: "Answer") -> None:
-        """Print the answer as it came, or as a table."""
+        """Print the answer as JSON or as a table."""
         if self.as_json:
             click.echo(json.dumps(answer.raw))
             return
@@ -56,7 +56,7 @@ def server_options(command: Command) -> Command:
 
 
 def wait_options(command: Command) -> Command:
-    """Add the flags for whether and how long to wait until a change is made."""
+    """Add the flags for waiting until a change is complete."""
     wait = click.option(
         "--wait/--no-wait", default=True, show_default=True, help="Wait until it is done."
     )

@@ -1,4 +1,4 @@
-"""``kvell meet``: find the manager of a cluster for a front, which runs this command."""
+"""``kvell meet``: the lookup of a cluster's manager for a front, which runs this command."""
 
 import os
 import sys
@@ -12,6 +12,6 @@ def meet() -> None:
     from kvell.fleet.placing.meeting import answer
     from kvell.fleet.placing.ray.starting import find_manager
 
-    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as told:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what Ray prints is no answer
-        told.write(answer(sys.stdin.buffer.read(), find_manager))
+    with os.fdopen(os.dup(sys.stdout.fileno()), "wb") as output:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # Ray's output must not mix in
+        output.write(answer(sys.stdin.buffer.read(), find_manager))

@@ -1,4 +1,4 @@
-"""Addresses for ``--cluster``: of a Ray that runs, or of one that is started for a server."""
+"""Addresses of ``--cluster``: a running Ray cluster, or one that is started for a server."""
 
 import logging
 import re
@@ -16,15 +16,15 @@ logger = logging.getLogger(__name__)
 LOCAL_RAY = "local-ray"
 AUTO = "auto"
 LOCAL_HOST = "127.0.0.2"
-"""Of a Ray of this machine alone: a loopback address.  Ray replaces 127.0.0.1 by the machine's."""
+"""The loopback address of a local Ray; Ray would replace 127.0.0.1 by the machine's address."""
 TOKEN_BYTES = 32
 NAME = re.compile(r"[A-Za-z0-9._-]{1,40}")
 
 
 def check_cluster(cluster: str) -> None:
-    """Check what the user gave, and that Ray is there.
+    """Check the value of ``--cluster``, and that Ray is installed.
 
-    :raises ChangeSomething: if it is no address, or Ray is not installed.
+    :raises ChangeSomething: if the address is invalid, or Ray is not installed.
     """
     from kvell.fleet.placing.opening import check_ray
 
@@ -44,7 +44,7 @@ def check_cluster(cluster: str) -> None:
 def check_name(name: str) -> None:
     """Check the name of a cluster.
 
-    :raises ChangeSomething: if it is no word.
+    :raises ChangeSomething: if the name is invalid.
     """
     if not NAME.fullmatch(name):
         problem = "must be letters, digits, dots, dashes and underscores, at most 40"
@@ -53,7 +53,7 @@ def check_name(name: str) -> None:
 
 @contextmanager
 def running_cluster(cluster: str | None) -> Iterator[str | None]:
-    """Give the address of a cluster that runs; a Ray that is started for it ends with ``with``.
+    """Yield the address of a running cluster; a Ray that is started for it ends with the block.
 
     :raises KvellError: when Ray does not start.
     """

@@ -74,7 +74,7 @@ def up(
         try:
             record = record_of(node.pid, node.address, node.folder)
             record.save(session.cache_dir)
-        except BaseException:  # kvell cluster down would not find it
+        except BaseException:  # without its record, kvell cluster down would not find it
             node.end()
             raise
     if not has_ray_token():
@@ -110,7 +110,7 @@ def down(session: Session, /) -> None:
 def print_machines(cluster: str, as_json: bool) -> None:
     """Print the machines of a Ray cluster to stdout.
 
-    :raises ChangeSomething: when Ray is not installed or does not answer there.
+    :raises ChangeSomething: when Ray is not installed or does not answer.
     """
     from kvell.cli.cluster.ray_address import check_cluster
     from kvell.cli.cluster.table import print_rows
@@ -121,16 +121,18 @@ def print_machines(cluster: str, as_json: bool) -> None:
 
     connect(cluster)
     try:
-        known = machines()
+        nodes = machines()
     finally:
         disconnect()
     if as_json:
-        told = [
-            {"address": one.address, "alive": one.is_alive, "cpus": one.processors} for one in known
+        shown = [
+            {"address": node.address, "alive": node.is_alive, "cpus": node.processors}
+            for node in nodes
         ]
-        click.echo(json.dumps({"machines": told}))
+        click.echo(json.dumps({"machines": shown}))
         return
     rows = [
-        (one.address, "alive" if one.is_alive else "dead", f"{one.processors:g}") for one in known
+        (node.address, "alive" if node.is_alive else "dead", f"{node.processors:g}")
+        for node in nodes
     ]
     print_rows(f"machines of {cluster}", ("machine", "state", "processors"), rows)

@@ -1,6 +1,6 @@
-"""What a server says of its instances: the body of ``GET /cluster``.
+"""The state of a server's instances: the body of ``GET /cluster``.
 
-Fields that are not named here are left out of tables, and shown by ``--json``.
+Further fields are left out of tables, and shown by ``--json``.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Pages:
-    """KV memory of an instance."""
+    """The KV memory of an instance."""
 
     large_pages: int
     empty_large_pages: int
@@ -19,7 +19,7 @@ class Pages:
 
 @dataclass(frozen=True)
 class LentSections:
-    """Sections of KV cache that an instance lends to others, and that others lend to it."""
+    """The numbers of sections of KV cache that an instance lends and borrows."""
 
     lent: int = 0
     borrowed: int = 0
@@ -30,7 +30,7 @@ class Instance:
     """One instance.
 
     :param pid: None while there is no process.
-    :param role: that it started with, and ``serves_as`` the one that it has now.
+    :param role: role at its start; ``serves_as`` is the current one.
     :param host: address of its machine; "" is the front's.
     """
 
@@ -51,9 +51,9 @@ class Instance:
 
 @dataclass(frozen=True)
 class FrontState:
-    """The process that clients talk to.
+    """The state of the front.
 
-    :param waiting: requests that no instance has yet.
+    :param waiting: requests that wait for an instance.
     """
 
     pid: int
@@ -72,7 +72,7 @@ class Cluster:
 
 @dataclass(frozen=True)
 class Answer:
-    """A server's answer, read and as it came."""
+    """A server's answer, decoded and raw."""
 
     cluster: Cluster
     raw: Mapping[str, Any]

@@ -1,4 +1,4 @@
-"""Shows the instances of a server as a table."""
+"""A table of the instances of a server."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from kvell.cli.terminal.sizes import format_bytes
 from kvell.cli.terminal.tables import made_table
 
 MACHINE_COLUMNS = 40
-"""Of a machine's address, the longest of IPv6."""
+"""The width of a machine's address: the longest IPv6 address."""
 HEADERS = (
     "instance",
     "state",
@@ -25,40 +25,40 @@ HEADERS = (
 
 
 def print_cluster(cluster: Cluster) -> None:
-    """Print all instances to stdout, with their machines if they are on several.
+    """Print all instances to stdout, with their machines if there are several.
 
-    The last line is the whole server.
+    The last line is the sum of the whole server.
     """
     rows = [*map(_row, cluster.instances), _total(cluster)]
     headers: tuple[str, ...] = HEADERS
-    if any(one.host for one in cluster.instances):
+    if any(instance.host for instance in cluster.instances):
         headers = (*HEADERS, "machine")
-        machines = (*(one.host for one in cluster.instances), "")
+        machines = (*(instance.host for instance in cluster.instances), "")
         rows = [(*row, machine) for row, machine in zip(rows, machines, strict=True)]
     title = f"routing {cluster.routing}, {cluster.front.waiting:,} requests wait for an instance"
     print_rows(title, headers, rows)
 
 
 def print_rows(title: str, headers: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print another table to stdout, in the same form."""
+    """Print a table to stdout."""
     wide_console(MACHINE_COLUMNS).print(made_table(title, headers, rows))
 
 
-def _row(one: Instance) -> tuple[str, ...]:
-    pages = one.pages
-    has_changed = one.serves_as not in ("", one.role)
+def _row(instance: Instance) -> tuple[str, ...]:
+    pages = instance.pages
+    has_changed = instance.serves_as not in ("", instance.role)
     return (
-        f"{one.id} as {one.serves_as}" if has_changed else one.id,
-        one.state,
-        "–" if one.pid is None else str(one.pid),
-        str(one.restarts),
-        f"{one.in_flight:,}",
-        f"{one.outstanding_prompt_tokens:,}",
-        f"{one.outstanding_output_tokens:,}",
+        f"{instance.id} as {instance.serves_as}" if has_changed else instance.id,
+        instance.state,
+        "–" if instance.pid is None else str(instance.pid),
+        str(instance.restarts),
+        f"{instance.in_flight:,}",
+        f"{instance.outstanding_prompt_tokens:,}",
+        f"{instance.outstanding_output_tokens:,}",
         f"{pages.large_pages:,} ({pages.empty_large_pages:,})",
         format_bytes(pages.free_bytes),
-        f"{one.sections.lent:,}, {one.sections.borrowed:,}",
-        format_bytes(one.contract_bytes),
+        f"{instance.sections.lent:,}, {instance.sections.borrowed:,}",
+        format_bytes(instance.contract_bytes),
     )
 
 
@@ -68,12 +68,12 @@ def _total(cluster: Cluster) -> tuple[str, ...]:
         "front and all",
         "",
         str(cluster.front.pid),
-        str(sum(one.restarts for one in several)),
-        f"{sum(one.in_flight for one in several):,}",
-        f"{sum(one.outstanding_prompt_tokens for one in several):,}",
-        f"{sum(one.outstanding_output_tokens for one in several):,}",
+        str(sum(instance.restarts for instance in several)),
+        f"{sum(instance.in_flight for instance in several):,}",
+        f"{sum(instance.outstanding_prompt_tokens for instance in several):,}",
+        f"{sum(instance.outstanding_output_tokens for instance in several):,}",
         "",
-        format_bytes(sum(one.pages.free_bytes for one in several)),
+        format_bytes(sum(instance.pages.free_bytes for instance in several)),
         "",
         format_bytes(cluster.contract_bytes),
     )

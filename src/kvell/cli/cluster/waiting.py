@@ -1,4 +1,4 @@
-"""Waits until a server has what was asked for."""
+"""The wait for a change of a server's instances."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -14,29 +14,29 @@ SERVING, FAILED = "serving", "failed"
 
 
 class Goal(Protocol):
-    """What is waited for."""
+    """A state of the cluster to wait for."""
 
     def lacking(self, cluster: Cluster) -> str:
-        """Return what is not so yet, in words; empty when it is so."""
+        """Return a text of what is missing; "" when the goal is reached."""
         ...
 
     def hopeless(self, cluster: Cluster) -> str:
-        """Return why it will never be so, in words; empty while it may."""
+        """Return a text of why the goal cannot be reached; "" while it can."""
         ...
 
 
 @dataclass(frozen=True)
 class Scaled:
-    """Each role has so many instances that serve, and no others: none that start or drain."""
+    """The goal that each role has the given number of serving instances and no others."""
 
     counts: Mapping[str, int]
 
     def lacking(self, cluster: Cluster) -> str:
-        """Return how many serve, and what the others do."""
+        """Return the number of serving instances, and the states of the others."""
         parts = []
         for role, wanted in self.counts.items():
             those = _of_role(cluster, role)
-            others = [f"{one.id} is {one.state}" for one in those if one.state != SERVING]
+            others = [f"{each.id} is {each.state}" for each in those if each.state != SERVING]
             serving = len(those) - len(others)
             if others or serving != wanted:
                 count = f"{serving} of {wanted} {role} instances serve"
@@ -44,26 +44,26 @@ class Scaled:
         return ", ".join(parts)
 
     def hopeless(self, cluster: Cluster) -> str:
-        """Return which instances failed: they are not started again."""
-        those = (one for role in self.counts for one in _of_role(cluster, role))
-        failed = [one.id for one in those if one.state == FAILED]
+        """Return the instances that failed, which are not restarted."""
+        those = (instance for role in self.counts for instance in _of_role(cluster, role))
+        failed = [instance.id for instance in those if instance.state == FAILED]
         return f"{', '.join(failed)} failed; the server's output says why" if failed else ""
 
 
 @dataclass(frozen=True)
 class Gone:
-    """There is no instance of this id."""
+    """The goal that no instance has this id."""
 
     instance_id: str
 
     def lacking(self, cluster: Cluster) -> str:
-        """Return what the instance still does."""
-        states = (one.state for one in cluster.instances if one.id == self.instance_id)
+        """Return the state of the instance."""
+        states = (member.state for member in cluster.instances if member.id == self.instance_id)
         state = next(states, None)
         return f"{self.instance_id} is {state}" if state else ""
 
     def hopeless(self, cluster: Cluster) -> str:
-        """Return nothing: one that is drained ends in any case."""
+        """Return "": a draining instance always ends."""
         return ""
 
 
@@ -75,13 +75,13 @@ def wait_until(
     timeout_seconds: float,
     report: Callable[[str], None],
 ) -> Answer:
-    """Ask again and again until nothing is lacking; return the last answer.
+    """Poll the state until the goal is reached; return the last answer.
 
-    :param answer: to the change that was asked for.  It says that the change has begun, so an
-        instance that had failed before may still be in it.
-    :param report: is told what is lacking, each time.
+    :param answer: answer to the request for the change.  It may still list an instance that had
+        failed before, so it is not checked for failures.
+    :param report: called with a text of what is missing, at each poll.
     :raises TryLater: when the time is over.
-    :raises KvellError: when it has become hopeless.
+    :raises KvellError: when the goal cannot be reached.
     """
     start_seconds = clock.now_seconds()
     while what := goal.lacking(answer.cluster):
@@ -97,4 +97,4 @@ def wait_until(
 
 
 def _of_role(cluster: Cluster, role: str) -> list[Instance]:
-    return [one for one in cluster.instances if one.role == role]
+    return [instance for instance in cluster.instances if instance.role == role]

@@ -1,4 +1,4 @@
-"""``kvell plan``: shows what fits, per layer group, for a config and a memory size."""
+"""``kvell plan``: the requests that fit, per layer group, for a config and a memory size."""
 
 import functools
 import json
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from kvell.models.config.description import ModelDescription
 
 WIDE_COLUMNS = 120
-"""Width of tables when stdout is not a terminal."""
+"""The width of tables when stdout is not a terminal."""
 ELEMENT_BYTES = {"auto": 2, "bfloat16": 2, "float32": 4}
-"""Bytes of one stored number by ``--dtype``."""
+"""The bytes of one stored number by ``--dtype``."""
 
 
 @click.command()
@@ -65,20 +65,20 @@ def plan(
     pool_bytes = kv_memory_bytes or default_kv_memory_bytes(session.available_bytes())
     named = named_sources(models[0], models[1:])
     given = [hf_overrides, *(None for _ in named[1:])]
-    configs = [load_config(one.source, session, o) for one, o in zip(named, given, strict=True)]
+    configs = [load_config(model.source, session, o) for model, o in zip(named, given, strict=True)]
     stored = KV_DTYPES[kv_dtype_named(kv_cache_dtype, dtype)]
     sizes = (stored.element_bytes, stored.scale_bytes, ELEMENT_BYTES[dtype])
     described = [describe(config, *sizes) for config in configs]
-    names = [one.name if len(named) > 1 else "" for one in named]
+    names = [model.name if len(named) > 1 else "" for model in named]
     layers = layers_of(dict(zip(names, described, strict=True)))
     layout = plan_layout(layers, pool_bytes, manager=manager)
     first, *others = (
         replace(
-            make_report(one.name, description, manager, layout, name),
+            make_report(model.name, description, manager, layout, name),
             refusal=refusal_of(config),
             taken=taken_beside(config, ELEMENT_BYTES[dtype]),
         )
-        for one, name, config, description in zip(named, names, configs, described, strict=True)
+        for model, name, config, description in zip(named, names, configs, described, strict=True)
     )
     report = replace(first, beside=tuple(others))
     if not others:
@@ -93,11 +93,15 @@ def plan(
 
 def layers_of(models: Mapping[str, "ModelDescription"]) -> list[LayerSpec]:
     """Return the layers of all models, each under its model's name."""
-    return [replace(layer, model=name) for name, one in models.items() for layer in one.layers]
+    return [
+        replace(layer, model=name)
+        for name, description in models.items()
+        for layer in description.layers
+    ]
 
 
 def taken_beside(config: Any, element_bytes: int) -> Taken:
-    """Return the bytes of weights, and of the activations of the largest step by default."""
+    """Return the bytes of weights, and of activations of the largest step with default limits."""
     from kvell.models.config.activations import activation_model
     from kvell.models.families.weight_sizes import weights_bytes
 
@@ -109,7 +113,7 @@ def taken_beside(config: Any, element_bytes: int) -> Taken:
 def fits_on_devices(
     layout_of: Callable[[int], Layout], taken: Taken, lengths_tokens: Sequence[int]
 ) -> tuple[DeviceFit, ...]:
-    """Return what fits on each common GPU; nothing if the weights' size is unknown."""
+    """Return the requests that fit on each common GPU; none if the weights' size is unknown."""
     from kvell.engine.setup.sizes import GPU_KV_SHARE
 
     if taken.weights_bytes is None:
@@ -122,7 +126,7 @@ def fits_on_devices(
 
 
 def refusal_of(config: Any) -> str:
-    """Return why ``generate`` and ``serve`` would refuse the model; "" if they would not."""
+    """Return the reason why ``generate`` and ``serve`` would refuse the model, or ""."""
     from kvell.models.loading.loading import check_architecture
 
     try:
@@ -135,22 +139,21 @@ def refusal_of(config: Any) -> str:
 def load_config(model: str, session: Session, overrides: str | None = None) -> Any:
     """Return the transformers config of the model that ``--model`` names, without its weights.
 
-    :param overrides: a JSON object of fields in place of its own.
-
-    :raises ChangeSomething: if there is none.
+    :param overrides: JSON object of fields that replace those of the config.
+    :raises ChangeSomething: if there is no such config.
     """
     with progress_bar("reading the config") as report:
         path = config_path(model, session, report)
-        # Imported here: it takes seconds, and a path that does not exist needs none of them.
+        # Imported here: the import takes seconds, which a missing path need not cost.
         from kvell.models.config.configs import read_config
 
         return read_config(path, overrides)
 
 
 def config_path(model: str, session: Session, report: Progress) -> Path:
-    """Return the config of the model that ``--model`` names, or the directory that has it.
+    """Return the path of the config that ``--model`` names, or of its directory.
 
-    :raises ChangeSomething: if there is none.
+    :raises ChangeSomething: if there is no such config.
     """
     from kvell.models.sources.source import resolve_model
 
@@ -161,7 +164,7 @@ def config_path(model: str, session: Session, report: Progress) -> Path:
 def fetch_config(model: str) -> Path:
     """Return the ``config.json`` of a hub model, downloaded or from the hub's cache.
 
-    :raises ChangeSomething: if it is in neither.
+    :raises ChangeSomething: if neither has it.
     """
     import httpx2
     from huggingface_hub import hf_hub_download
@@ -182,7 +185,7 @@ def _print(report: PlanReport) -> None:
     for line in summary_lines(report):
         click.echo(line)
     console.print(group_table(report))
-    for one in (report, *report.beside):
-        console.print(fit_table(one))
+    for model_report in (report, *report.beside):
+        console.print(fit_table(model_report))
     if report.devices:
         console.print(device_table(report))

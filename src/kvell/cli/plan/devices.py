@@ -1,4 +1,4 @@
-"""What fits on GPUs of common sizes beside a model's weights and a step's activations."""
+"""The requests that fit on common GPUs, after a model's weights and a step's activations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,16 +10,16 @@ from kvell.prefix.groups.capacity import longest_request, requests_that_fit
 
 GB = 10**9
 DEVICES_BYTES = (24 * GB, 80 * GB, 141 * GB)
-"""Memory of common GPUs, as their makers count it."""
+"""The memory of common GPUs, as vendors count it."""
 
 
 @dataclass(frozen=True)
 class DeviceFit:
-    """What fits on one GPU.
+    """The KV memory and requests that fit on one GPU.
 
-    :param kv_memory_bytes: the pool that ``generate`` and ``serve`` would take there: a share
-        of what weights and a step leave; 0 if they leave less than a page per group.
-    :param requests: number of requests that decode at once, for each length in the report.
+    :param kv_memory_bytes: pool that ``generate`` and ``serve`` would allocate: a share of the
+        memory after weights and a step; 0 if it is less than a page per group.
+    :param requests: number of requests that decode together, for each length in the report.
     """
 
     memory_bytes: int
@@ -37,12 +37,12 @@ def device_fit(
     layout_of: Callable[[int], Layout],
     lengths_tokens: Sequence[int],
 ) -> DeviceFit:
-    """Work out what fits on a GPU.
+    """Compute the requests that fit on a GPU.
 
     :param taken_bytes: weights, and activations of the largest step.
     :param kv_share: part of the rest that becomes the pool.
     :param layout_of: returns the model's layout over a pool of a given number of bytes.
-    :param lengths_tokens: ascending; the last is the model's longest.
+    :param lengths_tokens: lengths of requests, ascending; the last is the model's longest.
     """
     pool_bytes = int((memory_bytes - taken_bytes) * kv_share)
     try:

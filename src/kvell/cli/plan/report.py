@@ -19,7 +19,7 @@ LENGTHS_TOKENS = (1 << 10, 4 << 10, 16 << 10, 64 << 10)
 
 @dataclass(frozen=True)
 class Fit:
-    """How many requests of one length decode at once."""
+    """The number of requests of one length that decode together."""
 
     request_tokens: int
     request_bytes: int
@@ -40,13 +40,13 @@ class Taken:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """A layout, and what fits into it.
+    """A layout, and the requests that fit into it.
 
-    :param layout: of the whole pool.
-    :param refusal: why the model cannot be served yet; "" if it can.
-    :param devices: what fits on common GPUs; empty if the weights' size is unknown.
-    :param beside: reports of further models in the same pool; each counts what fits while
-        the other models hold nothing.
+    :param layout: layout of the whole pool.
+    :param refusal: reason why the model cannot be served yet; "" if it can.
+    :param devices: fits on common GPUs; empty if the weights' size is unknown.
+    :param beside: reports of further models in the same pool; each counts the requests that fit
+        while the other models have none.
     """
 
     model: str
@@ -65,7 +65,7 @@ class PlanReport:
     def reach_tokens(self) -> dict[int, int]:
         """The longest request by the number of instances of one host that lend each other memory.
 
-        Empty where one instance is enough for any request, or requests stay within one.
+        It is empty if one instance is enough for any request, or if loans are not possible.
         """
         groups, alone_tokens = self.layout.groups, self.longest_request_tokens
         if alone_tokens >= self.max_model_len or self.beside or local_reason("", groups):
@@ -82,11 +82,11 @@ class PlanReport:
 
     @property
     def lengths_tokens(self) -> tuple[int, ...]:
-        """Request lengths in the report, ascending; the last is the model's longest."""
+        """The request lengths in the report, ascending; the last is the model's longest."""
         return tuple(fit.request_tokens for fit in self.fits)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the report for machines; sizes in bytes, lengths in tokens."""
+        """Return the report as JSON data; sizes in bytes, lengths in tokens."""
         return {
             "model": self.model,
             "architecture": self.architecture,
@@ -99,8 +99,8 @@ class PlanReport:
             **self._own_dict(),
             "devices": [_device_dict(device, self.lengths_tokens) for device in self.devices],
             "beside": [
-                {"model": one.model, "architecture": one.architecture, **one._own_dict()}
-                for one in self.beside
+                {"model": report.model, "architecture": report.architecture, **report._own_dict()}
+                for report in self.beside
             ],
         }
 
@@ -124,7 +124,7 @@ def make_report(
     name: str = "",
     lengths_tokens: tuple[int, ...] = LENGTHS_TOKENS,
 ) -> PlanReport:
-    """Compute what fits for each length that the model can serve, and for its longest.
+    """Compute the fits for each length that the model can serve, and for its longest.
 
     :param name: name of the model's groups in the layout, if there are several models.
     """

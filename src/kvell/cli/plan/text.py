@@ -20,22 +20,22 @@ RULES = {
     "largest-page": "the largest page: all that pads less is above 1/64 of the pool",
     "max-page": "every page is as large as the largest",
 }
-"""How each sizing rule of :mod:`kvell.pages.sizing` chooses the large page."""
+"""Descriptions of the sizing rules of :mod:`kvell.pages.sizing`."""
 
 
 def summary_lines(report: PlanReport) -> list[str]:
     """Return the plan in sentences."""
     layout, models = report.layout, (report, *report.beside)
-    named = ", ".join(f"{one.model} ({one.architecture})" for one in models)
+    named = ", ".join(f"{model.model} ({model.architecture})" for model in models)
     return [
         f"{named}, manager {report.manager}: "
         f"{format_bytes(layout.pool_bytes)} of KV memory = {layout.num_large_pages:,} large pages "
         f"of {format_bytes(layout.large_page_bytes)}",
         f"sizing rule {layout.sizing_rule}: {RULES[layout.sizing_rule]}",
         *(
-            (f"{one.model}: " if report.beside else "") + line
-            for one in models
-            for line in _model_lines(one)
+            (f"{model.model}: " if report.beside else "") + line
+            for model in models
+            for line in _model_lines(model)
         ),
         *_state_lines(layout),
         *_image_lines(layout),
@@ -69,7 +69,7 @@ def _model_lines(report: PlanReport) -> list[str]:
 
 
 def _state_lines(layout: Layout) -> list[str]:
-    """Return what a request holds whatever its length."""
+    """Return lines on the states that a request of any length has."""
     return [
         f"every request holds one {group.name} of {format_bytes(group.token_bytes)} "
         f"in {group.slices:,} page{'s' * (group.slices > 1)}, and every checkpoint one more"
@@ -79,7 +79,7 @@ def _state_lines(layout: Layout) -> list[str]:
 
 
 def _image_lines(layout: Layout) -> list[str]:
-    """Return what images add to the figures, which count text only."""
+    """Return lines on the memory that images add to the figures, which count text only."""
     return [
         f"requests below are of text alone; a token of an image takes "
         f"{format_bytes(group.token_bytes)} more ({group.name})"
@@ -97,7 +97,7 @@ def _page_content(group: GroupSpec) -> str:
 
 
 def group_table(report: PlanReport) -> "Table":
-    """A row per layer group."""
+    """Return a table with a row per layer group."""
     headers = (
         "group",
         "layers",
@@ -123,7 +123,7 @@ def group_table(report: PlanReport) -> "Table":
 
 
 def fit_table(report: PlanReport) -> "Table":
-    """A row per request length."""
+    """Return a table with a row per request length."""
     headers = ("a request of", "holds", "fit at once")
     rows = [
         (f"{fit.request_tokens:,} tokens", format_bytes(fit.request_bytes), f"{fit.requests:,}")
@@ -134,7 +134,7 @@ def fit_table(report: PlanReport) -> "Table":
 
 
 def device_table(report: PlanReport) -> "Table":
-    """A row per GPU, a column per length."""
+    """Return a table with a row per GPU and a column per length."""
     lengths = (f"{tokens:,}" for tokens in report.lengths_tokens)
     headers = ("GPU", "KV memory", "longest", *lengths)
     rows = [_device_row(device) for device in report.devices]

@@ -1,4 +1,4 @@
-"""``kvell replay --cpu-buffer``: a CPU buffer in virtual time, whose copies take what they took."""
+"""``kvell replay --cpu-buffer``: a CPU buffer in virtual time, with measured copy times."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Buffered:
-    """What a replay with a CPU buffer is made of.
+    """The parts of a replay with a CPU buffer.
 
-    :param machine: charges its copies.
-    :param swapping: makes the buffer over a memory core.
+    :param machine: step timer that includes copies.
+    :param swapping: returns the buffer of a memory core.
     """
 
     machine: "StepTimer"
@@ -28,11 +28,12 @@ class Buffered:
 def buffered(
     size_bytes: int, layout: Layout, machine: "StepTimer", weights: int, hardware: str
 ) -> Buffered:
-    """A buffer as an engine on this machine has it, without objectives.
+    """Return the buffer of an engine on this machine without latency objectives.
 
-    :param weights: numbers that a token is multiplied with; they decide what is worth a copy.
-    :param hardware: as the user gave it.
-    :raises ChangeSomething: if nobody measured copies there, or it would not hold one large page.
+    :param weights: number of weights per token, by which copies are compared with recomputation.
+    :param hardware: value of ``--hardware``, for errors.
+    :raises ChangeSomething: if copies were not measured on the hardware, or the buffer is smaller
+        than a large page.
     """
     from kvell.cost.swap_rule import rule_of_weights
     from kvell.elastic.page_buffer import PageBuffer

@@ -1,4 +1,4 @@
-"""``kvell replay``: replays a trace in virtual time, for a model and a memory size."""
+"""``kvell replay``: the replay of a trace in virtual time, for a model and a memory size."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ from kvell.pages.sizing import Manager
 __all__ = ["images_in_text", "named_config", "replay", "replay_limits"]
 
 MIN_MODEL_LEN = 2
-"""One prompt token and one output token."""
+"""The shortest context: one prompt token and one output token."""
 
 
 @click.command()
@@ -179,21 +179,21 @@ def replay(
             hosts=together.hosts(machine),
         )
         with progress_bar("replaying") as progress:
-            found, requests = replay_together(
+            figures, requests = replay_together(
                 spec,
                 rows,
                 sessions=not ignore_sessions,
                 progress=lambda fraction: progress("replaying", fraction),
             )
         _write_requests(requests_out, requests)
-        seen = latencies(outcomes(requests, rows), objectives, found["requests_refused"])
-        _give(title | seen | found, print_together, as_json=as_json)
+        seen = latencies(outcomes(requests, rows), objectives, figures["requests_refused"])
+        _give(title | seen | figures, print_together, as_json=as_json)
         return
     swapping = None
     if cpu_buffer_bytes is not None:
         weights = models.cost.weight_bytes // chosen.number_bytes
-        found_buffer = buffered(cpu_buffer_bytes, layout, machine, weights, hardware)
-        machine, swapping = found_buffer.machine, found_buffer.swapping
+        buffer = buffered(cpu_buffer_bytes, layout, machine, weights, hardware)
+        machine, swapping = buffer.machine, buffer.swapping
     timeline = Timeline() if timeline_path else None
     run = Replay(
         create_core(layout, eviction=eviction),
@@ -229,7 +229,7 @@ def _give(report: Report, print_tables: Callable[[Report], None], *, as_json: bo
 def _check_alone(
     draft_tokens: DraftTokens, timeline_path: Path | None, cpu_buffer_bytes: int | None
 ) -> None:
-    """Refuse what only the replay of one instance does."""
+    """Refuse flags that only the replay of one instance supports."""
     refused = {
         "--num-speculative-tokens": draft_tokens.num_speculative_tokens or None,
         "--timeline": timeline_path,
@@ -267,5 +267,5 @@ def replay_limits(layout: Layout, own_model_len: int, *, common_pool: bool = Fal
 
 
 def images_in_text(layers: Sequence[LayerSpec]) -> bool:
-    """Whether an image's tokens are part of the prompt; not so in models with cross-attention."""
+    """Return whether the prompt includes an image's tokens; not with cross-attention."""
     return not any(layer.kind is GroupKind.CROSS for layer in layers)

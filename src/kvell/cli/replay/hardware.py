@@ -1,4 +1,4 @@
-"""Resolves ``--hardware``: a profile's name, a profile's file, or a calibration."""
+"""The step timer of ``--hardware``: a profile's name, a profile's file, or a calibration."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,11 +15,11 @@ CALIBRATION_SUFFIX = ".json"
 def step_timer(
     hardware: str, model: str, dtype: str, models: ReplayModels, *, any_machine: bool = False
 ) -> "StepTimer":
-    """Return what times the steps of these models on that hardware.
+    """Return the timer of steps of these models on that hardware.
 
-    :param any_machine: accept a calibration of another machine or version of Kvell.
+    :param any_machine: whether to accept a calibration of another machine or version of Kvell.
     :raises ChangeSomething: if there is no such hardware; for a calibration also if it is stale,
-        of another model, or used with a draft model, which it did not time.
+        of another model, or used with a draft model, which calibrations do not time.
     """
     if Path(hardware).suffix != CALIBRATION_SUFFIX:
         from kvell.simulator.hardware.profiles import load_profile
@@ -44,12 +44,12 @@ def _calibrated(
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
         raise ChangeSomething("--hardware", hardware, problem, "run `kvell calibrate`") from error
-    found = decoded(data, hardware)
+    calibration = decoded(data, hardware)
     require_fresh(
-        found,
+        calibration,
         hardware,
         model_print(model, dtype, models.description, models.cost.active_weights),
-        None if any_machine else machine_print(found.machine.device),
+        None if any_machine else machine_print(calibration.machine.device),
         None if any_machine else software_print(),
     )
-    return CalibratedMachine(found)
+    return CalibratedMachine(calibration)

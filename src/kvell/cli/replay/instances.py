@@ -29,15 +29,15 @@ LINKS = {
     "l4": "pcie-4",
     "l40s": "pcie-4",
 }
-"""How devices of a kind are connected in one machine, by the first part of a profile's name."""
+"""The usual link between devices of a machine, by the first part of a profile's name."""
 
 
 @dataclass(frozen=True)
 class Together:
     """The flags of several instances.
 
-    :param link: a name or a file, and ``link_bandwidth`` bytes per second; None as usual for the
-        hardware.
+    :param link: name or file of a link; None: the hardware's usual link.
+    :param link_bandwidth: bytes per second; None: the link's.
     """
 
     instances: str | None = None
@@ -49,8 +49,8 @@ class Together:
     def counts(self) -> dict[str, int] | None:
         """Return the number of instances of each role; None without the flag.
 
-        :raises ChangeSomething: if they could not serve requests together, or other flags are
-            given without it.
+        :raises ChangeSomething: if these roles cannot serve requests together, or other flags are
+            given without ``--instances``.
         """
         if self.instances is None:
             alone = {"--pd-caching": self.pd_caching, "--link": self.link}
@@ -67,13 +67,13 @@ class Together:
 
     @property
     def caching(self) -> PdCaching:
-        """Which instances cache what."""
+        """The caching policy of prefill and decode instances."""
         return DEFAULT_PD_CACHING if self.pd_caching is None else self.pd_caching
 
     def pages_link(self, hardware: str, machine: "StepTimer") -> "Link":
-        """Return what pages cross between two instances.
+        """Return the link that carries pages between two instances.
 
-        :raises ChangeSomething: if there is no such link, or none is usual for the hardware.
+        :raises ChangeSomething: if there is no such link, or the hardware has no usual link.
         """
         from kvell.simulator.clock.links import Link
         from kvell.simulator.hardware.profiles import load_link
@@ -95,9 +95,9 @@ class Together:
         return Link(profile.latency_seconds, float(rate))
 
     def hosts(self, machine: "StepTimer") -> dict[str, str] | None:
-        """Return hosts as :class:`.ClusterSpec` takes them: one, if pools are in its memory.
+        """Return the hosts of :class:`.ClusterSpec`: one host for CPU pools, else None.
 
-        Instances lend each other memory there, and on no GPU.
+        Only instances with CPU pools lend each other memory.
         """
         from kvell.simulator.replay.runner import CalibratedMachine
 
@@ -134,7 +134,7 @@ def instances_options(command: Command) -> Command:
 
 
 def check_rows(rows: Sequence["TraceRow"], arrivals: str) -> None:
-    """Check what several instances cannot replay.
+    """Check that several instances can replay the rows.
 
     :raises ChangeSomething: with the flag to change.
     """
@@ -153,7 +153,7 @@ def replay_together(
     sessions: bool,
     progress: Callable[[float], None],
 ) -> tuple[dict[str, Any], list[Any]]:
-    """Return the figures of a run, and those of each request."""
+    """Return the figures of a run, and the figures of each request."""
     from kvell.simulator.cluster.cluster import VirtualCluster
     from kvell.simulator.cluster.figures import cluster_figures
 

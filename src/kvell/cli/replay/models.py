@@ -1,4 +1,4 @@
-"""The models of a replay: the one that answers, and its draft model."""
+"""The models of a replay: the target model and its draft model."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 CONFIGS = Path("bench", "configs")
 REPOSITORY = Path(__file__).resolve().parents[4]
-"""Directory that contains ``CONFIGS`` when Kvell runs from its repository."""
+"""The directory that contains ``CONFIGS`` when Kvell runs from its repository."""
 
 
 @dataclass(frozen=True)
 class DraftTokens:
     """The flags of speculative decoding in a replay.
 
-    :param acceptance: chance that a draft token is accepted if those before it were, 0 to 1.
+    :param acceptance: chance that a draft token is accepted if the previous ones were, 0 to 1.
     """
 
     num_speculative_tokens: int = 0
@@ -46,8 +46,8 @@ class DraftTokens:
 class ModelFlags:
     """The flags that choose the models of a replay.
 
-    :param hf_overrides: a JSON object of fields in place of those of the model's config; a draft
-        model keeps its own.
+    :param hf_overrides: JSON object of fields that replace those of the model's config, and not
+        those of the draft model.
     """
 
     model: str
@@ -57,7 +57,7 @@ class ModelFlags:
 
     @property
     def number_bytes(self) -> int:
-        """Bytes of one stored number."""
+        """The bytes of one stored number."""
         return ELEMENT_BYTES[self.dtype]
 
     def described(self, session: Session) -> "ReplayModels":
@@ -121,12 +121,12 @@ def _model_flags(
 
 @dataclass(frozen=True)
 class ReplayModels:
-    """The layers that store KV, and what a step costs.
+    """The layers that store KV, and the costs of a step.
 
-    :param layers: of both models.
-    :param cost: of the model that answers.
-    :param draft_cost: of the draft model, if there is one.
-    :param draft_tokens_end: its context, if that is shorter than ``max_model_len``; else 0.
+    :param layers: layers of both models.
+    :param cost: cost of the target model.
+    :param draft_cost: cost of the draft model, if there is one.
+    :param draft_tokens_end: the draft model's context if shorter than ``max_model_len``; else 0.
     """
 
     layers: tuple[LayerSpec, ...]
@@ -146,7 +146,7 @@ def read_models(
 ) -> ReplayModels:
     """Read both models from their configs.
 
-    :param hf_overrides: a JSON object of fields in place of those of the first.
+    :param hf_overrides: JSON object of fields that replace those of the target model's config.
     :raises ChangeSomething: if a config cannot be found or described.
     """
     from kvell.engine.requests.limits import draft_tokens_end

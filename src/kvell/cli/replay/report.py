@@ -1,4 +1,4 @@
-"""Prints a replay's figures as tables."""
+"""Tables of a replay's figures."""
 
 import sys
 from collections.abc import Callable, Mapping
@@ -18,11 +18,11 @@ LATENCIES = {
     "end to end": "e2e_seconds",
 }
 WIDE_COLUMNS = 120
-"""Width of tables when stdout is not a terminal."""
+"""The width of tables when stdout is not a terminal."""
 
 
 def print_report(report: Report) -> None:
-    """Print the figures of a run and then of its groups to stdout."""
+    """Print the figures of a run and of its groups to stdout."""
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDE_COLUMNS)
     console.print(run_table(report))
     console.print(latency_table(report))
@@ -37,7 +37,7 @@ def print_together(report: Report) -> None:
 
 
 def roles_table(report: Report) -> Table:
-    """One column for each role, and what crossed between instances."""
+    """Return a table with a column per role, with transfers between instances."""
     roles: Mapping[str, Any] = report["roles"]
     counts = ",".join(f"{role}={count}" for role, count in report["instances"].items())
     table = Table(title=f"{report['model']}, {report['trace']}, {counts}, {report['routing']}")
@@ -66,7 +66,7 @@ def roles_table(report: Report) -> Table:
 
 
 def run_table(report: Report) -> Table:
-    """One row per figure; the last column counts only steps that left a request waiting."""
+    """Return a table with a row per figure; its last column counts steps with waiting requests."""
     table = Table(title=f"{report['model']}, {report['trace']}, {report['manager']}")
     table.add_column("figure")
     table.add_column("all steps", justify="right")
@@ -89,13 +89,15 @@ def run_table(report: Report) -> Table:
 
 
 def latency_table(report: Report) -> Table:
-    """Latencies that clients would see, in virtual time."""
+    """Return a table of the latencies that clients would see, in virtual time."""
     table = Table(title="virtual milliseconds, as clients see them")
     for name in ("", *SPREAD):
         table.add_column(name, justify="right" if name else "left")
     for name, key in LATENCIES.items():
         seconds = [report[key][part] for part in SPREAD]
-        table.add_row(name, *("–" if one is None else f"{one * 1000:,.1f}" for one in seconds))
+        table.add_row(
+            name, *("–" if value is None else f"{value * 1000:,.1f}" for value in seconds)
+        )
     table.add_row("requests/s", f"{report['request_rate']:,.2f}")
     table.add_row("  that met the objectives", f"{report['goodput']:,.2f}")
     table.add_row("output tokens/s", f"{report['output_tokens_per_second']:,.1f}")
@@ -103,7 +105,7 @@ def latency_table(report: Report) -> Table:
 
 
 def group_table(report: Report) -> Table:
-    """One row for each layer group: means over all steps."""
+    """Return a table with a row per layer group: means over all steps."""
     table = Table(title="layer groups, means over steps")
     for name in ("group", "layers", "page", "needed", "allocated", "waste", "stranded", "cached"):
         table.add_column(name, justify="left" if name == "group" else "right")

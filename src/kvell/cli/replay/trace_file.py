@@ -1,4 +1,4 @@
-"""``--trace``: rows of a file in any format that is known, or of a generator."""
+"""``--trace``: the rows of a file in any supported format, or of a generator."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,16 +21,16 @@ if TYPE_CHECKING:
 
 AT_LEAST_ONE = click.IntRange(min=1)
 RATE = FiniteRange(min=1e-6)
-"""Smaller rates make times that no sum can hold."""
+"""The type of a rate; sums of arrival times overflow at smaller rates."""
 
 
 @dataclass(frozen=True)
 class TraceFlags:
     """The flags that choose the requests of a replay.
 
-    :param trace: a file, or the name of a generator.
-    :param rate: requests per second, in place of the trace's times.
-    :param wrong_hints: part of the clients' hints that are wrong; None gives the trace's own hints.
+    :param trace: file, or name of a generator.
+    :param rate: requests per second, which replace the trace's times.
+    :param wrong_hints: share of the clients' hints that are wrong; None: the trace's own hints.
     """
 
     trace: str
@@ -43,7 +43,7 @@ class TraceFlags:
     def requests(self, count_tokens: Callable[[str], int]) -> "Sequence[TraceRow]":
         """Return the requests.
 
-        :param count_tokens: counts the tokens of texts, where the file has texts.
+        :param count_tokens: returns the tokens of a text, for files with texts.
         """
         from kvell.load.arrivals import retimed
         from kvell.simulator.traces.hints import hinted
@@ -84,7 +84,7 @@ def load_rows(
 ) -> "Sequence[TraceRow]":
     """Return the rows of a trace file, or of the generator with that name.
 
-    :param count_tokens: counts the tokens of texts, where the file has texts.
+    :param count_tokens: returns the tokens of a text, for files with texts.
     """
     from kvell.simulator.traces.generators import generate_trace
     from kvell.simulator.traces.trace import read_trace
@@ -96,9 +96,9 @@ def load_rows(
 
 
 def token_counter(model: str, session: Session) -> Callable[[str], int]:
-    """Return what counts tokens: the model's tokenizer, or about, if its directory has none.
+    """Return a counter of tokens: the model's tokenizer, or an estimate if there is none.
 
-    Nothing is read before the first text.
+    The tokenizer is loaded at the first text.
     """
     from kvell.simulator.traces.formats.sharegpt import BYTES_PER_TOKEN, approximate_tokens
 
@@ -106,7 +106,7 @@ def token_counter(model: str, session: Session) -> Callable[[str], int]:
     def tokenizer() -> "Tokenizer | None":
         with progress_bar("reading the tokenizer") as report:
             path = config_path(named_config(model), session, report)
-            # Imported here: it takes seconds, and most traces have no texts.
+            # Imported here: the import takes seconds, and most traces have no texts.
             from kvell.models.text.tokenizer import Tokenizer, holds_tokenizer
 
             directory = path if path.is_dir() else path.parent

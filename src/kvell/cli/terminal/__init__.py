@@ -1,1 +1,1 @@
-"""What all commands share: options, environment, errors, files, progress, tables."""
+"""Shared parts of all commands: options, environment, errors, files, progress, tables."""

@@ -1,4 +1,4 @@
-"""The only place that reads or sets environment variables."""
+"""The only module that reads or sets environment variables."""
 
 import os
 import socket
@@ -7,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 
 SPINS = "1000"
-"""How often a waiting OpenMP thread spins before it sleeps: a few microseconds.  With the
-default of 300,000, two threads beside busy neighbours were ten times slower than one."""
+"""The number of spins of a waiting OpenMP thread before it sleeps: a few microseconds.  With the
+default of 300,000, two threads next to other busy processes were ten times slower than one."""
 
 
 def cache_dir(environ: Mapping[str, str], home: Path) -> Path:
@@ -21,13 +21,12 @@ def cache_dir(environ: Mapping[str, str], home: Path) -> Path:
 
 
 def prepare_libraries(environ: MutableMapping[str, str], cores: int) -> None:
-    """Set the variables that torch and tokenizers read when they load; keep what the user set.
+    """Set the variables that torch and tokenizers read when they load; keep the user's values.
 
-    Must run before torch is imported.  Huge pages make weight reads 10-20 % faster.
-    There is one thread per core that this process may use: with more, spinning threads
-    lose most of the bandwidth.  Waiting threads sleep soon, so that a busy neighbour on
-    the same cores costs only its share.  The libraries log errors only: the command
-    itself reports each problem once.
+    It must run before torch is imported.  Huge pages make weight reads 10-20 % faster.  There is
+    one thread per core that this process may use: with more, spinning threads lose most of the
+    bandwidth.  Waiting threads sleep soon, so that another busy process on the same cores costs
+    only its share.  The libraries log errors only: the command reports each problem once.
     """
     environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     environ.setdefault("OMP_NUM_THREADS", str(cores))
@@ -44,9 +43,9 @@ def prepare_process() -> None:
 
 
 def take_processors(processors: Sequence[int], threads: int) -> None:
-    """Run this process on some processors only, with so many threads in a step.
+    """Run this process on the given processors, with ``threads`` threads in a step (0: one each).
 
-    Must run before torch is imported.  A smaller number of threads that the user set is kept.
+    It must run before torch is imported.  A smaller number that the user set is kept.
     """
     os.sched_setaffinity(0, processors)
     share = threads or len(processors)
@@ -55,41 +54,42 @@ def take_processors(processors: Sequence[int], threads: int) -> None:
 
 
 def take_threads(threads: int) -> None:
-    """Let a step of this process have so many threads, whatever its parent had.
+    """Set the number of threads in a step of this process, instead of its parent's.
 
-    Must run before torch is imported.  Ray gives its actors a single one.
+    It must run before torch is imported.  Ray gives its actors a single thread.
     """
     os.environ["OMP_NUM_THREADS"] = str(threads)
 
 
 def take_ray_token(token: str) -> None:
-    """Let this process, and the Ray that it starts, serve nobody who does not know the token.
+    """Require a token from clients of this process and of the Ray that it starts.
 
-    Must run before Ray is imported.  A way that the user chose is kept.
+    It must run before Ray is imported.  A mode that the user set is kept.
     """
     if "RAY_AUTH_MODE" not in os.environ:
         os.environ["RAY_AUTH_MODE"], os.environ["RAY_AUTH_TOKEN"] = "token", token
 
 
 def has_ray_token() -> bool:
-    """Whether the user lets Ray ask for a token."""
+    """Return whether Ray requires a token."""
     return os.environ.get("RAY_AUTH_MODE", "") == "token"
 
 
 def ray_environment() -> dict[str, str]:
-    """Return the environment of a Ray that is started: this process's own."""
+    """Return the environment for a Ray that is started: the environment of this process."""
     return dict(os.environ)
 
 
 def process_cache_dir() -> Path:
-    """Return this user's cache directory; it need not exist yet."""
+    """Return this user's cache directory, which may not exist yet."""
     return cache_dir(os.environ, Path.home())
 
 
 def tell_service_manager(state: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Send systemd a state such as ``READY=1``, if it has started this process and waits for one.
+    """Send systemd a state such as ``READY=1`` if it waits for one.
 
-    sd_notify(3): a datagram to the socket in ``NOTIFY_SOCKET``; nobody there is no error.
+    By sd_notify(3), the state is a datagram to the socket in ``NOTIFY_SOCKET``; a missing receiver
+    is not an error.
     """
     address = environ.get("NOTIFY_SOCKET", "")
     if address.startswith(("/", "@")):

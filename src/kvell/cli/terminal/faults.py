@@ -1,4 +1,4 @@
-"""How a command ends: exit codes, and one line for a user who must change something.
+"""The end of a command: exit codes, and one line for a user who must change something.
 
 =====================  ====  =========================================
 what happened          code  stderr
@@ -50,13 +50,13 @@ _FLAGS = {"kv_memory_bytes": "--kv-memory"} | {
 
 @dataclass
 class Debug:
-    """Whether tracebacks are shown; ``--debug`` turns it on anywhere on the command line."""
+    """The switch for tracebacks; ``--debug`` turns it on anywhere on the command line."""
 
     on: bool = False
 
 
 def guarded(work: Callable[[], object], debug: Debug) -> int:
-    """Run ``work`` and return the exit code; report what went wrong on stderr."""
+    """Run ``work`` and return the exit code; report errors on stderr."""
     try:
         work()
     except click.exceptions.Exit as end:

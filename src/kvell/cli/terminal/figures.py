@@ -1,4 +1,4 @@
-"""Prints the figures of benches as tables."""
+"""Tables of the figures of benches."""
 
 import sys
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDE_COLUMNS = 140
-"""Width of tables when stdout is not a terminal."""
+"""The width of tables when stdout is not a terminal."""
 LATENCIES = {
     "ttft_seconds": "to the first token",
     "tpot_seconds": "per output token",
@@ -32,9 +32,9 @@ SPREAD = ("mean", "p50", "p90", "p99")
 
 
 def wide_console(more_columns: int = 0) -> "Console":
-    """A console on stdout that is wide enough for a table, where no terminal says how wide it is.
+    """Return a console on stdout that, without a terminal, is wide enough for a table.
 
-    :param more_columns: that a table has beyond the usual.
+    :param more_columns: width in addition to ``WIDE_COLUMNS``.
     """
     from rich.console import Console
 
@@ -44,7 +44,7 @@ def wide_console(more_columns: int = 0) -> "Console":
 
 
 def print_load(title: str, report: Mapping[str, Any]) -> None:
-    """Print what clients measured on a server to stdout."""
+    """Print the clients' measurements of a server to stdout."""
     console = wide_console()
     rows = [
         (name, *(_milliseconds(report[key][part]) for part in SPREAD))

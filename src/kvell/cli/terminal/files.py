@@ -1,4 +1,4 @@
-"""Files that commands write: checked before the work, reported if they cannot be written."""
+"""Checks and errors of files that commands write."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ from kvell.errors import ChangeSomething
 
 
 def require_directory(flag: str, path: Path | None) -> None:
-    """Check a file's directory early: a typing error must not cost the user a long run.
+    """Check a file's directory early, so that a typing error does not cost a long run.
 
     :raises ChangeSomething: if the file's directory does not exist.
     """
@@ -18,7 +18,7 @@ def require_directory(flag: str, path: Path | None) -> None:
 
 @contextmanager
 def writing(flag: str, path: Path) -> Iterator[None]:
-    """Report a file that cannot be written under the flag that named it.
+    """Report errors of writing a file with the flag that named it.
 
     :raises ChangeSomething: instead of an ``OSError``.
     """

@@ -1,4 +1,4 @@
-"""Flags that several commands share, named as in vLLM."""
+"""Flags of several commands, named as in vLLM."""
 
 import functools
 import inspect
@@ -36,7 +36,7 @@ class LengthType(click.ParamType[int | None]):
 
 
 def models_option(command: Command) -> Command:
-    """``--model``, repeated for several models; the command gets them as ``models``."""
+    """Add ``--model``, repeated for several models; the command gets them as ``models``."""
     text = "smollm2, a transformers directory, or a hub id; NAME=… names it. May be repeated."
     option = click.option(
         "--model",
@@ -51,16 +51,16 @@ def models_option(command: Command) -> Command:
 
 
 def setting_option(name: str) -> Option:
-    """The flag of a setting of :class:`EngineSettings`; the command gets it by the same name."""
-    return next(_option_of(one, flag) for one, flag in flagged() if one.name == name)
+    """Return the flag of a setting of :class:`EngineSettings`; its parameter has the same name."""
+    return next(_option_of(field, flag) for field, flag in flagged() if field.name == name)
 
 
-def _option_of(one: Field[object], flag: Flag) -> Option:
-    default = "auto" if flag.kind == "length" else one.default
+def _option_of(field: Field[object], flag: Flag) -> Option:
+    default = "auto" if flag.kind == "length" else field.default
     words = f"{flag.name}/{opposite(flag)}" if flag.kind == "switch" else flag.name
     return click.option(
         words,
-        one.name,
+        field.name,
         type=bool if flag.kind == "switch" else _TYPES.get(flag.kind) or _text(flag),
         metavar=flag.metavar or _METAVARS.get(flag.kind),
         default=default,
@@ -74,7 +74,7 @@ def _text(flag: Flag) -> click.ParamType[str]:
 
 
 def debug_option(command: Command) -> Command:
-    """``--debug``: takes effect at once and is not passed on."""
+    """Add ``--debug``, which takes effect immediately and is not passed to the command."""
 
     def switch(ctx: click.Context, _: click.Parameter, on: bool) -> None:
         ctx.find_object(Session).debug.on |= on  # type: ignore[union-attr]
@@ -91,14 +91,14 @@ def debug_option(command: Command) -> Command:
 
 
 def json_option(command: Command) -> Command:
-    """``--json``."""
+    """Add ``--json``."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")(command)
 
 
 def engine_options(command: Command) -> Command:
     """Add the flags of :class:`EngineSettings`; the command gets them as ``settings``.
 
-    So it gets its own flags that are named as a setting is.
+    The settings include the command's own flags that have the name of a setting.
     """
 
     @functools.wraps(command)
@@ -122,8 +122,8 @@ def gathering(
     """Return a command with further flags, which it gets as one argument.
 
     :param into: the argument's name.
-    :param make: makes the argument of the flags, given by name.
-    :param names: of the flags; by default, of the parameters of ``make``.
+    :param make: returns the argument; its keyword arguments are the flags.
+    :param names: names of the flags; by default, those of the parameters of ``make``.
     """
     names = names or tuple(inspect.signature(make).parameters)
 
@@ -159,7 +159,7 @@ _TYPES: Mapping[Kind, click.ParamType[object]] = {
 _METAVARS = {"seconds": "SECONDS", "count": "N", "at-least-one": "N"}
 _ENGINE_OPTIONS: tuple[Option, ...] = (
     models_option,
-    *(_option_of(one, flag) for one, flag in flagged()),
+    *(_option_of(field, flag) for field, flag in flagged()),
     debug_option,
 )
 
@@ -199,7 +199,7 @@ def sampling_options(temperature: float, top_p: float) -> Option:
 
 
 def require_one_model(settings: EngineSettings) -> None:
-    """Check that one model is given, for commands that ask only one.
+    """Check that only one model is given.
 
     :raises ChangeSomething: if several are given.
     """
@@ -209,7 +209,7 @@ def require_one_model(settings: EngineSettings) -> None:
 
 
 def with_kv_memory(settings: EngineSettings, session: Session) -> EngineSettings:
-    """Return the settings; without a given size, a CPU machine gets the default KV pool."""
+    """Return the settings, with the default size of the KV pool on a CPU if none is given."""
     given = settings.kv_memory_bytes is not None or settings.memory_bytes is not None
     if given or settings.device != "cpu":
         return settings
@@ -222,7 +222,7 @@ def with_shared_kv_memory(
 ) -> EngineSettings:
     """Return the settings of each of several instances, which share the default KV memory.
 
-    One instance decides by itself, when it starts.
+    A single instance computes its default when it starts.
     """
     given = settings.kv_memory_bytes is not None or settings.memory_bytes is not None
     if given or instances < 2 or settings.device != "cpu":

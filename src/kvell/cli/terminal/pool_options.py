@@ -1,4 +1,4 @@
-"""Options about several instances, which serving and replaying them share."""
+"""Options for several instances, of ``kvell serve`` and ``kvell replay``."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ Command = Callable[..., Any]
 
 
 def routing_option(command: Command) -> Command:
-    """``--routing``."""
+    """Add ``--routing``."""
     return click.option(
         "--routing",
         type=click.Choice(ROUTINGS),
@@ -23,10 +23,10 @@ def routing_option(command: Command) -> Command:
 
 
 def pd_caching_option(command: Command) -> Command:
-    """``--pd-caching``, as a number or None."""
+    """Add ``--pd-caching``, a number or None."""
     return click.option(
         "--pd-caching",
-        type=click.Choice([str(one) for one in PD_CACHINGS]),
+        type=click.Choice([str(number) for number in PD_CACHINGS]),
         callback=_number,
         help="Who caches what: 0 nobody, 1 prefill instances, 2 decode instances too, 3 and"
         " prefill instances get the answers.  [default: 3]",
@@ -34,7 +34,7 @@ def pd_caching_option(command: Command) -> Command:
 
 
 def adaptive_roles_option(command: Command) -> Command:
-    """``--adaptive-roles``."""
+    """Add ``--adaptive-roles``."""
     return click.option(
         "--adaptive-roles",
         is_flag=True,
@@ -43,5 +43,5 @@ def adaptive_roles_option(command: Command) -> Command:
 
 
 def _number(_context: click.Context, _option: click.Parameter, value: str | None) -> Any:
-    found: PdCaching | None = None if value is None else PD_CACHINGS[int(value)]
-    return found
+    caching: PdCaching | None = None if value is None else PD_CACHINGS[int(value)]
+    return caching

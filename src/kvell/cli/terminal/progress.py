@@ -1,4 +1,4 @@
-"""Shows progress on stderr, so that stdout holds results only."""
+"""Progress on stderr, so that stdout has results only."""
 
 import sys
 from collections.abc import Iterator
@@ -11,9 +11,9 @@ from kvell.models.sources.progress import Progress
 
 @contextmanager
 def progress_bar(first: str) -> Iterator[Progress]:
-    """Show a bar while the ``with`` body runs; without a terminal, print a line per stage.
+    """Show a bar while the block runs; without a terminal, print a line per stage.
 
-    :param first: text shown until the body reports.
+    :param first: text shown until the block reports progress.
     """
     if sys.stderr.isatty():
         with _drawn_bar(first) as report:
@@ -23,18 +23,18 @@ def progress_bar(first: str) -> Iterator[Progress]:
 
 
 def notice(sentence: str) -> None:
-    """Print a sentence."""
+    """Print a sentence to stderr."""
     click.echo(f"kvell: {sentence}", err=True)
 
 
 class StageLines:
-    """Prints a line for each new stage, for logs."""
+    """A progress report for logs: a line for each new stage."""
 
     def __init__(self) -> None:
         self._stage = ""
 
     def __call__(self, what: str, fraction: float) -> None:
-        """Print ``what`` unless the last call named it already."""
+        """Print ``what`` unless the previous call had the same."""
         if what != self._stage:
             self._stage = what
             click.echo(f"kvell: {what} …", err=True)

@@ -1,4 +1,4 @@
-"""What every command is given: a way to open models, the clock, and how it was started."""
+"""The session of a command: its model loader, clock and program name."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,27 +13,27 @@ from kvell.models.sources.progress import Progress
 
 
 class Contract(Protocol):
-    """The memory contract: where the memory goes, stated before the run."""
+    """The memory contract: the use of all memory, stated before the run."""
 
     def lines(self) -> list[str]:
-        """Return the contract as lines of text for people."""
+        """Return the contract as lines of text."""
         ...
 
 
 class Tokenizer(Protocol):
-    """Text to token ids."""
+    """The tokenizer of a model."""
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether the model was trained for conversations."""
+        """Whether the model has a chat template."""
         ...
 
     def encode(self, text: str) -> Any:
-        """Token ids of plain text, int32 [n]."""
+        """Return the token ids of plain text, int32 ``[n]``."""
         ...
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> Any:
-        """Token ids of a conversation up to the start of the answer, int32 [n]."""
+        """Return the token ids of a conversation up to the start of the answer, int32 ``[n]``."""
         ...
 
 
@@ -42,24 +42,24 @@ class Model(Protocol):
 
     @property
     def contract(self) -> Contract:
-        """Where its memory goes."""
+        """The memory contract of the model."""
         ...
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """Its tokenizer."""
+        """The tokenizer of the model."""
         ...
 
     def generate(self, prompts: Any, sampling: Any, sequential: bool = False) -> Sequence[Any]:
-        """Request outputs in the order of the prompts."""
+        """Return request outputs in the order of the prompts."""
         ...
 
     def stream(self, prompt: Any, sampling: Any) -> Iterator[str]:
-        """Yield text as it is generated."""
+        """Yield pieces of text as they are generated."""
         ...
 
     def stats(self) -> Mapping[str, float]:
-        """Figures of the last ``generate``."""
+        """Return the figures of the last ``generate``."""
         ...
 
 

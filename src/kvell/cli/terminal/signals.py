@@ -1,4 +1,4 @@
-"""How a signal ends a command that has started processes or made folders."""
+"""The handling of signals in a command that has processes or temporary folders."""
 
 import signal
 from collections.abc import Iterator
@@ -8,8 +8,7 @@ from types import FrameType
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Let SIGTERM end the block as Ctrl-C does: by default it ends a process at once, and leaves
-    folders and processes behind."""
+    """Let SIGTERM end the block as Ctrl-C does, so that folders and processes are cleaned up."""
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
         yield
@@ -18,7 +17,7 @@ def interruptible() -> Iterator[None]:
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
-    """Do what SIGINT does now; a shell lets a command in the background ignore that one."""
+    """Act as SIGINT does, or interrupt if a shell made a background command ignore SIGINT."""
     if callable(signal.getsignal(signal.SIGINT)):
         signal.raise_signal(signal.SIGINT)
     else:

@@ -1,4 +1,4 @@
-"""Sizes as people write them: ``512MiB``, ``24GB``, ``1.5GiB``; and numbers that JSON can hold."""
+"""Parser and formatter of sizes such as ``512MiB`` and ``1.5GiB``, and finite numbers."""
 
 import math
 import re
@@ -17,9 +17,9 @@ _SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[a-zA-Z]*)")
 
 
 def parse_bytes(text: str, field: str) -> int:
-    """Return the bytes that ``text`` names; a bare number is bytes, case does not matter.
+    """Return a size in bytes; a number without a unit is bytes, and case is ignored.
 
-    :raises ChangeSomething: naming ``field`` if it is not a size or not positive.
+    :raises ChangeSomething: with ``field`` if the text is not a size or not positive.
     """
     match = _SIZE.fullmatch(text.strip())
     factor = _BY_NAME.get(match["unit"].lower() or "b") if match else None
@@ -32,7 +32,7 @@ def parse_bytes(text: str, field: str) -> int:
 
 
 def format_bytes(size_bytes: int) -> str:
-    """Write a size in binary units: exact below 1 KiB, else with three digits or more."""
+    """Return a size in binary units: exact below 1 KiB, else with three digits or more."""
     value, unit = float(size_bytes), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1023.5:
@@ -50,7 +50,7 @@ class SizeType(click.ParamType[int]):
     def convert(
         self, value: float, param: click.Parameter | None, ctx: click.Context | None
     ) -> int:
-        """Return bytes, as :func:`parse_bytes` reads them."""
+        """Return the bytes of :func:`parse_bytes`."""
         if isinstance(value, int):
             return value
         return parse_bytes(str(value), param.opts[0] if param else "size")
@@ -60,7 +60,7 @@ SIZE = SizeType()
 
 
 class FiniteRange(click.FloatRange):
-    """Numbers of a range, without ``inf`` and ``nan``, which pass click's bounds."""
+    """A range without ``inf`` and ``nan``, which pass click's bounds and are not JSON."""
 
     def convert(
         self, value: float, param: click.Parameter | None, ctx: click.Context | None

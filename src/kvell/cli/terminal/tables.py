@@ -1,4 +1,4 @@
-"""Tables for people: names on the left, figures on the right."""
+"""Tables with names on the left and figures on the right."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING

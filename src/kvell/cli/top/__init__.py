@@ -1,1 +1,1 @@
-"""``kvell top``: a running server's memory and requests, live."""
+"""``kvell top``: a live view of a running server's memory and requests."""

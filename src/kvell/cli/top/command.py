@@ -1,4 +1,4 @@
-"""``kvell top``: shows a running server, again and again."""
+"""``kvell top``: a periodically refreshed view of a running server."""
 
 import time
 from collections.abc import Callable, Iterator

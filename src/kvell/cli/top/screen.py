@@ -1,4 +1,4 @@
-"""One look at a server as tables and bars; pure."""
+"""Tables and bars of one snapshot of a server; pure functions."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -17,18 +17,18 @@ LEAST_LOST = 0.01
 
 
 def screen(seen: Seen, before: Seen | None = None) -> Group:
-    """Everything that is shown.
+    """Return the whole screen.
 
-    :param before: the look before this one, for rates; None for the first.
+    :param before: previous snapshot, for rates; None for the first.
     """
     waits = [] if seen.requests.idle_wait is None else [_idle_wait(seen.requests.idle_wait)]
     return Group(*waits, _instances(seen, before), _requests(seen), _misses(seen))
 
 
 def memory_bar(stats: InstanceStats, cells: int = BAR_CELLS) -> str:
-    """The pool as a bar: used, cached, lent to activations, free.
+    """Return the pool as a bar: used, cached, withheld for activations, free.
 
-    What there is of anything has one cell at least.
+    A part that is not empty has at least one cell.
     """
     uses = stats.bytes
     parts = [(USED, uses.kv_used), (CACHED, uses.kv_cached), (LENT, uses.lent)]
@@ -39,16 +39,16 @@ def memory_bar(stats: InstanceStats, cells: int = BAR_CELLS) -> str:
 
 
 def sections_text(sections: Mapping[str, int]) -> str:
-    """What an instance lends or borrows, and how much creditors wanted back so far."""
+    """Return the sections that an instance lends and borrows, and those recalled so far."""
     now = [f"{sections[name]:,} {name}" for name in ("lent", "borrowed") if sections.get(name)]
     recalled = sum(sections.get(name, 0) for name in ("returned", "replaced", "lost"))
     return ", ".join([*now, *([f"{recalled:,} recalled"] if recalled else [])]) or "–"
 
 
 def threads_text(now: Mapping[str, float], before: Mapping[str, float]) -> str:
-    """How many threads a step has, and what part of their time other programs took.
+    """Return the threads of a step, and the share of their time that other programs took.
 
-    :param before: of an earlier look; empty if there was none, and then all time counts.
+    :param before: counters of the previous snapshot; empty: the share is of the whole run.
     """
     if not now:
         return "–"
@@ -60,7 +60,7 @@ def threads_text(now: Mapping[str, float], before: Mapping[str, float]) -> str:
 
 
 def tokens_per_second(seen: Seen, before: Seen | None, instance_id: str) -> float | None:
-    """Output tokens per second between two looks; None if it cannot be known."""
+    """Return output tokens per second between two snapshots; None if unknown."""
     now, then = _stats(seen, instance_id), _stats(before, instance_id)
     if before is None or now is None or then is None:
         return None
@@ -76,24 +76,24 @@ def _instances(seen: Seen, before: Seen | None) -> Table:
         table.add_column(name, no_wrap=True)
     for name in ("running", "waiting", "preempted", "hits", "tokens/s"):
         table.add_column(name, justify="right", no_wrap=True)
-    for one in seen.instances:
-        then = _stats(before, one.id)
-        rate = tokens_per_second(seen, before, one.id)
-        table.add_row(*_instance(one, rate, {} if then is None else then.team))
+    for instance in seen.instances:
+        then = _stats(before, instance.id)
+        rate = tokens_per_second(seen, before, instance.id)
+        table.add_row(*_instance(instance, rate, {} if then is None else then.team))
     return table
 
 
 def _instance(
-    one: Instance, rate: float | None, team_before: Mapping[str, float]
+    instance: Instance, rate: float | None, team_before: Mapping[str, float]
 ) -> tuple[str, ...]:
-    stats = one.stats
+    stats = instance.stats
     if stats is None:
-        return (one.id, one.state, "no answer just now", *"–" * 9)
+        return (instance.id, instance.state, "no answer just now", *"–" * 9)
     buffer = stats.bytes.cpu_buffer
     hits = f"{stats.hit_tokens / stats.query_tokens:.0%}" if stats.query_tokens else "–"
     return (
-        one.id,
-        one.state + (f", {one.restarts} restarts" if one.restarts else ""),
+        instance.id,
+        instance.state + (f", {instance.restarts} restarts" if instance.restarts else ""),
         memory_bar(stats),
         format_bytes(stats.bytes.pool),
         "–" if buffer is None else format_bytes(buffer),
@@ -115,20 +115,20 @@ def _requests(seen: Seen) -> Table:
         table.add_column(name, no_wrap=True)
     for name in ("prompt", "output", "age", "first token", "per token"):
         table.add_column(name, justify="right", no_wrap=True)
-    for one in rows:
-        table.add_row(*_request(one))
+    for row in rows:
+        table.add_row(*_request(row))
     return table
 
 
-def _request(one: Request) -> tuple[str, ...]:
-    ttft, tpot = one.ttft_seconds, one.tpot_seconds
+def _request(request: Request) -> tuple[str, ...]:
+    ttft, tpot = request.ttft_seconds, request.tpot_seconds
     return (
-        one.id,
-        one.instance or "–",
-        one.state,
-        f"{one.prompt_tokens:,}",
-        f"{one.output_tokens:,}",
-        f"{one.age_seconds:.1f} s",
+        request.id,
+        request.instance or "–",
+        request.state,
+        f"{request.prompt_tokens:,}",
+        f"{request.output_tokens:,}",
+        f"{request.age_seconds:.1f} s",
         "–" if ttft is None else f"{ttft * 1000:,.0f} ms",
         "–" if tpot is None else f"{tpot * 1000:,.1f} ms",
     )
@@ -141,14 +141,17 @@ def _idle_wait(wait: IdleSpell) -> Text:
 
 def _misses(seen: Seen) -> Text:
     counts = Counter(
-        miss.reason for one in seen.instances if one.pages is not None for miss in one.pages.misses
+        miss.reason
+        for instance in seen.instances
+        if instance.pages is not None
+        for miss in instance.pages.misses
     )
     if not counts:
         return Text("no prompt missed its prefix lately")
-    told = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.most_common())
-    return Text(f"why the last {counts.total()} misses missed: {told}")
+    reasons = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in counts.most_common())
+    return Text(f"why the last {counts.total()} misses missed: {reasons}")
 
 
 def _stats(seen: Seen | None, instance_id: str) -> InstanceStats | None:
     instances = () if seen is None else seen.instances
-    return next((one.stats for one in instances if one.id == instance_id), None)
+    return next((instance.stats for instance in instances if instance.id == instance_id), None)

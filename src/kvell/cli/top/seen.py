@@ -1,4 +1,4 @@
-"""What ``/debug/pages`` tells, as far as ``kvell top`` shows it."""
+"""The parts of ``/debug/pages`` that ``kvell top`` shows."""
 
 import msgspec
 from msgspec import Struct
@@ -8,7 +8,7 @@ from kvell.wire.decoding import MalformedError, decode
 
 
 class Uses(Struct, frozen=True):
-    """How a pool's bytes are divided; None where nothing is shared, and without a CPU buffer."""
+    """The bytes of a pool by use; None if activations share no pool, or without a CPU buffer."""
 
     pool: int
     kv_used: int
@@ -19,8 +19,8 @@ class Uses(Struct, frozen=True):
 
 
 class InstanceStats(Struct, frozen=True):
-    """Counters and gauges of an instance; ``sections`` are those that instances lend each other,
-    ``team`` is what its threads had and lost."""
+    """The counters and gauges of an instance; ``sections`` counts loans of sections, ``team`` the
+    processor time that the instance's threads had and lost."""
 
     running: int
     waiting: int
@@ -35,13 +35,13 @@ class InstanceStats(Struct, frozen=True):
 
 
 class Miss(Struct, frozen=True):
-    """Why a part of a prompt was not in the cache."""
+    """The reason why a part of a prompt was not in the cache."""
 
     reason: str
 
 
 class InstancePages(Struct, frozen=True):
-    """Of an instance's pages only the misses are shown here."""
+    """The pages of an instance, of which only the misses are shown."""
 
     misses: tuple[Miss, ...] = ()
 
@@ -57,7 +57,7 @@ class Instance(Struct, frozen=True):
 
 
 class Request(Struct, frozen=True):
-    """One request that did not end yet."""
+    """One request that has not ended."""
 
     id: str
     instance: str
@@ -70,7 +70,7 @@ class Request(Struct, frozen=True):
 
 
 class IdleSpell(Struct, frozen=True):
-    """Requests that wait though no instance has any, for so long, and why."""
+    """The requests that wait while all instances are idle, their wait and its reason."""
 
     requests: int
     seconds: float
@@ -78,7 +78,7 @@ class IdleSpell(Struct, frozen=True):
 
 
 class Requests(Struct, frozen=True):
-    """Requests in flight and waiting; the first of them one by one."""
+    """The numbers of requests in flight and waiting, and rows of the first of them."""
 
     running: int
     waiting: int
@@ -87,7 +87,7 @@ class Requests(Struct, frozen=True):
 
 
 class Seen(Struct, frozen=True):
-    """One look at a server."""
+    """One snapshot of a server."""
 
     at_seconds: float
     instances: tuple[Instance, ...]
@@ -98,9 +98,9 @@ _SEEN = msgspec.json.Decoder(Seen)
 
 
 def read(body: bytes) -> Seen:
-    """Read one look.
+    """Decode one snapshot.
 
-    :raises ChangeSomething: if it is not what ``kvell serve`` tells.
+    :raises ChangeSomething: if the body has another form.
     """
     try:
         return decode(_SEEN, body)

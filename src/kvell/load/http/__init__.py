@@ -1,1 +1,1 @@
-"""Connections of the load generator, and what it reads from a server before and after a run."""
+"""The load generator's connections, and its checks and metrics of a server around a run."""

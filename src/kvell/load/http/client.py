@@ -1,12 +1,12 @@
-"""An HTTP/1.1 client for many streams at once; thin, so that its own time stays small.
+"""An HTTP/1.1 client for many concurrent streams, with little time of its own.
 
-Connections are reused; one that the server closed in between is replaced.
+Connections are reused; a connection that the server has closed is replaced.
 
 ::
 
     idle ──post──► head ──200──► body ──end──► idle
                     │ other status ─► Refused   └─ closed early: connection closed
-                    └─ lost before the head, on a reused connection: sent again on another
+                    └─ lost before the head on a reused connection: sent again on another
 """
 
 import asyncio
@@ -27,10 +27,10 @@ PREFLIGHT_SECONDS = 10.0
 
 
 class HttpClient:
-    """A client of one server; must be closed in the event loop that it ran in.
+    """A client of one server, which must be closed in its event loop.
 
     :param base_url: with or without ``/v1`` at its end.
-    :raises ChangeSomething: if it is not an address.
+    :raises ChangeSomething: if the URL is invalid.
     """
 
     def __init__(self, base_url: str, api_key: str | None = None) -> None:
@@ -105,15 +105,15 @@ class HttpClient:
 
     async def _rest(self, connection: Connection) -> bytes:
         """Return the whole body of an answer that is not streamed."""
-        found, is_whole = b"", False
+        content, is_whole = b"", False
         try:
             while True:
                 _, event = await connection.received()
                 if isinstance(event, h11.EndOfMessage):
                     is_whole = True
-                    return found
+                    return content
                 if isinstance(event, h11.Data):
-                    found += event.data
+                    content += event.data
         finally:
             self._give_back(connection, is_whole=is_whole)
 

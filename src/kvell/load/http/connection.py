@@ -1,7 +1,7 @@
-"""One HTTP/1.1 connection of a client, over h11, which knows the protocol but no sockets.
+"""One HTTP/1.1 connection of a client, with h11 for the protocol.
 
-A packet gets the event loop's time on arrival, before any task is woken, so that a client with
-many open streams does not blame the server for its own queue.
+A packet gets the event loop's time on arrival, before any task is woken, so that latencies do not
+include the queue of a client with many open streams.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ LOST = "the connection was lost"
 
 
 class Connection(asyncio.Protocol):
-    """One connection, one request at a time."""
+    """A connection with one request at a time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -59,7 +59,7 @@ class Connection(asyncio.Protocol):
         return self._arrived.popleft()
 
     def renewed(self) -> bool:
-        """Prepare for another request; return whether the server will take one."""
+        """Prepare for another request; return whether the server will accept one."""
         if not self.is_open or self._h11.our_state is not h11.DONE:
             return False
         if self._h11.their_state is not h11.DONE:
@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
         return True
 
     def close(self) -> None:
-        """Close at once, even in the middle of an answer."""
+        """Close immediately, even in the middle of an answer."""
         self._failed = self._failed or LOST
         if self._transport is not None:
             self._transport.abort()
@@ -76,20 +76,20 @@ class Connection(asyncio.Protocol):
     # ------------------------------------------------------------- asyncio.Protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Take the transport of the open connection."""
+        """Store the transport of the open connection."""
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
-        """Take bytes that arrived."""
+        """Parse received bytes."""
         self._take(data)
 
     def eof_received(self) -> None:
-        """Note that the server will send no more, which ends some answers."""
+        """Record that the server has sent everything, which ends some answers."""
         self._take(b"")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Note that the connection is closed, and wake the waiting task."""
+        """Record that the connection is closed, and wake the waiting task."""
         if self._failed is None:
             self._take(b"")
             self._failed = LOST

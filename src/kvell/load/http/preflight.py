@@ -1,4 +1,4 @@
-"""Checks before a run that the server is there and serves the model."""
+"""Checks before a run that the server answers and serves the model."""
 
 import msgspec
 
@@ -23,10 +23,10 @@ _CARDS = msgspec.json.Decoder(_Cards)
 
 
 async def served_model(client: Client, base_url: str, wanted: str | None) -> str:
-    """Return the model name to request; a server that lists no models is assumed to have it.
+    """Return the model name to request; a server that lists no models is not checked.
 
-    :param wanted: None takes the server's only model.
-    :raises ChangeSomething: if the server is not there, needs a key, or has no such model.
+    :param wanted: None: the server's only model.
+    :raises ChangeSomething: if the server does not answer, needs a key, or has no such model.
     """
     try:
         status, body = await client.get(MODELS)

@@ -1,4 +1,4 @@
-"""Reads a server's ``/metrics``; a run's figures are the counters after it minus before it."""
+"""Figures of a run from a server's ``/metrics``: the counters after it minus those before it."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -25,29 +25,29 @@ LATENCIES = {
     "prefill_seconds": "request_prefill_time_seconds",
     "decode_seconds": "request_decode_time_seconds",
 }
-"""Figures of a run, each mapped to its histogram."""
+"""The histograms by figure of a run."""
 STEP_TOKENS = "iteration_tokens_total"
 HISTOGRAMS = frozenset((*LATENCIES.values(), STEP_TOKENS))
 PERCENTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 Buckets = Mapping[float, float]
-"""Upper bound → number of values at most that large."""
+"""The number of values up to each upper bound."""
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Values that a server observed."""
+    """The values that a server observed."""
 
     total: float = 0.0
     buckets: Buckets = field(default_factory=dict)
 
     @property
     def count(self) -> float:
-        """Number of values."""
+        """The number of values."""
         return self.buckets.get(math.inf, 0.0)
 
     def since(self, before: "Histogram") -> "Histogram | None":
-        """Return what was observed since ``before``; None after a restart of the server."""
+        """Return the values observed since ``before``; None after a restart of the server."""
         if self.count < before.count or self.buckets.keys() != before.buckets.keys():
             return None
         grown = {bound: n - before.buckets[bound] for bound, n in self.buckets.items()}
@@ -55,7 +55,7 @@ class Histogram:
 
     def spread(self) -> dict[str, float | None]:
         """Return the exact mean, and percentiles as Prometheus estimates them: values are evenly
-        spread within a bucket; above the last finite bound, that bound is taken."""
+        spread within a bucket; above the last finite bound, that bound is used."""
         percentiles = {name: self._quantile(part) for name, part in PERCENTILES.items()}
         return {"mean": self.total / self.count if self.count else None, **percentiles}
 
@@ -74,14 +74,14 @@ class Histogram:
 
 @dataclass(frozen=True)
 class Counters:
-    """Values of a server's counters and histograms, summed over labels."""
+    """The values of a server's counters and histograms, summed over labels."""
 
     values: dict[str, float]
     histograms: dict[str, Histogram] = field(default_factory=dict)
 
     def since(self, before: "Counters") -> dict[str, Any]:
-        """Return figures since ``before``, without those that are unknown or that a restart has
-        reset.
+        """Return figures since ``before``, without those that are unknown or reset by a restart.
+
 
         ``prefix_cache_hit_rate``, ``preemptions``, ``prompt_tokens``, ``output_tokens``,
         ``draft_acceptance_rate``, ``tokens_per_step``, ``steps``, and each of
@@ -95,36 +95,39 @@ class Counters:
             for name, value in self.values.items()
             if value >= before.values.get(name, math.inf)
         }
-        found: dict[str, Any] = {}
+        figures: dict[str, Any] = {}
         if grown.get(QUERIES) and HITS in grown:
-            found["prefix_cache_hit_rate"] = grown[HITS] / grown[QUERIES]
+            figures["prefix_cache_hit_rate"] = grown[HITS] / grown[QUERIES]
         if PREEMPTIONS in grown:
-            found["preemptions"] = int(grown[PREEMPTIONS])
+            figures["preemptions"] = int(grown[PREEMPTIONS])
         if grown.get(DRAFTED) and ACCEPTED in grown:
-            found["draft_acceptance_rate"] = grown[ACCEPTED] / grown[DRAFTED]
-        return found | {key: int(grown[name]) for key, name in TOKENS.items() if name in grown}
+            figures["draft_acceptance_rate"] = grown[ACCEPTED] / grown[DRAFTED]
+        return figures | {key: int(grown[name]) for key, name in TOKENS.items() if name in grown}
 
     def _observed_since(self, before: "Counters") -> dict[str, Any]:
-        found: dict[str, Any] = {}
+        figures: dict[str, Any] = {}
         for key, name in LATENCIES.items():
             grown = self._grown(before, name)
             if grown is not None and grown.count:
-                found[key] = grown.spread()
+                figures[key] = grown.spread()
         steps = self._grown(before, STEP_TOKENS)
         if steps is not None and steps.count:
-            found["steps"], found["tokens_per_step"] = int(steps.count), steps.total / steps.count
-        return found
+            figures["steps"], figures["tokens_per_step"] = (
+                int(steps.count),
+                steps.total / steps.count,
+            )
+        return figures
 
     def _grown(self, before: "Counters", name: str) -> Histogram | None:
         mine, earlier = self.histograms.get(name), before.histograms.get(name)
-        # vLLM creates some series only with the first value: a missing one counts as empty.
+        # vLLM creates some series only with the first value: a missing series counts as empty.
         if mine is None or not (earlier or before.values):
             return None
         return mine.since(earlier or Histogram(0.0, dict.fromkeys(mine.buckets, 0.0)))
 
 
 def parsed(text: str) -> Counters:
-    """Parse Kvell's or vLLM's counters from Prometheus text; empty if it is something else."""
+    """Parse Kvell's or vLLM's counters from Prometheus text; empty for other text."""
     values: dict[str, float] = {}
     totals: dict[str, float] = {}
     buckets: dict[str, dict[float, float]] = {}
@@ -136,8 +139,8 @@ def parsed(text: str) -> Counters:
             elif family in HISTOGRAMS and part == "sum":
                 totals[family] = totals.get(family, 0.0) + value
             elif family in HISTOGRAMS and part == "bucket":
-                found, bound = buckets.setdefault(family, {}), float(labels["le"])
-                found[bound] = found.get(bound, 0.0) + value
+                counts, bound = buckets.setdefault(family, {}), float(labels["le"])
+                counts[bound] = counts.get(bound, 0.0) + value
     except (ValueError, KeyError, IndexError):
         return Counters({})
     histograms = {name: Histogram(totals.get(name, 0.0), buckets[name]) for name in buckets}
@@ -154,7 +157,7 @@ async def scraped(client: Client) -> Counters:
 
 
 def _samples(text: str) -> Iterable[tuple[str, Mapping[str, str], float]]:
-    """Yield name without prefix, labels and value of each sample with a known prefix."""
+    """Yield the name without prefix, labels and value of each sample of Kvell or vLLM."""
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             for prefix in PREFIXES:

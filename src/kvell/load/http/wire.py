@@ -1,4 +1,4 @@
-"""Requests as bytes, and the interface of a client that sends them."""
+"""Bodies of requests, and the interface of a client that sends them."""
 
 from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
@@ -27,11 +27,11 @@ class Refused(KvellError):  # noqa: N818 - it is the request that is refused
 
 
 class ConnectionFailed(KvellError):  # noqa: N818
-    """There is no connection, or it broke."""
+    """A connection that cannot be opened, or that broke."""
 
 
 class Client(Protocol):
-    """An HTTP client; tests have fakes without a network."""
+    """The interface of an HTTP client; tests have fakes without a network."""
 
     async def get(self, path: str) -> tuple[int, bytes]:
         """Return status and body.
@@ -43,7 +43,8 @@ class Client(Protocol):
     def post(self, path: str, body: bytes) -> AsyncGenerator[tuple[float, bytes], None]:
         """Yield the pieces of a streamed answer, each with its arrival time in the event loop.
 
-        Closing the generator early closes the connection: the server sees a client hang up.
+        Closing the generator early closes the connection.
+
 
         :raises Refused: if the status is not 200.
         :raises ConnectionFailed: if there is no connection, or it breaks.
@@ -53,10 +54,10 @@ class Client(Protocol):
 
 @dataclass(frozen=True)
 class Wire:
-    """Writes requests.
+    """A builder of requests' bodies.
 
-    :param ignore_eos: ask for answers of exactly the given length, if the server can.
-    :param extra: further fields of every body.
+    :param ignore_eos: whether to ask for answers of exactly the given length.
+    :param extra: further fields of each body.
     """
 
     model: str
@@ -66,7 +67,7 @@ class Wire:
 
     @property
     def path(self) -> str:
-        """Path of the endpoint."""
+        """The path of the endpoint."""
         return PATHS[self.endpoint]
 
     def body(self, prompt: Mapping[str, Any], output_tokens: int) -> bytes:

@@ -1,1 +1,1 @@
-"""Who may ask, how much, and which bodies are read; decisions alone, no I/O but the key file."""
+"""Access control: API keys, rate limits and bounds of bodies.  The key file is its only I/O."""

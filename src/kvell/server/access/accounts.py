@@ -1,4 +1,4 @@
-"""What a key has left of its requests and tokens, and how much of it is in flight."""
+"""The account of an API key: requests and tokens left this minute, and sequences in flight."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ Unit = Literal["requests", "tokens"]
 
 
 class RateExceeded(TryLater):
-    """A key has used up what it may; ``retry_seconds`` later there is enough again."""
+    """An exceeded rate limit of a key; a request may pass ``retry_seconds`` later."""
 
     def __init__(self, unit: Unit, limit: int, retry_seconds: int) -> None:
         self.unit, self.retry_seconds = unit, retry_seconds
@@ -23,13 +23,13 @@ class RateExceeded(TryLater):
 class Account:
     """The limits of one key.
 
-    :param requests_per_minute: None is without limit.
-    :param tokens_per_minute: likewise.
-    :param max_in_flight: sequences that may wait or run at once; likewise.
-    :param min_priority: the lowest that requests may have; likewise.
-    :ivar in_flight: sequences that wait or run here.
-    :ivar others_in_flight: the same at other fronts, as far as is known.
-    :ivar used: what passed here so far, less what was given back.
+    A limit that is None is unlimited.
+
+    :param max_in_flight: sequences that may wait or run at the same time.
+    :param min_priority: lowest priority that requests may have.
+    :ivar in_flight: sequences that wait or run at this front.
+    :ivar others_in_flight: sequences that wait or run at other fronts, by their latest reports.
+    :ivar used: requests and tokens counted at this front so far, less refunds.
     """
 
     def __init__(
@@ -53,19 +53,19 @@ class Account:
     def take_request(self, now_seconds: float) -> None:
         """Count a request.
 
-        :raises RateExceeded: when there were too many.
+        :raises RateExceeded: when the limit is used up.
         """
         self._take("requests", 1, now_seconds)
 
     @property
     def has_limits(self) -> bool:
-        """Whether it has any that is counted."""
+        """Whether the account limits rates or sequences in flight."""
         return bool(self._buckets) or self._max_in_flight is not None
 
     def check_priority(self, priority: int) -> None:
         """Check that requests of this key may have a priority.
 
-        :raises ChangeSomething: when it is too low.
+        :raises ChangeSomething: when the priority is too low.
         """
         if self._min_priority is not None and priority < self._min_priority:
             problem = f"is below {self._min_priority}, the lowest of this key"
@@ -73,37 +73,37 @@ class Account:
             raise ChangeSomething("priority", priority, problem, remedy, bound="priority")
 
     def enter(self, field: str, sequences: int, at_once: int, now_seconds: float) -> None:
-        """Let the sequences of a request in, whose first :meth:`take_request` has counted.
+        """Count the sequences of a request; :meth:`take_request` has counted the first.
 
-        :param field: of the request that says how many.
-        :param at_once: how many of them will be in flight; :meth:`leave` takes each off.
-        :raises ChangeSomething: when there are more than the key may ever have.
-        :raises RateExceeded: when there were too many requests; each sequence counts as one.
-        :raises TryLater: when too many others are in flight.
+        :param field: the request's field that sets the number of sequences; for errors.
+        :param at_once: sequences that will be in flight together; :meth:`leave` takes each off.
+        :raises ChangeSomething: when the number exceeds a limit even of an idle key.
+        :raises RateExceeded: when the limit of requests is used up; a sequence counts as a request.
+        :raises TryLater: when too many other sequences are in flight.
         """
-        most, bucket = self._max_in_flight, self._buckets.get("requests")
-        if most is not None and at_once > most:
-            raise _too_many(field, sequences, f"{most} sequences at once", most, "sequences")
+        limit, bucket = self._max_in_flight, self._buckets.get("requests")
+        if limit is not None and at_once > limit:
+            raise _too_many(field, sequences, f"{limit} sequences at once", limit, "sequences")
         if bucket is not None and sequences > bucket.limit:
             allowed = f"{bucket.limit} requests per minute"
             raise _too_many(field, sequences, allowed, bucket.limit, "requests_per_minute")
         others = self.in_flight + self.others_in_flight
-        if most is not None and others + at_once > most:
-            problem = f"this key has {others} sequences in flight and may have {most}"
+        if limit is not None and others + at_once > limit:
+            problem = f"this key has {others} sequences in flight and may have {limit}"
             raise TryLater(f"{problem}; come back when some have ended", bound="sequences")
         if sequences > 1:
             self._take("requests", sequences - 1, now_seconds)
         self.in_flight += at_once
 
     def leave(self, sequences: int) -> None:
-        """Count so many sequences as ended."""
+        """Count sequences as ended."""
         self.in_flight -= sequences
 
     def reserve(self, prompt_tokens: int, output_tokens: int, now_seconds: float) -> None:
-        """Set tokens aside for a request that may make so much output.
+        """Reserve tokens for a request's prompts and its longest possible output.
 
-        :raises ChangeSomething: when it wants more than a whole minute has.
-        :raises RateExceeded: when they are used up for now.
+        :raises ChangeSomething: when the sum exceeds the limit of a minute.
+        :raises RateExceeded: when too few tokens are left now.
         """
         wanted = prompt_tokens + output_tokens
         bucket = self._buckets.get("tokens")
@@ -112,38 +112,35 @@ class Account:
         self._take("tokens", wanted, now_seconds)
 
     def give_back(self, tokens: int, now_seconds: float) -> None:
-        """Return what was set aside and not used."""
+        """Refund reserved tokens that were not used."""
         self.used["tokens"] -= tokens
         if "tokens" in self._buckets:
             self._buckets["tokens"].give_back(tokens, now_seconds)
 
     def charge(self, unit: Unit, count: int, now_seconds: float) -> None:
-        """Count what has passed at other fronts; below 0, what was given back there."""
+        """Count requests or tokens of other fronts; a count below 0 is a refund there."""
         if unit in self._buckets:
             self._buckets[unit].give_back(-count, now_seconds)
 
     def fall_to(self, unit: Unit, missing: int, now_seconds: float) -> None:
-        """Have at most as much left as another front, where so much is missing."""
+        """Lower the bucket until at least ``missing`` is missing, as at another front."""
         if unit in self._buckets:
             self._buckets[unit].fall_to(missing, now_seconds)
 
     def missing(self, unit: Unit, now_seconds: float) -> int:
-        """What is missing from the whole limit now; 0 without one."""
+        """Return the used part of a limit that is not refilled yet; 0 without a limit."""
         bucket = self._buckets.get(unit)
         return 0 if bucket is None else max(0, bucket.missing(now_seconds))
 
     def headers(self, now_seconds: float) -> dict[str, str]:
-        """Limits, what is left of them and when all of it is back, under OpenAI's names.
-
-        Only those limits that it has.
-        """
-        told = {}
+        """Return each limit, its remainder and its time until full as OpenAI's headers."""
+        headers = {}
         for unit, bucket in self._buckets.items():
             reset = duration_text(bucket.milliseconds_until_full(now_seconds))
-            told[f"x-ratelimit-limit-{unit}"] = str(bucket.limit)
-            told[f"x-ratelimit-remaining-{unit}"] = str(bucket.remaining(now_seconds))
-            told[f"x-ratelimit-reset-{unit}"] = reset
-        return told
+            headers[f"x-ratelimit-limit-{unit}"] = str(bucket.limit)
+            headers[f"x-ratelimit-remaining-{unit}"] = str(bucket.remaining(now_seconds))
+            headers[f"x-ratelimit-reset-{unit}"] = reset
+        return headers
 
     def _take(self, unit: Unit, count: int, now_seconds: float) -> None:
         bucket = self._buckets.get(unit)
@@ -154,9 +151,11 @@ class Account:
         raise RateExceeded(unit, bucket.limit, retry_seconds)
 
 
-def _too_many(field: str, sequences: int, allowed: str, most: int, bound: Bound) -> ChangeSomething:
+def _too_many(
+    field: str, sequences: int, allowed: str, limit: int, bound: Bound
+) -> ChangeSomething:
     problem = f"exceeds the {allowed} of this key"
-    remedy = f"ask for at most {most} answers or inputs in one request"
+    remedy = f"ask for at most {limit} answers or inputs in one request"
     return ChangeSomething(field, f"{sequences} sequences", problem, remedy, bound=bound)
 
 

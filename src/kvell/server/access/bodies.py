@@ -1,7 +1,7 @@
-"""Bounds on a JSON body, checked on its bytes before anything is made of it.
+"""Bounds on a JSON body, checked on its bytes before it is parsed.
 
-One pass of a regular expression that never goes back, so its time grows at worst with the length
-of the body.  It ends at the first bound that is exceeded, and knows which field that was in.
+The check is one pass of a regular expression without backtracking, so its time is at most linear
+in the length of the body.  It stops at the first exceeded bound and names the field.
 """
 
 import json
@@ -18,13 +18,13 @@ MANY = {
     **dict.fromkeys(("structured_outputs", "guided_json"), 1 << 14),
     "allowed_token_ids": 1 << 15,
 }
-"""Elements of the fields that are long for good reasons: token ids, conversations, schemas."""
+"""Larger element bounds of fields that may be long: token ids, conversations, schemas."""
 LONGEST_BYTES = 16 << 20
 SHORT_BYTES = 1 << 20
 FEW = 512
-"""A short body with at most so many commas and brackets is within every bound of breadth."""
+"""A short body with at most this number of commas and opening brackets needs no scan."""
 WHOLE = "body"
-"""The field of an error that no field of the body has caused."""
+"""The name that errors use for the whole body instead of a field."""
 TOO_PLAIN = f"has more than {LONGEST_BYTES} bytes of numbers or white space"
 _QUOTE = ord('"')
 _STRING = rb'"[^"\\]{0,%d}+(?:\\.[^"\\]*+){0,%d}+(")?' % (LONGEST_BYTES, LONGEST_BYTES // 4)
@@ -37,18 +37,18 @@ _HALF_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 _NO_HALVES = re.compile(
     rb"(?:[^\\]++|\\u[dD][89abAB]..\\u[dD][c-fC-F]..|\\(?!u[dD][89a-fA-F]).)*+", re.DOTALL
 )
-"""Every surrogate is followed by its other half."""
+"""A body in which each escaped surrogate is part of a pair."""
 _OBJECT = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*\{")
 
 
 @dataclass(frozen=True)
 class BodyBounds:
-    """What a body may have at most.
+    """The upper bounds of a body.
 
-    :param depth: arrays and objects inside each other, the body itself counted.
-    :param fields: of the body itself.
-    :param parts: strings, arrays and objects of one field.
-    :param elements: commas and brackets of one field; ``elements_by_field`` has exceptions.
+    :param depth: nesting of arrays and objects, including the body itself.
+    :param fields: fields of the body itself.
+    :param parts: strings, arrays and objects in one field.
+    :param elements: commas and brackets in one field; ``elements_by_field`` has exceptions.
     """
 
     depth: int = 64
@@ -59,9 +59,9 @@ class BodyBounds:
 
 
 def check_body(body: bytes, bounds: BodyBounds) -> None:
-    """Check that a body can be read without much work; whether it is valid JSON shows later.
+    """Check that a body can be parsed at little cost; the parser checks that it is valid JSON.
 
-    :raises ChangeSomething: naming the field of the body that exceeds a bound, or ``body``.
+    :raises ChangeSomething: with the field of the body that exceeds a bound, or ``body``.
     """
     if json.detect_encoding(body[:4]) not in ("utf-8", "utf-8-sig"):
         raise ChangeSomething(WHOLE, "…", "is not UTF-8", "encode it as UTF-8")
@@ -78,17 +78,17 @@ def check_body(body: bytes, bounds: BodyBounds) -> None:
 
 
 def _has_half_a_character(body: bytes) -> bool:
-    """Whether JSON's reader would make text of this that UTF-8 cannot say."""
+    """Return whether the parsed text would have a lone surrogate, which UTF-8 cannot encode."""
     if _HALF_BYTES.search(body):
         return True
     return _HALF_ESCAPE.search(body) is not None and _NO_HALVES.fullmatch(body) is None
 
 
 def _long_stretch(body: bytes) -> int:
-    """Where a stretch without quotes begins that is too long for a string, or the body's end.
+    """Return the start of a stretch of ``LONGEST_BYTES`` without a quote, or the body's length.
 
-    Found without looking at every byte, unlike the scan.  A string that is only a little longer
-    than allowed may be left to the scan.
+    The search samples every quarter of that length, so it is faster than the scan and may miss a
+    string that is only a little too long; the scan finds those.
     """
     for start in range(0, len(body) - LONGEST_BYTES, LONGEST_BYTES // 4):
         if body.find(b'"', start, start + LONGEST_BYTES) < 0:
@@ -97,7 +97,7 @@ def _long_stretch(body: bytes) -> int:
 
 
 class _Scan:
-    """One pass over a body's strings, brackets and what lies between them."""
+    """One pass over a body's strings, brackets and the bytes between them."""
 
     def __init__(self, body: bytes, bounds: BodyBounds) -> None:
         self._body, self._bounds = body, bounds
@@ -106,9 +106,9 @@ class _Scan:
         self._field, self._key_comes = WHOLE, False
 
     def run(self, until: int) -> None:
-        """Look at every piece up to a place, which is the body's end or in a piece too long.
+        """Check every piece before ``until``, the body's end or the start of a too long piece.
 
-        :raises ChangeSomething: at the first bound that is exceeded.
+        :raises ChangeSomething: at the first exceeded bound.
         """
         for piece in _PIECES.finditer(self._body, 0, until):
             start, end = piece.span()
@@ -135,7 +135,7 @@ class _Scan:
             self._part()
 
     def _enter(self, name: str) -> None:
-        """A field of the body begins."""
+        """Begin a field of the body."""
         self._field, self._parts, self._elements = name, 0, 0
         self._most = self._bounds.elements_by_field.get(name, self._bounds.elements)
         self._key_comes = False
@@ -160,7 +160,7 @@ class _Scan:
             raise self._exceeds(f"has more than {self._bounds.parts} strings, arrays and objects")
 
     def _between(self, start: int, end: int) -> None:
-        """Numbers, commas, colons and white space."""
+        """Check numbers, commas, colons and white space."""
         if end - start >= LONGEST_BYTES:
             raise self._exceeds(TOO_PLAIN)
         if self._depth > 1:

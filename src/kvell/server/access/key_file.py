@@ -1,4 +1,4 @@
-"""Reads the file of API keys.
+"""Reader of the file of API keys.
 
 ::
 
@@ -8,7 +8,7 @@
     requests_per_minute = 60        # each answer to each prompt is one
     tokens_per_minute = 100000      # prompts and outputs together
     max_in_flight = 256             # sequences that wait or run at once
-    min_priority = 0                # requests may not ask for a lower one
+    min_priority = 0                # the lowest priority of requests
     operator = true                 # may use /cluster and /debug
 """
 
@@ -30,17 +30,17 @@ FIELDS = (
 OTHERS_MAY_READ = 0o044
 MOST_PER_MINUTE = 2**53
 MAX_IN_FLIGHT = 1024
-"""Of a key that does not say otherwise."""
+"""The default ``max_in_flight`` of a key."""
 MIN_PRIORITY = 0
-"""Of a key that does not say otherwise: it may only stand back behind others."""
+"""The default ``min_priority`` of a key: its requests may not precede those of priority 0."""
 MOST_PRIORITY = 2**31 - 1
 
 
 def read_keys(path: Path, max_in_flight: int = MAX_IN_FLIGHT) -> tuple[ApiKey, ...]:
-    """The keys of a file, in its order.
+    """Return the keys of a file, in its order.
 
-    :param max_in_flight: of keys that do not say it.
-    :raises ChangeSomething: naming the entry and field that is wrong; it never shows a key.
+    :param max_in_flight: the default for keys without ``max_in_flight``.
+    :raises ChangeSomething: with the entry and field that is wrong, and never a key.
     """
     try:
         content = decode_toml(path.read_text(encoding="utf-8"))
@@ -48,7 +48,7 @@ def read_keys(path: Path, max_in_flight: int = MAX_IN_FLIGHT) -> tuple[ApiKey, .
         problem = f"cannot be read ({error.strerror})"
         raise ChangeSomething("--api-key-file", path, problem, "give a readable file") from error
     except (MalformedError, UnicodeDecodeError) as error:
-        # What could not be read may be a key, so it is not repeated; the place is.
+        # The unreadable text may be a key, so the error shows its place only.
         place = re.search(r"\(at .*\)", str(error))
         problem = f"is not valid TOML {place.group() if place else ''}".rstrip()
         raise ChangeSomething("--api-key-file", path, problem, "write [[keys]] tables") from None
@@ -59,7 +59,7 @@ def read_keys(path: Path, max_in_flight: int = MAX_IN_FLIGHT) -> tuple[ApiKey, .
 
 
 def is_readable_by_others(path: Path) -> bool:
-    """Whether users other than the owner may read the file."""
+    """Return whether users other than the owner may read the file."""
     return bool(path.stat().st_mode & OTHERS_MAY_READ)
 
 
@@ -116,9 +116,9 @@ class _Entry:
     def _digest(self) -> bytes:
         key, sha256 = self._entry.get("key"), self._entry.get("sha256")
         if (key is None) == (sha256 is None):
-            found = "both" if key is not None else "neither"
+            given = "both" if key is not None else "neither"
             remedy = "give exactly one of key and sha256"
-            raise self._wrong("key", found, "is needed in one form", remedy)
+            raise self._wrong("key", given, "is needed in one form", remedy)
         if sha256 is not None:
             if not isinstance(sha256, str) or not SHA256.fullmatch(sha256):
                 remedy = "give the 64 hexadecimal digits of the key's SHA-256"

@@ -1,4 +1,4 @@
-"""API keys as digests, and the ring that finds the one which a client sent."""
+"""API keys as digests, and the ring that looks up the key of a request."""
 
 import hashlib
 import hmac
@@ -8,20 +8,21 @@ from dataclasses import dataclass
 from kvell.server.access.accounts import Account
 
 OPERATOR = "operator"
-"""The tenant of a key that was given alone (``--api-key``)."""
+"""The tenant of the key of ``--api-key``."""
 
 
 @dataclass(frozen=True)
 class ApiKey:
     """A key that clients may send.
 
-    :param tenant: whose it is; keys of one tenant share cached prefixes.
-    :param digest: SHA-256 of the key; the key itself is not kept.
-    :param requests_per_minute: None is without limit.
-    :param tokens_per_minute: of prompts and outputs together; None is without limit.
-    :param is_operator: whether it may see and change the server itself.
-    :param max_in_flight: sequences that may wait or run at once; None is without limit.
-    :param min_priority: the lowest, which is served first; None is without limit.
+    A limit that is None is unlimited.
+
+    :param tenant: owner; keys of one tenant share cached prefixes.
+    :param digest: SHA-256 of the key; the key itself is not stored.
+    :param tokens_per_minute: limit of prompts and outputs together.
+    :param is_operator: whether the key gives access to ``/cluster`` and ``/debug``.
+    :param max_in_flight: sequences that may wait or run at the same time.
+    :param min_priority: lowest priority of requests; the lowest number is served first.
     """
 
     tenant: str
@@ -34,28 +35,25 @@ class ApiKey:
 
 
 def digest_of(key: bytes) -> bytes:
-    """SHA-256 of a key."""
+    """Return the SHA-256 of a key."""
     return hashlib.sha256(key).digest()
 
 
 def operator_key(key: str) -> ApiKey:
-    """A key that may do everything."""
+    """Return an operator's key without limits."""
     return ApiKey(OPERATOR, digest_of(key.encode()), is_operator=True)
 
 
 @dataclass(frozen=True)
 class Holder:
-    """A key and what it has used."""
+    """A key and its account."""
 
     key: ApiKey
     account: Account
 
 
 class KeyRing:
-    """All keys of a server, each with its account.
-
-    :param keys: an empty ring lets everybody in.
-    """
+    """All keys of a server, each with its account; a ring without keys admits all requests."""
 
     def __init__(self, keys: Sequence[ApiKey], now_seconds: float) -> None:
         self._holders: tuple[Holder, ...] = ()
@@ -73,20 +71,20 @@ class KeyRing:
         return not self._holders
 
     def replace(self, keys: Sequence[ApiKey], now_seconds: float) -> None:
-        """Take other keys; those that stay as they were keep what they have used."""
+        """Replace the keys; an unchanged key keeps its account."""
         before = {holder.key: holder for holder in self._holders}
         self._holders = tuple(before.get(key) or _holder(key, now_seconds) for key in keys)
 
     def find(self, key: bytes) -> Holder | None:
-        """The holder of a key.
+        """Return the holder of a key.
 
-        Every key is compared, whichever is right, so the time tells nothing about them.
+        The key is compared with every stored key, so the time does not depend on the match.
         """
-        digest, found = digest_of(key), None
+        digest, match = digest_of(key), None
         for holder in self._holders:
             if hmac.compare_digest(digest, holder.key.digest):
-                found = holder
-        return found
+                match = holder
+        return match
 
 
 def _holder(key: ApiKey, now_seconds: float) -> Holder:

@@ -1,4 +1,4 @@
-"""How much may pass in a minute: a token bucket in whole numbers."""
+"""A rate limit per minute: a token bucket in whole numbers."""
 
 import math
 
@@ -6,13 +6,13 @@ MINUTE_NANOSECONDS = 60 * 10**9
 
 
 class Bucket:
-    """Holds what may pass now; it fills evenly, in a minute from empty to full.
+    """A token bucket that fills evenly, in a minute from empty to full.
 
-    In any ``s`` seconds at most ``limit + s * limit / 60`` pass, refunds subtracted.  The level is
-    counted in parts so small that a nanosecond adds a whole number of them, so sums are exact.
+    In any ``s`` seconds at most ``limit + s * limit / 60`` pass, less refunds.  The unit of the
+    level is so small that a nanosecond adds a whole number of units, so sums are exact.
 
-    :param limit_per_minute: what passes in a minute, and at once after a pause.
-    :param now_seconds: of a clock that never runs backwards; so in all methods.
+    :param limit_per_minute: rate, and size of a burst after a pause.
+    :param now_seconds: time of a clock that never runs backwards; also in all methods.
     """
 
     def __init__(self, limit_per_minute: int, now_seconds: float) -> None:
@@ -32,29 +32,29 @@ class Bucket:
     def give_back(self, count: int, now_seconds: float) -> None:
         """Undo a part of what was taken; the bucket is never more than full.
 
-        A count below 0 takes what has passed elsewhere, even if less is left: then nothing passes
-        here until that is filled up too.
+        A negative count takes what has passed at another front.  The level may become negative;
+        then nothing passes here until it is refilled.
         """
         self._fill(now_seconds)
         self._level = min(self._most, self._level + count * MINUTE_NANOSECONDS)
 
     def fall_to(self, missing: int, now_seconds: float) -> None:
-        """Let at least so much be missing from a full bucket."""
+        """Lower the level until at least ``missing`` is missing from a full bucket."""
         self._fill(now_seconds)
         self._level = min(self._level, self._most - missing * MINUTE_NANOSECONDS)
 
     def missing(self, now_seconds: float) -> int:
-        """What is missing from a full bucket, rounded down."""
+        """Return the amount that is missing from a full bucket, rounded down."""
         self._fill(now_seconds)
         return (self._most - self._level) // MINUTE_NANOSECONDS
 
     def remaining(self, now_seconds: float) -> int:
-        """Most that may pass now."""
+        """Return the amount that may pass now."""
         self._fill(now_seconds)
         return max(0, self._level // MINUTE_NANOSECONDS)
 
     def seconds_until(self, count: int, now_seconds: float) -> int:
-        """Whole seconds after which ``count`` may pass if nothing else does, rounded up.
+        """Return the seconds until ``count`` may pass if nothing else does, rounded up.
 
         ``count`` is at most the limit.
         """
@@ -63,7 +63,7 @@ class Bucket:
         return math.ceil(-(-missing // self.limit) / 10**9)
 
     def milliseconds_until_full(self, now_seconds: float) -> int:
-        """Milliseconds after which the whole limit may pass if nothing else does, rounded up."""
+        """Return the milliseconds until the bucket is full if nothing passes, rounded up."""
         self._fill(now_seconds)
         return -(-(self._most - self._level) // (self.limit * 10**6))
 
@@ -75,7 +75,7 @@ class Bucket:
 
 
 def duration_text(milliseconds: int) -> str:
-    """A duration as OpenAI's headers write it: ``0s``, ``120ms``, ``1s``, ``8.64s``, ``6m0s``."""
+    """Return a duration as OpenAI's headers write it: ``120ms``, ``1s``, ``8.64s``, ``6m0s``."""
     if 0 < milliseconds < 1000:
         return f"{milliseconds}ms"
     minutes, rest = divmod(milliseconds, 60_000)

@@ -1,14 +1,13 @@
-"""What keys use at all fronts of a cluster, so that their limits hold for all of them together.
+"""The use of keys at all fronts of a cluster, so that a key's limits hold for all fronts together.
 
 ::
 
-    this front ── told(): what each key used here so far ──► beat ──► manager
-    this front ◄── heard(): the same of every other front ── roster ◄── manager
+    this front ── each key's use here (in a heartbeat) ──► manager
+    this front ◄── each key's use at every other front (in the roster) ── manager
 
-Counts only grow by what is new since they were heard last, so that it does not matter how often a
-roster comes, whether one is lost, or whether the manager has started again.  A front that is heard
-of for the first time may have counted before this one has started: then this one has at most as
-much left as that one.
+A report has totals, and this front counts the difference to the previous report.  So a roster may
+be repeated or lost, and the manager may restart.  Another front may have counted before this front
+has started: after its first report, a key has at most as much left here as there.
 """
 
 import heapq
@@ -20,7 +19,7 @@ from kvell.server.access.accounts import Account
 from kvell.server.access.keys import Holder, KeyRing
 
 MOST_FRONTS = 64
-"""Fronts whose counts are kept, those that were heard of longest ago first to be forgotten."""
+"""The number of fronts whose counts are kept: those in the most recent reports."""
 
 
 class SharedUse:
@@ -31,17 +30,23 @@ class SharedUse:
         self._heard: dict[str, dict[str, KeyUse]] = {}
 
     def told(self) -> dict[str, KeyUse]:
-        """What each key with limits used here; of many, those that have used most of late."""
+        """Return the use of keys with limits: at most ``MOST_KEYS_TOLD``, those used most."""
         now = self._clock.now_seconds()
-        uses = {_name(one): _use(one.account, now) for one in self._keys if one.account.has_limits}
+        uses = {
+            _name(holder): _use(holder.account, now)
+            for holder in self._keys
+            if holder.account.has_limits
+        }
         if len(uses) <= MOST_KEYS_TOLD:
             return uses
-        return dict(heapq.nlargest(MOST_KEYS_TOLD, uses.items(), key=lambda one: _weight(one[1])))
+        return dict(heapq.nlargest(MOST_KEYS_TOLD, uses.items(), key=lambda item: _weight(item[1])))
 
     def heard(self, fronts: Mapping[str, Mapping[str, KeyUse]]) -> None:
-        """Count what keys used at other fronts, by front and key."""
+        """Count the use of keys at other fronts, by front and key."""
         now = self._clock.now_seconds()
-        accounts = {_name(one): one.account for one in self._keys if one.account.has_limits}
+        accounts = {
+            _name(holder): holder.account for holder in self._keys if holder.account.has_limits
+        }
         for account in accounts.values():
             account.others_in_flight = 0
         for front, uses in fronts.items():
@@ -82,5 +87,5 @@ def _weight(use: KeyUse) -> tuple[int, int]:
 
 
 def _name(holder: Holder) -> str:
-    """The beginning of the key's digest, which tells keys apart and nothing of the key."""
+    """Return the beginning of the key's digest, which identifies the key without revealing it."""
     return holder.key.digest.hex()[:NAME_DIGITS]

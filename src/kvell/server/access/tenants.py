@@ -1,10 +1,10 @@
-"""Tenants share a server and never its prefix cache."""
+"""The separation of tenants' cached prefixes on a shared server."""
 
 
 def engine_salt(tenant: str, client_salt: str) -> str:
-    """The cache salt that the engine gets; no two tenants and no two client salts share one.
+    """Return the engine's cache salt, which is unique for each tenant and client salt.
 
-    The tenant's length stands before its name, so a client's salt cannot imitate another
-    tenant.  Without a tenant (a server without keys) it is the client's salt.
+    The length of the tenant's name precedes the name, so a client's salt cannot imitate another
+    tenant.  On a server without keys there is no tenant and the client's salt is returned.
     """
     return f"{len(tenant)}:{tenant}{client_salt}" if tenant else client_salt

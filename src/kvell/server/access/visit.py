@@ -1,4 +1,4 @@
-"""One HTTP request as the door sees it: whose it is, what it reserved, what it used."""
+"""One HTTP request on the server: its tenant, its reserved tokens and its use."""
 
 import uuid
 from collections.abc import Iterable
@@ -18,11 +18,11 @@ CLIENT_GONE_STATUS = 499
 
 @dataclass(frozen=True)
 class Sequences:
-    """How many answers or vectors one request asks for.
+    """The number of answers or vectors that one request asks for.
 
-    :param field: of the request that says how many; for errors.
-    :param most_at_once: that are with the front together.
-    :param priority: of all of them.
+    :param field: the request's field that sets the number; for errors.
+    :param most_at_once: sequences that are in flight together.
+    :param priority: the priority of all sequences.
     """
 
     count: int = 1
@@ -36,11 +36,11 @@ ONE = Sequences()
 
 @dataclass(frozen=True)
 class EndedVisit:
-    """A request that is answered, or whose client left (status 499).
+    """A request that is answered, or whose client closed the connection (status 499).
 
-    :param answer_id: of the answer; "" if none was begun, and then there are no tokens either.
-    :param request_id: of ``x-request-id``, in the request or else drawn.
-    :param seconds: from its head to the last byte of its answer.
+    :param answer_id: "" if no answer was begun; then all counts of tokens are 0.
+    :param request_id: the request's ``x-request-id``, or else a random one.
+    :param seconds: time from the request's head to the last byte of its answer.
     """
 
     method: str
@@ -57,50 +57,49 @@ class EndedVisit:
 
 
 class VisitObserver(Protocol):
-    """Someone who wants to know who came (logs)."""
+    """An observer of refused and ended requests (logs)."""
 
     def refused(self, method: str, path: str, client: str, status: int, tenant: str) -> None:
-        """A key was missing or wrong (401), or may not do this (403)."""
+        """Record a request whose key is missing or wrong (401), or has no permission (403)."""
         ...
 
     def ended(self, visit: EndedVisit) -> None:
-        """A request that was let in is over."""
+        """Record the end of an admitted request."""
         ...
 
 
 class VisitTrace(Protocol):
-    """Someone who follows this one visit (tracing)."""
+    """An observer of one request (tracing)."""
 
     def asked(self, model: str, sampling: SamplingParams) -> None:
-        """It wants answers of a model; the parameters are those of its first prompt."""
+        """Record the model and the sampling parameters of the request's first prompt."""
         ...
 
     def answer(self, index: int) -> RequestTrace:
-        """Whom the front tells of one of the answers."""
+        """Return the front's observer of answer ``index``."""
         ...
 
     def ended(self, visit: EndedVisit, route: str) -> None:
-        """It is over; ``route`` is the path as the API writes it, "" if there is none."""
+        """Record the request's end; ``route`` is the API's path template, "" if none matches."""
         ...
 
 
 class VisitTracer(Protocol):
-    """Someone who wants to follow visits."""
+    """A source of traces of requests."""
 
     def begin(
         self, path: str, headers: Iterable[tuple[bytes, bytes]], now_seconds: float
     ) -> VisitTrace | None:
-        """A visit was let in; None if it is of no interest."""
+        """Return the trace of a request that was admitted; None if the request is not traced."""
         ...
 
 
 class Visit:
-    """What the handlers know of who asks.
+    """The state of one admitted request, for its handlers.
 
     :param tenant: "" on a server without keys.
-    :param account: of the key; None without one.
-    :param trace: follows this visit; None where nobody does.
-    :param request_id: as a proxy or the client names it; "" if they do not.
+    :param account: the key's account; None without a key.
+    :param request_id: the ``x-request-id`` of a proxy or the client; "" draws a random one.
     """
 
     def __init__(
@@ -124,7 +123,7 @@ class Visit:
         self.request_id = request_id or f"req-{uuid.uuid4().hex}"
 
     def salt(self, client_salt: str | None) -> str:
-        """The cache salt for the engine."""
+        """Return the cache salt for the engine."""
         return engine_salt(self.tenant, client_salt or "")
 
     def begin(
@@ -135,12 +134,11 @@ class Visit:
         output_tokens: int,
         sequences: Sequences = ONE,
     ) -> None:
-        """Reserve the tokens of an answer, at most ``output_tokens`` of output, and its sequences.
+        """Reserve the answer's tokens and sequences, before the first sequence is submitted.
 
-        Called before the first sequence is submitted.
-
-        :raises ChangeSomething: when it wants more than the key may ever have.
-        :raises RateExceeded: when the key has used up its requests or tokens for now.
+        :param output_tokens: the largest number of output tokens.
+        :raises ChangeSomething: when the request exceeds a limit even of an idle key.
+        :raises RateExceeded: when the key has too few requests or tokens left now.
         :raises TryLater: when the key has too many sequences in flight.
         """
         if self._account is not None:
@@ -155,33 +153,33 @@ class Visit:
         self._prompt_tokens = prompt_tokens
 
     def keep(self, pool: EqualParts, size_bytes: int) -> None:
-        """Count bytes that are kept for its answer, until it has ended.
+        """Reserve bytes of a pool until the request ends.
 
-        :raises TryLater: if there are too many already.
+        :raises TryLater: if too many bytes are reserved already.
         """
         pool.take(self.tenant, size_bytes)
         self._kept.append((pool, size_bytes))
 
     def count(self, delta: TextDelta) -> None:
-        """A piece of output came; the last of a sequence says that it has ended."""
+        """Count a piece of output; a finish reason ends its sequence."""
         if delta.finish_reason is not None:
             self._leave(1)
         self.count_tokens(len(delta.token_ids))
         self._cached_tokens += delta.usage.cached_tokens
 
     def count_tokens(self, tokens: int) -> None:
-        """Output tokens were made, whether or not they come to be a part of an answer."""
+        """Count output tokens, also those that do not become part of an answer."""
         self._output_tokens += tokens
 
     def headers(self) -> dict[str, str]:
-        """What the answer's head says of the request, and of its key's limits."""
-        told = {"x-request-id": self.request_id}
+        """Return the answer's headers with the request's id and its key's limits."""
+        headers = {"x-request-id": self.request_id}
         if self._account is not None:
-            told |= self._account.headers(self._clock.now_seconds())
-        return told
+            headers |= self._account.headers(self._clock.now_seconds())
+        return headers
 
     def end(self, status: int) -> EndedVisit:
-        """Give back what was reserved and not used; called once, however the request ended."""
+        """Refund what was reserved and not used; called exactly once."""
         self._leave(self._in_flight)
         for pool, size_bytes in self._kept:
             pool.give_back(self.tenant, size_bytes)

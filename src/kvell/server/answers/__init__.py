@@ -1,1 +1,1 @@
-"""A chat answer's text to OpenAI's parts: content, reasoning and tool calls; and what tools are."""
+"""Parsers of a chat answer's text into content, reasoning and tool calls; checks of tools."""

@@ -1,4 +1,4 @@
-"""Checks the ``tools`` of a request: OpenAI's functions, within bounds."""
+"""Checks of the ``tools`` of a request: OpenAI's functions, within bounds."""
 
 import re
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ _FUNCTION_FIELDS = ("name", "description", "parameters", "strict")
 
 
 def chat_tools(tools: object) -> list[dict[str, Any]]:
-    """The tools as chat templates know them, checked.
+    """Check tools and return them in the form that chat templates expect.
 
-    :param tools: as they came from JSON; None means none.
-    :raises ChangeSomething: naming what is wrong, such as ``tools[3].function.name``.
+    :param tools: value of the JSON field; None means no tools.
+    :raises ChangeSomething: with the wrong field, such as ``tools[3].function.name``.
     """
     if tools is None:
         return []
@@ -65,7 +65,7 @@ def _tool(field: str, tool: object) -> dict[str, Any]:
 
 
 def _check_parameters(field: str, parameters: object) -> None:
-    """Refuse what is no schema of an object, or too large for a grammar."""
+    """Refuse parameters that are not an object's schema or too large for a grammar."""
     if parameters is None or parameters == {}:
         return
     if not isinstance(parameters, Mapping):
@@ -105,6 +105,6 @@ def _inside(part: object) -> list[object]:
 
 
 def _refusal(field: str, value: object, problem: str, remedy: str) -> ChangeSomething:
-    """A refusal that shows of a value only what is short."""
+    """Return an error that shows at most 64 characters of a value."""
     shown = value if isinstance(value, bool | int | float | None) else type(value).__name__
     return ChangeSomething(field, value[:64] if isinstance(value, str) else shown, problem, remedy)

@@ -1,4 +1,4 @@
-"""The parts of a chat answer, as they come, and what turns text into them."""
+"""The parts of a streamed chat answer, and the protocol of the parsers that yield them."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,16 +14,16 @@ class Content:
 
 @dataclass(frozen=True)
 class Reasoning:
-    """Text that the model wrote while it thought."""
+    """Reasoning text of the model."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class ToolCallBegin:
-    """A call of a function; its arguments follow.
+    """The beginning of a function call; its arguments follow.
 
-    :param index: of the call in the answer, from 0.
+    :param index: the call's position in the answer, from 0.
     """
 
     index: int
@@ -32,7 +32,7 @@ class ToolCallBegin:
 
 @dataclass(frozen=True)
 class ToolCallArguments:
-    """The next piece of a call's arguments, which joined are the text of a JSON object."""
+    """The next piece of a call's arguments; all pieces together are a JSON object's text."""
 
     index: int
     text: str
@@ -42,17 +42,14 @@ AnswerDelta: TypeAlias = Content | Reasoning | ToolCallBegin | ToolCallArguments
 
 
 class AnswerParser(Protocol):
-    """Turns one answer's text into its parts.
-
-    How the text was cut into pushes does not change the merged parts.
-    """
+    """A parser of one answer's text; the merged parts do not depend on the size of pushes."""
 
     def push(self, text: str) -> list[AnswerDelta]:
-        """Parts that are certain with this text."""
+        """Return the parts that are certain after this text."""
         ...
 
     def finish(self) -> list[AnswerDelta]:
-        """Parts still held back; call once, when no text follows."""
+        """Return the parts that are still held back; called once, after the last text."""
         ...
 
 
@@ -60,7 +57,7 @@ class AnswerParser(Protocol):
 class ToolCall:
     """A whole call.
 
-    :param arguments: the text of a JSON object, cut off if the answer was.
+    :param arguments: text of a JSON object, truncated if the answer is.
     """
 
     name: str
@@ -77,7 +74,7 @@ class ParsedAnswer:
 
 
 def merged(deltas: Iterable[AnswerDelta]) -> list[AnswerDelta]:
-    """Deltas in which neighbours of one kind are one."""
+    """Return the deltas, with adjacent deltas of the same kind joined."""
     runs: list[tuple[AnswerDelta, list[str]]] = []
     for delta in deltas:
         text = "" if isinstance(delta, ToolCallBegin) else delta.text
@@ -89,7 +86,7 @@ def merged(deltas: Iterable[AnswerDelta]) -> list[AnswerDelta]:
 
 
 def parsed(deltas: Iterable[AnswerDelta]) -> ParsedAnswer:
-    """The parts of the answer that these deltas make."""
+    """Return the answer that the deltas make."""
     content, reasoning, names = [], [], list[str]()
     arguments: dict[int, list[str]] = {}
     for delta in deltas:
@@ -108,7 +105,7 @@ def parsed(deltas: Iterable[AnswerDelta]) -> ParsedAnswer:
 
 
 def parsed_text(parser: AnswerParser, text: str) -> ParsedAnswer:
-    """The parts of a whole answer, with a fresh parser."""
+    """Return the parts of a whole answer's text, by a new parser."""
     return parsed([*parser.push(text), *parser.finish()])
 
 

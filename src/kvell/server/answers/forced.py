@@ -1,4 +1,4 @@
-"""``tool_choice``: what a client chose, and answers that are forced to be calls.
+"""``tool_choice``: its values, and answers that are constrained to be calls.
 
 The forms are vLLM's: for ``required`` a list of calls, for a named function its arguments alone.
 """
@@ -16,7 +16,7 @@ from kvell.server.answers.reading.modes import Chain, Mode, PlainText
 
 Tools = Sequence[Schema]
 _SAYS_NOTHING = frozenset(("type", "title", "description", "$schema", "$defs", "definitions"))
-"""Keywords that name no arguments."""
+"""Schema keywords that do not describe arguments."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +30,10 @@ ToolChoice: TypeAlias = Literal["none", "auto", "required"] | NamedFunction
 
 
 def tool_choice(value: object, tools: Tools) -> ToolChoice:
-    """What a request's ``tool_choice`` means.
+    """Return the meaning of a request's ``tool_choice``.
 
-    :param value: as it came; None means ``auto`` if there are tools, else ``none``.
-    :param tools: checked already.
-    :raises ChangeSomething: if it is none that OpenAI knows, or no tool fits it.
+    :param value: value of the JSON field; None means ``auto`` if there are tools, else ``none``.
+    :raises ChangeSomething: if OpenAI has no such value, or no tool matches it.
     """
     match value:
         case None:
@@ -57,10 +56,10 @@ def tool_choice(value: object, tools: Tools) -> ToolChoice:
 
 
 def forced_schema(choice: ToolChoice, tools: Tools, *, parallel: bool = True) -> Schema | None:
-    """The JSON schema that the answer must obey; None if it is free.
+    """Return the JSON schema that the answer must match; None if the answer is free.
 
-    :param parallel: whether there may be several calls.
-    :raises ChangeSomething: if a function is strict and its calls cannot be held to its schema.
+    :param parallel: whether the answer may have several calls.
+    :raises ChangeSomething: if a function is strict and its schema cannot be enforced.
     """
     if isinstance(choice, NamedFunction):
         place = _names(tools).index(choice.name)
@@ -73,7 +72,7 @@ def forced_schema(choice: ToolChoice, tools: Tools, *, parallel: bool = True) ->
         _check_strict(i, tool)
         name, arguments = tool["function"]["name"], arguments_schema(tool)
         moved = within(arguments, f"#/$defs/{name}")
-        if moved != arguments:  # its references lead to where it is whole
+        if moved != arguments:  # its references point to the whole schema in $defs
             definitions[name], arguments = moved, {"$ref": f"#/$defs/{name}"}
         calls.append(call_schema(name, arguments))
     schema = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
@@ -82,14 +81,14 @@ def forced_schema(choice: ToolChoice, tools: Tools, *, parallel: bool = True) ->
 
 
 def arguments_schema(tool: Schema) -> Schema:
-    """The schema of a function's arguments: without any properties, of an empty object."""
+    """Return the schema of a function's arguments; a function without any gets an empty object."""
     parameters: Schema = {"type": "object"} | (tool["function"].get("parameters") or {})
-    told = {key for key, value in parameters.items() if key != "required" or value}
-    return parameters if told - _SAYS_NOTHING else parameters | {"properties": {}}
+    keywords = {key for key, value in parameters.items() if key != "required" or value}
+    return parameters if keywords - _SAYS_NOTHING else parameters | {"properties": {}}
 
 
 def call_schema(name: str, arguments: Schema) -> Schema:
-    """The schema of a call of one function, with that of its arguments."""
+    """Return the schema of a call of one function, with the schema of its arguments."""
     return {
         "type": "object",
         "properties": {"name": {"const": name}, "parameters": arguments},
@@ -99,14 +98,14 @@ def call_schema(name: str, arguments: Schema) -> Schema:
 
 
 def schema_field(choice: ToolChoice, tools: Tools) -> str:
-    """The field that the schema of :func:`forced_schema` came in."""
+    """Return the request's field that has the schema of :func:`forced_schema`; for errors."""
     if isinstance(choice, NamedFunction):
         return f"tools[{_names(tools).index(choice.name)}].function.parameters"
     return "tools"
 
 
 def forced_tool_calls(choice: ToolChoice) -> Mode | None:
-    """What reads an answer that obeys :func:`forced_schema`; None if it is free.
+    """Return the mode that reads an answer of :func:`forced_schema`; None if the answer is free.
 
     It is meant for :meth:`kvell.server.answers.named.AnswerFormat.parser`.
     """
@@ -116,7 +115,7 @@ def forced_tool_calls(choice: ToolChoice) -> Mode | None:
 
 
 class _OneCall(Chain):
-    """``{"city": "Bern"}``: the arguments of a function whose name is known."""
+    """The arguments of the named function, such as ``{"city": "Bern"}``."""
 
     def __init__(self, name: str) -> None:
         super().__init__(ArgumentsObject(0, name))
@@ -126,7 +125,7 @@ class _OneCall(Chain):
 
 
 class _ListOfCalls(Chain):
-    """``[{"name": "weather", "parameters": {"city": "Bern"}}, …]``."""
+    """A list of calls, ``[{"name": "weather", "parameters": {"city": "Bern"}}, …]``."""
 
     def __init__(self) -> None:
         super().__init__(Expect("[", keeps_blank=True))

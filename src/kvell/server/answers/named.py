@@ -1,4 +1,4 @@
-"""Parsers by vLLM's names, and which of them a model's chat template asks for."""
+"""Parsers by vLLM's names, and the default parsers for a model's chat template."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -44,26 +44,26 @@ REASONING_PARSERS = tuple(sorted({*_THINKING, HARMONY_REASONING, NONE}))
 
 @dataclass(frozen=True)
 class AnswerFormat:
-    """How a model writes its answers; a factory of parsers.  :func:`parser_named` makes it."""
+    """The format of a model's answers; a factory of parsers.  :func:`parser_named` returns it."""
 
     tool: str
     reasoning: str
 
     @property
     def shows_special_tokens(self) -> bool:
-        """Whether markers are special tokens, which detokenising must then not skip."""
+        """Whether markers are special tokens, which the detokenizer must then keep."""
         return self._is_harmony or "mistral" in (self.tool, self.reasoning)
 
     def parser(
         self, tools: Tools = (), *, prompt: str | None = None, forced: Mode | None = None
     ) -> AnswerParser:
-        """A fresh parser for one answer.
+        """Return a new parser for one answer.
 
-        :param tools: that the model may call; without any nothing is a call.
-        :param prompt: the rendered prompt or its end, which tells whether the template has
-            opened the reasoning or closed it.
-        :param forced: from :func:`kvell.server.answers.forced.forced_tool_calls`; reads what
-            follows the reasoning instead of the tool parser.
+        :param tools: functions that the model may call; without any, calls are not parsed.
+        :param prompt: rendered prompt or its end, where the template may open or close the
+            reasoning.
+        :param forced: mode of :func:`kvell.server.answers.forced.forced_tool_calls`, which
+            replaces the tool parser.
         """
         if self._is_harmony:
             calls = self.tool != NONE and bool(tools)
@@ -79,7 +79,7 @@ class AnswerFormat:
         return ModeParser(Thinking(tags, opened=opened, then=then))
 
     def reasoning_behind(self, prompt: str) -> Reasoning | None:
-        """What an answer may say before it obeys a grammar; None if it obeys from the beginning.
+        """Return the reasoning that may precede a grammar; None if the grammar covers all text.
 
         :param prompt: the rendered prompt or its end.
         """
@@ -92,17 +92,17 @@ class AnswerFormat:
         return Reasoning((tags.end,), "" if opened else tags.start)
 
     def calls_instead(self, tools: Sequence[Schema], *, parallel: bool = True) -> Calls | None:
-        """Calls that an answer may be instead of one in a format; None if there are none.
+        """Return the calls that an answer may be instead of its response format; None if none.
 
-        GPT-OSS has none: it calls before it answers, in what no format binds.
+        GPT-OSS has none: it calls functions before its final message, where no grammar applies.
 
-        :param parallel: whether there may be several.
+        :param parallel: whether the answer may have several calls.
         """
         return written_calls(self.tool, tools, parallel=parallel)
 
     @property
     def has_thinking_tags(self) -> bool:
-        """Whether reasoning stands between two tags."""
+        """Whether reasoning is enclosed in two tags."""
         return self.reasoning in _THINKING
 
     @property
@@ -111,9 +111,9 @@ class AnswerFormat:
 
 
 def parser_named(tool: str, reasoning: str) -> AnswerFormat:
-    """The format with these parsers.
+    """Return the format with these parsers.
 
-    :raises ChangeSomething: if there is none of a name, or they do not go together.
+    :raises ChangeSomething: if a name is unknown, or the parsers cannot be combined.
     """
     _known("--tool-call-parser", tool, TOOL_PARSERS)
     _known("--reasoning-parser", reasoning, REASONING_PARSERS)
@@ -125,7 +125,7 @@ def parser_named(tool: str, reasoning: str) -> AnswerFormat:
 
 
 def check_parsers(tool: str | None, reasoning: str | None) -> None:
-    """Check names before a model is looked for; None stands for what its template says.
+    """Check names of parsers before a model is loaded; None is the default of its template.
 
     :raises ChangeSomething: as :func:`parser_named` does.
     """
@@ -138,10 +138,10 @@ def check_parsers(tool: str | None, reasoning: str | None) -> None:
 
 
 def default_parsers(model_type: str, chat_template: str) -> tuple[str, str]:
-    """Names of the tool and the reasoning parser that fit a model; ``none`` where none does.
+    """Return a model's default tool and reasoning parser; ``none`` where no parser fits.
 
-    :param model_type: of its config.
-    :param chat_template: its text, "" if there is none.
+    :param model_type: ``model_type`` of its config.
+    :param chat_template: text of its template, or "".
     """
     if model_type == "gpt_oss" or "<|channel|>" in chat_template:
         return HARMONY_TOOLS, HARMONY_REASONING
@@ -168,7 +168,7 @@ def _default_reasoning(model_type: str, template: str) -> str:
         return "mistral"
     if "</think>" not in template:
         return NONE
-    # A switch means that the answer may have no reasoning: then both tags are written out.
+    # With a switch, the answer may have no reasoning, so the model writes both tags.
     switched = "enable_thinking" in template or "<think>" not in template.rpartition("</think>")[2]
     if model_type.startswith("qwen3") or (switched and model_type != "deepseek_v3"):
         return "qwen3"

@@ -1,14 +1,14 @@
-"""Counts an answer's tokens of reasoning by the tokens that begin and end it."""
+"""A counter of an answer's reasoning tokens by the tokens that begin and end the reasoning."""
 
 from collections.abc import Iterable
 
 
 class ReasoningCount:
-    """Tokens between two tags, the tags aside.
+    """The number of tokens between two tags, without the tags.
 
     :param end: the token that ends the reasoning.
-    :param start: the token that begins it; None if the answer begins inside of it.
-    :ivar tokens: so far.
+    :param start: the token that begins it; None if the answer begins inside the reasoning.
+    :ivar tokens: the count so far.
     """
 
     def __init__(self, end: int, start: int | None) -> None:
@@ -17,7 +17,7 @@ class ReasoningCount:
         self.tokens = 0
 
     def push(self, token_ids: Iterable[int]) -> None:
-        """Take in the answer's next tokens."""
+        """Count the reasoning tokens among the answer's next tokens."""
         if self._has_ended:
             return
         for token in token_ids:

@@ -1,10 +1,9 @@
 """Messages of a request as Hugging Face's chat templates expect them.
 
 Arguments of calls become objects, since templates write them with ``tojson``; vLLM
-does the same.  A tool's message gets the name of the function that its id was for.
-
-What a model wrote is passed on as it is, also arguments that are no object: an answer that was cut
-in the middle of a call is a part of its conversation for good.
+does the same.  A tool's message gets the name of the function that its id belongs to.
+Arguments that are not an object are kept as they are: an answer that was truncated in the middle
+of a call stays a part of its conversation.
 """
 
 import json
@@ -19,17 +18,17 @@ _READ = frozenset(
     {"role", "content", "name", "tool_calls", "tool_call_id", "function_call", "refusal"}
     | {"reasoning_content", "reasoning"}
 )
-"""Fields that this module reads; others are given to the template as they are."""
+"""Fields that this module reads; other fields are passed to the template unchanged."""
 _ROLES = {"developer": "system", "function": "tool"}
 Message = Mapping[str, Any]
 
 
 def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Messages for ``apply_chat_template``.
+    """Return messages for ``apply_chat_template``.
 
-    :param messages: OpenAI's, with content that is text, a list of parts or None.
-    :raises ChangeSomething: naming what is wrong, such as
-        ``messages[2].tool_calls[0].function.arguments``.
+    :param messages: OpenAI's messages, with content that is text, a list of parts or None.
+    :raises ChangeSomething: with the wrong field, such as
+        ``messages[2].tool_calls[0].function.name``.
     """
     names: dict[str, str] = {}
     rendered = []
@@ -44,10 +43,10 @@ def template_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def with_objects(messages: Sequence[Message]) -> Sequence[Message] | None:
-    """The same messages for templates that take apart what a function is called with.
+    """Return the messages for templates that iterate over arguments, which must be objects.
 
-    :param messages: from :func:`template_messages`.
-    :return: with ``{"arguments": …}`` where arguments are no object; None if all are objects.
+    :param messages: messages of :func:`template_messages`.
+    :return: messages with ``{"arguments": …}`` around other arguments; None if all are objects.
     """
     changed = [
         message
@@ -117,12 +116,12 @@ def _call(field: str, call: object) -> dict[str, Any]:
 
 
 def _arguments(arguments: object) -> object:
-    """The object that a text of arguments is; the value or text as it came if it is none."""
+    """Return the object of a call's arguments; arguments that are not JSON stay unchanged."""
     if arguments is None or arguments == "":
         return {}
     try:
         value = read_json(arguments) if isinstance(arguments, str) else arguments
-        json.dumps(value, ensure_ascii=False).encode()  # half a character is no text
+        json.dumps(value, ensure_ascii=False).encode()  # a lone surrogate cannot be encoded
     except ValueError:
         return arguments
     return {} if value is None else value

@@ -1,7 +1,7 @@
-"""Calls as the formats write them, for grammars that let an answer be calls instead.
+"""The formats' calls, for grammars that admit calls instead of a response format.
 
-Where a format writes arguments as JSON, they follow the function's schema; elsewhere any text may
-follow the beginning of a call, as it may where nothing is constrained.
+If a format writes arguments as JSON, they follow the function's schema.  In other formats, any
+text may follow the beginning of a call, as in an unconstrained answer.
 """
 
 import json
@@ -17,10 +17,10 @@ _LFM2_START = "<|tool_call_start|>"
 
 
 def written_calls(parser: str, tools: Tools, *, parallel: bool) -> Calls | None:
-    """What calls of some functions look like; None if the parser's format has no such form.
+    """Return the form of calls of these functions; None if the parser's format has none.
 
     :param parser: name of the tool parser.
-    :param parallel: whether there may be several.
+    :param parallel: whether the answer may have several calls.
     """
     if parser not in _FORMS or not tools:
         return None

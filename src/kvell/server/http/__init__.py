@@ -1,1 +1,1 @@
-"""Connections of the HTTP face, bounded in number, time and memory."""
+"""Connections of the HTTP server, bounded in number, time and memory."""

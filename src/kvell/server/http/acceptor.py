@@ -1,4 +1,4 @@
-"""Accepts connections, and never more than the process has descriptors for."""
+"""An acceptor of connections within the process's file descriptors."""
 
 import asyncio
 import contextlib
@@ -16,17 +16,17 @@ from kvell.server.logs.seldom import SeldomLine
 logger = logging.getLogger(__name__)
 
 ACCEPTED_AT_ONCE = 16
-"""In one turn of the loop.  Sockets of dropped connections are closed a turn later."""
+"""The most connections per iteration of the event loop, which closes dropped sockets later."""
 PAUSE_SECONDS = 0.2
 
 
 class Acceptor:
-    """Accepts at a listening socket; in the place of ``asyncio.Server``, for uvicorn.
+    """An acceptor for uvicorn that replaces ``asyncio.Server``.
 
-    Asyncio's own accepts a whole backlog before the first connection knows of itself.  Without
-    descriptors it logs a traceback for each place of the backlog, again every second.
+    ``asyncio.Server`` accepts a whole backlog before the first protocol is called.  When
+    descriptors run out, it logs a traceback for each place of the backlog every second.
 
-    :param make: a connection that is not connected yet.
+    :param make: factory of connections that have no transport yet.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class Acceptor:
         self._begin()
 
     def close(self) -> None:
-        """Accept no more."""
+        """Stop accepting."""
         if self._resumes is not None:
             self._resumes.cancel()
         self._loop.remove_reader(self._listener)
 
     async def wait_closed(self) -> None:
-        """Return at once: connections are waited for by themselves."""
+        """Return immediately: uvicorn awaits the connections separately."""
 
     def _begin(self) -> None:
         self._resumes = None
@@ -82,10 +82,10 @@ class Acceptor:
     def _arrived(self, connection: BoundedConnection, arriving: asyncio.Task[object]) -> None:
         self._arriving.discard(arriving)
         if arriving.cancelled() or arriving.exception() is not None:
-            self._face.connections.closed(connection)  # its client has left already
+            self._face.connections.closed(connection)  # the client has closed it already
 
     def _make_room(self) -> bool:
-        """Drop the connection that has waited longest, if any may go."""
+        """Drop the connection that has waited longest; return whether there is one."""
         untold = self._full.untold_if_due()
         if untold is not None:
             most = self._face.connections.most
@@ -99,7 +99,7 @@ class Acceptor:
         return dropped is not None
 
     def _pause(self, error: OSError) -> None:
-        """Let clients wait in the listener's own line, and those that have waited longest go."""
+        """Leave clients in the listener's backlog, and drop the connections that waited longest."""
         self._loop.remove_reader(self._listener)
         self._resumes = self._loop.call_later(PAUSE_SECONDS, self._begin)
         for _ in range(ACCEPTED_AT_ONCE):
@@ -111,6 +111,6 @@ class Acceptor:
 
 
 def _refuse(accepted: socket.socket) -> None:
-    """Tell a client that there is no room; what it sent already may keep it from reading that."""
+    """Answer a client with 503; a reset may discard it if the client has sent data already."""
     with accepted, contextlib.suppress(OSError):
         accepted.send(raw_answer(FULL))

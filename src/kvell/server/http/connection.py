@@ -1,4 +1,4 @@
-"""One connection of the HTTP face: uvicorn's, with bounds of its time and its memory."""
+"""One HTTP connection: uvicorn's, with bounds of time and memory."""
 
 import asyncio
 from dataclasses import dataclass
@@ -17,23 +17,23 @@ from kvell.server.http.raw_answers import BAD_REQUEST, TOO_SLOW, raw_answer
 from kvell.server.http.unread import UnreadWatch
 
 READ_AT_ONCE_BYTES = 16 << 10
-"""Besides what is left of an unfinished head (``h11`` bounds it, to as much again), all that is
-parsed in one turn of the loop, and all that piles up behind a request that is being answered."""
+"""The size of a read: the most bytes parsed in one iteration of the event loop, and the most bytes
+buffered after a request that is being answered.  ``h11`` bounds an unfinished head to as much."""
 
 
 class FaceObserver(Protocol):
-    """Counts what no app sees; ``ServerMetrics`` does."""
+    """An observer of connections and requests that do not reach the app (``ServerMetrics``)."""
 
     def rejected(self, bound: Bound) -> None:
-        """A connection or a request exceeded a bound."""
+        """Count a connection or a request that exceeded a bound."""
 
     def answered_over_http(self, path: str, status: int) -> None:
-        """A request was answered before its path was known."""
+        """Count an answer that the app did not send."""
 
 
 @dataclass(frozen=True)
 class Face:
-    """What all connections of a server share."""
+    """The state that all connections of a server share."""
 
     bounds: HttpBounds
     connections: "OpenConnections[BoundedConnection]"
@@ -43,8 +43,8 @@ class Face:
 class BoundedConnection(H11Protocol):
     """A connection that ends when its client is too slow.
 
-    Nothing here runs for a piece of an answer: what the client is to read in time is looked at
-    only when the transport says that too much of it waits.
+    No code of this class runs for each piece of an answer: the client's reading is only watched
+    while the transport's write buffer is above its high-water mark.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class BoundedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first head."""
         super().connection_made(transport)
-        # Of asyncio's transports: the size of the buffer that it reads into.
+        # The size of the buffer that asyncio's transports read into.
         setattr(transport, "max_size", READ_AT_ONCE_BYTES)  # noqa: B010 - not in its interface
         bounds = self._face.bounds
         fewest_bytes = bounds.read_bytes_per_second * bounds.unread_seconds
@@ -72,16 +72,16 @@ class BoundedConnection(H11Protocol):
         self._await_request(bounds.head_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the connection."""
+        """Remove the connection and stop its timers."""
         self._face.connections.closed(self)
         self._stop_request_timer()
         self._unread.end()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Pass on what came, and note what is missing."""
+        """Parse received bytes, and update the connection's phase and timer."""
         if self.conn.their_state in (h11.MUST_CLOSE, h11.CLOSED):
-            return  # sent behind a last request; h11 would take it for a fault of the answer
+            return  # sent after the last request; h11 would report it as an error of the answer
         super().data_received(data)
         self._note_awaited()
         if self._awaited == "idle":
@@ -90,22 +90,22 @@ class BoundedConnection(H11Protocol):
                 self._await_request(self._face.bounds.head_seconds)
 
     def on_response_complete(self) -> None:
-        """Wait for the next head, or for the end."""
+        """Wait for the next request's head, or for the end of the connection."""
         super().on_response_complete()
         if self.transport.is_closing():
             self._await_last_read()
             return
         self._note_awaited()
-        if self._awaited == "body":  # refused unread; to close now could cost the client its answer
+        if self._awaited == "body":  # refused unread; closing now could lose the client's answer
             self._await_request(self._face.bounds.body_seconds)
 
     def pause_writing(self) -> None:
-        """Look in some time at what the client has read."""
+        """Begin to watch how much the client reads."""
         super().pause_writing()
         self._unread.begin()
 
     def resume_writing(self) -> None:
-        """Let a client that reads take its time."""
+        """Stop the watch: the client has read enough."""
         super().resume_writing()
         if not self.transport.is_closing():
             self._unread.end()
@@ -116,16 +116,16 @@ class BoundedConnection(H11Protocol):
         self._await_last_read()
 
     def shutdown(self) -> None:
-        """Close the connection, or let its answer be the last."""
+        """Close the connection, after the answer if one is in progress."""
         super().shutdown()
         self._await_last_read()
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP."""
+        """Answer bytes that are not HTTP."""
         self._refuse(BAD_REQUEST)
 
     def drop(self) -> None:
-        """Give the connection's place to another."""
+        """Abort the connection to make room for another."""
         self._face.observer.rejected("connections")
         self._end()
 
@@ -135,7 +135,7 @@ class BoundedConnection(H11Protocol):
         before, self._awaited = self._awaited, _awaited(self.conn.their_state)
         phase = self._awaited
         if phase == "idle" and self.transport.get_write_buffer_size():
-            phase = "answer"  # what lies in the transport yet would be lost with the connection
+            phase = "answer"  # dropping the connection would lose the transport's buffer
         self._face.connections.enter(self, phase)
         if self._awaited != before:
             self._has_begun = False
@@ -150,10 +150,10 @@ class BoundedConnection(H11Protocol):
             self._face.observer.rejected("slow_client")
             self._refuse(TOO_SLOW)
         else:
-            self._end()  # nothing was asked, or it was answered
+            self._end()  # there is no request, or it was answered
 
     def _await_last_read(self) -> None:
-        """Bound the time of a connection that closes once its client has read what it sent."""
+        """Bound the time in which the client of a closing connection reads the rest."""
         if self.transport.is_closing() and self.transport.get_write_buffer_size():
             self._unread.begin()
 
@@ -162,7 +162,7 @@ class BoundedConnection(H11Protocol):
         self._end()
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer a request that is not complete, unless an answer has begun; then close."""
+        """Answer an incomplete request, unless an answer has begun; then close the connection."""
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self._end()
             return

@@ -1,22 +1,22 @@
-"""Which connections are open, and which of them goes when another wants its place."""
+"""The open connections by phase, and the choice of the one to drop when there is no room."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Generic, Literal, TypeVar, get_args
 
 Phase = Literal["arriving", "idle", "body", "answer"]
-"""What a connection waits for: the event loop, a request's head, a request's body, its answer."""
+"""The next event of a connection: its transport, a request's head, a request's body, its answer."""
 WAITING: tuple[Phase, ...] = ("idle", "body")
-"""Phases in which nothing was done for the client yet, those that lose the least first."""
+"""Phases in which a connection may be dropped, in the order of dropping."""
 
 Connection = TypeVar("Connection")
 
 
 class OpenConnections(Generic[Connection]):
-    """Open connections by phase, each phase in the order in which they came to it.
+    """Open connections by phase, in the order in which they entered the phase.
 
-    When there is no room, the connection that has waited longest goes.  So a stranger who opens
-    connections, and sends nothing or an endless request, displaces his own.
+    When there is no room, the connection that has waited longest is dropped.  So a client that
+    opens connections, and sends nothing or an endless request, displaces its own connections.
 
     ::
 
@@ -25,7 +25,7 @@ class OpenConnections(Generic[Connection]):
                       │ └── dropped ──┘                  │
                       └──────────── answered ────────────┘
 
-    :param most: how many may be open.
+    :param most: the largest number of open connections.
     """
 
     def __init__(self, most: int) -> None:
@@ -36,15 +36,15 @@ class OpenConnections(Generic[Connection]):
         )
 
     def __len__(self) -> int:
-        """How many are open."""
+        """Return the number of open connections."""
         return len(self._phases)
 
     def count(self, phase: Phase) -> int:
-        """How many are in a phase."""
+        """Return the number of connections in a phase."""
         return len(self._by_phase[phase])
 
     def enter(self, connection: Connection, phase: Phase) -> None:
-        """Note that a connection is in a phase now; a new one is opened by that.
+        """Add a connection, or move it to a phase.
 
         A connection that is in this phase already keeps its place in the order.
         """
@@ -57,13 +57,13 @@ class OpenConnections(Generic[Connection]):
         self._by_phase[phase][connection] = None
 
     def closed(self, connection: Connection) -> None:
-        """Forget a connection; one that is not known is ignored."""
+        """Remove a connection if it is open."""
         phase = self._phases.pop(connection, None)
         if phase is not None:
             del self._by_phase[phase][connection]
 
     def longest_waiting(self) -> Connection | None:
-        """The connection that goes if another needs its place; None if no other may go."""
+        """Return the connection to drop when there is no room; None if none may be dropped."""
         for phase in WAITING:
             for connection in self._by_phase[phase]:
                 return connection

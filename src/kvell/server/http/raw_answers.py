@@ -1,4 +1,4 @@
-"""Answers to connections that have no request an app could answer."""
+"""Answers on connections whose request does not reach the app."""
 
 from http import HTTPStatus
 
@@ -10,7 +10,7 @@ FULL = ApiError(503, "too many connections; come back in a moment", "service_una
 
 
 def raw_answer(error: ApiError) -> bytes:
-    """An answer's bytes, after which the connection is closed."""
+    """Return the bytes of an answer after which the connection is closed."""
     response = error.response()
     response.headers["connection"] = "close"
     fields = b"".join(b"%b: %b\r\n" % field for field in response.raw_headers)

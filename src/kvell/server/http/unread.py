@@ -1,4 +1,4 @@
-"""Watches whether a client reads its answer, once too much of that waits for it."""
+"""A watch on clients that read their answers too slowly."""
 
 import array
 import asyncio
@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 
 class UnreadWatch:
-    """Calls back if a client reads less than so many bytes in so many seconds.
+    """A watch that calls back if a client reads too few bytes in an interval.
 
-    :param seconds: between two looks.
-    :param fewest_bytes: that it reads in that time.
-    :param stalled: is called once, when it did not.
+    :param seconds: interval between two checks.
+    :param fewest_bytes: bytes that the client must read in an interval.
+    :param stalled: called once, when the client has read less.
     """
 
     def __init__(
@@ -30,13 +30,13 @@ class UnreadWatch:
         self._due: asyncio.TimerHandle | None = None
 
     def begin(self) -> None:
-        """Look in some time at what was read until then; a watch that runs goes on."""
+        """Start the watch if it is not running."""
         if self._due is None:
             self._unread_bytes = self._count_unread()
             self._due = self._loop.call_later(self._seconds, self._look)
 
     def end(self) -> None:
-        """Look no more."""
+        """Stop the watch."""
         if self._due is not None:
             self._due.cancel()
             self._due = None
@@ -49,12 +49,12 @@ class UnreadWatch:
             self.begin()
 
     def _count_unread(self) -> int:
-        """Bytes that the client has not acknowledged: they are here, or in the system's buffer.
+        """Return the bytes that the client has not acknowledged, here and in the system's buffer.
 
-        The system's buffer takes more only when a third of it is free, which can be megabytes: what
-        is here alone does not tell a slow reader from none.
+        The system's buffer accepts more only when a third of it is free, which can be megabytes.
+        So the bytes here alone do not distinguish a slow reader from one that does not read.
         """
         queued = array.array("i", [0])
-        with contextlib.suppress(OSError):  # a system that does not tell: then all of it is read
+        with contextlib.suppress(OSError):  # without support, its buffer counts as read
             fcntl.ioctl(self._transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, queued)
         return self._transport.get_write_buffer_size() + queued[0]

@@ -1,1 +1,1 @@
-"""What a server says while it runs: lines of text or JSON, on a stream that the command chooses."""
+"""A server's log: lines of text or JSON, on a stream that the command chooses."""

@@ -1,4 +1,4 @@
-"""What clients send and nobody follows: each kind is told once."""
+"""A log of ignored request fields: each name is logged once."""
 
 import logging
 from collections.abc import Iterable
@@ -8,15 +8,15 @@ from kvell.server.logs.lines import tell
 logger = logging.getLogger(__name__)
 
 MOST_TOLD = 256
-"""Names that are told; who invents names must not fill a disk."""
+"""The most names that are logged, so that clients with random names cannot fill a disk."""
 LONGEST_NAME = 100
 
 
 class Ignored:
-    """Writes one line for each name, however many requests bring it.
+    """A log with one line per name.
 
-    :param event: of the lines.
-    :param what: the field of a line that has the name.
+    :param event: event of the lines.
+    :param what: field of a line that has the name.
     """
 
     def __init__(self, event: str, what: str) -> None:
@@ -24,8 +24,8 @@ class Ignored:
         self._told: set[str] = set()
 
     def note(self, names: Iterable[str]) -> None:
-        """Tell of those that no request had before."""
-        for name in sorted({one[:LONGEST_NAME] for one in names} - self._told):
+        """Log the names that no request has had before."""
+        for name in sorted({name[:LONGEST_NAME] for name in names} - self._told):
             if len(self._told) >= MOST_TOLD:
                 return
             self._told.add(name)

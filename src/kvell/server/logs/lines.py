@@ -10,12 +10,12 @@ from typing import Any, Literal, TextIO
 
 LogFormat = Literal["text", "json"]
 LOGGERS = {"kvell": logging.INFO, "uvicorn": logging.WARNING, "uvicorn.error": logging.WARNING}
-"""Whose lines are written, and from which level on.
+"""The loggers whose lines are written, with their lowest level.
 
-``uvicorn.error`` is named because uvicorn gives it a level of its own, for the whole process.
+``uvicorn.error`` is listed because uvicorn sets its level for the whole process.
 """
 FIELDS = "kvell_fields"
-"""The attribute of a log record that holds an event's fields."""
+"""The attribute of a log record that has an event's fields."""
 PLAIN = re.compile(r"[\w./:@+-]+", re.ASCII)
 
 
@@ -25,10 +25,10 @@ def tell(logger: logging.Logger, level: int, event: str, **fields: Any) -> None:
 
 
 class JsonLines(logging.Formatter):
-    """``{"time", "level", "event", …}``; a message without fields is the event ``log``."""
+    """A formatter of ``{"time", "level", "event", …}``; a message without fields is ``log``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One JSON object on one line."""
+        """Return one JSON object on one line."""
         line: dict[str, Any] = {"time": _time(record, "milliseconds")}
         line["level"] = record.levelname.lower()
         fields = _fields(record)
@@ -42,10 +42,10 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """``time LEVEL event name=value …``; what could end the line or hide in it is escaped."""
+    """A formatter of ``time LEVEL event name=value …``; ambiguous values are JSON strings."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and a traceback below it if there is one."""
+        """Return one line, followed by the traceback if there is one."""
         words = [_time(record, "seconds"), record.levelname]
         fields = _fields(record)
         if fields is None:

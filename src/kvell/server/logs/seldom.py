@@ -1,4 +1,4 @@
-"""Lines that would be many: the first of a minute is told, the others are counted."""
+"""Rate-limited log lines: one a minute is written, the others are counted."""
 
 from kvell.clock import Clock, MonotonicClock
 from kvell.server.access.rates import Bucket
@@ -7,7 +7,7 @@ TOLD_PER_MINUTE = 1
 
 
 class SeldomLine:
-    """Says when a line may be written that has the same cause again and again."""
+    """A rate limit for lines with the same cause."""
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or MonotonicClock()
@@ -15,7 +15,7 @@ class SeldomLine:
         self._untold = 0
 
     def untold_if_due(self) -> int | None:
-        """None if the line is not to be written now; else how many were not since the last."""
+        """Return the number of lines that were suppressed; None if this line must be too."""
         if not self._lines.take(1, self._clock.now_seconds()):
             self._untold += 1
             return None

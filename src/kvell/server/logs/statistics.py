@@ -1,4 +1,4 @@
-"""A line of statistics now and then, while there is traffic."""
+"""A periodic log line of statistics while there is traffic."""
 
 import asyncio
 import contextlib
@@ -16,12 +16,12 @@ from kvell.server.logs.lines import tell
 logger = logging.getLogger(__name__)
 
 ANSWER_SECONDS = 2.0
-"""Instances that are silent for longer are left out of a line."""
+"""Instances that do not answer within this time are left out of a line."""
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Counters since the start.
+    """The counters since the start.
 
     :param looked_up_tokens: prompt tokens that instances looked up; ``found_tokens`` were cached.
     """
@@ -33,33 +33,33 @@ class Totals:
 
 
 class Traffic(Protocol):
-    """Where requests are (the front)."""
+    """A source of counts of requests (the front)."""
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for an instance."""
+        """The number of requests that wait for an instance."""
         ...
 
     @property
     def in_flight(self) -> int:
-        """Requests that instances hold."""
+        """The number of requests on instances."""
         ...
 
     async def stats(self, deadline_seconds: float) -> dict[str, Stats]:
-        """Counters of every instance that answers in time."""
+        """Return the counters of each instance that answers in time."""
         ...
 
 
 class TokenTotals(Protocol):
-    """Who counts tokens (the metrics)."""
+    """A source of counts of tokens (the metrics)."""
 
     def token_totals(self) -> tuple[int, int]:
-        """Prompt tokens that were prefilled and output tokens that were sent out."""
+        """Return the numbers of prefilled prompt tokens and of sent output tokens."""
         ...
 
 
 class Statistics:
-    """Says what has happened since it was asked last."""
+    """The statistics of the time since the previous line."""
 
     def __init__(self, traffic: Traffic, tokens: TokenTotals, clock: Clock | None = None) -> None:
         self._traffic, self._tokens = traffic, tokens
@@ -68,22 +68,24 @@ class Statistics:
         self._told = Totals(*tokens.token_totals())
 
     async def fields(self) -> dict[str, float] | None:
-        """The fields of a line; None if nothing runs and nothing was made since the last."""
+        """Return the fields of a line; None without requests or new tokens."""
         prompt_tokens, output_tokens = self._tokens.token_totals()
         before, began_seconds = self._told, self._told_seconds
         self._told_seconds = self._clock.now_seconds()
         is_still = (prompt_tokens, output_tokens) == (before.prompt_tokens, before.output_tokens)
         if is_still and not self._traffic.in_flight and not self._traffic.waiting:
             return None
-        told = await self._answers()
-        looked_up = sum(one.prefix_cache_queries for one in told.values())
-        found = sum(one.prefix_cache_hits for one in told.values())
-        now = Totals(prompt_tokens, output_tokens, looked_up, found)
-        self._told = now if told else _without_answers(now, before)
-        waiting = self._traffic.waiting + sum(one.waiting for one in told.values())
-        running = sum(one.running for one in told.values()) if told else self._traffic.in_flight
+        answers = await self._answers()
+        looked_up = sum(stats.prefix_cache_queries for stats in answers.values())
+        cached = sum(stats.prefix_cache_hits for stats in answers.values())
+        now = Totals(prompt_tokens, output_tokens, looked_up, cached)
+        self._told = now if answers else _without_answers(now, before)
+        waiting = self._traffic.waiting + sum(stats.waiting for stats in answers.values())
+        running = (
+            sum(stats.running for stats in answers.values()) if answers else self._traffic.in_flight
+        )
         rates = rates_between(before, self._told, self._told_seconds - began_seconds)
-        return {"running": running, "waiting": waiting, **rates, **_usage(told)}
+        return {"running": running, "waiting": waiting, **rates, **_usage(answers)}
 
     async def _answers(self) -> Mapping[str, Stats]:
         try:
@@ -93,21 +95,21 @@ class Statistics:
 
 
 def rates_between(before: Totals, after: Totals, seconds: float) -> dict[str, float]:
-    """Tokens per second in and out, and the cached share of prompts if any were looked up.
+    """Return input and output tokens per second, and the cached share of looked-up tokens.
 
-    Counters of instances start anew when one restarts; then the share is left out.
+    The share is left out if no tokens were looked up, or if a restart has reset counters.
     """
     seconds = max(seconds, 1e-9)
     rates = {
         "prompt_tokens_per_second": (after.prompt_tokens - before.prompt_tokens) / seconds,
         "output_tokens_per_second": (after.output_tokens - before.output_tokens) / seconds,
     }
-    told = {name: round(rate, 1) for name, rate in rates.items()}
+    rounded = {name: round(rate, 1) for name, rate in rates.items()}
     looked_up = after.looked_up_tokens - before.looked_up_tokens
-    found = after.found_tokens - before.found_tokens
-    if looked_up > 0 and 0 <= found <= looked_up:
-        told["hit_rate"] = round(found / looked_up, 3)
-    return told
+    cached = after.found_tokens - before.found_tokens
+    if looked_up > 0 and 0 <= cached <= looked_up:
+        rounded["hit_rate"] = round(cached / looked_up, 3)
+    return rounded
 
 
 @asynccontextmanager
@@ -134,13 +136,13 @@ async def _tell_again_and_again(statistics: Statistics, interval_seconds: float)
 
 
 def _without_answers(now: Totals, before: Totals) -> Totals:
-    looked_up, found = before.looked_up_tokens, before.found_tokens
-    return Totals(now.prompt_tokens, now.output_tokens, looked_up, found)
+    looked_up, cached = before.looked_up_tokens, before.found_tokens
+    return Totals(now.prompt_tokens, now.output_tokens, looked_up, cached)
 
 
-def _usage(told: Mapping[str, Stats]) -> dict[str, float]:
-    """The used part of all KV pools, which are alike."""
-    if not told:
+def _usage(answers: Mapping[str, Stats]) -> dict[str, float]:
+    """Return the used part of all KV pools, which have the same size."""
+    if not answers:
         return {}
-    used = sum(one.kv_cache_usage for one in told.values()) / len(told)
+    used = sum(stats.kv_cache_usage for stats in answers.values()) / len(answers)
     return {"kv_usage": round(used, 3)}

@@ -1,4 +1,4 @@
-"""Counts requests; a line for each refused key, and for each that ended if that is asked for."""
+"""A log and counts of requests: lines for refused keys, and optionally for ended requests."""
 
 import logging
 from collections.abc import Callable
@@ -11,15 +11,15 @@ from kvell.server.logs.lines import tell
 logger = logging.getLogger(__name__)
 
 REFUSALS_PER_MINUTE = 60
-"""Refused keys that get a line; who tries many keys must not fill a disk."""
+"""The most lines of refused keys, so that a client with many keys cannot fill a disk."""
 LONGEST_PATH = 100
 
 
 class VisitLines:
-    """Writes about visits (a ``VisitObserver``).
+    """A log of visits (a ``VisitObserver``).
 
-    :param tells_requests: whether requests get a line when they end.
-    :param count: is told the path and status of every request, refused ones too.
+    :param tells_requests: whether ended requests get a line.
+    :param count: called with the path and status of each request, including refused ones.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class VisitLines:
         self._untold = 0
 
     def refused(self, method: str, path: str, client: str, status: int, tenant: str) -> None:
-        """A key was missing or wrong (401), or may not do this (403); the key is never told."""
+        """Log a request, without its key, if the key is missing or wrong (401) or refused (403)."""
         self._count(path, status)
         if not self._refusals.take(1, self._clock.now_seconds()):
             self._untold += 1
@@ -47,7 +47,7 @@ class VisitLines:
         self._untold = 0
 
     def ended(self, visit: EndedVisit) -> None:
-        """A request that was let in is over."""
+        """Log the end of an admitted request."""
         self._count(visit.path, visit.status)
         if not self._tells_requests:
             return

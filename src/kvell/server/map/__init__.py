@@ -1,1 +1,1 @@
-"""The memory map at ``/``: every large page of every instance, live."""
+"""The memory map at ``/``: a live view of each large page of each instance."""

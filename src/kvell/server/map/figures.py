@@ -1,4 +1,4 @@
-"""What the memory map shows, as plain data.  It has ids and counts, and never a prompt."""
+"""The data of the memory map: ids and counts, and never a prompt."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,16 +11,12 @@ from kvell.front.request_log import LogEntry
 from kvell.front.waiting_line import Entries
 
 MOST_REQUESTS = 200
-"""Most requests that are listed; all of them are counted."""
+"""The most requests that are listed; all requests are counted."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What is known of an instance just now.
-
-    :param stats: None if it did not answer in time.
-    :param pages: likewise.
-    """
+    """A snapshot of an instance; ``stats`` or ``pages`` is None if it did not answer in time."""
 
     status: MemberStatus
     stats: Stats | None
@@ -32,19 +28,19 @@ def map_body(
     entries: Entries,
     now_seconds: float,
 ) -> dict[str, Any]:
-    """Everything that one refresh of the page needs."""
+    """Return the data of one refresh of the page."""
     in_flight, waiting, idle_wait = entries
     rows = [request_row(entry, now_seconds) for entry in (*in_flight, *waiting)[:MOST_REQUESTS]]
     requests = {"running": len(in_flight), "waiting": len(waiting), "rows": rows}
     return {
         "at_seconds": now_seconds,
-        "instances": [_instance(one) for one in instances],
+        "instances": [_instance(instance) for instance in instances],
         "requests": {**requests, "idle_wait": None if idle_wait is None else idle_wait._asdict()},
     }
 
 
 def request_row(entry: LogEntry, now_seconds: float) -> dict[str, Any]:
-    """A request that did not end yet.
+    """Return the row of a request that has not ended.
 
     ``tpot_seconds`` is the time per token after the first; None before the second.
     """
@@ -64,7 +60,7 @@ def request_row(entry: LogEntry, now_seconds: float) -> dict[str, Any]:
 
 
 def large_page_body(page: LargePage) -> dict[str, Any]:
-    """One large page and who uses it."""
+    """Return one large page and its owners."""
     return {
         "large_page": page.large_page,
         "step": page.step,
@@ -89,10 +85,10 @@ def large_page_body(page: LargePage) -> dict[str, Any]:
 
 
 def bytes_by_use(stats: Stats) -> dict[str, int | None]:
-    """How the pool's bytes are divided.
+    """Return the pool's bytes by use.
 
-    ``activation`` is None where activations share no pool with KV, and ``cpu_buffer`` where there
-    is no CPU buffer.
+    ``activation`` is None if activations share no pool with KV, and ``cpu_buffer`` if there is no
+    CPU buffer.
     """
     used = sum(group.used_pages * group.page_bytes for group in stats.groups)
     cached = sum(group.cached_pages * group.page_bytes for group in stats.groups)
@@ -120,8 +116,8 @@ def _state(entry: LogEntry) -> str:
     return "running" if entry.emitted_tokens else "prefilling"
 
 
-def _instance(one: Seen) -> dict[str, Any]:
-    status, stats, pages = one.status, one.stats, one.pages
+def _instance(instance: Seen) -> dict[str, Any]:
+    status, stats, pages = instance.status, instance.stats, instance.pages
     return {
         "id": status.instance_id,
         "role": status.role,
@@ -163,7 +159,7 @@ def _group_stats(group: GroupStats, query_tokens: int) -> dict[str, Any]:
 
 
 def _pages(pages: Pages) -> Mapping[str, Any]:
-    """The columns stay bytes: JSON has them as base64."""
+    """Return an instance's pages; columns stay bytes, which the JSON encoder writes as base64."""
     return {
         "step": pages.step,
         "groups": [_page_group(group) for group in pages.groups],

@@ -1,4 +1,4 @@
-"""``/``, the memory map, and ``/debug/pages``, what it shows."""
+"""Routes of the memory map, ``/``, and of its data, ``/debug/pages``."""
 
 import asyncio
 from typing import Annotated
@@ -14,18 +14,18 @@ from kvell.server.map.page import make_page
 from kvell.server.map.refreshed import Refreshed
 
 ANSWER_SECONDS = 2.0
-"""An instance that does not answer for so long is shown without figures."""
+"""An instance that does not answer within this time is shown without figures."""
 REFRESH_SECONDS = 0.2
-"""From one look at the instances to the next, however many watch."""
+"""The shortest interval between two queries of the instances, for any number of viewers."""
 DETAIL_SECONDS = 0.05
-"""From one look at a single large page to the next."""
+"""The shortest interval between two queries of single large pages."""
 MOST_LARGE_PAGES = 1 << 31
 
 JSON = "application/json"
 
 
 class MapApi:
-    """The handlers."""
+    """The handlers of the memory map."""
 
     def __init__(self, front: Front) -> None:
         self._front = front
@@ -34,13 +34,13 @@ class MapApi:
         self._detail = asyncio.Lock()
 
     async def page(self) -> Response:
-        """``GET /``."""
+        """Return the page of the memory map."""
         return Response(self._page.html, media_type="text/html", headers=self._page.headers)
 
     async def pages(self) -> Response:
-        """Tell who has every large page of every instance, as the memory map shows it.
+        """Return the owners of each large page of each instance, as the memory map shows them.
 
-        Columns are little-endian integers in base64.  An instance that does not answer is there
+        Columns are little-endian integers in base64.  An instance that does not answer is listed
         without figures.
         """
         return _uncached(await self._pages.latest())
@@ -50,11 +50,11 @@ class MapApi:
         instance: Annotated[str, Path(max_length=100)],
         large_page: Annotated[int, Path(ge=0, lt=MOST_LARGE_PAGES)],
     ) -> Response:
-        """Tell the small pages of one large page and who uses them.
+        """Return the small pages of one large page and their owners.
 
         The status is 404 if no instance of this id serves, 429 if it does not answer in time.
         """
-        async with self._detail:  # one at a time, so that viewers share what they cost
+        async with self._detail:  # one query at a time, so that many viewers cost no more than one
             shown = await self._front.large_page(instance, large_page, ANSWER_SECONDS)
             await asyncio.sleep(DETAIL_SECONDS)
         if shown is None:

@@ -1,4 +1,4 @@
-"""The page itself: its HTML, styles and scripts put into one document, and the headers it needs."""
+"""The page of the memory map: one document of HTML, styles and scripts, and its headers."""
 
 import base64
 import hashlib
@@ -9,23 +9,23 @@ SCRIPTS = (
     *("text.js", "columns.js", "colours.js", "cells.js", "timelines.js", "tables.js"),
     *("asking.js", "instance.js", "map.js"),
 )
-"""In the order in which they build on each other."""
+"""The scripts, in the order of their dependencies."""
 STYLE_PLACE, SCRIPT_PLACE = "/*STYLE*/", "/*SCRIPT*/"
 
 
 @dataclass(frozen=True)
 class Page:
-    """A document, and the headers under which it may do no more than it needs."""
+    """A document, and headers with its content security policy."""
 
     html: bytes
     headers: dict[str, str]
 
 
 def make_page() -> Page:
-    """Put the files beside this module together.
+    """Join the files next to this module into one document.
 
-    Styles and scripts stand in the document, so that it is one answer; the policy names their
-    digests and allows no others.  All it may fetch is from where it came from.
+    The policy allows only the document's own styles and scripts, by their digests, and requests to
+    the same origin.
     """
     style = _text("map.css")
     script = '"use strict";\n(() => {\n' + "\n".join(_text(name) for name in SCRIPTS) + "})();\n"

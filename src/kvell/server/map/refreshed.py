@@ -1,15 +1,14 @@
-"""An answer that many may ask for, and that is made only so often."""
+"""An answer that many viewers share and that is refreshed at most once per interval."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
 
 class Refreshed:
-    """Keeps the latest answer; many viewers cost no more than one.
+    """The latest answer; many viewers cost no more than one.
 
-    :param make: makes a new answer.
-    :param now_seconds: the time.
-    :param every_seconds: at least so long from the beginning of one refresh to the next.
+    :param make: returns a new answer.
+    :param every_seconds: shortest interval from the beginning of one refresh to the next.
     """
 
     def __init__(
@@ -25,7 +24,7 @@ class Refreshed:
         self._lock = asyncio.Lock()
 
     async def latest(self) -> bytes:
-        """The latest answer; a new one if it is time for it."""
+        """Return the latest answer, or a new one once the interval has passed."""
         async with self._lock:  # a caller that waited for the lock finds a new answer
             now = self._now_seconds()
             begun = self._begun_seconds

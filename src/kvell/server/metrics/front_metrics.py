@@ -1,4 +1,4 @@
-"""What the front measures of requests, as Prometheus metrics under vLLM's names.
+"""The front's measurements of requests, as Prometheus metrics under vLLM's names.
 
 Names, meaning and bucket bounds are those of vLLM 0.32 (``vllm/v1/metrics/loggers.py``,
 ``buckets.py``), so that its dashboards work with another prefix; smaller bounds are added
@@ -27,8 +27,10 @@ from kvell.server.metrics.instance_metrics import InstancesCollector
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LABELS = ("model_name",)
 MOST_NOTED = 4096
-"""Pieces of output that are noted before they are counted: what runs for every token is kept small,
-since none of it is in the caches when the next comes."""
+"""The most pieces of output that are noted before they are counted.
+
+Work per token is kept small, since its data has left the processor's caches by the next token.
+"""
 FIRST_TOKEN_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -78,33 +80,33 @@ COUNTED_PATHS = frozenset(
     }
 )
 Awaited = Literal["idle", "body", "answer"]
-"""What a connection waits for: a request, its body, or an answer."""
+"""The next event of a connection: a request, its body, or an answer."""
 OTHER_PATHS = "other"
-"""All further paths together: clients choose paths, and there must not be a series for each."""
+"""The label of all other paths: clients choose paths, and each would get its own series."""
 
 
 class _BeforeOthers(Collector):
-    """Registered first: does what must be done before anything is read."""
+    """A collector that is registered first, to call a function before metrics are read."""
 
     def __init__(self, first: Callable[[], None]) -> None:
         self._first = first
 
     def collect(self) -> Iterator[Metric]:
-        """Nothing of its own."""
+        """Call the function; yield no metrics."""
         self._first()
         return iter(())
 
     def describe(self) -> Iterator[Metric]:
-        """Likewise; nothing is read when it is registered."""
+        """Yield no metrics, without a call when the collector is registered."""
         return iter(())
 
 
 class ServerMetrics:
-    """What the front measures of requests, and what instances say of themselves.
+    """The metrics of the front's requests and of the instances.
 
-    It is the front's ``RequestObserver``; times are seconds as a request's client
-    sees them, queueing included.  Histograms of whole requests count those that were
-    answered; the others are in ``request_success`` by their reason.
+    They are the front's ``RequestObserver``.  Times are seconds from the client's view, including
+    queueing.  Histograms of whole requests count answered requests only; ``request_success``
+    counts all by their reason.
     """
 
     def __init__(self, model_name: str) -> None:
@@ -136,22 +138,22 @@ class ServerMetrics:
             self._rejected.labels(model_name, bound)
 
     def first_tokens(self, seconds: float, count: int, prompt_tokens: int) -> None:
-        """A request's first ``count`` tokens came so long after it."""
+        """Count a request's first ``count`` tokens, ``seconds`` after its arrival."""
         self._prompt_tokens.inc(prompt_tokens)
         self._output_tokens.inc(count)
         self._observe("time_to_first_token_seconds", seconds)
 
     def next_tokens(self, seconds: float, count: int) -> None:
-        """``count`` more tokens came so long after those before."""
+        """Note ``count`` further tokens, ``seconds`` after the previous ones."""
         self._noted.append((seconds, count))
         if len(self._noted) >= MOST_NOTED:
             self._count_noted()
 
     def ended(self, request: EndedRequest) -> None:
-        """A request that was let in is over."""
+        """Count the end of an admitted request."""
         self._ends.labels(self.model_name, request.finished.reason).inc()
         self._retries.inc(request.finished.attempt)
-        if request.finished.embedding:  # it had no first token, with which prompts are counted
+        if request.finished.embedding:  # without a first token, which counts other prompts
             self._prompt_tokens.inc(request.finished.prompt_tokens)
         if request.finished.reason in ANSWERED:
             for name, value in _of_answered(request).items():
@@ -159,41 +161,41 @@ class ServerMetrics:
                     self._observe(name, value)
 
     def rejected(self, bound: Bound) -> None:
-        """A request was not let in, since it exceeded a bound."""
+        """Count a request that exceeded a bound."""
         self._rejected.labels(self.model_name, bound).inc()
 
     def waits_idle(self) -> None:
-        """Requests have begun to wait for long though no instance has any."""
+        """Count the beginning of a long wait of requests while all instances are idle."""
         self._idle_waits.inc()
 
     def answered_over_http(self, path: str, status: int) -> None:
-        """A request got this status; 499 if its client left, 401 and 403 if its key was refused."""
+        """Count an HTTP answer, or a closed connection (499), by path and status."""
         shown = path if path in COUNTED_PATHS else OTHER_PATHS
         self._answers.labels(self.model_name, shown, str(status)).inc()
 
     def watch_connections(self, count: Callable[[Awaited], int]) -> None:
-        """Show how many connections are open.
+        """Export the number of open connections.
 
-        :param count: how many wait for a request, for its body, or for an answer.
+        :param count: returns the number of connections in a state.
         """
         for state in get_args(Awaited):
             self._connections.labels(self.model_name, state).set_function(partial(count, state))
 
     def asked(self, choices: int) -> None:
-        """A prompt came that wants so many answers."""
+        """Count a prompt with the number of its answers."""
         self._observe("request_params_n", choices)
 
     def answered(self, longest_tokens: int) -> None:
-        """A prompt has all its answers; the longest has so many tokens."""
+        """Count a prompt whose answers have all ended, with the tokens of the longest."""
         self._observe("request_max_num_generation_tokens", longest_tokens)
 
     def token_totals(self) -> tuple[int, int]:
-        """Prompt tokens that were prefilled and output tokens that were sent out."""
+        """Return the numbers of prefilled prompt tokens and of sent output tokens."""
         self._count_noted()
         return _value(self._prompt_tokens), _value(self._output_tokens)
 
     def render(self) -> bytes:
-        """Everything in Prometheus's text format."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
     def _count_noted(self) -> None:
@@ -226,7 +228,7 @@ def _value(counter: Counter) -> int:
 
 
 def _of_answered(request: EndedRequest) -> dict[str, float | None]:
-    """Values of the histograms of whole requests; None where it has none."""
+    """Return a request's values for the histograms of whole requests; None if it has no value."""
     finished, tokens = request.finished, request.output_tokens
     per_token = finished.decode_seconds / (tokens - 1) if tokens > 1 else None
     return {

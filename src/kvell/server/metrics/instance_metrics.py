@@ -1,4 +1,4 @@
-"""What an instance says of itself, as Prometheus metrics: vLLM's names, and pages by group."""
+"""The instances' statistics as Prometheus metrics: vLLM's names, and pages by group."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from kvell.server.metrics.memory_page import chunks_by_state, moves_by_kind
 
 LABELS = ("model_name", "instance")
 FRONT = "front"
-"""The instance label of what is the front's own."""
+"""The ``instance`` label of the front's own metrics."""
 WAITING = "kvell:num_requests_waiting"
 MEMORY = "kvell:process_memory_bytes"
 MEMORY_TEXT = "Memory that a process takes; what it shares is divided."
@@ -40,9 +40,9 @@ GROUP_COUNTERS = {
 
 @dataclass(frozen=True)
 class InstanceFigures:
-    """What is known of one instance; ``stats`` is None if it did not answer.
+    """The figures of one instance; ``stats`` is None if it did not answer.
 
-    :param process_bytes: that its process takes now; 0 if nobody knows.
+    :param process_bytes: memory of its process now; 0 if unknown.
     """
 
     stats: Stats | None = None
@@ -52,7 +52,7 @@ class InstanceFigures:
 
 
 class InstancesCollector(Collector):
-    """The latest figures of every instance as metrics, told apart by the label ``instance``."""
+    """The latest figures of each instance as metrics with the label ``instance``."""
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
@@ -61,7 +61,7 @@ class InstancesCollector(Collector):
         self.front_bytes = 0
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric that is known now, once, with samples of every instance."""
+        """Yield each metric once, with the samples of all instances."""
         families: dict[str, Metric] = {}
         waiting = GaugeMetricFamily(WAITING, "Requests that wait.", labels=LABELS)
         waiting.add_metric((self._model_name, FRONT), self.front_waiting)
@@ -79,7 +79,7 @@ class InstancesCollector(Collector):
 
 
 class _InstanceMetrics:
-    """Figures of one instance as metrics; counters start anew with an incarnation."""
+    """The figures of one instance as metrics; a restart resets its counters."""
 
     def __init__(self, model_name: str, instance: str, figures: InstanceFigures) -> None:
         self._key = (model_name, instance)
@@ -87,7 +87,7 @@ class _InstanceMetrics:
         self.restarts, self.process_bytes = figures.restarts, figures.process_bytes
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every metric that is known now."""
+        """Yield each metric that has a value."""
         up = float(self.stats is not None)
         yield self._gauge("instance_up", "Whether the instance answered.", up)
         yield self._counter("instance_restarts", "Instances started again.", self.restarts)
@@ -187,7 +187,7 @@ class _InstanceMetrics:
         yield self._by_label("group_prefix_cache_hits", text, "group", hits)
 
     def _of_contract(self, promised: Mapping[str, int]) -> Iterator[Metric]:
-        """The most that its process takes, and the parts of that."""
+        """Yield the upper bound of the process's memory, and its parts."""
         if WHOLE not in promised:
             return
         text = "Most memory that a process takes, by its contract."
@@ -197,7 +197,7 @@ class _InstanceMetrics:
         yield self._by_label("memory_contract_part_bytes", text, "part", parts, GaugeMetricFamily)
 
     def _of_shared_pool(self, memory: dict[str, int]) -> Iterator[Metric]:
-        """Who has the chunks that KV cache and activations share; no samples where they do not."""
+        """Yield the owners of chunks that KV cache and activations share; no samples otherwise."""
         states, moves = chunks_by_state(memory), moves_by_kind(memory)
         text = "Chunks of the shared pool, by owner and state."
         yield self._by_label("memory_chunks", text, "state", states, GaugeMetricFamily)
@@ -207,7 +207,7 @@ class _InstanceMetrics:
         yield self._by_label("memory_chunk_moves", text, "move", moves)
 
     def _of_cpu_buffer(self, buffer: dict[str, int]) -> Iterator[Metric]:
-        """Who is in host memory, and what went there and back; no samples without a buffer."""
+        """Yield the content of the CPU buffer and the copied bytes; nothing without a buffer."""
         if not buffer:
             return
         used = buffer["used_large_pages"]
@@ -227,7 +227,7 @@ class _InstanceMetrics:
             yield self._gauge("cpu_buffer_logical", text, buffer["logical_large_pages"])
 
     def _of_sections(self, sections: dict[str, int]) -> Iterator[Metric]:
-        """What instances lend each other."""
+        """Yield the sections that instances lend each other."""
         now = {name: sections.get(name, 0) for name in ("lent", "borrowed")}
         text = "Sections of 512 tokens that lie at another instance, by whose they are."
         yield self._by_label("kv_sections", text, "side", now, GaugeMetricFamily)
@@ -238,7 +238,7 @@ class _InstanceMetrics:
         yield self._counter("kv_sections_shared", text, sections.get("shared", 0))
 
     def _of_team(self, team: dict[str, float]) -> Iterator[Metric]:
-        """How much of its processors a step got; no samples where no compiled pass computes."""
+        """Yield the share of processors that steps got; nothing without a compiled pass."""
         if not team:
             return
         yield self._gauge("step_threads", "Threads of the last step.", team["threads"])
@@ -250,8 +250,7 @@ class _InstanceMetrics:
         yield self._counter("step_thread_lost_seconds", text, team["lost_seconds"])
 
     def _of_sizes(self, stats: Stats) -> Iterator[Metric]:
-        """Sizes that never change, as labels of a 1; vLLM's labels for one page size tell the
-        first group's."""
+        """Yield constant sizes as labels; vLLM's ``block_size`` is the first group's."""
         first = stats.groups[0] if stats.groups else None
         facts = {
             "block_size": first.page_tokens if first else 0,
@@ -303,8 +302,8 @@ class _InstanceMetrics:
 
 
 def _hits_by_place(hits: int, buffer: Mapping[str, int]) -> dict[str, int]:
-    """Cached tokens found in the pool, and those found in the CPU buffer behind it, if any is."""
+    """Return the cached tokens found in the pool, and in the CPU buffer if there is one."""
     if "cache_hit_tokens" not in buffer:
         return {"device": hits}
-    found = min(hits, buffer["cache_hit_tokens"])
-    return {"device": hits - found, "cpu_buffer": found}
+    buffered = min(hits, buffer["cache_hit_tokens"])
+    return {"device": hits - buffered, "cpu_buffer": buffered}

@@ -1,4 +1,4 @@
-"""``/debug/memory``: what was promised of the machine's memory, and who has it now."""
+"""``/debug/memory``: the memory contract, and the memory that processes take now."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ GAUGES = ("chunk_bytes", "stale_positions", "withheld_large_pages", "largest_ste
 
 
 def chunks_by_state(memory: dict[str, int]) -> dict[str, int]:
-    """Chunks of a shared pool by owner and state; empty if the pool is KV's alone."""
+    """Return the chunks of a shared pool by owner and state; empty if only KV uses the pool."""
     return {
         name.removesuffix(CHUNKS): count
         for name, count in memory.items()
@@ -23,15 +23,15 @@ def chunks_by_state(memory: dict[str, int]) -> dict[str, int]:
 
 
 def moves_by_kind(memory: dict[str, int]) -> dict[str, int]:
-    """How many chunks moved, were mapped, were given ahead, …, since the start."""
+    """Return the numbers of chunks that were moved, mapped and so on since the start."""
     return {n: c for n, c in memory.items() if n not in GAUGES and not n.endswith(CHUNKS)}
 
 
 @dataclass(frozen=True)
 class InstanceMemory:
-    """What is known of one instance's memory.
+    """The memory of one instance.
 
-    :param pid: None while it has no process, or none of this machine.
+    :param pid: None without a process on this machine.
     """
 
     ready: Ready
@@ -40,15 +40,15 @@ class InstanceMemory:
 
 
 def contract_of_all(parts: Sequence[Mapping[str, int]], *, shares_weights: bool = True) -> int:
-    """``contract_bytes`` of instances together.
+    """Return the ``contract_bytes`` of several instances together.
 
-    :param parts: the memory contract of each.
-    :param shares_weights: whether their weights are in memory once, as on one host.
+    :param parts: memory contract of each instance.
+    :param shares_weights: whether the instances share their weights in memory, as on one host.
     """
-    promised_bytes = sum(one.get("contract_bytes", 0) for one in parts)
+    promised_bytes = sum(contract.get("contract_bytes", 0) for contract in parts)
     if not shares_weights:
         return promised_bytes
-    weights = [one.get("weights_bytes", 0) for one in parts]
+    weights = [contract.get("weights_bytes", 0) for contract in parts]
     return promised_bytes - sum(weights) + max(weights, default=0)
 
 
@@ -58,10 +58,10 @@ def contract_lines(
     *,
     shares_weights: bool = True,
 ) -> list[str]:
-    """The memory contract of several instances, a line for each process and one for the whole.
+    """Return the memory contract of several instances: a line per process and one for the sum.
 
-    :param contracts: the parts of each, by instance id.
-    :param front_bytes: of this process before it served anything, and for its work.
+    :param contracts: memory contracts by instance id.
+    :param front_bytes: size of this process at its start plus its largest working set.
     :param shares_weights: see :func:`contract_of_all`.
     """
     rows = {name: parts.get("contract_bytes", 0) for name, parts in contracts.items()}
@@ -84,17 +84,18 @@ def memory_page(
     *,
     shares_weights: bool = True,
 ) -> dict[str, Any]:
-    """Everything as plain data.
+    """Return the body of ``/debug/memory``.
 
-    :param instances: those that answered, by id.
-    :param front_floor_bytes: of this process before it served anything.
-    :param front_work_bytes: the most that reading texts and pictures takes beside that.
+    :param instances: the instances that answered, by id.
+    :param front_floor_bytes: size of this process before it served requests.
+    :param front_work_bytes: its largest working set for texts and pictures.
     :param shares_weights: see :func:`contract_of_all`.
-    :returns: ``contract_bytes`` is of all processes together; ``now_bytes`` what each takes;
-        ``instances`` has every instance's own.  A single instance's figures stand at the top too.
+    :returns: ``contract_bytes`` and ``parts`` are sums over all processes, ``now_bytes`` has the
+        front's memory and the instances', ``instances`` the body of each.  The body of a single
+        instance is also merged into the top level.
     """
-    pages = {name: _instance_page(one) for name, one in instances.items()}
-    contracts = [one.ready.memory for one in instances.values()]
+    pages = {name: _instance_page(instance) for name, instance in instances.items()}
+    contracts = [instance.ready.memory for instance in instances.values()]
     names = {name for contract in contracts for name in contract}
     parts = {name: sum(contract.get(name, 0) for contract in contracts) for name in sorted(names)}
     alone = next(iter(pages.values())) if len(pages) == 1 else {}
@@ -116,11 +117,11 @@ def memory_page(
     }
 
 
-def _instance_page(one: InstanceMemory) -> dict[str, Any]:
-    stats = one.stats
+def _instance_page(instance: InstanceMemory) -> dict[str, Any]:
+    stats = instance.stats
     return {
-        "parts": dict(one.ready.memory),
-        "now_bytes": tree_bytes(one.pid) if one.pid else 0,
+        "parts": dict(instance.ready.memory),
+        "now_bytes": tree_bytes(instance.pid) if instance.pid else 0,
         "pool": {
             "large_page_bytes": stats.large_page_bytes,
             "large_pages": stats.large_pages,

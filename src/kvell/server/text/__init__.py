@@ -1,1 +1,1 @@
-"""Text on its way in and out: token ids, stop strings, usage."""
+"""Text of prompts and answers: token ids, stop strings, usage."""

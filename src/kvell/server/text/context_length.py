@@ -1,4 +1,4 @@
-"""How long a request may be: in one instance, and with memory that others lend."""
+"""The longest request: in one instance, and with memory that other instances lend."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,11 +6,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class AnswerRoom:
-    """Output tokens behind a prompt.
+    """The output tokens that may follow a prompt.
 
-    :param usual_tokens: where a request does not say how many it wants.
-    :param most_tokens: that it may ask for.
-    :param prompt_tokens: of the prompt.
+    :param usual_tokens: limit of a request without ``max_tokens``.
+    :param most_tokens: largest limit that a request may ask for.
     """
 
     usual_tokens: int
@@ -20,11 +19,11 @@ class AnswerRoom:
 
 @dataclass(frozen=True)
 class ContextLength:
-    """Tokens of prompt and answer together.
+    """The limits of prompt and answer together, in tokens.
 
-    :param alone_tokens: at most, in the memory of one instance.
-    :param reach: returns the most while others lend it memory; it follows how many there are.
-    :param model_tokens: that no number of them exceeds; 0: the former.
+    :param alone_tokens: limit in the memory of one instance.
+    :param reach: returns the current limit with loans, which depends on the number of instances.
+    :param model_tokens: limit for any number of instances; 0: ``alone_tokens``.
     """
 
     alone_tokens: int
@@ -33,15 +32,15 @@ class ContextLength:
 
     @property
     def longest_tokens(self) -> int:
-        """Most tokens that a request can ever have, however many instances there will be."""
+        """The most tokens of a request with any number of instances."""
         return max(self.alone_tokens, self.model_tokens)
 
     @property
     def reach_tokens(self) -> int:
-        """Most tokens of a request, while others lend what they can."""
+        """The most tokens of a request with the loans that are possible now."""
         return self.alone_tokens if self.reach is None else max(self.alone_tokens, self.reach())
 
     def answer_room(self, prompt_tokens: int) -> AnswerRoom:
-        """Return the room that a prompt leaves; without further words it stays in one instance."""
+        """Return the room after a prompt; the usual answer stays in one instance if possible."""
         alone, most = self.alone_tokens - prompt_tokens, self.reach_tokens - prompt_tokens
         return AnswerRoom(alone if alone > 0 else most, most, prompt_tokens)

@@ -1,4 +1,4 @@
-"""From prompts to their vectors, over a front."""
+"""Embedding vectors of prompts, from instances behind a front."""
 
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -13,11 +13,11 @@ from kvell.server.text.text_stream import outputs_of, raise_unless_done
 
 
 async def embedded(front: Front, prompt: PreparedPrompt) -> Finished:
-    """Get the vector of a prompt, which comes with its end; being cancelled cancels the request.
+    """Return the vector of a prompt; cancelling this call cancels the request.
 
-    :raises TryLater: when there is no room or no instance just now.
-    :raises RequestRefused: when the instance can never serve it.
-    :raises RequestFailed: when the instances that computed it died, or somebody stopped it.
+    :raises TryLater: when there is no room or no instance now.
+    :raises RequestRefused: when the instance can never serve the request.
+    :raises RequestFailed: when the instances that computed it died, or it was stopped.
     """
     outputs = outputs_of(front, prompt, POOLED, pooling="last")
     async with aclosing(outputs):
@@ -30,5 +30,5 @@ async def embedded(front: Front, prompt: PreparedPrompt) -> Finished:
 
 
 async def all_embedded(front: Front, prompts: Sequence[PreparedPrompt]) -> list[Finished]:
-    """Get the vectors of prompts, in their order; the first failure cancels the others."""
+    """Return the vectors of prompts, in their order; the first failure cancels the others."""
     return await all_served(front, prompts, lambda prompt: embedded(front, prompt))

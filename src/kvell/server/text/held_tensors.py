@@ -1,4 +1,4 @@
-"""Tensors of pictures that requests in flight keep, for as long as anybody has them."""
+"""The memory of pictures' tensors that requests in flight hold."""
 
 from collections.abc import Iterable
 from itertools import count
@@ -9,11 +9,11 @@ from kvell.errors import TryLater
 from kvell.vocabulary import MIB
 
 MOST_HELD_BYTES = 512 * MIB
-"""With so much held no further picture is read; the last one read may exceed it."""
+"""At this sum, no further picture is read; the last picture may exceed it."""
 
 
 class HeldTensors:
-    """Counts tensors without keeping them: one that nobody else has counts no more."""
+    """A count of tensors by weak references: a tensor counts while a request holds it."""
 
     def __init__(self) -> None:
         self._tensors: WeakValueDictionary[int, SentTensor] = WeakValueDictionary()
@@ -21,8 +21,8 @@ class HeldTensors:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of all that are alive."""
-        return sum(len(one.data) for one in list(self._tensors.values()))
+        """The bytes of all tensors that are alive."""
+        return sum(len(tensor.data) for tensor in list(self._tensors.values()))
 
     def check(self) -> None:
         """Check that there is room for the tensors of another request.
@@ -31,10 +31,10 @@ class HeldTensors:
         """
         held_bytes = self.held_bytes
         if held_bytes >= MOST_HELD_BYTES:
-            told = f"requests in flight have {held_bytes} bytes of pictures; try again"
-            raise TryLater(told, bound="image_pixels")
+            problem = f"requests in flight have {held_bytes} bytes of pictures; try again"
+            raise TryLater(problem, bound="image_pixels")
 
     def hold(self, tensors: Iterable[SentTensor]) -> None:
         """Count tensors from now on."""
-        for one in tensors:
-            self._tensors[next(self._numbers)] = one
+        for tensor in tensors:
+            self._tensors[next(self._numbers)] = tensor

@@ -1,4 +1,4 @@
-"""Threads that texts and pictures wait for, so that long ones hold nobody up but each other."""
+"""Threads for texts and pictures: long texts delay only other long texts."""
 
 import asyncio
 from collections.abc import Callable
@@ -18,16 +18,16 @@ from kvell.vocabulary import MIB, RequestId
 
 Made = TypeVar("Made")
 MOST_TOLD_BYTES = 128 * MIB
-"""Of log probabilities that answers in the making may have, all together."""
+"""The most bytes of log probabilities of all unfinished answers."""
 WAITING_BYTES = 32 * MIB
-"""Of texts, and apart from that of pictures, that may wait for a thread."""
+"""The unit of the bounds on bytes that wait for a thread."""
 
 
 @dataclass(eq=False)
 class _Piece(Generic[Made]):
     """A piece of work that waits for the thread.
 
-    :param made: what it makes, for whoever waits.
+    :param made: the result, which the caller awaits.
     """
 
     request_id: RequestId
@@ -38,13 +38,11 @@ class _Piece(Generic[Made]):
 
 
 class Lane:
-    """One thread; those who wait for it take turns by tenant, and each tenant's work is in order.
+    """One thread and its queue; tenants take turns, and the work of each tenant is in order.
 
-    A cancelled caller leaves the line.
-
-    :param bound: that is exceeded when too much waits.
-    :param most_bytes: that may wait and be worked on (:class:`.EqualParts`).
-    :param trims: whether freed memory goes back to the system after each piece of work.
+    :param bound: the bound that errors name when too much waits.
+    :param most_bytes: the most bytes that wait or are worked on (:class:`.EqualParts`).
+    :param trims: whether freed memory is returned to the system after each piece of work.
     """
 
     def __init__(self, name: str, bound: Bound, most_bytes: int, *, trims: bool) -> None:
@@ -56,15 +54,15 @@ class Lane:
 
     @property
     def bytes_here(self) -> int:
-        """Bytes that wait or are worked on."""
+        """The bytes that wait or are worked on."""
         return self._bytes.total
 
     async def run(self, size_bytes: int, work: Callable[[], Made], tenant: str = "") -> Made:
-        """Do a piece of work in the thread, and return what it makes.
+        """Run a piece of work in the thread, and return its result.
 
-        Being cancelled while it runs does not stop it, and the next piece waits for its end.
+        Cancelling the caller removes work that waits; work that runs is finished first.
 
-        :param tenant: whose turn it takes, and who is charged.
+        :param tenant: owner, whose turn is used and who is charged.
         :raises TryLater: if too much waits already.
         """
         self._bytes.take(tenant, size_bytes)
@@ -81,7 +79,7 @@ class Lane:
                 self._forget(piece)
 
     def _begin_next(self) -> None:
-        """Let the thread do whoever's turn it is."""
+        """Submit the next tenant's work to the thread."""
         self._is_busy = False
         while not self._is_busy and (piece := self._line.first()) is not None:
             self._line.take(piece)
@@ -96,7 +94,7 @@ class Lane:
             running.add_done_callback(partial(self._heard, piece))
 
     def _heard(self, piece: "_Piece[Made]", running: "asyncio.Future[Made]") -> None:
-        """A piece of work is done."""
+        """Pass the result of a piece of work to its caller, and begin the next piece."""
         if running.cancelled():
             piece.made.cancel()
             self._forget(piece)
@@ -109,7 +107,7 @@ class Lane:
         self._begin_next()
 
     def _tell(self, piece: "_Piece[Made]", error: BaseException) -> None:
-        """A piece of work has failed; nobody may be left to hear of it."""
+        """Pass an error to the caller of a piece of work, unless the caller was cancelled."""
         if not piece.made.done():
             piece.made.set_exception(error)
         self._forget(piece)
@@ -144,9 +142,10 @@ def _told_bytes() -> EqualParts:
 class TextWork:
     """The lanes of one process, which all its models share.
 
-    :param tenant: whose work this is.
-    :ivar held: tensors of pictures in requests that have not ended.
-    :ivar told: how likely tokens are, in answers that are not sent yet.
+    ``held`` counts tensors of pictures in requests that have not ended, ``told`` the bytes of log
+    probabilities in answers that are not sent yet.
+
+    :param tenant: owner of the work.
     """
 
     def __init__(self, tenant: str = "", shared: "TextWork | None" = None) -> None:
@@ -156,21 +155,21 @@ class TextWork:
         self.told: EqualParts = _told_bytes() if shared is None else shared.told
 
     def of(self, tenant: str) -> "TextWork":
-        """The same lanes, where this tenant waits in its own turn."""
+        """Return the same lanes for another tenant."""
         return TextWork(tenant, self)
 
     async def run(self, size_bytes: int, work: Callable[[], Made]) -> Made:
-        """Work on a text among those of its kind, short or long.
+        """Run work on a text in the lane of short or of long texts.
 
-        :raises TryLater: if too many of them wait.
+        :raises TryLater: if too many texts of this kind wait.
         """
         lane = self._lanes.short if size_bytes <= SHORT_BYTES else self._lanes.long
         return await lane.run(size_bytes, work, self._tenant)
 
     async def run_pictured(self, size_bytes: int, work: Callable[[], Made]) -> Made:
-        """Decode the pictures of one request.
+        """Run work on the pictures of one request.
 
-        :raises TryLater: if too many of them wait.
+        :raises TryLater: if too many pictures wait.
         """
         return await self._lanes.pictures.run(size_bytes, work, self._tenant)
 

@@ -1,4 +1,4 @@
-"""Finds the models that a front serves, and reads their tokenizers later."""
+"""The lookup of the models that a front serves; their tokenizers are loaded later."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -28,12 +28,12 @@ def texts_of(
 ) -> Texts:
     """Return the models' names, and a loader of their tokenizers to call while the instance starts.
 
-    :param served_names: the first model's names in requests, if not its own; the first of them
-        stands for it elsewhere too.
+    :param served_names: names of the first model in requests instead of its own; the first of
+        them is the model's name elsewhere.
     :param generation_config: whether the models' recommended sampling is their default.
-    :param chat_template: the first model's, as a file or as text; None for its own.
-    :param chat_template_content_format: how that template gets content.
-    :param hf_overrides: a JSON object of fields in place of those of the first model's config.
+    :param chat_template: the first model's template, as a file or as text; None for its own.
+    :param chat_template_content_format: form in which that template gets content.
+    :param hf_overrides: JSON object of fields that replace those of the first model's config.
     :raises ChangeSomething: if a model cannot be found, two have the same name, or the template
         cannot be used.
     """
@@ -43,25 +43,25 @@ def texts_of(
     chosen = _chosen(chat_template, chat_template_content_format)
     named = named_sources(models[0], models[1:])
     if served_names:
-        _check_names(served_names, [one.name for one in named[1:]])
+        _check_names(served_names, [model.name for model in named[1:]])
         named = [replace(named[0], name=served_names[0]), *named[1:]]
-    paths = [resolve_model(one.source, cache_dir, progress) for one in named]
+    paths = [resolve_model(model.source, cache_dir, progress) for model in named]
 
     def load() -> LoadedTexts:
-        # Imported here, while instances start: tokenizers take long to import.
+        # Imported here, while instances start: the import of tokenizers is slow.
         from kvell.device.process_size import give_back_freed, process_bytes
         from kvell.server.text.served_text import ServedText
 
         floor_bytes = process_bytes()
-        (name, path), *beside = zip([one.name for one in named], paths, strict=True)
+        (name, path), *beside = zip([model.name for model in named], paths, strict=True)
         read = [
             ServedText.load(name, path, generation_config, chosen, hf_overrides),
-            *(ServedText.load(*one, generation_config) for one in beside),
+            *(ServedText.load(*model, generation_config) for model in beside),
         ]
         give_back_freed()
         return LoadedTexts(read, floor_bytes)
 
-    return Texts([one.name for one in named], load)
+    return Texts([model.name for model in named], load)
 
 
 def _check_names(served: Sequence[str], others: Sequence[str]) -> None:
@@ -74,10 +74,10 @@ def _check_names(served: Sequence[str], others: Sequence[str]) -> None:
 
 
 def _chosen(template: str | None, content_format: "ContentFormat") -> "ChosenTemplate | None":
-    """Return what is said of the first model's template; None if nothing is."""
+    """Return the user's choice of the first model's template; None if there is none."""
     if template is None and content_format == "auto":
         return None
-    # Imported here: most starts need it only later, beside the instance's.
+    # Imported here: most starts need it only later, while the instance starts.
     from kvell.models.text.chat_template import chosen_template
 
     return chosen_template(template, content_format)

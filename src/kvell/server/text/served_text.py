@@ -1,4 +1,4 @@
-"""The text side of a model for the HTTP front, which holds no weights."""
+"""The text side of a model for the front, which has no weights."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
@@ -24,7 +24,7 @@ from kvell.server.text.text_model import NO_FIELDS
 
 NO_VECTORS = EmbeddingFacts(0, "has no files that say what its embeddings are")
 KNOWN_TOKENS = 8192
-"""Texts of tokens that are kept; the likeliest ones come again and again."""
+"""The number of tokens whose text is cached; few tokens make up most log probabilities."""
 
 
 class ServedText:
@@ -60,9 +60,9 @@ class ServedText:
     ) -> "ServedText":
         """Read the config and the tokenizer in a model's directory.
 
-        :param generation_config: whether its recommended sampling is the default.
-        :param chosen: what the user says of its chat template; None for nothing.
-        :param overrides: a JSON object of fields in place of those of its config.
+        :param generation_config: whether the model's recommended sampling is the default.
+        :param chosen: the user's choice of its chat template; None for the model's own.
+        :param overrides: JSON object of fields that replace those of its config.
         :raises ChangeSomething: if its files are damaged.
         """
         config, chosen = known_config(path, overrides), chosen or THE_MODELS_OWN
@@ -74,22 +74,22 @@ class ServedText:
 
     @property
     def chat_template(self) -> str:
-        """The text of its chat template, of all if there are several; "" if it has none."""
+        """The text of the model's chat templates; "" if it has none."""
         template = self._tokenizer.template
         return template.text if template else ""
 
     @property
     def takes_tools(self) -> bool | None:
-        """Whether its chat template shows tools; None if it has none."""
+        """Whether the chat template renders tools; None without a template."""
         template = self._tokenizer.template
         return template.takes_tools if template else None
 
     def tokenizer_info(self) -> dict[str, object]:
-        """Settings of its tokenizer that JSON can express, with the class and the chat template."""
+        """Return the tokenizer's settings in JSON, with its class and the chat template."""
         return self._tokenizer.settings()
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
-        """Token ids of a text, int32 [tokens]."""
+        """Return the token ids of a text, int32 ``[tokens]``."""
         return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     def rendered_chat(
@@ -101,14 +101,14 @@ class ServedText:
         opens_answer: bool = True,
         continues_last: bool = False,
     ) -> str:
-        """The text of a conversation, special tokens in it."""
+        """Return the text of a conversation, with special tokens."""
         return self._tokenizer.rendered_chat(
             messages, tools, fields, opens_answer=opens_answer, continues_last=continues_last
         )
 
     @property
     def takes_images(self) -> bool:
-        """Whether its prompts may have images: its directory has a processor for them."""
+        """Whether prompts may have images: the model's directory has a processor for them."""
         return self._processor is not None
 
     def encode_pictured(
@@ -121,9 +121,9 @@ class ServedText:
         opens_answer: bool = True,
         check: Callable[[str], None] = lambda text: None,
     ) -> tuple[NDArray[np.int32], tuple[SentTensor, ...]]:
-        """Token ids of a conversation with images, int32 [tokens], and their tensors."""
+        """Return the token ids of a conversation with images, int32 ``[tokens]``, and tensors."""
         assert self._processor is not None, "only models that take images are asked"
-        # Imported here: it needs torch, and most servers never see a picture.
+        # Imported here: it needs torch, and most servers never receive a picture.
         from kvell.engine.running.sent_images import sent
 
         ids, tensors = self._processor.encode(
@@ -132,11 +132,11 @@ class ServedText:
         return ids, tuple(sent(name, tensor) for name, tensor in tensors.items())
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids, special ones included."""
+        """Return the text of token ids, including special tokens."""
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token."""
+        """Return the bytes of one token."""
         return token_bytes(self._tokenizer, token_id)
 
     def _token_text(self, token_id: int) -> str:
@@ -145,17 +145,11 @@ class ServedText:
     def detokenizer(
         self, *, skip_special_tokens: bool = True, after: Preceding = ()
     ) -> IncrementalDetokenizer:
-        """Return a new detokenizer for one request.
-
-        :param after: its prompt.
-        """
+        """Return a new detokenizer for one request, whose prompt is ``after``."""
         return IncrementalDetokenizer(self._tokenizer, skip_special_tokens, after)
 
     def token_offsets(
         self, *, skip_special_tokens: bool = True, after: Preceding = ()
     ) -> TokenOffsets:
-        """Return the offsets of a new answer's tokens.
-
-        :param after: its prompt.
-        """
+        """Return the offsets of a new answer's tokens; the prompt is ``after``."""
         return token_offsets(self._tokenizer, skip_special_tokens=skip_special_tokens, after=after)

@@ -1,4 +1,4 @@
-"""What tells one conversation from another where the client does not say: how it begins."""
+"""Session keys of requests without one: digests of the beginning of a conversation or prompt."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,38 +8,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 FIRST_TOKENS = 256
-"""Tokens of a plain prompt that tell its session."""
+"""The number of a plain prompt's first tokens that make its session key."""
 KEY_BYTES = 16
 FIRST_CHARS, LAST_CHARS = 1 << 16, 1 << 10
-"""Characters of a long text that tell its session, at its beginning and end; its length does too.
+"""The characters at a long text's beginning and end that, with its length, make the session key.
 
-A picture in a conversation is a text of megabytes, and other requests wait for the loop.
+A picture in a conversation is a text of megabytes, and hashing it all would block the event loop.
 """
 
 
 def conversation_key(messages: Iterable[Mapping[str, Any]]) -> str:
-    """A digest of a conversation up to its first user message.
+    """Return a digest of a conversation up to its first user message.
 
-    All its later turns begin so too, and other conversations with the same system prompt do not.
+    Later turns of a conversation have the same digest; other conversations with the same system
+    prompt do not.
     """
     digest = hashlib.blake2b(digest_size=KEY_BYTES)
     for message in messages:
         role, content = str(message.get("role", "")), message.get("content", "")
-        told = _told(content)
-        digest.update(f"{len(role)}:{role}{len(told)}:{told}".encode())
+        shown = _told(content)
+        digest.update(f"{len(role)}:{role}{len(shown)}:{shown}".encode())
         if role == "user":
             break
     return digest.hexdigest()
 
 
 def prompt_key(token_ids: NDArray[np.int32]) -> str:
-    """A digest of a prompt's first tokens (int32 ``[tokens]``)."""
+    """Return a digest of a prompt's first tokens (int32 ``[tokens]``)."""
     first = np.ascontiguousarray(token_ids[:FIRST_TOKENS], "<i4").tobytes()
     return hashlib.blake2b(first, digest_size=KEY_BYTES).hexdigest()
 
 
 def _told(content: Any) -> str:
-    """What tells a content from others, without reading all of a long one."""
+    """Return a text that identifies a content, with parts of long texts only."""
     if isinstance(content, str):
         if len(content) <= FIRST_CHARS + LAST_CHARS:
             return content
@@ -47,5 +48,5 @@ def _told(content: Any) -> str:
     if isinstance(content, Mapping):
         return "".join(f"{key}:{_told(part)}" for key, part in content.items())
     if isinstance(content, Sequence):
-        return "".join(f"{len(told)}:{told}" for told in map(_told, content))
+        return "".join(f"{len(part)}:{part}" for part in map(_told, content))
     return str(content)

@@ -1,9 +1,9 @@
-"""Which texts are too long to be encoded, and the memory that encoding the others takes.
+"""Bounds on the texts that are encoded, and the memory that encoding takes.
 
-Tokenizers take some hundred bytes of memory for every byte of a text, and a second for a megabyte.
-So a text is refused by its length if no tokens that fit the context could spell it, and a text far
-longer than tokens usually are is first counted in slices, which takes little memory and ends at
-the first slice too many.  Pure.
+Tokenizers take some hundred bytes of memory for each byte of a text, and a second for a megabyte.
+So a text is refused by its length if even the longest tokens could not fit it into the context.
+Tokens of other long texts are first counted in slices, which takes little memory and stops at the
+first slice beyond the context.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,20 +13,20 @@ from kvell.errors import Bound, ChangeSomething
 from kvell.vocabulary import KIB, MIB
 
 USUAL_TOKEN_BYTES = 8
-"""A text with at most so many bytes for each token of the context is encoded at once."""
+"""A text with at most this number of bytes per token of the context is encoded without slices."""
 LARGEST_TEXT_BYTES, LARGEST_MEAN_TOKEN_BYTES = 4 * MIB, 32
-"""No text is longer than the larger of the first, and the second times the context's tokens."""
+"""The longest text has the first size, or the second times the context's tokens if larger."""
 ANY_TEXT_BYTES = 512 * KIB
-"""``/tokenize`` takes so much also where the context is smaller."""
+"""The longest text that ``/tokenize`` always accepts, even if the context is shorter."""
 SHORT_BYTES = 64 * KIB
-"""Texts up to this length have a thread of their own, where no long text is before them."""
+"""The longest text for the thread of short texts."""
 SLICE_CHARS = 32 * KIB
 SLICED_FACTOR = 2
-"""Slices may have so many times the context's tokens: a cut changes a few tokens around it."""
+"""The most tokens in slices, as a factor of the context: a cut changes a few tokens around it."""
 RENDERED_FACTOR = 4
-"""A conversation may hold so many times the longest text: templates leave things out."""
+"""The longest conversation, as a factor of the longest text: templates omit parts."""
 MEMORY_PER_BYTE, MEMORY_PER_COUNTED_BYTE = 384, 128
-"""Bytes of memory for a byte of text: of any, and where tokens are known to be few.
+"""The memory per byte of text: of any text, and of one whose tokens were counted in slices.
 
 Measured with SmolLM2's tokenizer: 85 for white space, 137 for English, 188 for Chinese characters
 at random, 257 for single letters between spaces; 347 with the lists and JSON of an answer to
@@ -35,7 +35,7 @@ at random, 257 for single letters between spaces; 347 with the lists and JSON of
 
 
 class ContextTooLong(ChangeSomething):
-    """A prompt that leaves no room for output, or not for as much as was asked for."""
+    """A prompt that leaves too little room for its output."""
 
 
 def context_too_long(
@@ -46,28 +46,28 @@ def context_too_long(
     what: str = "the prompt is too long",
     bound: Bound | None = None,
 ) -> ContextTooLong:
-    """The error of what does not fit the context.
+    """Return the error of a request that does not fit the context.
 
-    Clients (LiteLLM, LangChain, Inspect) know it by these words, and then send less.
+    Clients (LiteLLM, LangChain, Inspect) recognize it by this text, and then send less.
 
-    :param context_tokens: of prompt and output together, at most.
-    :param what: says what is too long.
+    :param context_tokens: most tokens of prompt and output together.
+    :param what: the clause of the message that names what is too long.
     """
     problem = f"This model's maximum context length is {context_tokens} tokens, and {what}"
     return ContextTooLong(field, value, problem, remedy, bound=bound)
 
 
 def byte_length(text: str) -> int:
-    """The length of a text in UTF-8."""
+    """Return the length of a text in UTF-8."""
     return len(text) if text.isascii() else len(text.encode())
 
 
 def chars_within(value: object) -> int:
-    """Characters of all strings in a value made of mappings and sequences, keys too."""
+    """Return the number of characters in all strings and keys of a JSON value."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, Mapping):
-        return sum(len(str(key)) + chars_within(one) for key, one in value.items())
+        return sum(len(str(key)) + chars_within(item) for key, item in value.items())
     if isinstance(value, Sequence):
         return sum(map(chars_within, value))
     return 0
@@ -77,8 +77,8 @@ def chars_within(value: object) -> int:
 class TextBounds:
     """The bounds of one model's texts.
 
-    :param max_model_len: tokens of its context.
-    :param most_token_bytes: the most bytes of text that one token stands for.
+    :param max_model_len: tokens of the model's context.
+    :param most_token_bytes: UTF-8 bytes of the longest token.
     """
 
     max_model_len: int
@@ -86,18 +86,18 @@ class TextBounds:
 
     @property
     def most_bytes(self) -> int:
-        """The longest text that may fit the context."""
+        """The bytes of the longest text that may fit the context."""
         largest = max(LARGEST_TEXT_BYTES, LARGEST_MEAN_TOKEN_BYTES * self.max_model_len)
         return min(self.max_model_len * self.most_token_bytes, largest)
 
     @property
     def any_bytes(self) -> int:
-        """The longest text that is encoded although it need not fit."""
+        """The bytes of the longest text that is encoded if it need not fit the context."""
         return max(ANY_TEXT_BYTES, USUAL_TOKEN_BYTES * self.max_model_len)
 
     @property
     def memory_bytes(self) -> int:
-        """The most memory that encoding takes at once: a long text and a short one."""
+        """The most memory that encoding takes: for one long and one short text together."""
         long_bytes = max(
             MEMORY_PER_BYTE * self.any_bytes, MEMORY_PER_COUNTED_BYTE * self.most_bytes
         )
@@ -106,13 +106,13 @@ class TextBounds:
     def checked_bytes(
         self, field: str, text: str, *, answer_tokens: int = 1, fits: bool = True
     ) -> int:
-        """The length of a text that may be encoded, in UTF-8.
+        """Check that a text may be encoded; return its length in UTF-8.
 
-        :param field: that has it, for errors.
-        :param answer_tokens: for which it must leave room.
-        :param fits: whether it must fit the context.
-        :raises ContextTooLong: if it is longer than any text that fits.
-        :raises ChangeSomething: if it is longer than anything that is encoded.
+        :param field: the request's field with the text, for errors.
+        :param answer_tokens: tokens of output that must fit after the text.
+        :param fits: whether the text must fit the context.
+        :raises ContextTooLong: if the text must fit and is longer than any text that can.
+        :raises ChangeSomething: if the text need not fit and is too long to be encoded.
         """
         most_bytes = self.most_bytes if fits else self.any_bytes
         if len(text) <= most_bytes:  # there are at least as many bytes as characters
@@ -125,9 +125,9 @@ class TextBounds:
         raise _too_large(field, value, most_bytes)
 
     def check_conversation(self, field: str, *, chars: int, fits: bool = True) -> None:
-        """Check that a conversation can be rendered without much work.
+        """Check that a conversation can be rendered at little cost.
 
-        :param chars: of all that the template may show.
+        :param chars: characters of all values that the template may render.
         :raises ChangeSomething: as :meth:`checked_bytes`.
         """
         most_bytes = RENDERED_FACTOR * (self.most_bytes if fits else self.any_bytes)
@@ -139,10 +139,10 @@ class TextBounds:
     def check_slices(
         self, field: str, text: str, count: Callable[[str], int], *, answer_tokens: int = 1
     ) -> None:
-        """Check that a text which is long for its context has not far too many tokens.
+        """Check that a text which is long for the context does not have far too many tokens.
 
-        :param count: tokens of a slice; is not called again once they are too many.
-        :raises ContextTooLong: if it has.
+        :param count: returns the tokens of a slice; not called again once there are too many.
+        :raises ContextTooLong: if the text has too many tokens.
         """
         if len(text) <= SLICE_CHARS or byte_length(text) <= USUAL_TOKEN_BYTES * self.max_model_len:
             return
@@ -153,7 +153,7 @@ class TextBounds:
                 raise self.too_long(field, f"{len(text)} characters", answer_tokens)
 
     def too_long(self, field: str, value: str, answer_tokens: int = 1) -> ContextTooLong:
-        """The error of a text that was not encoded, since it can never fit."""
+        """Return the error of a text that was not encoded, since it cannot fit the context."""
         remedy = f"send at most {self.max_model_len - answer_tokens} tokens"
         return context_too_long(field, value, self.max_model_len, remedy, bound="text_bytes")
 

@@ -1,4 +1,4 @@
-"""A model's texts to token ids in threads; texts that can never fit are refused unread."""
+"""An encoder of a model's texts in threads; texts that cannot fit are refused first."""
 
 import copy
 from collections.abc import Callable
@@ -18,10 +18,10 @@ TokenIds = NDArray[np.int32]
 
 
 class TextEncoder:
-    """Encodes texts of one model within its bounds.
+    """An encoder of one model's texts within its bounds.
 
     :param max_model_len: tokens of the model's context.
-    :param work: the threads, which the models of a process share.
+    :param work: the threads, which all models of a process share.
     """
 
     def __init__(self, model: TextModel, max_model_len: int, work: TextWork) -> None:
@@ -29,10 +29,10 @@ class TextEncoder:
         self.bounds = TextBounds(max_model_len, model.most_token_bytes)
 
     def of(self, work: TextWork) -> "TextEncoder":
-        """The same encoder with other threads."""
-        found = copy.copy(self)
-        found._work = work
-        return found
+        """Return the same encoder with other threads."""
+        encoder = copy.copy(self)
+        encoder._work = work
+        return encoder
 
     async def encoded(
         self,
@@ -43,14 +43,14 @@ class TextEncoder:
         add_special_tokens: bool = True,
         fits: bool = True,
     ) -> TokenIds:
-        """Token ids of a prompt, int32 ``[tokens]``; they may still be too many for an answer.
+        """Return the token ids of a prompt, int32 ``[tokens]``; they may still exceed the context.
 
-        :param field: that has it, for errors.
-        :param answer_tokens: for which it must leave room.
-        :param add_special_tokens: whether it gets the special tokens that the model wants.
+        :param field: the request's field with the text, for errors.
+        :param answer_tokens: tokens of output that must fit after the prompt.
+        :param add_special_tokens: whether to add the model's special tokens.
         :param fits: whether the text must fit the context.
-        :raises ContextTooLong: when it is far too long for the context.
-        :raises ChangeSomething: when it is longer than anything that is encoded.
+        :raises ContextTooLong: when the text must fit and is far too long for the context.
+        :raises ChangeSomething: when the text need not fit and is too long to be encoded.
         :raises TryLater: when too many texts wait.
         """
         size_bytes = self.bounds.checked_bytes(field, text, answer_tokens=answer_tokens, fits=fits)
@@ -63,7 +63,7 @@ class TextEncoder:
         return await self._work.run(size_bytes, read)
 
     async def with_bad_words(self, sampling: SamplingParams) -> SamplingParams:
-        """The same sampling, with the tokens of its bad words.
+        """Return the sampling parameters with the tokens of their bad words.
 
         :raises ChangeSomething: when a word has no tokens.
         :raises TryLater: when too many texts wait.
@@ -83,13 +83,13 @@ class TextEncoder:
         fits: bool = True,
         add_special_tokens: bool = False,
     ) -> TokenIds:
-        """Token ids of a conversation, int32 ``[tokens]``; they may still be too many.
+        """Return the token ids of a conversation, int32 ``[tokens]``; they may be too many.
 
-        :param render: makes its text, with special tokens in it; is called in a thread.
-        :param chars: of all that it renders.
+        :param render: returns the conversation's text with special tokens; called in a thread.
+        :param chars: characters of all values that are rendered.
         :param fits: whether the text must fit the context.
-        :param add_special_tokens: whether it gets others beside those that are in it.
-        :raises ChangeSomething: when it is far too long, or ``render`` raises it.
+        :param add_special_tokens: whether to add special tokens to those in the text.
+        :raises ChangeSomething: when the text is far too long, or ``render`` raises it.
         :raises TryLater: when too many texts wait.
         """
         self.bounds.check_conversation("messages", chars=chars, fits=fits)
@@ -112,15 +112,15 @@ class TextEncoder:
         return await self._work.run(len(text), lambda: encode(text))
 
     def check(self, text: str) -> None:
-        """Check that a conversation's text may be encoded; for a thread.
+        """Check that a conversation's text may be encoded; called in a thread.
 
-        :raises ContextTooLong: when it is far too long for the context.
+        :raises ContextTooLong: when the text is far too long for the context.
         """
         self.bounds.checked_bytes("messages", text)
         self._check_slices("messages", text)
 
     def plain(self, text: str) -> TokenIds:
-        """Token ids of a text without added ones, whatever its length; for a thread."""
+        """Return the token ids of a text of any length, without added ones; called in a thread."""
         return self._model.encode(text, add_special_tokens=False)
 
     def _check_slices(self, field: str, text: str, answer_tokens: int = 1) -> None:

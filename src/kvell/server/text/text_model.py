@@ -1,4 +1,4 @@
-"""What the front needs of a tokenizer."""
+"""The front's interface to a tokenizer, and prompts that are ready to be submitted."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from kvell.front.request_log import RequestTrace
 from kvell.models.config.embeddings import EmbeddingFacts
 from kvell.models.text.answer_text import Detokenizer, Preceding
 
-if TYPE_CHECKING:  # it brings tokenizers, which a front reads beside its instance
+if TYPE_CHECKING:  # it imports tokenizers, which a front loads while its instance starts
     from kvell.models.text.token_offsets import TokenOffsets
 
 NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
@@ -25,12 +25,12 @@ class TextModel(Protocol):
 
     @property
     def name(self) -> str:
-        """The name under which it is served."""
+        """The name of the model in requests."""
         ...
 
     @property
     def vocab_size(self) -> int:
-        """Token ids are below this."""
+        """The size of the vocabulary; all token ids are smaller."""
         ...
 
     @property
@@ -40,35 +40,35 @@ class TextModel(Protocol):
 
     @property
     def model_type(self) -> str:
-        """The family's name in the model's config; "" if it has none."""
+        """The ``model_type`` of the model's config; "" if it has none."""
         ...
 
     @property
     def chat_template(self) -> str:
-        """The text of its chat template, of all if there are several; "" if it has none."""
+        """The text of the model's chat templates; "" if it has none."""
         ...
 
     @property
     def takes_tools(self) -> bool | None:
-        """Whether its chat template shows tools; None if it has none."""
+        """Whether the chat template renders tools; None without a template."""
         ...
 
     @property
     def embeddings(self) -> EmbeddingFacts:
-        """What the model's files say of its embeddings."""
+        """The facts about embeddings in the model's files."""
         ...
 
     def tokenizer_info(self) -> dict[str, object]:
-        """Settings of its tokenizer that JSON can express, with the class and the chat template."""
+        """Return the tokenizer's settings in JSON, with its class and the chat template."""
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> NDArray[np.int32]:
-        """Token ids of a text, int32 ``[tokens]``."""
+        """Return the token ids of a text, int32 ``[tokens]``."""
         ...
 
     @property
     def most_token_bytes(self) -> int:
-        """The most bytes of text (UTF-8) that one token stands for."""
+        """The UTF-8 bytes of the longest token."""
         ...
 
     def rendered_chat(
@@ -80,19 +80,19 @@ class TextModel(Protocol):
         opens_answer: bool = True,
         continues_last: bool = False,
     ) -> str:
-        """The text of a conversation, to be encoded without adding special tokens.
+        """Return the text of a conversation, to be encoded without adding special tokens.
 
-        :param tools: that the answer may call, in OpenAI's form.
+        :param tools: functions that the answer may call, in OpenAI's form.
         :param fields: further variables of the chat template.
-        :param opens_answer: whether it ends where the answer begins.
-        :param continues_last: whether it ends with the last message's text, which the answer
-            goes on with.
+        :param opens_answer: whether the text ends with the template's generation prompt.
+        :param continues_last: whether the text ends with the last message's content, which the
+            answer continues.
         """
         ...
 
     @property
     def takes_images(self) -> bool:
-        """Whether its prompts may have images."""
+        """Whether prompts may have images."""
         ...
 
     def encode_pictured(
@@ -105,44 +105,45 @@ class TextModel(Protocol):
         opens_answer: bool = True,
         check: Callable[[str], None] = lambda text: None,
     ) -> tuple[NDArray[np.int32], tuple[SentTensor, ...]]:
-        """Token ids of a conversation with images, and the tensors of its images.
+        """Return the token ids of a conversation with images, int32 ``[tokens]``, and tensors.
 
-        :param messages: whose content has ``{"type": "image"}`` where an image stands.
+        :param messages: messages whose content has ``{"type": "image"}`` in place of each image.
         :param images: encoded files (PNG, JPEG, WebP, GIF), in the order of their places.
-        :param tools: that the answer may call, in OpenAI's form.
-        :param check: raises if the conversation's text is too long; no image is decoded before.
-        :raises ChangeSomething: if an image cannot be read or is too large, or the template has no
-            place for tools.
+        :param tools: functions that the answer may call, in OpenAI's form.
+        :param check: raises if the conversation's text is too long; called before any image is
+            decoded.
+        :raises ChangeSomething: if an image cannot be read or is too large, or the template does
+            not render tools.
         """
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of token ids, special ones included."""
+        """Return the text of token ids, including special tokens."""
         ...
 
     def token_text(self, token_id: int) -> str:
-        """The text of one token; bytes that form no character become U+FFFD."""
+        """Return the text of one token; bytes that are not a character become U+FFFD."""
         ...
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes of one token."""
+        """Return the bytes of one token."""
         ...
 
     def detokenizer(
         self, *, skip_special_tokens: bool = True, after: Preceding = ()
     ) -> Detokenizer:
-        """A fresh one for one request, whose prompt is ``after``."""
+        """Return a new detokenizer for one request, whose prompt is ``after``."""
         ...
 
     def token_offsets(
         self, *, skip_special_tokens: bool = True, after: Preceding = ()
     ) -> "TokenOffsets":
-        """Fresh ones for one answer, whose prompt is ``after``."""
+        """Return the offsets of a new answer's tokens; the prompt is ``after``."""
         ...
 
     @property
     def sampling_defaults(self) -> SamplingParams:
-        """What is sampled by where a request does not say; ``max_tokens`` may be None."""
+        """The default sampling parameters; ``max_tokens`` may be None."""
         ...
 
 
@@ -150,7 +151,8 @@ class TextModel(Protocol):
 class LoadedTexts:
     """The text sides of an instance's models.
 
-    :param floor_bytes: of this process before it read them, for the contract; 0 if nobody looked.
+    :param floor_bytes: size of this process before it loaded them, for the memory contract; 0 if
+        it was not measured.
     """
 
     models: Sequence[TextModel]
@@ -159,10 +161,10 @@ class LoadedTexts:
 
 @dataclass(frozen=True)
 class Texts:
-    """The text sides of the models that an instance serves, to be read while it starts.
+    """The text sides of an instance's models, to be loaded while the instance starts.
 
-    :param names: of the models, in order; the first is the one that requests need not name.
-    :param load: reads them, in that order; called once, from a thread of its own.
+    :param names: names of the models; the first model is the default of requests.
+    :param load: loads them in that order; called once, in its own thread.
     """
 
     names: Sequence[str]
@@ -170,7 +172,7 @@ class Texts:
 
     @classmethod
     def of(cls, *models: TextModel) -> "Texts":
-        """Of models that are read already."""
+        """Return the text sides of models that are loaded already."""
         return cls([model.name for model in models], lambda: LoadedTexts(models))
 
 
@@ -178,15 +180,15 @@ class Texts:
 class PreparedPrompt:
     """A prompt ready to be submitted.
 
-    :param model: as the instance knows it, "" for its first.
-    :param session: requests of one session go to one instance, if the routing says so.
-    :param tensors: of its images, from the model's processor.
-    :param priority: requests with lower ones are served first.
-    :param deadline_seconds: it is cancelled if it has not ended so long after its start.
+    :param model: name of the model on the instance, "" for its first.
+    :param session: session key; the routing may send requests of one session to one instance.
+    :param tensors: tensors of the prompt's images, from the model's processor.
+    :param priority: the lowest number is served first.
+    :param deadline_seconds: time after which the request is cancelled.
     :param shows_special_tokens: whether special tokens are a part of the answer's text.
-    :param trace: follows the request in the front.
-    :param tenant: whose it is; "" on a server without keys.
-    :param group: prompts of one HTTP request are one; the groups of a tenant take turns.
+    :param trace: observer of the request in the front.
+    :param tenant: owner; "" on a server without keys.
+    :param group: key that the prompts of one HTTP request share; a tenant's groups take turns.
     """
 
     token_ids: NDArray[np.int32]

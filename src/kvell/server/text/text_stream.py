@@ -1,4 +1,4 @@
-"""From an instance's tokens to text: detokenising, stop strings, and how it ended."""
+"""Text of an instance's tokens: detokenisation, stop strings, and the end of requests."""
 
 import asyncio
 from array import array
@@ -19,15 +19,15 @@ from kvell.server.text.text_model import PreparedPrompt, TextModel
 
 
 class DeadlineExceeded(KvellError):  # noqa: N818
-    """A request had not ended when its time was up."""
+    """A request that did not end before its deadline."""
 
 
 class RequestRefused(KvellError):  # noqa: N818
-    """The instance refused a request for good.
+    """A permanent refusal of a request by the instance.
 
-    :param message: why, in one line.
-    :param field: which field to change; "" if none is to blame.
-    :param bound: that it exceeds, if that is why.
+    :param message: reason, in one line.
+    :param field: the request's field to change, or "".
+    :param bound: the bound that the request exceeds, if any.
     """
 
     def __init__(self, message: str, field: str = "", bound: Bound | None = None) -> None:
@@ -37,10 +37,10 @@ class RequestRefused(KvellError):  # noqa: N818
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of one request.
+    """The numbers of tokens of one request.
 
-    :param cached_tokens: of the prompt, found in a cache.
-    :param cache_write_tokens: of the prompt, put into the cache.
+    :param cached_tokens: prompt tokens read from a cache.
+    :param cache_write_tokens: prompt tokens written into the cache.
     """
 
     prompt_tokens: int = 0
@@ -57,19 +57,19 @@ class Usage:
         )
 
     def without_prompt(self) -> "Usage":
-        """Only what was made."""
+        """Return the usage of the answer only."""
         return Usage(completion_tokens=self.completion_tokens)
 
 
 @dataclass(frozen=True)
 class TextDelta:
-    """New text; the last one of a request also says why it ended and what it used.
+    """A piece of an answer; the last piece also has the finish reason and the usage.
 
-    :param stop_reason: the stop string that ended it; None if something else did.
-    :param token_ids: the tokens that came since the delta before; their text may follow later.
-    :param logprobs: how likely they were, one for each, if the request asked.
-    :param prompt_logprobs: the same for tokens of the prompt, from its second on; with the first.
-    :param stop_reason: the stop string or token of the request that ended it, with the last.
+    :param token_ids: tokens since the previous piece; their text may follow later.
+    :param logprobs: log probabilities of each token, if requested.
+    :param prompt_logprobs: those of the prompt's tokens from the second on, in the first piece.
+    :param stop_reason: stop string or stop token that ended the answer, in the last piece; None
+        for other ends.
     """
 
     text: str
@@ -85,7 +85,7 @@ NOTHING = TextDelta("")
 
 
 def answer_text(model: TextModel, sampling: SamplingParams, prompt: PreparedPrompt) -> AnswerText:
-    """One request's tokens to text, which shows special tokens where the prompt says so."""
+    """Return a new writer of one request's text."""
     skips = sampling.skip_special_tokens and not prompt.shows_special_tokens
     ends = EndTokens(
         frozenset() if sampling.ignore_eos else model.eos_token_ids,
@@ -120,21 +120,21 @@ def outputs_of(
 async def text_deltas(
     front: Front, model: TextModel, prompt: PreparedPrompt, sampling: SamplingParams
 ) -> AsyncGenerator[TextDelta, None]:
-    """Serve a prompt as text; closing the generator early cancels the request.
+    """Yield a prompt's answer as text; closing the generator early cancels the request.
 
-    :raises TryLater: when there is no room or no instance just now.
-    :raises RequestRefused: when the instance can never serve it.
-    :raises RequestFailed: when the instance died under it.
-    :raises DeadlineExceeded: when its time was up.
+    :raises TryLater: when there is no room or no instance now.
+    :raises RequestRefused: when the instance can never serve the request.
+    :raises RequestFailed: when the instance died during the request.
+    :raises DeadlineExceeded: when the prompt's deadline has passed.
     """
     writer = answer_text(model, sampling, prompt)
     outputs = outputs_of(front, prompt, sampling)
     untold, clock = NOTHING, _Deadline(front, prompt)
     async with aclosing(outputs), clock:
         async for output in outputs:
-            known = writer.token_count
+            count_before = writer.token_count
             text = writer.push(output.token_ids)
-            untold = _behind(untold, output, writer.token_count - known, text)
+            untold = _behind(untold, output, writer.token_count - count_before, text)
             if output.finished is not None:
                 clock.check(output.finished)
                 last = _last_delta(writer, text, output.finished, len(prompt.token_ids))
@@ -153,7 +153,7 @@ async def text_deltas(
 
 
 class _Deadline(AbstractAsyncContextManager[None]):
-    """Cancels a request that takes too long; a request that ends before is left alone."""
+    """The timer that cancels a request at its deadline."""
 
     def __init__(self, front: Front, prompt: PreparedPrompt) -> None:
         self._front, self._prompt = front, prompt
@@ -170,7 +170,7 @@ class _Deadline(AbstractAsyncContextManager[None]):
             self._timer.cancel()
 
     def check(self, finished: Finished) -> None:
-        """Raise if the end is this deadline's."""
+        """Raise :class:`DeadlineExceeded` if the deadline ended the request."""
         if self._is_over and finished.reason == "cancelled":
             seconds = self._prompt.deadline_seconds
             raise DeadlineExceeded(f"deadline_seconds={seconds}: the answer took longer")
@@ -181,7 +181,7 @@ class _Deadline(AbstractAsyncContextManager[None]):
 
 
 def _behind(untold: TextDelta, output: Output, taken: int, text: str) -> TextDelta:
-    """What was not told yet, the first ``taken`` tokens of an output, and their text."""
+    """Append the first ``taken`` tokens of ``output`` to the pending delta, and set its text."""
     token_ids = (*untold.token_ids, *output.token_ids[:taken])
     if not output.logprobs and not output.prompt_logprobs:
         if untold is NOTHING:  # the common case
@@ -197,7 +197,7 @@ def _behind(untold: TextDelta, output: Output, taken: int, text: str) -> TextDel
 
 
 class WholeAnswer:
-    """The pieces of one answer as they come, in little memory."""
+    """A compact store of the pieces of one answer."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
@@ -206,7 +206,7 @@ class WholeAnswer:
         self._last = TextDelta("")
 
     def push(self, delta: TextDelta) -> None:
-        """Take in the next piece."""
+        """Append the next piece."""
         self._texts.append(delta.text)
         self._token_ids.extend(delta.token_ids)
         self._logprobs.extend(delta.logprobs)
@@ -214,7 +214,7 @@ class WholeAnswer:
         self._last = delta
 
     def delta(self) -> TextDelta:
-        """All pieces as one."""
+        """Return all pieces as one."""
         return replace(
             self._last,
             text="".join(self._texts),
@@ -227,12 +227,12 @@ class WholeAnswer:
 async def whole_answers(
     deltas: AsyncGenerator[tuple[int, TextDelta], None], count: int
 ) -> list[TextDelta]:
-    """So many answers, each as one piece."""
+    """Return ``count`` answers, each as one piece."""
     answers = [WholeAnswer() for _ in range(count)]
     async with aclosing(deltas):
         async for index, delta in deltas:
             answers[index].push(delta)
-    return [one.delta() for one in answers]
+    return [answer.delta() for answer in answers]
 
 
 def _last_delta(writer: AnswerText, text: str, finished: Finished, prompt_tokens: int) -> TextDelta:
@@ -248,11 +248,11 @@ def _last_delta(writer: AnswerText, text: str, finished: Finished, prompt_tokens
 
 
 def raise_unless_done(finished: Finished) -> None:
-    """Raise what a request's end means to the caller, unless it is an answer's.
+    """Raise the error of a request that ended without an answer.
 
     :raises TryLater: if there was no room.
-    :raises RequestRefused: if the instance refused it for good.
-    :raises RequestFailed: if it ended otherwise.
+    :raises RequestRefused: if the instance can never serve the request.
+    :raises RequestFailed: if the request ended otherwise.
     """
     if finished.reason in ("stop", "length"):
         return

@@ -6,10 +6,10 @@ from kvell.server.text.text_stream import TextDelta, Usage
 
 
 class UsageSoFar:
-    """Counts along with the pieces of several answers.
+    """A running count of the tokens of several answers.
 
-    :param prompt_tokens: of each prompt; answers are numbered prompt by prompt.
-    :param choices: answers to each prompt.
+    :param prompt_tokens: length of each prompt; answers are numbered prompt by prompt.
+    :param choices: answers per prompt.
     """
 
     def __init__(self, prompt_tokens: Sequence[int], choices: int) -> None:
@@ -17,7 +17,7 @@ class UsageSoFar:
         self._made: dict[int, int] = {}
 
     def after(self, index: int, delta: TextDelta) -> Usage:
-        """What answer ``index`` has used once this piece of it is sent."""
+        """Return the usage of answer ``index`` including this piece."""
         made = self._made.get(index, 0) + len(delta.token_ids)
         self._made[index] = made
         return Usage(self._prompt_tokens[index // self._choices], made)

@@ -1,4 +1,4 @@
-"""The most memory that reading texts and pictures takes of the front, for its contract."""
+"""The front's largest working set for texts and pictures, for its memory contract."""
 
 from collections.abc import Sequence
 
@@ -11,22 +11,23 @@ from kvell.server.text.text_bounds import TextBounds
 from kvell.server.text.text_model import TextModel
 
 PICTURE_BYTES = MEMORY_PER_PIXEL * MOST_PIXELS + MOST_HELD_BYTES + MOST_TENSOR_BYTES
-"""Of one request's pictures while they are read, and of the tensors that requests keep."""
+"""The most memory for decoding one request's pictures and for the tensors of all requests."""
 
 
 def most_work_bytes(ready: Ready, first: TextModel, beside: Sequence[TextModel]) -> int:
-    """The most bytes for texts and pictures that are read at once, of a server's models.
+    """Return the largest working set for texts, pictures and kept log probabilities.
 
-    Log probabilities that answers keep are among them.
-
-    :param ready: what the instance says of its first model and of those beside it.
+    :param ready: the instance's report on its first model and the other models.
     """
-    models = [(first, ready.longest_tokens), *((one, ready.beside[one.name]) for one in beside)]
+    models = [
+        (first, ready.longest_tokens),
+        *((model, ready.beside[model.name]) for model in beside),
+    ]
     texts_bytes = max(
-        TextBounds(max_model_len, one.most_token_bytes).memory_bytes
-        for one, max_model_len in models
+        TextBounds(max_model_len, model.most_token_bytes).memory_bytes
+        for model, max_model_len in models
     )
-    if any(one.takes_images for one, _ in models):
-        # The text beside pictures is read in their thread.
+    if any(model.takes_images for model, _ in models):
+        # The thread of pictures encodes their text.
         texts_bytes = 2 * texts_bytes + PICTURE_BYTES
     return texts_bytes + MOST_TOLD_BYTES

@@ -1,7 +1,7 @@
-"""What a span says: numbers and names of a record, never a prompt, an output or a key.
+"""The attributes of spans: numbers and names of a record, never a prompt, an output or a key.
 
 Names are those of OpenTelemetry's conventions for HTTP and for generative AI, vLLM's for
-latencies and ``n``, and Kvell's own.  What the front was not told is left out.
+latencies and ``n``, and Kvell's own.  Unknown values are left out.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ SERVER_ERROR = 500
 ANSWERED = ("stop", "length")
 METHODS = ("GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH", "QUERY")
 OTHER_METHOD = "_OTHER"
-"""Clients may send any word; a trace's reader groups by it."""
+"""The name of unknown methods: clients may send any word, and spans are grouped by method."""
 OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/responses": "chat",
@@ -36,62 +36,62 @@ class Phase:
 
 
 def span_name(record: VisitRecord) -> str:
-    """The method and the route, of which there are few."""
+    """Return the method and the route, which have few values."""
     method = record.visit.method if record.visit.method in METHODS else "HTTP"
     return f"{method} {record.route}".rstrip()
 
 
 def visit_attributes(record: VisitRecord) -> dict[str, Value]:
-    """What the span of a whole visit says."""
+    """Return the attributes of a whole visit's span."""
     method = record.visit.method
-    told: dict[str, Value] = {
+    attributes: dict[str, Value] = {
         "http.request.method": method if method in METHODS else OTHER_METHOD,
         "http.response.status_code": record.visit.status,
     }
     if record.route:
-        told["http.route"] = record.route
+        attributes["http.route"] = record.route
     if operation := OPERATIONS.get(record.route):
-        told |= {"gen_ai.operation.name": operation, "gen_ai.provider.name": "kvell"}
-    told |= _asked(record) | _answered(record) | _served(list(record.requests.values()))
+        attributes |= {"gen_ai.operation.name": operation, "gen_ai.provider.name": "kvell"}
+    attributes |= _asked(record) | _answered(record) | _served(list(record.requests.values()))
     if (error := error_type(record)) is not None:
-        told["error.type"] = error
-    return told
+        attributes["error.type"] = error
+    return attributes
 
 
 def error_type(record: VisitRecord) -> str | None:
-    """Why a visit counts as failed; None if it does not.
+    """Return the reason why a visit counts as failed; None if it does not.
 
-    As HTTP's conventions have it, other statuses of 400 and more are the client's mistake.  An
-    answer that failed behind a status of 200 was streamed.
+    By HTTP's conventions, other statuses of 400 and more are the client's error.  An answer that
+    failed after a status of 200 was streamed.
     """
     status = record.visit.status
     if status >= SERVER_ERROR or status == CLIENT_GONE_STATUS:
         return str(status)
-    reasons = {one.finished.reason for one in record.requests.values()}
+    reasons = {request.finished.reason for request in record.requests.values()}
     if status >= 400 or reasons <= {*ANSWERED}:
         return None
-    return next(one for one in ("error", "refused", "cancelled") if one in reasons)
+    return next(reason for reason in ("error", "refused", "cancelled") if reason in reasons)
 
 
 def answer_attributes(index: int, request: EndedRequest) -> dict[str, Value]:
-    """What the spans of one answer's phases say."""
+    """Return the attributes of the spans of one answer's phases."""
     return {"kvell.choice": index} | _where([request])
 
 
 def phases(request: EndedRequest) -> list[Phase]:
-    """The parts of a request's time that are known.
+    """Return the phases of a request that are known.
 
-    Waiting is told by the front and the instance, the first token's time by the front.  An instance
-    that died told nothing; then nobody knows whether it waited there.
+    The front and the instance report the queueing time, the front the time of the first token.  If
+    the instance died, the queueing time on the instance is unknown.
     """
     first, end = request.first_token_seconds, request.seconds
     queued = min(_queue_seconds(request), end if first is None else first)
-    told = [Phase("queue", 0.0, queued)]
+    known_phases = [Phase("queue", 0.0, queued)]
     if first is not None:
-        return [*told, Phase("prefill", queued, first), Phase("decode", first, end)]
+        return [*known_phases, Phase("prefill", queued, first), Phase("decode", first, end)]
     if request.finished.prefill_seconds > 0:
-        return [*told, Phase("prefill", queued, end)]
-    return told
+        return [*known_phases, Phase("prefill", queued, end)]
+    return known_phases
 
 
 def _queue_seconds(request: EndedRequest) -> float:
@@ -102,15 +102,15 @@ def _asked(record: VisitRecord) -> dict[str, Value]:
     if record.asked is None:
         return {}
     model, sampling = record.asked
-    told: dict[str, Value] = {
+    attributes: dict[str, Value] = {
         "gen_ai.request.model": model,
         "gen_ai.request.temperature": sampling.temperature,
         "gen_ai.request.top_p": sampling.top_p,
         "gen_ai.request.n": sampling.n,
     }
     if sampling.max_tokens is not None:
-        told["gen_ai.request.max_tokens"] = sampling.max_tokens
-    return told
+        attributes["gen_ai.request.max_tokens"] = sampling.max_tokens
+    return attributes
 
 
 def _answered(record: VisitRecord) -> dict[str, Value]:
@@ -128,24 +128,24 @@ def _answered(record: VisitRecord) -> dict[str, Value]:
 
 
 def _served(requests: Sequence[EndedRequest]) -> dict[str, Value]:
-    """Of several answers: the longest wait, and the token that came first."""
+    """Return the attributes of several answers: the longest wait, and the earliest token."""
     if not requests:
         return {}
-    told: dict[str, Value] = {
-        "gen_ai.response.finish_reasons": [one.finished.reason for one in requests],
-        "gen_ai.latency.time_in_queue": max(_queue_seconds(one) for one in requests),
+    attributes: dict[str, Value] = {
+        "gen_ai.response.finish_reasons": [request.finished.reason for request in requests],
+        "gen_ai.latency.time_in_queue": max(_queue_seconds(request) for request in requests),
     }
-    first = [s for one in requests if (s := one.first_token_seconds) is not None]
+    first = [s for request in requests if (s := request.first_token_seconds) is not None]
     if first:
-        told["gen_ai.latency.time_to_first_token"] = min(first)
-    return told | _where(requests)
+        attributes["gen_ai.latency.time_to_first_token"] = min(first)
+    return attributes | _where(requests)
 
 
 def _where(requests: Sequence[EndedRequest]) -> dict[str, Value]:
-    told: dict[str, Value] = {
-        "kvell.preemptions": sum(one.finished.preemptions for one in requests),
-        "kvell.retries": sum(one.finished.attempt for one in requests),
+    attributes: dict[str, Value] = {
+        "kvell.preemptions": sum(request.finished.preemptions for request in requests),
+        "kvell.retries": sum(request.finished.attempt for request in requests),
     }
-    if instances := sorted({one.instance for one in requests if one.instance}):
-        told["kvell.instance"] = ",".join(instances)
-    return told
+    if instances := sorted({request.instance for request in requests if request.instance}):
+        attributes["kvell.instance"] = ",".join(instances)
+    return attributes

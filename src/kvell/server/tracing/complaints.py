@@ -1,4 +1,4 @@
-"""What OpenTelemetry's packages log: told in the server's own log, and seldom."""
+"""Warnings of OpenTelemetry's packages, written to the server's log at most once a minute."""
 
 import logging
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ LONGEST_PROBLEM = 300
 
 
 class Complaints(logging.Handler):
-    """Tells the first complaint of a minute, and how many there were since the one before.
+    """A handler that logs one warning a minute, with the number of suppressed warnings.
 
-    Each batch of spans that a dead collector does not take is complained of several times.
+    The packages log several warnings for each batch that a dead collector does not accept.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
@@ -24,7 +24,7 @@ class Complaints(logging.Handler):
         self._line = SeldomLine(clock)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Tell it or count it."""
+        """Log or count a warning."""
         untold = self._line.untold_if_due()
         if untold is not None:
             problem = record.getMessage()[:LONGEST_PROBLEM]
@@ -33,7 +33,7 @@ class Complaints(logging.Handler):
 
 @contextmanager
 def complaints_told() -> Iterator[None]:
-    """While the block runs, nothing of theirs goes to stderr by itself."""
+    """Redirect the packages' warnings from stderr to the server's log while the block runs."""
     theirs, handler = logging.getLogger("opentelemetry"), Complaints()
     theirs.addHandler(handler)
     try:

@@ -1,7 +1,7 @@
-"""Spans to a collector over OTLP, in the background.
+"""Export of spans to a collector over OTLP, in the background.
 
-The queue of spans is bounded and drops what it cannot hold, and a thread of OpenTelemetry's own
-sends them: serving waits for nothing.  Its ``OTEL_…`` variables hold for all that is not set here.
+A thread of OpenTelemetry sends the spans.  Their queue is bounded and drops spans when it is full,
+so serving never waits.  OpenTelemetry's ``OTEL_…`` variables apply to settings not made here.
 """
 
 import logging
@@ -29,7 +29,7 @@ from kvell.server.tracing.traced_visit import Tracer
 logger = logging.getLogger(__name__)
 
 FLUSH_SECONDS = 5.0
-"""What is still queued at the end has so long to reach the collector."""
+"""The time for sending queued spans to the collector at the end."""
 
 
 @contextmanager
@@ -38,10 +38,10 @@ def exported(
     flush_seconds: float = FLUSH_SECONDS,
     make_exporter: Callable[[str], SpanExporter] = OTLPSpanExporter,
 ) -> Iterator[Tracer]:
-    """Export what is traced while the block runs, and what is left of it at its end.
+    """Yield a tracer whose spans are exported; the rest is flushed at the end of the block.
 
-    :param endpoint: where the collector takes traces.
-    :raises ChangeSomething: when variables of OpenTelemetry's contradict each other.
+    :param endpoint: the collector's URL for traces.
+    :raises ChangeSomething: when OpenTelemetry's variables contradict each other.
     """
     release = version("kvell")
     with complaints_told():
@@ -55,7 +55,7 @@ def exported(
 def _provider(
     endpoint: str, make_exporter: Callable[[str], SpanExporter], release: str
 ) -> TracerProvider:
-    """Not made the process's own: FastAPI would make spans of its own there."""
+    """Return a provider that is not the process's default, to which FastAPI would add spans."""
     try:
         processor = BatchSpanProcessor(make_exporter(endpoint))
     except (ImportError, RuntimeError, ValueError) as error:
@@ -72,7 +72,7 @@ def _resource(release: str) -> Resource:
 
 
 def _shut_down(provider: TracerProvider, flush_seconds: float) -> None:
-    """Flush; a collector that takes longer is left, and the thread ends with the process."""
+    """Flush; a slower collector is abandoned, and the thread ends with the process."""
     ending = threading.Thread(target=provider.shutdown, name="kvell-traces-end", daemon=True)
     ending.start()
     ending.join(flush_seconds)

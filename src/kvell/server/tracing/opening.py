@@ -1,4 +1,4 @@
-"""From ``--otlp-traces-endpoint`` to a tracer, or to what is wrong with it."""
+"""The tracer of ``--otlp-traces-endpoint``, and checks of its address."""
 
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 FLAG = "--otlp-traces-endpoint"
 TRACES_PATH = "/v1/traces"
-"""Where collectors take traces; an address without a path means it."""
+"""The collectors' path for traces; the default of an address without a path."""
 
 
 def traces_to(endpoint: str) -> "AbstractContextManager[Tracer]":
-    """Trace while the block runs.
+    """Return a context that yields a tracer.
 
-    :raises ChangeSomething: when the address is none, or packages are missing.
+    :raises ChangeSomething: when the address is invalid, or packages are missing.
     """
     url = checked_endpoint(endpoint)
     from kvell.server.tracing.exporting import exported
@@ -26,14 +26,14 @@ def traces_to(endpoint: str) -> "AbstractContextManager[Tracer]":
 
 
 def checked_endpoint(endpoint: str) -> str:
-    """A collector's whole address, once it is sure that spans can be sent.
+    """Check that spans can be exported; return the collector's address with a path.
 
-    :raises ChangeSomething: when the address is none, or packages are missing.
+    :raises ChangeSomething: when the address is invalid, or packages are missing.
     """
     try:
         parts = urlsplit(endpoint)
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname)
-        _ = parts.port  # raises for what is no port
+        _ = parts.port  # raises if it is not a port
     except ValueError:
         is_address = False
     if not is_address:

@@ -1,4 +1,4 @@
-"""Records of visits to spans of OpenTelemetry, made when all is known."""
+"""OpenTelemetry spans of complete records of visits."""
 
 from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind, StatusCode, Tracer, set_span_in_context
@@ -16,10 +16,10 @@ from kvell.server.tracing.traced_visit import VisitRecord
 
 
 class SpanWriter:
-    """Makes a span of each visit, and below it one of each phase of each answer.
+    """A writer of a span per visit, with a child span per phase of each answer.
 
-    The parent is what the client's ``traceparent`` names.  Contexts are handed on by hand:
-    nothing that runs beside this sees any of them.
+    The parent is the span in the client's ``traceparent``.  Contexts are passed explicitly, so
+    that other code of the process does not inherit them.
     """
 
     def __init__(self, tracer: Tracer) -> None:
@@ -27,7 +27,7 @@ class SpanWriter:
         self._headers = TraceContextTextMapPropagator()
 
     def write(self, record: VisitRecord) -> None:
-        """Make the spans of a record; the span processor has them when it returns."""
+        """Pass the spans of a record to the span processor."""
         above = self._headers.extract(record.parent, Context())
         span = self._tracer.start_span(
             span_name(record),
@@ -36,7 +36,7 @@ class SpanWriter:
             visit_attributes(record),
             start_time=record.began_ns,
         )
-        if span.is_recording():  # a sampler may not want it
+        if span.is_recording():  # a sampler may drop it
             around = set_span_in_context(span, above)
             for index, request in record.requests.items():
                 self._write_phases(record, around, index, request)
@@ -47,13 +47,13 @@ class SpanWriter:
     def _write_phases(
         self, record: VisitRecord, around: Context, index: int, request: EndedRequest
     ) -> None:
-        told = answer_attributes(index, request)
+        attributes = answer_attributes(index, request)
         for phase in phases(request):
             begin, end = (
                 record.at_ns(request.arrived_seconds + seconds)
                 for seconds in (phase.from_seconds, phase.to_seconds)
             )
             span = self._tracer.start_span(
-                phase.name, around, SpanKind.INTERNAL, told, start_time=begin
+                phase.name, around, SpanKind.INTERNAL, attributes, start_time=begin
             )
             span.end(end)

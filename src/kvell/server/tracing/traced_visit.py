@@ -1,4 +1,4 @@
-"""What is known of a visit, kept until there is nothing more to learn of it."""
+"""The record of a traced visit, kept until the visit and all its requests have ended."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -9,19 +9,19 @@ from kvell.front.request_log import EndedRequest
 from kvell.server.access.visit import EndedVisit
 
 TRACED = "/v1/"
-"""Paths below this are traced; pages that are asked for again and again would hide the rest."""
+"""The prefix of traced paths; pages that are polled would hide the other traces."""
 CONTEXT_HEADERS = (b"traceparent", b"tracestate")
 NANOSECONDS = 1_000_000_000
 
 
 @dataclass(frozen=True)
 class VisitRecord:
-    """A visit that is over, and all that the front did for it.
+    """An ended visit and its requests in the front.
 
     :param parent: the client's headers of the W3C trace context; empty if it sent none.
-    :param began_ns: of the system's time of day; ``requests`` have theirs by the same clock as
-        ``began_seconds``.
-    :param route: the path as the API writes it; "" if it serves none of this path.
+    :param began_seconds: start by the monotonic clock of ``requests``.
+    :param began_ns: start by the system's time of day.
+    :param route: the API's path template; "" if none matches.
     :param asked: the model's name and the parameters; None if the body could not be read.
     :param requests: by the index of their answer.
     """
@@ -35,19 +35,19 @@ class VisitRecord:
     requests: Mapping[int, EndedRequest]
 
     def at_ns(self, clock_seconds: float) -> int:
-        """The time of day when the clock showed so many seconds."""
+        """Return the time of day that corresponds to ``clock_seconds``."""
         return self.began_ns + round((clock_seconds - self.began_seconds) * NANOSECONDS)
 
 
 class TracedVisit:
-    """Collects what the door, the handlers and the front tell (a ``VisitTrace``).
+    """The collector of one visit's record (a ``VisitTrace``).
 
     ::
 
         begun ──► answers admitted ──each ends──┐
           └────────── visit ends ───────────────┴─last─► written
 
-    A client that left is gone before the front hears that its requests ended.
+    If the client closes its connection, the visit ends before its requests do.
     """
 
     def __init__(
@@ -66,15 +66,15 @@ class TracedVisit:
         self._route = ""
 
     def asked(self, model: str, sampling: SamplingParams) -> None:
-        """It wants answers of a model; the parameters are those of its first prompt."""
+        """Record the model and the sampling parameters of the request's first prompt."""
         self._asked = model, sampling
 
     def answer(self, index: int) -> "TracedAnswer":
-        """Whom the front tells of one answer."""
+        """Return the front's observer of answer ``index``."""
         return TracedAnswer(self, index)
 
     def ended(self, visit: EndedVisit, route: str) -> None:
-        """The client has its answer, or left."""
+        """Record the end of the visit."""
         self._visit, self._route = visit, route
         self._settle()
 
@@ -102,19 +102,19 @@ class TracedAnswer:
         self._visit, self._index = visit, index
 
     def admitted(self) -> None:
-        """The front has it, and will tell its end."""
+        """Record that the front has admitted the request and will report its end."""
         self._visit._admitted()
 
     def ended(self, request: EndedRequest) -> None:
-        """It is over."""
+        """Record the end of the request."""
         self._visit._answered(self._index, request)
 
 
 class Tracer:
-    """Begins a record for each visit that is traced (a ``VisitTracer``).
+    """A factory of records of traced visits (a ``VisitTracer``).
 
-    :param write: is given each record once; it must not wait for anything.
-    :param wall_ns: the system's time of day.
+    :param write: called once with each record; must not block.
+    :param wall_ns: returns the system's time of day.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Tracer:
     def begin(
         self, path: str, headers: Iterable[tuple[bytes, bytes]], now_seconds: float
     ) -> TracedVisit | None:
-        """Follow a visit that begins now; None if its path is not traced."""
+        """Return the trace of a visit that begins now; None if its path is not traced."""
         if not path.startswith(TRACED):
             return None
         parent: dict[str, list[str]] = {}

@@ -1,1 +1,1 @@
-"""How models write tool calls and reasoning, one family per file."""
+"""The formats in which models write tool calls and reasoning, one family per file."""

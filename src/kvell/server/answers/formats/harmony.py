@@ -29,7 +29,7 @@ START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 ENDS = ("<|end|>", "<|return|>", "<|call|>")
 FINAL = "final"
 REASONING = Reasoned((CHANNEL + FINAL, MESSAGE))
-"""All before the message of the final channel: other messages, and its header."""
+"""The text before the message of the final channel: other messages, and its header."""
 _FUNCTIONS = "functions."
 TO = f"to={_FUNCTIONS}"
 _MOST_HEADER_CHARS = 512
@@ -40,17 +40,17 @@ _TO = re.compile(r"(?:^|\s)to=([^\s<]{1,300})")
 
 @dataclass(frozen=True)
 class Sorting:
-    """What a client wants to see as a kind of its own; the rest is content."""
+    """The parts that are separated from content: reasoning, calls, both or neither."""
 
     reasoning: bool = True
     calls: bool = True
 
 
 class Harmony(Chain):
-    """Messages, each with a header that says what it is.
+    """Messages, each with a header that names its channel.
 
-    :param final: reads the first message of the final channel and all behind it, unless a function
-        was called before; None: they are content.
+    :param final: mode that reads the first message of the final channel and all text after it,
+        unless a call precedes it; None: that text is content.
     """
 
     def __init__(self, sorting: Sorting = Sorting(), final: Mode | None = None) -> None:
@@ -88,7 +88,7 @@ class Harmony(Chain):
 
 
 class Header:
-    """What stands before a message; ``complete`` tells whether it was a header.
+    """The header of a message; ``complete`` is False if the text is not a header.
 
     :param opening: the text of the header so far.
     """
@@ -103,18 +103,18 @@ class Header:
         self.function = ""
 
     def push(self, text: str) -> Step:
-        """The beginning of a call, if it is one."""
+        """Return the beginning of a call if the header is a call's."""
         self._held += text
-        found = _HEADER_END.search(self._held, 0, _MOST_HEADER_CHARS)
-        if found is None and len(self._held) < _MOST_HEADER_CHARS:
+        match = _HEADER_END.search(self._held, 0, _MOST_HEADER_CHARS)
+        if match is None and len(self._held) < _MOST_HEADER_CHARS:
             return [], None
-        if found is None or found.group() != MESSAGE:
+        if match is None or match.group() != MESSAGE:
             return [Content(self._opening)], self._held
         self.complete = True
-        return self._read(self._opening + self._held[: found.start()]), self._held[found.end() :]
+        return self._read(self._opening + self._held[: match.start()]), self._held[match.end() :]
 
     def finish(self) -> list[AnswerDelta]:
-        """The header without a message, as content."""
+        """Return the header without a message as content."""
         return [Content(self._opening + self._held)]
 
     def _read(self, header: str) -> list[AnswerDelta]:
@@ -128,7 +128,7 @@ class Header:
 
 
 class ArgumentsUntil(TextUntil):
-    """The arguments of a call up to a marker; none at all are an empty object."""
+    """The arguments of a call up to a marker; empty text becomes an empty object."""
 
     def __init__(self, markers: tuple[str, ...], index: int) -> None:
         self._index = index
@@ -136,12 +136,12 @@ class ArgumentsUntil(TextUntil):
         super().__init__(markers, self._arguments, drops_lead=True)
 
     def push(self, text: str) -> Step:
-        """The next piece of the arguments."""
+        """Return the next piece of the arguments."""
         deltas, rest = super().push(text)
         return (deltas, None) if rest is None else ([*deltas, *self._nothing()], rest)
 
     def finish(self) -> list[AnswerDelta]:
-        """What was held back."""
+        """Return the text that was held back, or an empty object if there was no text."""
         return [*super().finish(), *self._nothing()]
 
     def _arguments(self, text: str) -> AnswerDelta:

@@ -50,9 +50,9 @@ class Mistral(Chain):
 
 
 class FunctionName:
-    """A function's name before its arguments; ``name`` is empty if there was none.
+    """A function's name before its arguments; ``name`` is empty if there is no name.
 
-    :param opening: the text before it that is content if this is no name.
+    :param opening: preceding text, which is content if no name follows.
     """
 
     def __init__(self, opening: str) -> None:
@@ -61,19 +61,19 @@ class FunctionName:
         self.name = ""
 
     def push(self, text: str) -> Step:
-        """No delta while it may be a name."""
+        """Return no delta while the text may be a name."""
         if not self._held:
             body = text.lstrip(SPACE)
             self._opening += text[: len(text) - len(body)]
             text = body
         self._held += text
-        if found := _HEAD.match(self._held):
-            self.name = found[1]
-            return [], self._held[found.end() :]
+        if match := _HEAD.match(self._held):
+            self.name = match[1]
+            return [], self._held[match.end() :]
         if _POSSIBLE.fullmatch(self._held):
             return [], None
         return [Content(self._opening)], self._held
 
     def finish(self) -> list[AnswerDelta]:
-        """What was held back, as content."""
+        """Return the text that was held back as content."""
         return [Content(self._opening + self._held)]

@@ -5,7 +5,7 @@
     [weather(city="Bern"), add(a=1, b=[2, 3])]
     <|python_start|>[weather(city="Bern")]<|python_end|>
 
-Each call is given when it is whole.  Only literals are read; nothing is ever run.
+Each call is returned when it is complete.  Only literals are read; no code is executed.
 """
 
 import ast
@@ -51,9 +51,9 @@ class Pythonic(Chain):
 
 
 class PythonCall:
-    """One call, held until its parenthesis closes; ``begun`` tells whether it was one.
+    """One call, held back until its parenthesis closes; ``begun`` is False if it is not a call.
 
-    :param opening: the text before it that is content if this is no call.
+    :param opening: preceding text, which is content if no call follows.
     """
 
     def __init__(self, index: int, opening: str) -> None:
@@ -65,19 +65,19 @@ class PythonCall:
         self.begun = False
 
     def push(self, text: str) -> Step:
-        """The call once it is whole."""
+        """Return the call once it is complete."""
         if self._head is not None:
             text = self._head + text
-            found = _HEAD.match(text)
-            if found is None and _POSSIBLE.fullmatch(text):
+            match = _HEAD.match(text)
+            if match is None and _POSSIBLE.fullmatch(text):
                 self._head = text
                 return [], None
-            if found is None:
+            if match is None:
                 self._head = None
                 return [Content("".join(self._held))], text
-            self._head, self._name = None, found.group()
+            self._head, self._name = None, match.group()
             self._held.append(self._name)
-            text = text[found.end() :]
+            text = text[match.end() :]
         end = self._span.scan(text)
         self._held.append(text[:end])
         if not self._span.ended:
@@ -85,7 +85,7 @@ class PythonCall:
         return self._whole(), text[end:]
 
     def finish(self) -> list[AnswerDelta]:
-        """What was held back, as content."""
+        """Return the text that was held back as content."""
         return [Content("".join(self._held) + (self._head or ""))]
 
     def _whole(self) -> list[AnswerDelta]:
@@ -99,15 +99,15 @@ class PythonCall:
 
 
 def _arguments(text: str) -> str | None:
-    """The JSON of what stands in a call's parentheses; None if there is more than literals."""
+    """Return the JSON of a call's arguments; None if they are not all literals."""
     try:
         with warnings.catch_warnings():
-            # Models write regular expressions without an r before them.
+            # Models write regular expressions without the prefix r, which causes SyntaxWarnings.
             warnings.simplefilter("ignore")
             call = ast.parse(f"f{text}", mode="eval").body
         if not isinstance(call, ast.Call) or call.args:
             return None
-        return write_json({_keyword(one): _literal(one.value) for one in call.keywords})
+        return write_json({_keyword(keyword): _literal(keyword.value) for keyword in call.keywords})
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         return None
 
@@ -119,7 +119,7 @@ def _keyword(keyword: ast.keyword) -> str:
 
 
 def _literal(node: ast.expr) -> Any:
-    """The value of a literal.
+    """Return the value of a literal.
 
     :raises ValueError: for any other expression.
     """

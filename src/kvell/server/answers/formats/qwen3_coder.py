@@ -10,7 +10,7 @@
     </function>
     </tool_call>
 
-Values of string parameters are streamed, others given when they are whole.
+Values of string parameters are streamed, others returned when they are complete.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ FUNCTION, FUNCTION_END, PARAMETER = "<function=", "</function>", "<parameter="
 class Qwen3Coder(Chain):
     """Text, then calls between tags, then text again.
 
-    :param tools: tell the types of parameters.
+    :param tools: the source of the parameters' types.
     """
 
     def __init__(self, tools: Sequence[Mapping[str, Any]] = ()) -> None:
@@ -58,7 +58,7 @@ class Qwen3Coder(Chain):
 
 
 class FunctionBody(Chain):
-    """A call behind its opening tag; ``end`` is the tag that closed it."""
+    """A call after its opening tag; ``end`` is the tag that closed it."""
 
     def __init__(self, index: int, name: str, types: Mapping[str, frozenset[str]]) -> None:
         super().__init__(Say(ToolCallBegin(index, name)))

@@ -20,9 +20,9 @@ from kvell.server.answers.reading.modes import Blank, Chain, Mode
 
 @dataclass(frozen=True)
 class ThinkingTags:
-    """How a family marks reasoning.
+    """The tags around a model family's reasoning.
 
-    :param opened: the prompt is taken to end with ``start`` when nothing else is known.
+    :param opened: whether an unknown prompt counts as one that ends with ``start``.
     """
 
     start: str
@@ -30,11 +30,11 @@ class ThinkingTags:
     opened: bool = False
 
     def opened_by(self, prompt: str) -> bool:
-        """Whether the answer to a prompt begins inside of the tags; its end is enough of it."""
+        """Return whether a prompt, or its end, opens the reasoning of its answer."""
         return prompt.rstrip().endswith(self.start)
 
     def closed_by(self, prompt: str) -> bool:
-        """Whether a prompt has already ended the reasoning."""
+        """Return whether a prompt has already closed the reasoning."""
         return prompt.rstrip().endswith(self.end)
 
 
@@ -44,10 +44,10 @@ MISTRAL = ThinkingTags("[THINK]", "[/THINK]")
 
 
 class Thinking(Chain):
-    """Reasoning, and what follows.
+    """Reasoning and the text after it.
 
-    :param opened: the answer begins inside of the tags, whether or not it repeats the first.
-    :param then: reads what follows.
+    :param opened: whether the answer begins inside the tags; it may repeat the first tag.
+    :param then: mode that reads the text after the reasoning.
     """
 
     def __init__(self, tags: ThinkingTags, *, opened: bool, then: Mode) -> None:

@@ -1,1 +1,1 @@
-"""What all formats are read with: chains of modes, markers, brackets, JSON."""
+"""Building blocks of the formats' parsers: chains of modes, markers, brackets, JSON."""

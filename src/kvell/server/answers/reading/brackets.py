@@ -1,4 +1,4 @@
-"""Finds where a bracketed text ends: a JSON object, or a call as Python writes it."""
+"""A scanner for the end of a bracketed text: a JSON object or a Python call."""
 
 import re
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ _IN_STRING = {quote: re.compile(rf"[{quote}\\]") for quote in "\"'"}
 
 @dataclass(frozen=True)
 class Brackets:
-    """What counts in a language.
+    """The brackets and quotes of a language.
 
-    :param pairs: closing brackets by their opening ones.
-    :param quotes: characters that begin and end a string, in which brackets do not count.
-    :param notable: finds the next bracket, quote or character that must not stand outside strings.
+    :param pairs: closing brackets by opening bracket.
+    :param quotes: characters that delimit strings; brackets in strings do not count.
+    :param notable: pattern of brackets, quotes and characters that are invalid outside strings.
     """
 
     pairs: Mapping[str, str]
@@ -28,13 +28,12 @@ PYTHON = Brackets({"(": ")", "[": "]", "{": "}"}, "\"'", re.compile(r"[\"'()\[\]
 
 
 class BracketSpan:
-    """Follows a text that begins with a bracket to where that is closed.
+    """A scan of a text that begins with a bracket, up to its closing bracket.
 
-    It keeps a stack of its own, so that deep nesting costs no recursion, and
-    looks at every character once.
+    It keeps a stack instead of recursing, and reads every character once.
 
-    :param opened: the closing brackets that are owed already; else the text begins with
-        ``first``, with whitespace before it.
+    :param opened: closing brackets that are already expected; if "", the text begins with
+        ``first`` after optional whitespace.
     """
 
     def __init__(self, language: Brackets = JSON, opened: str = "", first: str = "{") -> None:
@@ -49,19 +48,19 @@ class BracketSpan:
 
     @property
     def depth(self) -> int:
-        """Brackets that are open."""
+        """The number of open brackets."""
         return len(self._owed)
 
     @property
     def ended(self) -> bool:
-        """Whether there is nothing more to read."""
+        """Whether the scan is complete."""
         return self.closed or self.broken
 
     def scan(self, text: str, down_to: int = 0) -> int:
-        """Read on; return where it stopped, which is the end unless something ended there.
+        """Scan the next text; return the position of the stop, or the text's length.
 
-        It stops behind the bracket that leaves only ``down_to`` open, and before a
-        character that cannot stand there, which sets ``broken``.
+        The scan stops after the bracket that leaves only ``down_to`` brackets open, and before
+        an invalid character, which sets ``broken``.
         """
         at = 0
         while at < len(text):
@@ -72,13 +71,13 @@ class BracketSpan:
                 if self.broken:
                     return at
             else:
-                found = self._language.notable.search(text, at)
-                if found is None:
+                match = self._language.notable.search(text, at)
+                if match is None:
                     return len(text)
-                at = found.end()
-                closed = self._take(found.group())
+                at = match.end()
+                closed = self._take(match.group())
                 if self.broken:
-                    return found.start()
+                    return match.start()
                 if closed and self.depth <= down_to:
                     self.closed = not self._owed
                     return at
@@ -112,11 +111,11 @@ class BracketSpan:
         if self._escaped:
             self._escaped = False
             return at + 1
-        found = _IN_STRING[self._quote].search(text, at)
-        if found is None:
+        match = _IN_STRING[self._quote].search(text, at)
+        if match is None:
             return len(text)
-        if found.group() == "\\":
+        if match.group() == "\\":
             self._escaped = True
         else:
             self._quote = ""
-        return found.end()
+        return match.end()

@@ -19,7 +19,7 @@ _HEAD = re.compile(
     rf'"name"{_S}:{_S}"([^"\\]{{1,{MOST_NAME_CHARS}}})"{_S},{_S}'
     rf'"(?:arguments|parameters)"{_S}:{_S}(?=\{{)'
 )
-"""The usual beginning of a call, up to its arguments, which then need not be held back."""
+"""The usual beginning of a call, after which its arguments can be streamed."""
 
 
 class CallObject:
@@ -27,10 +27,10 @@ class CallObject:
 
     ::
 
-        head ──usual beginning──► arguments, streamed ──closed──► tail ──closed──► over
-          └─ else held to the end of the object: a call, or content
+        head ──usual beginning──► arguments, streamed ──closed──► tail ──closed──► end
+          └─ else held back to the end of the object: a call, or content
 
-    :param opening: the text before it that is content if this is no call.
+    :param opening: preceding text, which is content if no call follows.
     """
 
     def __init__(self, index: int, opening: str = "") -> None:
@@ -43,14 +43,14 @@ class CallObject:
         self.begun = False
 
     def push(self, text: str) -> Step:
-        """The call's parts; ``begun`` tells whether there was a call at all."""
+        """Return the call's parts; ``begun`` is set once the text is a call."""
         if self.begun:
             return self._push_body(text)
         if self._head is not None:
             head = self._head + text
-            found = _HEAD.match(head, 0, _MOST_HEAD_CHARS)
-            if found is not None and is_name(found[1]):
-                return self._begin(found[1], head[found.end() :])
+            match = _HEAD.match(head, 0, _MOST_HEAD_CHARS)
+            if match is not None and is_name(match[1]):
+                return self._begin(match[1], head[match.end() :])
             self._head = head if len(head) < _MOST_HEAD_CHARS else None
         end = self._span.scan(text)
         self._held.append(text[:end])
@@ -59,7 +59,7 @@ class CallObject:
         return self._whole("".join(self._held)), text[end:]
 
     def finish(self) -> list[AnswerDelta]:
-        """What was held back, as content."""
+        """Return the text that was held back as content."""
         held = "".join(self._held)
         if self.begun:
             return [Content(held)] if held.strip(SPACE) else []
@@ -103,9 +103,9 @@ class CallObject:
 
 
 class ArgumentsObject:
-    """The arguments of a function whose name is known, as a JSON object; streamed.
+    """The arguments of a given function, as a streamed JSON object.
 
-    :param opening: the text before it that is content if this is no object.
+    :param opening: preceding text, which is content if no object follows.
     """
 
     def __init__(self, index: int, name: str, opening: str = "") -> None:
@@ -116,7 +116,7 @@ class ArgumentsObject:
         self.begun = False
 
     def push(self, text: str) -> Step:
-        """The call's parts; ``begun`` tells whether there was a call at all."""
+        """Return the call's parts; ``begun`` is set once the text is an object."""
         end = self._span.scan(text)
         rest = text[end:] if self._span.ended else None
         if self.begun:
@@ -129,18 +129,18 @@ class ArgumentsObject:
         return self.finish() if self._span.broken else [], rest
 
     def finish(self) -> list[AnswerDelta]:
-        """What was held back, as content."""
+        """Return the text that was held back as content."""
         lead = "" if self.begun else "".join(self._lead)
         return [Content(lead)] if lead else []
 
 
 def is_name(text: object) -> bool:
-    """Whether this can be a function's name."""
+    """Return whether a value can be a function's name."""
     return isinstance(text, str) and 0 < len(text) <= MOST_NAME_CHARS and text.isprintable()
 
 
 def _read_call(text: str) -> tuple[str, str] | None:
-    """Name and arguments of a call; None if it is none."""
+    """Return the name and arguments of a call; None if the text is not a call."""
     try:
         call: dict[str, Any] = read_json(text)
         name, arguments = call["name"], call.get("arguments", call.get("parameters", ""))
@@ -152,7 +152,7 @@ def _read_call(text: str) -> tuple[str, str] | None:
 
 
 def _ends_object(tail: str) -> bool:
-    """Whether this may stand behind a member of an object: more members and a brace."""
+    """Return whether the text completes an object after a member: more members and a brace."""
     if tail.lstrip(SPACE) == "}":
         return True
     try:

@@ -1,4 +1,4 @@
-"""Reads and writes JSON that a model wrote, and refuses what others could not read."""
+"""Reader and writer of JSON of models; JSON that clients could not parse is refused."""
 
 import json
 from typing import Any, NoReturn
@@ -8,13 +8,13 @@ from kvell.server.answers.reading.modes import SPACE
 from kvell.wire.decoding import MalformedError, decode_json
 
 DEEPEST = 64
-"""Levels of brackets that are read; deeper text is no call."""
+"""The most levels of brackets; deeper text is not a call."""
 
 
 def read_json(text: str) -> Any:
-    """Return the value of a JSON text; line breaks may stand in its strings.
+    """Return the value of a JSON text, whose strings may have line breaks.
 
-    :raises ValueError: if it is none, or is nested deeper than ``DEEPEST``.
+    :raises ValueError: if the text is not JSON, or is nested deeper than ``DEEPEST``.
     """
     start = text.lstrip(SPACE)[:1]
     if start in ("{", "["):
@@ -29,9 +29,9 @@ def read_json(text: str) -> Any:
 
 
 def write_json(value: Any) -> str:
-    """Return the JSON text of a value, which UTF-8 can encode.
+    """Return the JSON text of a value, in characters that UTF-8 can encode.
 
-    :raises ValueError: if it holds an infinite number.
+    :raises ValueError: if the value has an infinite number or NaN.
     """
     text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     try:

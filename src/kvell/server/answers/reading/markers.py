@@ -1,4 +1,4 @@
-"""Modes that look for markers in text that comes piece by piece."""
+"""Modes that search streamed text for markers."""
 
 import re
 from collections.abc import Callable
@@ -8,12 +8,12 @@ from kvell.server.answers.reading.modes import SPACE, Step
 
 
 class TextUntil:
-    """Text up to the first of some markers; whitespace before a marker belongs to the marker.
+    """Text up to the first of several markers; whitespace before a marker belongs to the marker.
 
-    :param markers: none of them inside another.
-    :param make: the delta of a text.
-    :param drops_lead: whitespace at the start is not shown.
-    :param drops_blank: text that is nothing but whitespace is not shown.
+    :param markers: no marker contains another.
+    :param make: constructor of the text's deltas.
+    :param drops_lead: whether whitespace at the start is dropped.
+    :param drops_blank: whether text of whitespace only is dropped.
     """
 
     def __init__(
@@ -35,20 +35,20 @@ class TextUntil:
         self.opening = ""
 
     def push(self, text: str) -> Step:
-        """Text that may be shown; ``marker`` and ``opening`` tell what ended it."""
+        """Return text before a marker; ``opening`` is ``marker`` with the whitespace before it."""
         text = self._held + text
-        found = self._pattern.search(text)
-        keep = found.start() if found else possible_start(text, self._markers)
-        self._held = "" if found else text[keep:]
+        match = self._pattern.search(text)
+        keep = match.start() if match else possible_start(text, self._markers)
+        self._held = "" if match else text[keep:]
         shown = self._solid(text[:keep])
-        if found is None:
+        if match is None:
             return shown, None
-        self.marker = found.group()
+        self.marker = match.group()
         self.opening = "".join(self._space) + self.marker
-        return shown, text[found.end() :]
+        return shown, text[match.end() :]
 
     def finish(self) -> list[AnswerDelta]:
-        """The whitespace or the beginning of a marker that was held back."""
+        """Return the whitespace or the beginning of a marker that was held back."""
         if self._drops_blank and not self._held:
             return []
         text = "".join(self._lead()) + self._held
@@ -69,11 +69,11 @@ class TextUntil:
 
 
 class Expect:
-    """Whitespace and one of some markers, or nothing: then all of it is left to the next mode.
+    """Optional whitespace and one of several markers; other text is left to the next mode.
 
-    :param before: the text before it that is content if what follows is no call.
-    :param make: the delta of what is held when the answer ends here.
-    :param keeps_blank: that is also made of whitespace alone.
+    :param before: preceding text, which is content if no call follows.
+    :param make: constructor of the delta of the held text, if the answer ends here.
+    :param keeps_blank: whether that delta is also made for whitespace only.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Expect:
         self.opening = ""
 
     def push(self, text: str) -> Step:
-        """No delta; ``marker`` is empty if there was none."""
+        """Return no delta; at the end, ``marker`` is the marker or ""."""
         text = self._held + text
         body = text.lstrip(SPACE)
         self._space.append(text[: len(text) - len(body)])
@@ -110,14 +110,14 @@ class Expect:
         return [], "".join(self._space) + body
 
     def finish(self) -> list[AnswerDelta]:
-        """Text that might have become a marker."""
+        """Return the text that could have become a marker."""
         text = self.before + "".join(self._space) + self._held
         shown = text and (self.before or self._held or self._keeps_blank)
         return [self._make(text)] if shown else []
 
 
 def possible_start(text: str, markers: tuple[str, ...]) -> int:
-    """The first position from which the rest of the text may grow into a marker."""
+    """Return the first position at which a marker may begin that the text does not complete."""
     longest = max(len(marker) for marker in markers) - 1
     for start in range(max(0, len(text) - longest), len(text)):
         if any(marker.startswith(text[start:]) for marker in markers):

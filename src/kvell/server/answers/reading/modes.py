@@ -1,9 +1,9 @@
-"""A chain of modes, each of which reads a stretch of an answer.
+"""A chain of modes, each of which parses one section of an answer.
 
 ::
 
     text ──► mode ──► deltas
-              └─ its stretch is over: the rest goes to the next mode
+              └─ at the section's end: the rest is passed to the next mode
 """
 
 from abc import ABC, abstractmethod
@@ -13,21 +13,21 @@ from kvell.server.answers.deltas import AnswerDelta, Content
 
 SPACE = " \t\r\n"
 MOST_CHARS_AT_ONCE = 4096
-"""Longer pushes are cut, because every end of a mode copies the rest of its push."""
+"""Longer pushes are split, because every end of a mode copies the rest of its push."""
 
 Step: TypeAlias = tuple[list[AnswerDelta], str | None]
-"""New deltas, and once the mode is over the text behind it."""
+"""New deltas, and the rest of the text once the mode has ended, else None."""
 
 
 class Mode(Protocol):
-    """Reads one stretch of an answer."""
+    """A parser of one section of an answer."""
 
     def push(self, text: str) -> Step:
-        """Read on; gets no empty text, and none after it was over."""
+        """Parse the next text; never called with "" or after the mode has ended."""
         ...
 
     def finish(self) -> list[AnswerDelta]:
-        """Parts still held back, if the answer ends here."""
+        """Return the parts that are still held back; called if the answer ends here."""
         ...
 
 
@@ -39,7 +39,7 @@ class Chain(ABC):
         self._calls = 0
 
     def push(self, text: str) -> Step:
-        """Have the modes read it, one after the other."""
+        """Parse the text with the current mode and its successors."""
         deltas: list[AnswerDelta] = []
         rest: str | None = text
         while rest or (rest is not None and _has_to_say(self._mode)):
@@ -53,74 +53,74 @@ class Chain(ABC):
         return deltas, None
 
     def finish(self) -> list[AnswerDelta]:
-        """Parts that the mode just now holds back."""
+        """Return the parts that the current mode holds back."""
         return self._mode.finish()
 
     @property
     def current(self) -> Mode:
-        """The mode that reads just now."""
+        """The current mode."""
         return self._mode
 
     @abstractmethod
     def _next(self, ended: Mode) -> Mode | None:
-        """Return what reads the text behind a mode; None if the chain is over."""
+        """Return the successor of a mode; None if the chain has ended."""
 
 
 def _has_to_say(mode: Mode) -> bool:
-    """Whether a mode gives deltas without more text."""
+    """Return whether a mode yields deltas without more text."""
     return isinstance(mode, Say) or (isinstance(mode, Chain) and _has_to_say(mode.current))
 
 
 class ModeParser:
-    """The answer parser that is one mode, which is never over."""
+    """The answer parser of one mode, which never ends."""
 
     def __init__(self, mode: Mode) -> None:
         self._mode = mode
 
     def push(self, text: str) -> list[AnswerDelta]:
-        """Parts that are certain with this text."""
+        """Return the parts that are certain after this text."""
         deltas: list[AnswerDelta] = []
         for start in range(0, len(text), MOST_CHARS_AT_ONCE):
             deltas += self._mode.push(text[start : start + MOST_CHARS_AT_ONCE])[0]
         return deltas
 
     def finish(self) -> list[AnswerDelta]:
-        """Parts still held back."""
+        """Return the parts that are still held back."""
         return self._mode.finish()
 
 
 class Say:
-    """Shows deltas and reads nothing."""
+    """A mode that yields given deltas and reads no text."""
 
     def __init__(self, *deltas: AnswerDelta) -> None:
         self._deltas = list(deltas)
 
     def push(self, text: str) -> Step:
-        """Give the deltas, once."""
+        """Return the deltas and the whole text; called once."""
         return self._deltas, text
 
     def finish(self) -> list[AnswerDelta]:
-        """Give the deltas."""
+        """Return the deltas."""
         return self._deltas
 
 
 class Blank:
-    """Whitespace that is not shown."""
+    """A mode that drops whitespace."""
 
     def push(self, text: str) -> Step:
-        """Skip."""
+        """Drop whitespace; the first other character ends the mode."""
         body = text.lstrip(SPACE)
         return [], body or None
 
     def finish(self) -> list[AnswerDelta]:
-        """Give nothing."""
+        """Return no parts."""
         return []
 
 
 class PlainText:
-    """An answer that is content and nothing else.
+    """An answer of content only.
 
-    :param drops_blank: it is not shown if it is nothing but whitespace.
+    :param drops_blank: whether an answer of whitespace only is dropped.
     """
 
     def __init__(self, *, drops_blank: bool = False) -> None:
@@ -137,5 +137,5 @@ class PlainText:
         return [Content(text)], None
 
     def finish(self) -> list[AnswerDelta]:
-        """Nothing."""
+        """Return no parts."""
         return []

@@ -1,4 +1,4 @@
-"""Values that a model wrote as bare text, read as the schema of their parameter says."""
+"""Values that a model wrote as bare text, parsed by the schema of their parameter."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ _IMPLIED = (
     ("allOf", "object"),
     ("allOf", "string"),
 )
-"""What a schema without a type may mean."""
+"""Types that a schema's keywords imply, as pairs of keyword and type."""
 _OF_TYPE: tuple[tuple[type, str], ...] = (
     (bool, "boolean"),
     (int, "integer"),
@@ -29,9 +29,9 @@ _OF_TYPE: tuple[tuple[type, str], ...] = (
 
 
 def parameter_types(tools: Iterable[Mapping[str, Any]], function: str) -> dict[str, frozenset[str]]:
-    """JSON types that each parameter of a function may have.
+    """Return the JSON types of each parameter of a function.
 
-    :param tools: as :func:`kvell.server.answers.chat_tools.chat_tools` gives them.
+    :param tools: functions of :func:`kvell.server.answers.chat_tools.chat_tools`.
     """
     for tool in tools:
         if tool["function"]["name"] == function:
@@ -43,7 +43,7 @@ def parameter_types(tools: Iterable[Mapping[str, Any]], function: str) -> dict[s
 
 
 def value_text(text: str, types: frozenset[str]) -> str:
-    """The JSON text of a value; what is none of the types is a string."""
+    """Return the JSON text of a value; a value of no listed type becomes a string."""
     bare = text.strip(SPACE)
     try:
         value = read_json(_PYTHON.get(bare, bare))
@@ -55,14 +55,14 @@ def value_text(text: str, types: frozenset[str]) -> str:
 
 
 def _types(schema: Any) -> frozenset[str]:
-    """Types that a schema names; a string if it names none."""
+    """Return the types that a schema names; a string if it names none."""
     named: set[str] = set()
     for part in _alternatives(schema):
         kind = part.get("type")
         if isinstance(kind, str):
             named.add(kind)
         elif isinstance(kind, Sequence):
-            named |= {one for one in kind if isinstance(one, str)}
+            named |= {member for member in kind if isinstance(member, str)}
         named |= {kind for key, kind in _IMPLIED if key in part}
         for constant in [part["const"]] if "const" in part else part.get("enum", ()):
             named.add(_type(constant))

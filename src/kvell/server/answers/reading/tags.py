@@ -14,9 +14,9 @@ _VALUE_END = re.compile(r"\n?</parameter>")
 
 
 class TagName:
-    """The rest of an opening tag; ``name`` is empty if it is none.
+    """The rest of an opening tag; ``name`` is empty if the text is not a tag.
 
-    :param opening: the text before it that is content then.
+    :param opening: preceding text, which is content if no tag follows.
     """
 
     def __init__(self, opening: str) -> None:
@@ -25,7 +25,7 @@ class TagName:
         self.name = ""
 
     def push(self, text: str) -> Step:
-        """No delta while it may be a name."""
+        """Return no delta while the text may be a name."""
         self._held += text
         name, bracket, _ = self._held[: MOST_NAME_CHARS + 1].partition(">")
         if bracket and is_name(name):
@@ -36,15 +36,15 @@ class TagName:
         return [], None
 
     def finish(self) -> list[AnswerDelta]:
-        """What was held back, as content."""
+        """Return the text that was held back as content."""
         return [Content(self._opening + self._held)]
 
 
 class Value:
     """A parameter's value up to its closing tag, as the next piece of the arguments.
 
-    :param lead: what stands before the value.
-    :param types: JSON types that it may have.
+    :param lead: JSON text that precedes the value.
+    :param types: JSON types that the value may have.
     """
 
     def __init__(self, index: int, lead: str, types: frozenset[str]) -> None:
@@ -56,23 +56,24 @@ class Value:
         self._started = False
 
     def push(self, text: str) -> Step:
-        """What is new of the value."""
+        """Return the next piece of the value."""
         text = self._held + text
         if not self._started:
-            # The line break behind the tag is none of the value, and may be the one before its end.
+            # The line break after the tag does not belong to the value, and may also be the
+            # line break before the closing tag.
             if text == "\n":
                 self._held = text
                 return [], None
             self._started = True
             text = text.removeprefix("\n")
-        found = _VALUE_END.search(text)
-        keep = found.start() if found else possible_start(text, _VALUE_ENDS)
-        self._held = "" if found else text[keep:]
-        deltas = self._piece(text[:keep], last=found is not None)
-        return deltas, None if found is None else text[found.end() :]
+        match = _VALUE_END.search(text)
+        keep = match.start() if match else possible_start(text, _VALUE_ENDS)
+        self._held = "" if match else text[keep:]
+        deltas = self._piece(text[:keep], last=match is not None)
+        return deltas, None if match is None else text[match.end() :]
 
     def finish(self) -> list[AnswerDelta]:
-        """What was held back, without an end."""
+        """Return the text that was held back, without a closing quote."""
         held = self._held if self._started else ""
         if self._types == TEXT:
             return self._piece(held, last=False)

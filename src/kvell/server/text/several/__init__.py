@@ -1,1 +1,1 @@
-"""Requests of one client that go together: side by side, and beam by beam."""
+"""Several requests for one client: concurrent prompts, and beams."""

@@ -1,4 +1,4 @@
-"""A beam search over a front: each step is a request of one token for every beam."""
+"""A beam search over a front: a step submits a request for one token for each beam."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -27,7 +27,7 @@ from kvell.server.text.text_stream import (
 
 @dataclass(frozen=True)
 class _Told:
-    """How likely the next tokens of a beam are, and of the prompt's, if that was asked."""
+    """The log probabilities of a beam's next token, and of the prompt's tokens if requested."""
 
     finished: Finished
     logprobs: TokenLogprobs
@@ -42,13 +42,15 @@ async def beam_deltas(
     search: BeamSearch,
     made: Callable[[int], None],
 ) -> AsyncGenerator[tuple[int, TextDelta], None]:
-    """The best ``sampling.n`` answers, each whole; closing it or cancelling cancels all beams.
+    """Yield the best ``sampling.n`` answers, each as one piece.
 
-    :param made: is told how many tokens each step has made.
-    :raises TryLater: when there is no room or no instance just now.
-    :raises RequestRefused: when the instance can never serve it.
+    Closing or cancelling the generator cancels all beams.
+
+    :param made: called with the number of tokens of each step.
+    :raises TryLater: when there is no room or no instance now.
+    :raises RequestRefused: when the instance can never serve the request.
     :raises RequestFailed: when the instances that computed a beam died.
-    :raises DeadlineExceeded: when its time was up.
+    :raises DeadlineExceeded: when the prompt's deadline has passed.
     """
     first, search = await _searched(front, prompt, sampling, search, made)
     for index, beam in enumerate(search.finished[: sampling.n]):
@@ -62,21 +64,21 @@ async def _searched(
     search: BeamSearch,
     made: Callable[[int], None],
 ) -> tuple[_Told, BeamSearch]:
-    """The search at its end, and what its first step told."""
+    """Return the log probabilities of the first step, and the completed search."""
     seconds = prompt.deadline_seconds
     due_seconds = None if seconds is None else front.now_seconds() + seconds
-    asked, first = replace(search.sampling(), prompt_logprobs=sampling.prompt_logprobs), None
+    params, first = replace(search.sampling(), prompt_logprobs=sampling.prompt_logprobs), None
     try:
         async with asyncio.timeout(seconds) as clock:
             while first is None or not search.is_over:
                 if due_seconds is not None:
                     left = max(0.0, due_seconds - front.now_seconds())
                     prompt = replace(prompt, deadline_seconds=left)
-                told = await _step(front, prompt, asked, search.running)
-                made(len(told))
-                search = search.after([one.logprobs for one in told])
-                if first is None:  # the prompt is told of and traced once
-                    first, asked, prompt = told[0], search.sampling(), replace(prompt, trace=None)
+                beams = await _step(front, prompt, params, search.running)
+                made(len(beams))
+                search = search.after([beam.logprobs for beam in beams])
+                if first is None:  # the prompt's log probabilities and trace are needed once
+                    first, params, prompt = beams[0], search.sampling(), replace(prompt, trace=None)
     except TimeoutError:
         if clock.expired():
             raise DeadlineExceeded(f"deadline_seconds={seconds}: the answer took longer") from None
@@ -85,9 +87,9 @@ async def _searched(
 
 
 async def _step(
-    front: Front, prompt: PreparedPrompt, asked: SamplingParams, beams: Sequence[Beam]
+    front: Front, prompt: PreparedPrompt, sampling: SamplingParams, beams: Sequence[Beam]
 ) -> list[_Told]:
-    """Have the next token of every beam computed."""
+    """Request the next token of each beam."""
     prompts = [
         replace(
             prompt,
@@ -96,13 +98,13 @@ async def _step(
         )
         for index, beam in enumerate(beams)
     ]
-    return await all_served(front, prompts, lambda one: _told(front, one, asked))
+    return await all_served(front, prompts, lambda extended: _told(front, extended, sampling))
 
 
-async def _told(front: Front, prompt: PreparedPrompt, asked: SamplingParams) -> _Told:
+async def _told(front: Front, prompt: PreparedPrompt, sampling: SamplingParams) -> _Told:
     logprobs: list[TokenLogprobs] = []
     prompt_logprobs: Sequence[TokenLogprobs] = ()
-    async with aclosing(outputs_of(front, prompt, asked)) as outputs:
+    async with aclosing(outputs_of(front, prompt, sampling)) as outputs:
         async for output in outputs:
             logprobs += output.logprobs
             prompt_logprobs = kept(prompt_logprobs, output.prompt_logprobs)

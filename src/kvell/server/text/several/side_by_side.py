@@ -1,4 +1,4 @@
-"""Many requests of one client side by side, as many at once as the front has room for."""
+"""Concurrent requests of one client, as many as the front has room for."""
 
 import asyncio
 from collections import deque
@@ -11,19 +11,19 @@ from kvell.front.front import Front
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 MOST_AT_ONCE = 128
-"""Prompts of one client that are with the front at once: a long list leaves room in the line."""
+"""The most concurrent requests of one client, which leaves room in the queue for other clients."""
 
 
 async def all_served(
     front: Front, items: Sequence[Item], serve: Callable[[Item], Awaitable[Result]]
 ) -> list[Result]:
-    """Serve items, each by a request of its own; return results in their order.
+    """Serve each item by its own request; return the results in the order of the items.
 
-    The first failure cancels the others.  As many are asked for at once as the front has room for.
-    If others take that room meanwhile, fewer are, so a long list fails for want of room only if
-    there is none at all.
+    The first failure cancels the others.  At most as many requests run concurrently as the front
+    has room for at the start.  A request that finds no room reduces their number and is retried,
+    so a list fails for lack of room only if there is none at all.
     """
-    found: dict[int, Result] = {}
+    results: dict[int, Result] = {}
     left = deque(enumerate(items))
     working = max(1, min(MOST_AT_ONCE, len(items), front.room))
 
@@ -32,11 +32,11 @@ async def all_served(
         try:
             while left:
                 index, item = left.popleft()
-                found[index] = await serve(item)
+                results[index] = await serve(item)
         except TryLater as error:
             if working == 1 or isinstance(error, InstanceDied):
                 raise
-            left.appendleft((index, item))  # for another, which goes on
+            left.appendleft((index, item))  # for another worker
         finally:
             working -= 1
 
@@ -47,4 +47,4 @@ async def all_served(
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-    return [found[index] for index in range(len(items))]
+    return [results[index] for index in range(len(items))]
