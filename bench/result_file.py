@@ -2,7 +2,8 @@
 
 One current file for each bench and machine: ``bench/results/MACHINE/NAME.json``.  Results in
 virtual time do not depend on the machine and are kept in ``bench/results/virtual``.  Every file
-has a ``run`` with the processor, the commit, the date and the command.  No torch here.
+has a ``run`` with the processor, the commit, the date and the command.  Only files of a clean tree
+are committed: a commit that ends in ``-dirty`` names no sources.  No torch here.
 """
 
 import json
@@ -20,7 +21,7 @@ RESULTS = Path("bench", "results")
 VIRTUAL = "virtual"
 """Folder and processor of results that are computed instead of timed."""
 FIELDS = ("processor", "commit", "date", "command")
-"""Fields of ``run``; null where unknown, and then ``note`` says why."""
+"""Fields of ``run``."""
 CPUINFO = Path("/proc/cpuinfo")
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -88,14 +89,12 @@ def compact(told: Mapping[str, Any]) -> str:
 
 def run(processor: str | None = None) -> dict[str, str | None]:
     """Processor, commit, date and command of this process."""
-    commit = _commit()
-    told = {
+    return {
         "processor": processor or processor_name(processor_facts()),
-        "commit": commit,
+        "commit": _commit(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["python", *sys.orig_argv[1:]]),
     }
-    return told if commit else told | {"note": "not run from a git checkout"}
 
 
 def processor_facts() -> dict[str, str]:

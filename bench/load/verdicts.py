@@ -6,18 +6,12 @@ from dataclasses import asdict, dataclass
 
 from bench.load.commands import Shape
 from bench.load.fixed_server import Latencies
-from bench.load.reports import Figures, Told
+from bench.load.reports import Figures
 
 KNOWN_TOLERANCE = 0.03
 """Tolerance against the known latencies of a server."""
 SPREADS = 2.0
 """Repeat spreads by which two tools may differ on a server of unknown latencies."""
-SERVER_TOLERANCE = 0.05
-"""Tolerance against the mean that the server has of the very same requests."""
-WAY_SECONDS = 0.02
-"""Time from a client's call until the server's clock starts, and back: a connection, the body, the
-prompt's tokens, and a client that waits for a processor.  It counts where a figure contains it."""
-WITH_WAY = ("ttft_seconds", "e2e_seconds")
 OURS = "kvell"
 COLUMNS = (
     "server",
@@ -92,29 +86,6 @@ def against_others(runs: Runs) -> list[Verdict]:
             pair = _median(ours, figure), _median(theirs, figure)
             verdicts.append(_verdict(OURS, figure, tool, *pair, allowed))
     return verdicts
-
-
-def against_server(tool: str, told: Told, server: Told) -> list[Verdict]:
-    """Judge what a tool says of a run by the server's own ``/metrics``; counts must be equal."""
-    theirs = server.counts()
-    pairs = [
-        (name, found, theirs[name], 0.0)
-        for name, found in told.counts().items()
-        if found is not None
-    ]
-    latencies = [
-        (figure, found, server.figures[figure], _allowed(figure, server.figures[figure]))
-        for figure, found in told.figures.items()
-    ]
-    return [
-        _verdict(tool, figure, "/metrics", found, reference or 0, allowed)
-        for figure, found, reference, allowed in [*pairs, *latencies]
-    ]
-
-
-def _allowed(figure: str, server_seconds: float) -> float:
-    way_seconds = WAY_SECONDS if figure in WITH_WAY else 0.0
-    return SERVER_TOLERANCE + way_seconds / server_seconds
 
 
 def spread(runs: Sequence[Figures], figure: str) -> float:

@@ -6,7 +6,7 @@ decodes, as the paper's vLLM 0.4 does.
 The setting of MemServe's figure 8: Llama 2 13B on two H800 an instance, as many instances and as
 many requests per second in each column of a comparison::
 
-    python -m bench.pd.virtual --json bench/results/virtual/pd.json
+    python -m bench.pd.virtual --rates 2 4 6 8 10
 """
 
 import argparse

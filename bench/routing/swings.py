@@ -2,7 +2,7 @@
 
 ::
 
-    python -m bench.routing.swings --json bench/results/virtual/roles.json
+    python -m bench.routing.swings --instances 4 --seeds 0 1 2
 
 In one half of each swing ten times as many tokens of prompts come as in the other, and in the other
 ten times as many tokens of answers.

@@ -5,7 +5,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bench.comparison.section import percent
 from bench.machine import Roofline
 from bench.side_by_side.model_size import ModelSize
 from bench.side_by_side.scenarios import Figures, Scenario
@@ -97,8 +96,8 @@ def table_rows(found: Mapping[str, Any]) -> list[tuple[str, ...]]:
                 f"{median[found['figure']]:,.1f}",
                 f"{system['spread']:.0%}",
                 _times(system["ratio"], system.get("ratio_error")),
-                percent(system["share_of_limit"], 0),
-                percent(system["decode_share_of_limit"], 0),
+                _percent(system["share_of_limit"]),
+                _percent(system["decode_share_of_limit"]),
                 _milliseconds(median.get("ttft_p50_seconds")),
                 _milliseconds(median.get("tpot_p50_seconds")),
             )
@@ -125,3 +124,7 @@ def _decode_share(
 
 def _milliseconds(seconds: float | None) -> str:
     return "–" if seconds is None else f"{seconds * 1000:,.1f}"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.0%}"

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from bench.elastic.in_turn import tokens_of
-from bench.elastic.shares import Load, options_of
 from bench.elastic.step_parts import Shares, StepParts, TimedChunks, shares_line
 from kvell.device.fake_chunks import FakeChunks
 from kvell.engine.engine import Engine
@@ -20,7 +19,6 @@ from tests.engine.setup.test_engine_sharing import (
     roomy,
     wide_module,
 )
-from tests.models.fused_models import fused_model
 
 
 class Looked:
@@ -84,17 +82,6 @@ def test_a_device_that_refuses_took_its_time_too() -> None:
         timed.map(area, one, one)
     assert timed.seconds == 2
     assert timed.chunk_bytes == device.chunk_bytes
-
-
-def test_both_sides_have_the_same_memory_and_only_one_a_buffer() -> None:
-    model = fused_model(wide_module())
-    static, shared, buffered = options_of(model, Load(4, (8, 16), 4), 64 * MIB).values()
-    reserve_bytes = model.activations.need_bytes(static.max_num_batched_tokens, 4)
-    assert static.kv_memory_bytes == 64 * MIB and shared.memory_bytes == buffered.memory_bytes
-    apart_bytes = model.weight_bytes + 64 * MIB + reserve_bytes
-    assert shared.memory_bytes is not None
-    assert apart_bytes - 2 * MIB < shared.memory_bytes <= apart_bytes
-    assert (shared.cpu_buffer_bytes, buffered.has_objectives) == (None, True)
 
 
 def test_people_read_milliseconds_and_percent() -> None:

@@ -15,7 +15,6 @@ from bench.engine.pressure.real import Served
 from bench.engine.pressure.small import CASES as SMALL
 from bench.engine.pressure.small import config_of
 from bench.engine.pressure.virtual import CASES, is_decode, measured
-from bench.engine.pressure.vision import AtRate
 from bench.replay.shapes import read_shape
 from kvell.engine.protocol.messages import Finished, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -80,10 +79,6 @@ class TestFigures:
         slow = rounds(ttft_seconds=(1.05, 1.0), tpot_seconds=(1.0, 1.0))
         told = slower_without_pressure({"fine": fine, "slow": slow})
         assert told == ["slow: ttft_seconds +5.0%"]
-
-    def test_a_rate_compares_paged_with_kvell(self) -> None:
-        one = AtRate(1.0, 2.0, {"kvell": {"ttft_seconds": 0.5}, "paged": {"ttft_seconds": 2.0}})
-        assert one.over("ttft_seconds") == 4.0
 
 
 def plan_of(*works: tuple[int, SamplingParams | None]) -> StepPlan:

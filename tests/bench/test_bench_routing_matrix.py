@@ -1,33 +1,34 @@
-"""Workloads of the routing matrix: what their prompts share, and who knows where a state is."""
+"""Workloads of the routing matrix: what their prompts share, and how they reach the replay."""
 
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from bench.routing import matrix
 from bench.routing.matrix import (
     BLOCK_TOKENS,
     FORKS_OF_A_TEXT,
-    OVERLAP,
     TEXT_TOKENS,
     TEXTS,
     Case,
     edits,
     forks,
-    rows_of,
     run,
     shared,
+    trace_of,
 )
-from bench.routing.setting import HYBRID
 from kvell.simulator.traces.rows import TraceRow
+from kvell.simulator.traces.trace import read_trace
 
 BLOCKS = TEXT_TOKENS // BLOCK_TOKENS
 
 
-def overlap(one: TraceRow, other: TraceRow) -> int:
+def overlap(row: TraceRow, other: TraceRow) -> int:
     """Blocks that two prompts begin with."""
-    both = zip(one.block_ids, other.block_ids, strict=False)
-    return next((at for at, (a, b) in enumerate(both) if a != b), min(map(len_of, (one, other))))
+    both = zip(row.block_ids, other.block_ids, strict=False)
+    return next((at for at, (a, b) in enumerate(both) if a != b), min(map(len_of, (row, other))))
 
 
 def len_of(row: TraceRow) -> int:
@@ -40,9 +41,9 @@ class TestForks:
         rows = forks(4 * FORKS_OF_A_TEXT, seed)
         for first in range(0, len(rows), FORKS_OF_A_TEXT):
             ways = rows[first : first + FORKS_OF_A_TEXT]
-            for one, other in pairwise(ways):
-                assert overlap(one, other) == min(len_of(one), len_of(other)) >= BLOCKS // 4
-            assert len({len_of(one) for one in ways}) > 1, "they part at different places"
+            for row, other in pairwise(ways):
+                assert overlap(row, other) == min(len_of(row), len_of(other)) >= BLOCKS // 4
+            assert len({len_of(row) for row in ways}) > 1, "they part at different places"
 
     def test_texts_share_nothing(self, seed: int) -> None:
         rows = forks(3 * FORKS_OF_A_TEXT, seed)
@@ -70,21 +71,18 @@ def test_a_shared_session_comes_under_other_names() -> None:
     assert [row.session for row in shared(rows, 2)] == ["a/0", "a/1", None, None]
 
 
-def test_rates_count_each_instance_that_computes_prompts() -> None:
-    split = (("prefill", 2), ("decode", 1))
-    rows = rows_of(Case("forks", "prompt-tree", split, rate=5.0, requests=300))
-    assert len(rows) == 600
-    assert rows[-1].arrival_s == pytest.approx(60.0, rel=0.15)
+def test_a_made_workload_is_written_for_the_replay(tmp_path: Path) -> None:
+    path = trace_of(Case("forks", "session", "mixed=2", 5.0, 12), tmp_path)
+    assert [len_of(row) for row in read_trace(Path(path))] == list(map(len_of, forks(12, 0)))
+    assert trace_of(Case("react-like", "session", "mixed=2", 5.0, 12), tmp_path) == "react-like"
 
 
-@pytest.mark.long
-def test_overlaps_of_tokens_promise_more_than_can_be_resumed() -> None:
-    """So prompts go where nothing is saved, and first tokens come later than in turn."""
-
-    def seconds(policy: str) -> float:
-        case = Case("forks", policy, (("mixed", 4),), 2.5, 40, model=HYBRID)
-        found = run(case)
-        assert found["finished"] == 160
-        return float(found["ttft_mean"])
-
-    assert seconds("prompt-tree") < seconds("round-robin") < seconds(OVERLAP)
+def test_a_case_is_one_replay_of_the_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = Case("loogle-like", "prompt-tree", "prefill=2,decode=1", 100.0, 12, share=2)
+    found = run(case)
+    assert (found["finished"], found["refused"]) == (12, 0)
+    assert 0 < found["ttft_mean"] <= found["ttft_p99"] and 0 < found["hit_rate"] < 1
+    matrix.show([found])
+    assert "prompt-tree" in capsys.readouterr().out

@@ -1,27 +1,14 @@
 """The benches of roles that follow a swinging load."""
 
-import asyncio
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from bench.routing import roles_served, swings
-from bench.routing.roles_served import (
-    KeptPrompts,
-    RoleWatch,
-    Served,
-    Setting,
-    changes_of,
-    wrong_answers,
-)
+from bench.routing import swings
 from bench.routing.swings import Case, Half, means, swinging
-from kvell.load.prompts import Answer
-from kvell.simulator.traces.rows import TraceRow
 
 SMALL = Case(1, 3, True, 3.0, 6.0, 6.0, 1)
 HALVES = (Half(20.0, 1_000, 8), Half(40.0, 50, 200))
@@ -93,90 +80,3 @@ def test_virtual_figures_are_written_for_every_seed(
         ("1P1D, roles follow", 1),
     ]
     assert "1P1D, roles follow" in capsys.readouterr().out
-
-
-def test_changes_are_told_from_looks() -> None:
-    start = {"prefill-0": "prefill", "decode-0": "decode"}
-    seen = [
-        (0.0, start),
-        (2.5, start | {"decode-0": "prefill"}),
-        (9.0, {"prefill-0": "decode", "decode-0": "decode"}),
-    ]
-    assert changes_of(seen) == [
-        (2.5, "decode-0", "prefill"),
-        (9.0, "prefill-0", "decode"),
-        (9.0, "decode-0", "decode"),
-    ]
-    assert changes_of(seen[:1]) == changes_of([]) == []
-
-
-def test_wrong_answers_are_counted() -> None:
-    rows = [TraceRow(0.0, 5, 2), TraceRow(1.0, 5, 2), TraceRow(2.0, 5, 3)]
-    reference = {0: [7, 8], 1: [7, 8], 2: [1, 2, 3]}
-    assert wrong_answers(reference, reference, rows) == {"other_tokens": 0, "other_length": 0}
-    wrong = {0: [7, 9], 1: [7, 8], 2: [1, 2]}
-    assert wrong_answers(wrong, reference, rows) == {"other_tokens": 2, "other_length": 1}
-
-
-def test_answers_are_kept() -> None:
-    prompts = KeptPrompts([TraceRow(0.0, 5, 2)], seed=0)
-    asked = prompts.ask(0)["prompt"]
-    assert len(asked) == 5 and max(asked) < roles_served.VOCABULARY
-    prompts.answered(0, Answer("ab", [7, 8]))
-    assert prompts.answers == {0: [7, 8]}
-
-
-class ScriptedCluster:
-    """Answers ``/cluster`` with one set of roles after another."""
-
-    def __init__(self, looks: Sequence[str]) -> None:
-        self._looks = list(looks)
-
-    async def get(self, path: str) -> tuple[int, bytes]:
-        assert path == "/cluster"
-        if not self._looks:
-            raise EOFError
-        role = self._looks.pop(0)
-        return 200, json.dumps({"instances": [{"id": "decode-0", "serves_as": role}]}).encode()
-
-
-def test_looks_with_the_same_roles_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(roles_served, "LOOK_SECONDS", 0.0)
-    roles = ["decode", "decode", "prefill", "prefill", "decode"]
-    watch = RoleWatch(ScriptedCluster(roles))  # type: ignore[arg-type]
-    with pytest.raises(EOFError):
-        asyncio.run(watch.look_on())
-    assert [one["decode-0"] for _, one in watch.seen] == ["decode", "prefill", "decode"]
-    assert len(changes_of(watch.seen)) == 2
-
-
-def test_servers_take_turns_with_the_same_requests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked: list[tuple[str, int, int]] = []
-
-    def pretend(
-        way: str, setting: Setting, rows: Sequence[TraceRow], seed: int, _folder: Path
-    ) -> Served:
-        assert setting.instances == "prefill=1,decode=2"
-        asked.append((way, seed, len(rows)))
-        spread = {"mean": 1.0, "p99": 2.0}
-        figures: dict[str, Any] = {"completed": len(rows), "failed": 0, "slo_attainment": 0.5}
-        figures |= {"ttft_seconds": spread, "tpot_seconds": spread}
-        answers = {index: [0] * row.output_tokens for index, row in enumerate(rows)}
-        follows = way == "roles follow"
-        if follows:
-            answers[0] = [1] * rows[0].output_tokens
-        return Served(figures, answers, [(3.0, "decode-0", "prefill")] * 3 * follows)
-
-    monkeypatch.setattr(roles_served, "served", pretend)
-    file = tmp_path / "served.json"
-    roles_served.main(["--rounds", "2", "--swings", "2", "--json", str(file)])
-    ways = [way for way, _, _ in asked]
-    assert ways == ["roles stay", "roles follow", "roles follow", "roles stay"]
-    assert asked[0][1:] == asked[1][1:] and asked[2][1:] == asked[3][1:]
-    runs = json.loads(file.read_text())["runs"]
-    found = [(one["way"], one["changes_per_swing"], one["other_tokens"]) for one in runs]
-    assert found[:2] == [("roles stay", 0.0, 0), ("roles follow", 1.5, 1)]
-    assert sorted(found[2:]) == sorted(found[:2])
-    assert "changes_per_swing" in capsys.readouterr().out

@@ -212,7 +212,7 @@ class TestUpAndDown:
         [node] = nodes
         assert json.loads(ended.stdout) == {"address": "10.0.0.5:6379", "pid": node.pid}
         assert node.settings.joins == "10.0.0.5:6379"
-        assert "whoever reaches" not in ended.stderr
+        assert "reaches Ray can" not in ended.stderr
 
     def test_with_nothing_there_down_says_so(self, kvell: Kvell, tmp_path: Path) -> None:
         ended = kvell("cluster", "down")

@@ -124,7 +124,7 @@ def test_who_waits_beside_idle_instances_is_told_of(caplog: pytest.LogCaptureFix
         queue.heard("mixed-0", beat(8), now)
     why = "one with a prompt of 90 tokens is longer than one instance's memory, and no other lends"
     assert [record.getMessage() for record in caplog.records] == [
-        f"1 requests wait though every instance is idle: {why} what it needs"
+        f"1 requests are waiting although every instance is idle: {why} what it needs"
     ]
     wait = queue.entries().idle_wait
     assert wait is not None and (wait.requests, wait.seconds) == (1, 11.0)

@@ -117,7 +117,7 @@ def test_a_run_of_a_model_replays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_start_says_how_steps_are_planned() -> None:
     ahead = engine_of("LlamaForCausalLM", torch.float32, True, Journal())
-    assert any("planned while the one before runs" in line for line in ahead.contract.lines())
+    assert any("planned while the previous step runs" in line for line in ahead.contract.lines())
     drafting = engine_of(
         "LlamaForCausalLM", torch.float32, True, Journal(), num_speculative_tokens=2
     )

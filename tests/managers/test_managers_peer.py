@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from bench.managers.environment import create, main, needed, require
-from bench.managers.peer.idle import IdleDecodes
-from bench.managers.peer.job import Order, PeerJob, PeerLayer, job_from
+from bench.managers.peer.job import PeerJob, PeerLayer, job_from
 from bench.managers.peer.loop import Loop
 from bench.managers.peer.requests import Row, TokenMaker, read_rows
 from bench.managers.peer.waste import PeerGroup, first_needed, held
@@ -143,20 +142,15 @@ class TestLoop:
         assert steps == [["0"]] * 3
         assert loop.counts.computed_tokens == 25
 
-    @pytest.mark.parametrize(
-        ("order", "second_step"),
-        [("decodes-first", ["1", "2", "0"]), ("admission", ["0", "1", "2"])],
-    )
-    def test_who_comes_first(self, order: Order, second_step: list[str]) -> None:
+    def test_decodes_come_first(self) -> None:
         """A first chunk that was cut shorter than the budget leaves room to admit others."""
 
         class Cutting(TokenPool):
             def chunk(self, request: Any, tokens: int, hit_tokens: int) -> int:
                 return min(tokens, 6) if request.name == "0" else tokens
 
-        _, steps = looped(Cutting(100), (8, 2), (2, 3), (2, 3), job=replace(JOB, order=order))
-        assert steps[0] == ["0", "1", "2"]
-        assert steps[1] == second_step
+        _, steps = looped(Cutting(100), (8, 2), (2, 3), (2, 3))
+        assert steps[:2] == [["0", "1", "2"], ["1", "2", "0"]]
 
     def test_only_a_whole_prompt_is_admitted_and_only_in_turn(self) -> None:
         loop, steps = looped(TokenPool(12), (8, 3), (6, 1), (1, 1))
@@ -184,31 +178,6 @@ class TestLoop:
     def test_a_request_that_never_fits_ends_the_run(self) -> None:
         with pytest.raises(RuntimeError, match="never fits"):
             looped(TokenPool(4), (5, 1))
-
-
-class TestIdleDecodes:
-    def told(self, prompt: int, steps: int, page: int = 16) -> list[int]:
-        """Tokens computed before the decodes that the manager is told of."""
-        idle = IdleDecodes(page)
-        idle.admitted("0")
-        assert not idle.is_idle("0", 0, prompt)
-        return [at for at in range(prompt, prompt + steps) if not idle.is_idle("0", at, 1)]
-
-    def test_around_the_edges_of_pages_and_after_a_prefill(self) -> None:
-        assert self.told(100, 30) == [100, 101, 102, 110, 111, 112, 113, 114, 126, 127, 128, 129]
-
-    @pytest.mark.parametrize("prompt", range(1, 50, 7))
-    def test_every_decode_that_needs_or_fills_a_page(self, prompt: int) -> None:
-        edges = {at for at in range(prompt, prompt + 100) if at % 16 in (0, 15)}
-        assert edges <= set(self.told(prompt, 100))
-
-    def test_a_preempted_request_begins_again(self) -> None:
-        idle = IdleDecodes(16)
-        idle.admitted("0")
-        assert [idle.is_idle("0", 5 + i, 1) for i in range(4)] == [False] * 3 + [True]
-        idle.gone("0")
-        idle.admitted("0")
-        assert not idle.is_idle("0", 9, 1)
 
 
 class TestWaste:

@@ -144,7 +144,7 @@ def test_a_right_that_goes_between_two_stages_spoils_the_pull(
     wait_until(lambda: b.node.mover.copied_bytes > 0, b)
     a.node.rights.revoke(TRANSFER.number)
     a.say("b", Written(TRANSFER, 1))
-    assert b.next() == PullEnded(TRANSFER, "the right to read was gone")
+    assert b.next() == PullEnded(TRANSFER, "the right to read was revoked")
     b.node.post([PullRest(TRANSFER)])
     a.say("b", SAID)
     assert b.next() == Heard("a", SAID)

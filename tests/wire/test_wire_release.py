@@ -47,7 +47,7 @@ def test_whoever_connects_is_told_which_releases_they_are() -> None:
         with connect_to(address, 10) as sock, pytest.raises(ChangeSomething) as caught:
             open_session(BlockingSocket(sock), FRONT, SECRET, "cluster")
         assert process.stdout is not None
-        said = next(line for line in process.stdout if "hung up" in line)
+        said = next(line for line in process.stdout if "closed" in line)
     assert (caught.value.field, caught.value.value) == ("release", OTHER)
     assert RELEASE in caught.value.problem
     assert f"the peer's release is {RELEASE}, not {OTHER}" in said

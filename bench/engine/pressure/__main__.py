@@ -1,8 +1,8 @@
 """Memory pressure: a pool for a quarter of the wanted batch, Kvell against one page size for all.
 
-``--virtual``: the shapes at full size, on a profile of an H100; also Llama 3.2 Vision under a sweep
-of rates.  Without it: the shapes scaled down with random weights, for real, in this process;
-``--clock cpu --threads 1`` beside busy neighbours, who then matter only through caches and memory.
+``--virtual``: the shapes at full size, on a profile of an H100.  Without it: the shapes scaled down
+with random weights, for real, in this process; ``--clock cpu --threads 1`` beside busy neighbours,
+who then matter only through caches and memory.
 """
 
 from kvell.cli.terminal.environment import prepare_process
@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import machine, result_file
-from bench.engine.pressure import real, small, virtual, vision
+from bench.engine.pressure import real, small, virtual
 from bench.engine.pressure.cases import Case
 from bench.engine.pressure.figures import (
     Figures,
@@ -83,22 +83,6 @@ def _cells(rounds: Rounds) -> list[str]:
     return cells + [f"{ratio(rounds, f'{name}_seconds') - 1:+.1%}" for name in ("ttft", "tpot")]
 
 
-def show_sweep(console: Console, sweep: Sequence[vision.AtRate]) -> None:
-    """A row for each rate."""
-    title = f"{vision.SHAPE}, Poisson: paged / kvell (the paper's largest: 2.24×, 29.43×)"
-    table = Table(title=title)
-    for name in ("rate/s", "of paged's most", "batch", "latency s", "×", "TTFT s", "×"):
-        table.add_column(name, justify="right")
-    for one in sweep:
-        theirs, ours = one.managers["paged"], one.managers["kvell"]
-        cells = [f"{one.rate:.1f}", f"{one.part:.0%}"]
-        cells.append(f"{theirs['batch']:.0f} / {ours['batch']:.0f}")
-        for figure in ("latency_seconds", "ttft_seconds"):
-            cells += [f"{theirs[figure]:.2f} / {ours[figure]:.2f}", f"{one.over(figure):.2f}"]
-        table.add_row(*cells)
-    console.print(table)
-
-
 def verdicts(kind: str, found: Found) -> dict[str, bool]:
     """The bounds, and whether each is kept."""
     wanted, slower = LEAST[kind], slower_without_pressure(found["ample"])
@@ -116,7 +100,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="of each manager, for real")
     parser.add_argument("--clock", default="wall", choices=tuple(real.CLOCKS))
     parser.add_argument("--threads", type=int, default=0, help="0: OpenMP's number")
-    parser.add_argument("--vision-requests", type=int, default=1000, help="0 leaves the sweep out")
     parser.add_argument("--json", type=Path, help="where the figures go")
     options = parser.parse_args(arguments)
     kind, console = "virtual" if options.virtual else "real", Console(width=140)
@@ -134,10 +117,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     report: dict[str, Any] = {"machine": about, "clock": clock, "figures": by_clock}
     report["decode_ratio"] = mean_ratio(found["pressed"])
     report["output_ratio"] = mean_ratio(found["pressed"], "output_tokens_per_second")
-    if options.virtual and options.vision_requests:
-        sweep = vision.swept(options.vision_requests)
-        show_sweep(console, sweep)
-        report["vision"] = vision.as_json(sweep)
     both = f"{report['decode_ratio']:.2f}× decode, {report['output_ratio']:.2f}× with prefill"
     console.print(f"geometric mean under pressure: {both}")
     for verdict, holds in verdicts(kind, found).items():

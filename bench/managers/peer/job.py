@@ -6,8 +6,6 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 Kind = Literal["full", "sliding", "chunked", "state"]
-Order = Literal["decodes-first", "admission"]
-"""Who is scheduled first among running requests: those that decode, or who was admitted first."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +39,6 @@ class PeerJob:
     :param retention_tokens: vLLM's ``prefix_cache_retention_interval``: 0 is its default, which
         keeps what sliding windows and states need at the end of a prompt; None keeps all of it.
     :param sample_every: steps between two looks at the pool (0: none, and no waste is told).
-    :param skips_idle: do not tell the manager of decodes that it has nothing to do for; the
-        figures stay the same, but for its time.
     """
 
     shape: str
@@ -52,9 +48,7 @@ class PeerJob:
     limit: int
     memory_bytes: int
     retention_tokens: int | None = 0
-    order: Order = "decodes-first"
     sample_every: int = 8
-    skips_idle: bool = False
     max_batched_tokens: int = 8192
     max_running: int = 256
     block_tokens: int = 16

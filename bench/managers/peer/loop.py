@@ -13,66 +13,13 @@ one request after the other, since that is the interface that vLLM's manager has
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from bench.managers.peer.job import PeerJob
 from bench.managers.peer.requests import Row, TokenMaker
 
 AHEAD_REQUESTS = 4
 """Requests are made shortly before they can be admitted: their lists of tokens are long."""
-
-
-class PeerRequest(Protocol):
-    """What the loop reads and writes of a request; vLLM's ``Request`` is one."""
-
-    num_computed_tokens: int
-    num_preemptions: int
-
-    @property
-    def num_tokens(self) -> int:
-        """Known tokens: of the prompt, and of the output so far."""
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        """Of the prompt."""
-
-    @property
-    def num_output_tokens(self) -> int:
-        """Of the output so far."""
-
-    def append_output_token_ids(self, token_ids: int) -> None:
-        """One more token is known."""
-
-
-class PeerManager(Protocol):
-    """A memory manager with the interface of vLLM's, its time kept."""
-
-    def make(self, index: int, row: Row, tokens: list[int]) -> Any:
-        """A request for row ``index``."""
-
-    def begin_step(self) -> None:
-        """A step is about to be planned."""
-
-    def look_up(self, request: Any) -> tuple[Any, int]:
-        """What is cached of a waiting request: something to give to :meth:`admit`, and tokens."""
-
-    def chunk(self, request: Any, tokens: int, hit_tokens: int) -> int:
-        """How many of ``tokens`` tokens may be computed at once."""
-
-    def admit(self, request: Any, tokens: int, found: Any, hit_tokens: int, alone: bool) -> bool:
-        """Take pages for a waiting request if its whole prompt fits."""
-
-    def grow(self, request: Any, tokens: int) -> bool:
-        """Take pages for a running request."""
-
-    def release(self, request: Any, preempted: bool) -> None:
-        """A request is over, or preempted."""
-
-    def end_plan(self) -> None:
-        """The step is planned; what it must copy or clear is taken from the manager."""
-
-    def end_step(self) -> None:
-        """The step has been computed."""
 
 
 @dataclass
@@ -113,11 +60,11 @@ class StepPlan:
 
 
 class Loop:
-    """One replay over one manager."""
+    """One replay over one manager, which has the calls of ``pool.VllmPool``."""
 
     def __init__(
         self,
-        manager: PeerManager,
+        manager: Any,
         rows: Sequence[Row],
         job: PeerJob,
         on_computed: Callable[[Sequence[Any]], None] = lambda _: None,
@@ -179,13 +126,8 @@ class Loop:
                 self._plan_one(request, plan)
 
     def _in_order(self) -> Iterable[Any]:
-        if self._job.order == "admission":
-            return list(self.running)
-        decodes: list[Any] = []
-        prefills: list[Any] = []
-        for request in self.running:
-            (decodes if is_decoding(request) else prefills).append(request)
-        return [*decodes, *prefills]
+        prefills = [request for request in self.running if not is_decoding(request)]
+        return [*filter(is_decoding, self.running), *prefills]
 
     def _plan_one(self, request: Any, plan: StepPlan) -> None:
         wanted = min(request.num_tokens - request.num_computed_tokens, plan.budget)
@@ -257,6 +199,7 @@ class Loop:
         self.counts.finished += 1
 
 
-def is_decoding(request: PeerRequest) -> bool:
+def is_decoding(request: Any) -> bool:
     """Return whether all but its newest token is computed."""
-    return request.num_output_tokens > 0 and (request.num_tokens - request.num_computed_tokens == 1)
+    left: int = request.num_tokens - request.num_computed_tokens
+    return bool(request.num_output_tokens > 0 and left == 1)

@@ -32,7 +32,6 @@ from vllm.v1.kv_cache_interface import (  # noqa: E402
 )
 from vllm.v1.request import Request, RequestStatus  # noqa: E402
 
-from bench.managers.peer.idle import IdleDecodes  # noqa: E402
 from bench.managers.peer.job import PeerJob, PeerLayer, kinds_of  # noqa: E402
 from bench.managers.peer.requests import Row  # noqa: E402
 from bench.managers.peer.waste import Held, PeerGroup, Table, held  # noqa: E402
@@ -97,7 +96,7 @@ class Timed:
 
 
 class VllmPool:
-    """See :class:`bench.managers.peer.loop.PeerManager`.
+    """The manager that :class:`bench.managers.peer.loop.Loop` drives, with the time of its calls.
 
     :param longest: tokens of the trace's longest request.
     :raises ValueError: in vLLM's words, if it refuses the shape or the memory.
@@ -125,7 +124,6 @@ class VllmPool:
         hasher = kv_cache_utils.get_request_block_hasher(self.hash_tokens, sha256)
         self._hasher = self.hash_time(hasher)
         self._held_for_copies: Any = None
-        self._idle = IdleDecodes(job.block_tokens)
         self._bind()
 
     # -------------------------------------------------------------------- set-up
@@ -209,7 +207,7 @@ class VllmPool:
     # ---------------------------------------------------------------- the loop's
 
     def make(self, index: int, row: Row, tokens: list[int]) -> Any:
-        """See :class:`PeerManager`, here and below."""
+        """Make the request of a row."""
         return Request(
             str(index),
             tokens,
@@ -249,20 +247,15 @@ class VllmPool:
         if blocks is None:
             return False
         request.status = RequestStatus.RUNNING
-        self._idle.admitted(request.request_id)
         return True
 
     def grow(self, request: Any, tokens: int) -> bool:
         """Pages for the next tokens."""
-        idle = self._idle.is_idle(request.request_id, request.num_computed_tokens, tokens)
-        if idle and self.job.skips_idle:
-            return True
         return self._allocate_slots(request, tokens) is not None
 
     def release(self, request: Any, preempted: bool) -> None:
         """Give the pages back."""
         self._free(request)
-        self._idle.gone(request.request_id)
         if preempted:
             request.status = RequestStatus.PREEMPTED
 

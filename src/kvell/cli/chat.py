@@ -43,7 +43,7 @@ class Conversation:
 
 
 @click.command()
-@click.option("--system", help="What the model is told before the conversation.")
+@click.option("--system", help="System prompt.")
 @sampling_options(temperature=0.7, top_p=0.95)
 @json_option
 @engine_options

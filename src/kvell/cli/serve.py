@@ -100,7 +100,7 @@ def serve(
     max_connections: int,
     keep_alive_seconds: int,
     log_format: LogFormat,
-    told: Mapping[str, Any],
+    logs: Mapping[str, Any],
     instances: str,
     routing: str,
     pd_caching: PdCaching | None,
@@ -119,10 +119,10 @@ def serve(
         check_adaptive_roles(counts, "--adaptive-roles")
     pool = PoolSettings(caching, page_transport, adaptive_roles)
     check_parsers(*answers.values())
-    if told["otlp_traces_endpoint"] is not None:
+    if logs["otlp_traces_endpoint"] is not None:
         from kvell.server.tracing.opening import checked_endpoint
 
-        checked_endpoint(told["otlp_traces_endpoint"])
+        checked_endpoint(logs["otlp_traces_endpoint"])
     kv_events = None if kv_events_config is None else parse_events_config(kv_events_config)
     if cluster is None:
         settings = with_shared_kv_memory(settings, session, sum(counts.values()))
@@ -151,7 +151,7 @@ def serve(
         face=face,
         **access,
         **answers,
-        **told,
+        **logs,
     )
     announce: Callable[[str], None] = _announce_json if as_json else _announce
     show_contract = _show_contract

@@ -91,10 +91,10 @@ def template_options(command: Command) -> Command:
 
 
 def log_options(command: Command) -> Command:
-    """Add ``--log-format``, and flags of logs, statistics and traces as the command's ``told``."""
+    """Add ``--log-format``, and flags of logs, statistics and traces as the command's ``logs``."""
     return gathering(
         command,
-        "told",
+        "logs",
         dict,
         (
             click.option(
@@ -131,7 +131,7 @@ def connection_options(command: Command) -> Command:
             type=click.IntRange(min=16),
             default=MAX_CONNECTIONS,
             show_default=True,
-            help="Open at once; beyond, the one that has waited longest for a request is closed.",
+            help="Open connections; beyond, the one that is idle for longest is closed.",
         ),
         click.option(
             "--keep-alive-seconds",

@@ -37,7 +37,9 @@ def fit_arch_level(points: Sequence[PrefillPoint]) -> ArchLevel:
     """
     rows = np.asarray([_terms(p.prompt_tokens, p.cached_ratio) for p in points], np.float64)
     if len(points) < len(_terms(1, 0.0)):
-        raise ValueError(f"{len(points)} points do not tell {len(_terms(1, 0.0))} coefficients")
+        raise ValueError(
+            f"{len(points)} points do not determine {len(_terms(1, 0.0))} coefficients"
+        )
     seconds = np.asarray([point.seconds for point in points], np.float64)
     scale = np.abs(rows).max(axis=0)
     scale[scale == 0] = 1.0

@@ -2,7 +2,7 @@
 
 A chunk gets its memory once, as one huge page if the system can (MADV_COLLAPSE, Linux 6.1, no
 privileges): a further mapping then costs one page-table entry instead of 512, and its first touch
-one fault. The figures are in ``bench/elastic``.
+one fault. The figures are in ADR 10.
 """
 
 import ctypes

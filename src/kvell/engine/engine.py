@@ -371,7 +371,7 @@ class Engine:
         :raises RuntimeError: if this engine cannot serve any further request.
         """
         if self._link is not None:
-            raise RuntimeError("other instances read its pool")
+            raise RuntimeError("cannot abandon: other instances read this engine's pool")
         if self._ahead is not None:
             self._ahead.settle()
         self._running.clear()

@@ -90,7 +90,7 @@ class WaitingLine:
             return
         self.idle_wait = IdleWait(len(self), seconds, self._why(lines))
         if had is None:
-            message = "%d requests wait though every instance is idle: %s"
+            message = "%d requests are waiting although every instance is idle: %s"
             logger.warning(message, len(self), self.idle_wait.why)
             if self._observer is not None:
                 self._observer.waits_idle()

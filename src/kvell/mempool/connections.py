@@ -166,7 +166,7 @@ class PeerConnections:
             sock.close()
             return
         except Exception:
-            logger.exception("%s, which has connected, could not be taken in", greeting.instance)
+            logger.exception("%s, which has connected, could not be set up", greeting.instance)
             sock.close()
             return
         finally:
@@ -176,7 +176,7 @@ class PeerConnections:
         except TryLater:
             peer.close()
         except Exception:
-            logger.exception("%s, which has connected, could not be taken in", greeting.instance)
+            logger.exception("%s, which has connected, could not be set up", greeting.instance)
             peer.close()
 
     def _peer(self, sock: socket.socket, greeting: Greeting, endpoint: Endpoint | None) -> Peer:

@@ -49,5 +49,5 @@ class NetworkRendezvous:
         :raises OSError: when the front has not sent it.
         """
         if instance not in self._known:
-            raise OSError(f"nobody has told where {instance} listens")
+            raise OSError(f"the address of {instance} is unknown")
         return self._known[instance]

@@ -381,7 +381,7 @@ class Node:
         except PeerGone:
             self._lose(peer)
         except Exception:  # an error here, triggered by one peer, must not affect the others
-            logger.exception("a fault of ours ended the connection with %s", peer.told.instance)
+            logger.exception("internal error on the connection with %s", peer.told.instance)
             self._lose(peer)
 
     def _heard(self, peer: str, message: PeerMessage) -> None:

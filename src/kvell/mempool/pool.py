@@ -260,4 +260,4 @@ class MemPool(MovingCalls):
 
     def _require(self, lease: Lease) -> None:
         if lease.owner not in self._agent.holds:
-            raise TryLater("the lease is over: its pages may be somebody else's")
+            raise TryLater("the lease has expired; its pages may have been reused")

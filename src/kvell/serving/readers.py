@@ -310,7 +310,7 @@ class SharedInstance:
             with contextlib.suppress(Empty):
                 return replies.get(timeout=WAIT_SECONDS)
             if not self._thread.is_alive():
-                raise EngineEnded("this process has no engine any more; make a new LLM")
+                raise EngineEnded("the engine of this process has ended; make a new LLM")
 
     def call(self, function: Callable[[], Result]) -> Result:
         """Call a function on the engine's thread, between steps; return or raise its outcome."""

@@ -188,7 +188,7 @@ class FakeEngine:
     def _advance(self, running: _Running) -> list[Event]:
         submit = running.submit
         if CRASH_TOKEN in np.frombuffer(submit.prompt, "<i4"):
-            raise RuntimeError("the fake engine was told to crash")
+            raise RuntimeError("the fake engine crashes: the prompt asks for it")
         if submit.pooling:
             running.computed += CHUNK_TOKENS
             is_done = running.computed >= len(submit.prompt) // 4

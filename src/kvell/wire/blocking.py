@@ -114,7 +114,7 @@ class BlockingSocket:
                 look()
                 continue
             if not count:
-                raise ProtocolError("the peer hung up")
+                raise ProtocolError("the peer closed the connection")
             _forget(left, count)
             look()
 

@@ -134,11 +134,11 @@ class Doorway:
             except BlockingIOError:
                 return
             except ConnectionError:
-                continue  # the peer hung up before it was accepted
+                continue  # the peer closed the connection before it was accepted
             except OSError as error:  # no descriptor or memory: an immediate retry cannot help
                 self._listens_at = self._clock.now_seconds() + PAUSE_SECONDS
                 if not self._is_short:
-                    logger.warning("nobody can come in at %s just now: %s", self.address, error)
+                    logger.warning("cannot accept connections at %s: %s", self.address, error)
                 self._is_short = True
                 return
             self._is_short = False
@@ -177,14 +177,14 @@ class Doorway:
             purpose, greeting = met
             self._enters[purpose](greeting, stranger.sock)
         except (OSError, ProtocolError) as error:
-            logger.debug("a stranger at %s was hung up on: %s", self.address, error)
+            logger.debug("closed an unauthenticated connection at %s: %s", self.address, error)
             if isinstance(error, OtherReleaseError):  # send the reason, if it fits
                 with contextlib.suppress(OSError):
                     stranger.sock.send(error.answer)
             self._drop(stranger)
         except Exception:
             # An error in this process, triggered by one stranger, must not affect other peers.
-            text = "a fault of ours ended the connection with a stranger at %s"
+            text = "internal error in the handshake at %s"
             logger.exception(text, self.address)
             self._drop(stranger)
 
@@ -239,7 +239,7 @@ class _Stranger:
             if mask & selectors.EVENT_READ and not self._outgoing:
                 data = self.sock.recv(GREETING_BYTES)
                 if not data:
-                    raise ProtocolError("it hung up before it said who it is")
+                    raise ProtocolError("the peer closed the connection before it authenticated")
                 self._outgoing += self._answering.hear(data)
             if self._outgoing:
                 self._outgoing = self._outgoing[self.sock.send(self._outgoing) :]

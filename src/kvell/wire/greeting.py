@@ -63,7 +63,7 @@ def checked(body: bytes, secret: bytes, session: bytes) -> Greeting:
         raise ProtocolError(f"the peer speaks version {greeting.version}, not {VERSION}")
     right = _proof(greeting, secret, session)
     if not hmac.compare_digest(right.encode(), greeting.proof.encode()):
-        raise ProtocolError("the peer does not know the cluster's secret")
+        raise ProtocolError("the peer has another secret")
     return greeting
 
 

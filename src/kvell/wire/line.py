@@ -89,4 +89,4 @@ class MessageLine(asyncio.Protocol, Generic[Heard]):
 
 
 def _nobody_hears(_message: object) -> None:
-    raise AssertionError("somebody must hear a line before it is connected")
+    raise AssertionError("set the handler of messages before connecting")

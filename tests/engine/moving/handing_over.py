@@ -339,7 +339,7 @@ class Cluster:
         if is_done or copying.is_stopped or not is_there:
             del instance.copying[transfer]
             whole = is_done and is_there and transfer in source.granted
-            ended = PullEnded(transfer, "" if whole else "the right to read was gone")
+            ended = PullEnded(transfer, "" if whole else "the right to read was revoked")
             self.hear(instance, instance.engine.heard(ended))
 
     def pass_time(self, ticks: int) -> None:

@@ -192,7 +192,7 @@ def test_calls_go_with_json_alone() -> None:
     calls = Calls((CallForm("<call>", "{}", "</call>"),))
     assert StructuredOutputs(json="{}", calls=calls).num_chars == 17
     assert StructuredOutputs(json_object=True, calls=calls).kind == "json_object"
-    with pytest.raises(ChangeSomething, match=r"outputs\.regex=…: does not go with calls"):
+    with pytest.raises(ChangeSomething, match=r"outputs\.regex=…: cannot be combined with calls"):
         StructuredOutputs(regex="a", calls=calls)
 
 

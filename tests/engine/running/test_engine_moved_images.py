@@ -259,7 +259,7 @@ def test_images_that_did_not_come_with_their_request_stay(a: Side) -> None:
     command = Submit(NAME, ids, SamplingParams(), images=made.images)
     answer = a.moved.outgoing(a.begin(command))
     assert isinstance(answer, Heard) and answer.peer == "b"
-    assert "did not come with it" in why(answer)
+    assert "its images are missing" in why(answer)
     [ended] = a.agent.handle(answer)
     assert not isinstance(ended, Send | Revoke), "nobody was asked"
 

@@ -102,7 +102,7 @@ def test_fronts_come_in_and_bytes_flow_both_ways() -> None:
 def test_who_does_not_know_the_secret_stays_out() -> None:
     async def scenario() -> None:
         async with opened() as one:
-            with pytest.raises(ProtocolError, match="hung up"):
+            with pytest.raises(ProtocolError, match="closed the connection"):
                 await one.dialed(secret=OTHER)
             assert not one.entered
             await one.lets_others_in()
@@ -114,7 +114,7 @@ def test_who_does_not_know_the_secret_stays_out() -> None:
 def test_who_wants_something_else_stays_out(purpose: Purpose) -> None:
     async def scenario() -> None:
         async with opened() as one:
-            with pytest.raises(ProtocolError, match="hung up"):
+            with pytest.raises(ProtocolError, match="closed the connection"):
                 await one.dialed(purpose=purpose)
             assert not one.entered
             await one.lets_others_in()

@@ -165,8 +165,8 @@ def test_several_debtors_are_served_in_the_order_in_which_they_ask() -> None:
         ({"counts": ints([1, 1, 1]).tobytes()}, "there are no such pages"),
         ({"counts": ints([2, -1]).tobytes()}, "there are no such pages"),
         ({"counts": ints([1 << 30, 1 << 30]).tobytes()}, "there is no room"),
-        ({"ticks_left": 0}, "its time is over"),
-        ({"ticks_left": -5}, "its time is over"),
+        ({"ticks_left": 0}, "its deadline has passed"),
+        ({"ticks_left": -5}, "its deadline has passed"),
         ({"loan": Loan("c", 3, 1)}, "it is in another instance's name"),
         ({"model": "another"}, "no group of the pool belongs to model 'another'"),
     ],
@@ -216,7 +216,7 @@ def test_one_debtor_has_so_many_loans_at_most() -> None:
     network = quiet("full", 20)
     network.lending("b")._most_loans = 2
     loans = [network.lend("a", "b", 1) for _ in range(3)]
-    assert network.user("a").refused == {loans[2]: "too many loans stand"}
+    assert network.user("a").refused == {loans[2]: "too many loans"}
     assert network.lend("c", "b", 1) in network.user("c").filled
     assert MOST_LOANS_OF_DEBTOR == 1024
 
@@ -226,7 +226,7 @@ def test_loans_that_were_revoked_count_until_the_debtor_has_heard_it() -> None:
     network.lending("b")._most_loans = 1
     network.lend("a", "b", 1)
     network.recall("b", 1, 0)
-    assert refusal(hear(network, "b", "a", borrow_of(network, number=9))) == "too many loans stand"
+    assert refusal(hear(network, "b", "a", borrow_of(network, number=9))) == "too many loans"
     network.run()
     assert network.lend("a", "b", 1) in network.user("a").filled
 

@@ -370,7 +370,7 @@ class Network:
         if is_done or copying.is_stopped or not is_there:
             del instance.copying[transfer]
             whole = is_done and is_there and transfer in source.granted
-            problem = "" if whole else "the right to read was gone"
+            problem = "" if whole else "the right to read was revoked"
             self.act(instance, instance.agent.handle(PullEnded(transfer, problem)))
 
     def pass_time(self, ticks: int) -> None:

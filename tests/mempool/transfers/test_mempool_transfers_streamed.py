@@ -189,7 +189,7 @@ def test_pages_that_lie_elsewhere_than_was_offered_end_it_before_others_get_them
     assert actions[0] == Revoke(transfer)
     network.act(sender, actions)
     run(network)
-    assert list(sender.ended.values()) == ["its pages lie elsewhere than was offered"]
+    assert list(sender.ended.values()) == ["the pages differ from the first offer"]
     assert not len(network.instances["b"].holds)
 
 

@@ -143,12 +143,12 @@ def test_a_pull_is_stopped_under_way_or_before_its_turn(moves: Moves) -> None:
 
 def test_problems_and_faults_are_told_and_the_next_one_comes(moves: Moves) -> None:
     source = Source("a")
-    source.answers.put("the right to read was gone")
+    source.answers.put("the right to read was revoked")
     source.answers.put(ZeroDivisionError("a bug"))
     source.answers.put("")
     for number in (1, 2, 3):
         moves.pull(number, source)
-    assert moves.end() == (1, "the right to read was gone")
+    assert moves.end() == (1, "the right to read was revoked")
     assert moves.end() == (2, "copying failed: a bug")
     assert moves.end() == (3, "")
     moves.pull(4, None)

@@ -79,7 +79,7 @@ def up(
             raise
     if not has_ray_token():
         remedy = "keep its ports from others, or set RAY_AUTH_MODE=token before"
-        click.echo(f"kvell: whoever reaches Ray can run programs here; {remedy}", err=True)
+        click.echo(f"kvell: any client that reaches Ray can run programs here; {remedy}", err=True)
     if as_json:
         click.echo(json.dumps({"address": record.address, "pid": record.pid}))
         return

@@ -28,8 +28,8 @@ def pd_caching_option(command: Command) -> Command:
         "--pd-caching",
         type=click.Choice([str(number) for number in PD_CACHINGS]),
         callback=_number,
-        help="Who caches what: 0 nobody, 1 prefill instances, 2 decode instances too, 3 and"
-        " prefill instances get the answers.  [default: 3]",
+        help="Caches: 0 none, 1 of prefill instances, 2 of decode instances too, 3 prefill"
+        " instances also get the answers.  [default: 3]",
     )(command)
 
 

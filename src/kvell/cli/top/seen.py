@@ -105,5 +105,5 @@ def read(body: bytes) -> Seen:
     try:
         return decode(_SEEN, body)
     except MalformedError as error:
-        problem = f"tells of its pages in another form ({error})"
+        problem = f"sends its pages in another form ({error})"
         raise ChangeSomething("--url", "…", problem, "use the server's version") from error

@@ -23,8 +23,8 @@ PROMPT_TOKENS_PER_OUTPUT_TOKEN = 4
 
 Hundreds of prompt tokens share each reading of the weights, but an output token shares it only with
 the other requests of its step.  In the measured forward passes of SmolLM2 a token of a step of 8
-requests costs 1.7 to 9.4 times as much as one of a prompt of 512 (the four machines of
-``bench/results/*/forward_cpu.json``; their geometric mean is 3.3), and more in smaller steps.
+requests costs 1.7 to 9.4 times as much as one of a prompt of 512 (four machines;
+their geometric mean is 3.3), and more in smaller steps.
 """
 FIT_BATCH, FIT_CONTEXT_TOKENS = 8, 1024
 """Requests and context of the decode step that is priced, as in the measurement above."""
@@ -40,9 +40,9 @@ FIT_TOKENS = (1024, 8192)
 class ExecCosts:
     """Prices of a model on an instance; all instances are assumed to be alike.
 
-    The defaults are those of SmolLM2 on a server's cores: a least-squares fit to the prompts of
-    ``bench/results/zen5/cost_model.json`` (error 2 %), four prompt tokens for an output token,
-    4.9 GB/s between processes of one host (``bench/results/amx/mempool_transports.json``) and
+    The defaults are those of SmolLM2 on a server's cores: a least-squares fit to prompts
+    on a Zen 5 (error 2 %), four prompt tokens for an output token,
+    4.9 GB/s between processes of one host (``docs/mempool.md``) and
     12 GB/s to the CPU buffer (:mod:`kvell.cost.swap_rule`) for 23 KB a token.  A fetch begins with
     messages, which take as long as 64 tokens (``FEWEST_TOKENS`` of the front's histories).  Where
     only the ratios of prices matter, as in equation 1, the defaults suit other models too.

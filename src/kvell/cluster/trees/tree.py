@@ -183,7 +183,7 @@ class PromptTree:
         for index, blocks in self._blocks.items():
             held = [*blocks.items(), *self._guesses[index].items()]
             if any(bits & ~used or not bits for _, bits in held):
-                problems.append(f"group {index} has a block of nobody")
+                problems.append(f"group {index} has a block without a holder")
             if len(dict(blocks.items())) != len(blocks):
                 problems.append(f"group {index} has a block that is young and old")
         return problems

@@ -83,7 +83,7 @@ def local_reason(model: str, groups: Sequence[GroupSpec]) -> str:
     if any(group.kind is GroupKind.DROPPING for group in seen):
         return "its model drops tokens"
     if any(group.counts_images for group in seen):
-        return "images lie among the text in its pages"
+        return "its pages hold images among the text"
     if any(SECTION_TOKENS % group.page_tokens for group in full):
         return f"its pages do not divide {SECTION_TOKENS} tokens"
     return ""

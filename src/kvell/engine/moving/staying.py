@@ -13,9 +13,9 @@ def staying_reason(request: Request, groups: Sequence[GroupSpec]) -> str:
     """Return why a request must be served where its prompt is computed; "" if it can move."""
     seen = [group for group in groups if group.model == request.model]
     if request.image_rows and any(group.counts_images for group in seen):
-        return "its images lie among the text in its pages"
+        return "its pages hold images among the text"
     if request.is_scored:
-        return "how likely its prompt is, is told here"
+        return "its prompt logprobs are reported here"
     if request.pooling:
         return "it makes no tokens"
     if any(group.kind not in MOVABLE or group.is_draft for group in seen):

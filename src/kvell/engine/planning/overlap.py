@@ -51,7 +51,7 @@ def chosen_depth(
         problem = overlap_problem(limits, layout, shares_pool=shares_pool, swaps=swaps)
     if problem:
         return replace(limits, depth=0), f"planned in turn: {problem}"
-    steps = "each is planned while the one before runs" if wanted else ""
+    steps = "each is planned while the previous step runs" if wanted else ""
     return replace(limits, depth=MOST_DEPTH if wanted else 0), steps
 
 

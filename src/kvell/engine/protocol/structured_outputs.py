@@ -183,7 +183,7 @@ class StructuredOutputs:
         if any(not text for text in self.choice):
             raise ChangeSomething(self.field_name, "''", "is an empty text", "leave it out")
         if self.calls is not None and self.kind not in ("json", "json_object"):
-            raise ChangeSomething(self.field_name, "…", "does not go with calls", "use json")
+            raise ChangeSomething(self.field_name, "…", "cannot be combined with calls", "use json")
         if "" in (self.json, self.regex, self.grammar):
             raise ChangeSomething(self.field_name, "''", "is empty", "leave it out for any text")
 

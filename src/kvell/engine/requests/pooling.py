@@ -21,7 +21,7 @@ def served_pooling(pooling: str) -> Pooling:
     :raises ChangeSomething: if it is not served.
     """
     if pooling != LAST:
-        problem = "is not served: of a cached prefix only keys and values are kept"
+        problem = "is not served: a cached prefix keeps only keys and values"
         raise ChangeSomething("pooling", str(pooling)[:40], problem, f"use {LAST}")
     return LAST
 

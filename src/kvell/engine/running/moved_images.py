@@ -91,7 +91,7 @@ class MovedImages:
         ids = _ids_of_images(message)
         problem = ""
         if len(ids) and not self._store.agrees(ids, message.contents):
-            problem = "an id in the text stands for another image here"
+            problem = "an image id in the text belongs to another image on this instance"
         elif isinstance(message, Prepare) and message.images and not message.inserts:
             problem = self._take(message)
         if not problem:
@@ -118,7 +118,7 @@ class MovedImages:
     def _problem(self, taken: Taken | None, size_bytes: int) -> str:
         """Return the reason why images cannot be sent, or ""."""
         if taken is None or not taken.tensors:
-            return "its images did not come with it"
+            return "the tensors of its images are missing"
         if size_bytes > MOST_BYTES:
             return f"its images have more than {MOST_BYTES} bytes"
         if size_bytes + sum(self._going.values()) > MOST_BYTES:

@@ -74,7 +74,7 @@ def sizes_of(
         layout = layout_of(layers, kv_bytes, options)
         return Sizes(weights_bytes, need, reserve_bytes, layout, layout)
     if device.type != "cpu":
-        problem = "is for CPUs: on a GPU activations have a reserve of their own"
+        problem = "is for CPUs: on a GPU activations have a separate reserve"
         raise ChangeSomething("--memory", f"{memory_bytes}B", problem, "use --kv-memory")
     shares = can_share(every, options, has_draft=has_draft)
     bound = Bound(memory_bytes, weights_bytes, 0 if shares else reserve_bytes)

@@ -194,7 +194,7 @@ class InstanceLink:
             line.abort()
             raise
         if ready is None:
-            raise InstanceStartError("the instance hung up before it was ready")
+            raise InstanceStartError("the instance closed the connection before it was ready")
         return ready
 
     async def _follow(self, line: DialedLine, ready: Ready) -> None:

@@ -60,7 +60,7 @@ async def dial(
                     return sock, opening.met
                 received = await loop.sock_recv(sock, opening.wanted_bytes)
                 if not received:
-                    raise ProtocolError("the peer hung up")
+                    raise ProtocolError("the peer closed the connection")
                 message = opening.hear(received)
         except BaseException:
             sock.close()

@@ -51,7 +51,7 @@ class FrontLine(MessageLine[ToManager]):
     @override
     def abort(self, problem: str = "") -> None:
         if problem:
-            logger.warning("front %s was hung up on: %s", self.front, problem)
+            logger.warning("front %s was disconnected: %s", self.front, problem)
         super().abort(problem)
 
     @override

@@ -34,7 +34,7 @@ class FrontLines:
         """
         before = self._by_front.get(line.front)
         if before is not None and line.incarnation < before.incarnation:
-            line.abort("it came behind a newer connection")
+            line.abort("it arrived after a newer connection")
             return False
         self._by_front[line.front] = line
         if before is not None:

@@ -70,7 +70,7 @@ class FrontsDoor:
             sock.close()
             return
         if front.fingerprint != self._told.fingerprint:
-            logger.warning("front %s has other settings; it was hung up on", front.instance)
+            logger.warning("front %s has other settings; it was disconnected", front.instance)
             sock.close()
             return
         entering = asyncio.ensure_future(self._enters(front, sock))

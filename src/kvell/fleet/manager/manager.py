@@ -277,7 +277,7 @@ class Manager:
             return
         if not self._lines.add(line):
             return
-        logger.info("front %s came", line.front)
+        logger.info("front %s connected", line.front)
         self._fronts.came(line.front, self._now())
         line.send(self.roster())
 

@@ -71,7 +71,9 @@ class ClusterSite:
                 instances = await self._placement.found()
                 break
             except PlacingError as error:
-                logger.warning("what runs already is not known yet: %s", error)
+                logger.warning(
+                    "the placement did not report running instances: %s; asking again", error
+                )
                 await asyncio.sleep(LOOK_SECONDS)
         self._found = {instance.instance_id: instance for instance in instances}
         return {instance.instance_id: instance.incarnation for instance in instances}

@@ -85,4 +85,4 @@ class RemoteProcess:
 def log_last_words(instance_id: str, host: str, ended: Ended) -> None:
     """Log the last words of an instance, because its machine has no terminal that is read."""
     for line in ended.last_words.splitlines():
-        logger.error("instance %s on %s said: %s", instance_id, host, line)
+        logger.error("instance %s on %s wrote: %s", instance_id, host, line)

@@ -292,10 +292,10 @@ class Lending:
         if self.borrows():
             return "the instance borrows memory itself"
         if message.ticks_left <= 0:
-            return "its time is over"
+            return "its deadline has passed"
         of_debtor = sum(loan.debtor == debtor for loan in self._lent)
         if of_debtor >= self._most_loans or len(self._lent) >= MOST_LOANS:
-            return "too many loans stand"
+            return "too many loans"
         return ""
 
     def _of(self, debtor: str, loan: Loan) -> LentPages | None:

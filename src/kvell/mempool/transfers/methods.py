@@ -35,10 +35,12 @@ class StreamCosts:
 
 
 COPIED = StreamCosts(4e9, 3e-6, 7e-4, 3e-4, 0.25)
-"""The costs for mapped memory, fitted to the best rounds of ``python -m bench.mempool.by_layer``
-with SmolLM2 on two busy processors of a Xeon: pulls of 24 and 47 MB at 4 to 5 GB/s, and passes that
-lose 3 to 14 ms to eight stages, from 2,048 tokens on no more than is gained.  A larger model
-computes longer for each byte, so by layer would pay sooner than these costs predict."""
+"""The costs for mapped memory, fitted to the best rounds of ADR 24's measurement.
+
+It ran SmolLM2 on two busy processors of a Xeon: pulls of 24 and 47 MB at 4 to 5 GB/s, and passes
+that lose 3 to 14 ms to eight stages, from 2,048 tokens on no more than is gained.  A larger model
+computes longer for each byte, so by layer would pay sooner than these costs predict.
+"""
 SENT = StreamCosts(6e8, 3e-6, 7e-4, 3e-4, 1.0)
 """The costs for TCP, from the same command: 0.6 GB/s, and a pass that uses all processors loses 0.7
 to 1.1 s for each second of sending and checksums under it, so by layer is not chosen.  With spare

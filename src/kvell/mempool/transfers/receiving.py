@@ -36,7 +36,7 @@ from kvell.mempool.transfers.repeating import Repeated
 from kvell.prefix.groups.facts import IMAGE_COLUMNS
 
 FOREVER: Tick = 1 << 62
-ILLEGIBLE = "what was said of the request cannot be read"
+ILLEGIBLE = "the request's private data cannot be decoded"
 REMEMBERED = 1024
 """The number of completed transfers to remember, for senders that missed the ``Pulled``."""
 NOTHING: Ints = np.empty((0, 3), np.int32)
@@ -159,7 +159,7 @@ class Receiving:
         if coming.is_whole or (coming.is_pulling and message.stages):  # a repetition
             return []
         if len(message.pages) != 4 * len(coming.missing) or message.stages < 0:
-            return self._over(message.transfer, "not what was missing was offered")
+            return self._over(message.transfer, "the offer does not match the missing pages")
         if not message.stages:
             if not coming.inserts and not self.is_legible(message):
                 return self._over(message.transfer, ILLEGIBLE)
@@ -254,7 +254,7 @@ class Receiving:
         if len(message.tokens) % 4 or not 0 < message.computed <= len(message.tokens) // 4:
             return "there are no such tokens"
         if message.ticks_left <= 0:
-            return "its time is over"
+            return "its deadline has passed"
         if len(message.images) % (4 * IMAGE_COLUMNS):
             return "there are no such images"
         if not message.inserts and not self.is_legible(message):

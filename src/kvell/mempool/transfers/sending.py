@@ -215,9 +215,9 @@ class Sending:
         places, private = sent.ready
         pages = _pages(sent.missing, places)
         if pages is None:
-            return self._over(transfer, "pages are asked for that are not there")
+            return self._over(transfer, "the receiver asks for missing pages")
         if sent.early not in (None, pages):
-            return self._over(transfer, "its pages lie elsewhere than was offered")
+            return self._over(transfer, "the pages differ from the first offer")
         grants = [] if sent.is_granted else [_grant(transfer, sent, pages)]
         sent.is_offered = True
         return [*grants, self._said(sent, Offer(transfer, pages, private))]

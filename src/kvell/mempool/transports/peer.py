@@ -49,7 +49,7 @@ class Peer:
     def send(self, message: PeerMessage) -> None:
         """Send a message, or queue it until the peer reads.
 
-        :raises PeerGone: when the peer hung up, or does not read.
+        :raises PeerGone: when the peer closed the connection, or does not read.
         """
         self._outgoing += framed(_ENCODER.encode(message))
         self.flush()
@@ -59,7 +59,7 @@ class Peer:
     def flush(self) -> None:
         """Send queued bytes without blocking.
 
-        :raises PeerGone: when the peer hung up.
+        :raises PeerGone: when the peer closed the connection.
         """
         try:
             while self._outgoing:
@@ -72,7 +72,7 @@ class Peer:
     def receive(self) -> list[PeerMessage]:
         """Return the messages that are complete now.
 
-        :raises PeerGone: when the peer hung up or violated the protocol.
+        :raises PeerGone: when the peer closed the connection or violated the protocol.
         """
         try:
             data = self.socket.recv(READ_BYTES)

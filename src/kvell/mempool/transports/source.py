@@ -7,7 +7,7 @@ from typing import Protocol
 from kvell.mempool.transports.page_copies import Bytes, Piece
 
 STOPPED = "it was stopped"
-RIGHT_GONE = "the right to read was gone"
+RIGHT_GONE = "the right to read was revoked"
 
 
 class PageSource(Protocol):

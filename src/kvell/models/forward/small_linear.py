@@ -22,7 +22,7 @@ FASTER_SETS = ("avx512", "avx2")
 """Instruction sets whose kernel was measured to beat torch's own; with others torch's is used."""
 
 MAX_ROWS = 32
-"""Above this, arithmetic is the limit, and torch's own is as fast (bench/linear)."""
+"""Above this, arithmetic is the limit, and torch's own is as fast (ADR 11)."""
 
 ONE_THREAD_BYTES = 512 << 10
 """Smaller weights are read before a second thread has woken up."""

@@ -75,7 +75,7 @@ def _lacking(path: Path) -> Iterator[ChangeSomething]:
             remedy = f"run: pip install sentencepiece; or add a tokenizer.json, {OR_IDS}"
             yield ChangeSomething("model", path / name, problem, remedy)
     if (path / "vocab.json").is_file() and not (path / "merges.txt").is_file():
-        problem = "its vocab.json has no merges.txt beside it"
+        problem = "merges.txt is missing next to vocab.json"
         yield ChangeSomething("model", path, problem, f"add merges.txt, {OR_IDS}")
     config = read_optional_json(path / "tokenizer_config.json")
     if own := own_code(config):

@@ -118,13 +118,13 @@ class AnthropicErrorBody(BaseModel):
 
 
 ANTHROPIC_DESCRIBED: Described = MappingProxyType(
-    {"4XX": {"model": AnthropicErrorBody, "description": "The request must change, or come later"}}
+    {"4XX": {"model": AnthropicErrorBody, "description": "Change the request, or retry later"}}
 )
 """Errors of Anthropic's routes, for the OpenAPI document."""
 DESCRIBED: Described = MappingProxyType(
     {
-        "4XX": {"model": ErrorBody, "description": "The request must change, or come later"},
-        "5XX": {"description": "The server failed, or nothing serves just now"},
+        "4XX": {"model": ErrorBody, "description": "Change the request, or retry later"},
+        "5XX": {"description": "The server failed, or no instance serves"},
     }
 )
 """Errors of every route, for the OpenAPI document."""

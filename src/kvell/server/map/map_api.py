@@ -58,7 +58,7 @@ class MapApi:
             shown = await self._front.large_page(instance, large_page, ANSWER_SECONDS)
             await asyncio.sleep(DETAIL_SECONDS)
         if shown is None:
-            raise HTTPException(404, "no instance of this id serves just now")
+            raise HTTPException(404, "no instance with this id is serving")
         return _uncached(msgspec.json.encode(large_page_body(shown)))
 
     def install(self, app: FastAPI) -> None:

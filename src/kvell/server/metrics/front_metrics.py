@@ -67,7 +67,7 @@ HISTOGRAMS: dict[str, tuple[tuple[float, ...], str]] = {
     "request_max_num_generation_tokens": (TOKENS_BUCKETS, "The longest of a prompt's answers."),
     "request_prefill_kv_computed_tokens": (TOKENS_BUCKETS, "Prompt tokens that no cache had."),
     "request_params_max_tokens": (TOKENS_BUCKETS, "Output tokens allowed."),
-    "request_params_n": (CHOICES_BUCKETS, "Answers asked for."),
+    "request_params_n": (CHOICES_BUCKETS, "Requested answers."),
     "request_num_preemptions": (PREEMPTIONS_BUCKETS, "How often a request was preempted."),
 }
 REASONS = ("stop", "length", "cancelled", "refused", "error")
@@ -123,8 +123,10 @@ class ServerMetrics:
         self._ends = self._family(
             "request_success", "Requests by how they ended.", "finished_reason"
         )
-        self._rejected = self._family("admission_rejections", "Requests not let in.", "reason")
-        self._idle_waits = self._counter("idle_waits", "Times that requests waited beside idlers.")
+        self._rejected = self._family("admission_rejections", "Refused requests.", "reason")
+        self._idle_waits = self._counter(
+            "idle_waits", "Long waits of requests while all instances were idle."
+        )
         self._retries = self._counter("request_retries", "Attempts after one that failed.")
         self._answers = self._family("http_responses", "HTTP answers.", "path", "status")
         self._connections = Gauge(

@@ -118,7 +118,7 @@ class _InstanceMetrics:
         )
         yield gauge("large_pages", "Large pages of the pool.", stats.large_pages)
         yield gauge("large_page_bytes", "Bytes of a large page.", stats.large_page_bytes)
-        yield gauge("empty_large_pages", "Large pages nobody uses.", stats.empty_large_pages)
+        yield gauge("empty_large_pages", "Unused large pages.", stats.empty_large_pages)
         yield gauge(
             "protected_prefixes", "Shared prefixes that are protected.", stats.protected_prefixes
         )
@@ -229,12 +229,12 @@ class _InstanceMetrics:
     def _of_sections(self, sections: dict[str, int]) -> Iterator[Metric]:
         """Yield the sections that instances lend each other."""
         now = {name: sections.get(name, 0) for name in ("lent", "borrowed")}
-        text = "Sections of 512 tokens that lie at another instance, by whose they are."
+        text = "Remote sections of 512 tokens, by owner."
         yield self._by_label("kv_sections", text, "side", now, GaugeMetricFamily)
         ended = {name: sections.get(name, 0) for name in ("returned", "replaced", "lost")}
         text = "Borrowed sections that a creditor took back, by whether a copy was made in time."
         yield self._by_label("kv_sections_recalled", text, "end", ended)
-        text = "Sections that a request read where another one's of the same text lay already."
+        text = "Sections that a request shares with another request of the same text."
         yield self._counter("kv_sections_shared", text, sections.get("shared", 0))
 
     def _of_team(self, team: dict[str, float]) -> Iterator[Metric]:
@@ -242,7 +242,7 @@ class _InstanceMetrics:
         if not team:
             return
         yield self._gauge("step_threads", "Threads of the last step.", team["threads"])
-        text = "Whether the last step went as beside others on its processors."
+        text = "Whether the last step shared its processors with other programs."
         yield self._gauge("step_processors_shared", text, team["shared"])
         text = "Seconds of all threads in steps."
         yield self._counter("step_thread_seconds", text, team["thread_seconds"])

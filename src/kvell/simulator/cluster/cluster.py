@@ -163,7 +163,7 @@ class VirtualCluster:
         while self.front.num_done < num_requests and self.go_on():
             progress(self.front.num_done / num_requests)
         if self.front.num_done < num_requests:
-            raise RuntimeError("requests wait, and nothing will ever happen")
+            raise RuntimeError("requests wait, but no event is scheduled")
 
     def go_on(self) -> bool:
         """Run the next event; return False once there is none."""

@@ -29,7 +29,7 @@ from kvell.wire.decoding import decode
 MESSAGE_SECONDS = 1e-4
 """Latency between two processes of one host, including the wake-up of the receiver."""
 UNREACHED = "its pages cannot be reached"
-REVOKED = "the right to read was gone"
+REVOKED = "the right to read was revoked"
 STOPPED = "it was stopped"
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -99,7 +99,7 @@ PUBLISHED = {
     **{
         f"infinite-{number}": Published(
             "Infinite-LLM, table 1",
-            f"trace {number}: context 1–{lengths.high // 1000}k; prompt and output not told apart",
+            f"trace {number}: context 1–{lengths.high // 1000}k; prompt, output not distinguished",
             Statistics(
                 context_tokens_mean=lengths.mean,
                 context_tokens_deviation=lengths.deviation,

@@ -32,7 +32,7 @@ class Document:
                 part = _below(start, name)
                 if part is not None:
                     return part
-        raise ValueError(f"$ref {str(reference)[:100]!r} leads nowhere in the schema")
+        raise ValueError(f"$ref {str(reference)[:100]!r} has no target in the schema")
 
     def _starts(self, reference: str) -> Iterator[tuple[str, object]]:
         """Yield the paths of a reference, each with the part where it may begin."""

@@ -122,7 +122,7 @@ def why_before(
 ) -> str:
     """Return the reason why all copies of a plan must precede its passes, or ""."""
     if not on_host:
-        return "the pool is on a GPU, whose stream does one thing after the other"
+        return "the pool is on a GPU, whose stream runs copies and pass in order"
     if not has_spare:
         return "the pass computes on every processor"
     if not plan.work:

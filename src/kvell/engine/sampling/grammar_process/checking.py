@@ -192,7 +192,9 @@ class GrammarChecks:
         for keyword in keywords:
             if keyword not in self._told:
                 self._told.add(keyword)
-                logger.warning("schemas say more than grammars follow: %s is left out", keyword)
+                logger.warning(
+                    "grammars do not enforce a schema keyword: %s; answers may violate it", keyword
+                )
 
     def _remember(self, key: bytes, verdict: Verdict) -> None:
         self._known[key] = verdict

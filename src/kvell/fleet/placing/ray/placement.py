@@ -177,4 +177,4 @@ class RayPlacement:
             else:
                 self._free.append(bundle)
         except PlacingError as error:
-            logger.warning("what %s had is not given back yet: %s", instance_id, error)
+            logger.warning("the resources of %s are not freed yet: %s", instance_id, error)

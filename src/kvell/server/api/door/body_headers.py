@@ -58,8 +58,8 @@ def _decoded(body: bytes, encoding: bytes, most_bytes: int) -> bytes | ApiError 
         return None
     if not reader.eof or reader.unused_data:
         return invalid_request(
-            f"content-encoding={encoding.decode()}: the body is not a whole one of this kind; "
-            "compress all of it at once, or send it as it is",
+            f"content-encoding={encoding.decode()}: the body is incomplete or malformed; "
+            "compress the whole body, or send it as it is",
             "content-encoding",
         )
     return plain

@@ -308,7 +308,7 @@ def _refuse_beside_images(body: ChatRequest) -> None:
     """
     for name in ("continue_final_message", "add_special_tokens", "truncate_prompt_tokens"):
         if getattr(body, name):
-            problem = "is not served beside images"
+            problem = "is not supported with images"
             raise ChangeSomething(name, getattr(body, name), problem, "leave it out")
 
 
@@ -320,7 +320,7 @@ def _forced(sampling: SamplingParams, schema: Schema, field: str) -> SamplingPar
     """
     constraint = sampling.structured_outputs
     if constraint is not None and not constraint.named.startswith("response_format"):
-        problem = "does not go with calls that are forced"
+        problem = "cannot be combined with calls that are forced"
         raise ChangeSomething(
             constraint.field_name, "…", problem, "use tool_choice auto, or leave it out"
         )

@@ -118,7 +118,7 @@ def _directive(field: str, given: object) -> _Directive:
     if given.get("end") is not None:
         end = _count(given["end"])
         if end is None or end <= start:
-            refuse(".end", "is no position behind start", "use null for the end")
+            refuse(".end", "is not a position after start", "use null for the end")
     covers, duration = given.get("covers_output", False), given.get("duration")
     if not isinstance(covers, bool):
         refuse(".covers_output", "is neither true nor false", "leave it out")

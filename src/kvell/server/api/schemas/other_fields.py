@@ -64,7 +64,7 @@ _GENERATION = _table(
     structural_tag=Other(remedy="use structured_outputs.grammar"),
     logprob_token_ids=Other(remedy="use logprobs or top_logprobs"),
     return_tokens_as_token_ids=Other(values=(False,), remedy="use return_token_ids"),
-    routed_experts_prompt_start=Other(why="no answer tells its experts"),
+    routed_experts_prompt_start=Other(why="answers do not report experts"),
     return_token_offsets=Other(why="only /render of vLLM answers with them"),
     return_mm_kwargs=Other(why="only /render of vLLM answers with them"),
     return_prompt_text=Other(values=(False,), remedy="use /tokenize with messages"),

@@ -145,7 +145,7 @@ class CountTokensRequest(RequestBody):
 
     def _chat_fields(self) -> Schema:
         if self.mcp_servers:
-            problem, remedy = "are not asked from here", "run their tools yourself"
+            problem, remedy = "are not supported", "run their tools yourself"
             raise ChangeSomething(
                 "mcp_servers", f"{len(self.mcp_servers)} servers", problem, remedy
             )

@@ -155,7 +155,7 @@ def _add_call(place: str, message: ChatMessage, block: ToolUseBlock) -> None:
     try:
         arguments = write_json(block.input)
     except ValueError:
-        problem, remedy = "has a number that JSON cannot say", "send a finite one"
+        problem, remedy = "has a number that JSON cannot represent", "send a finite one"
         raise ChangeSomething(f"{place}.input", "{…}", problem, remedy) from None
     call = ToolCallMessage(
         id=block.id, function=CalledFunction(name=block.name, arguments=arguments)
@@ -186,5 +186,5 @@ def _check(chat: TurnMessages, last: int) -> None:
                 remedy = f"send at most {limit} in one turn"
                 raise ChangeSomething(origin, f"{len(items)} blocks", "are too many", remedy)
     if chat.is_begun and chat.messages[-1].tool_calls:
-        problem, remedy = "ends with a call, which nothing is written behind", "send its result"
+        problem, remedy = "ends with a tool call without its result", "send its result"
         raise ChangeSomething(f"messages[{last}].content", "tool_use", problem, remedy)

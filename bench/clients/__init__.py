@@ -1,1 +1,0 @@
-"""Clients that others wrote, unchanged, against Kvell: which of their calls work."""
