@@ -87,9 +87,11 @@ def test_a_row_has_type_default_and_meaning() -> None:
 
 def test_a_field_means_what_its_model_says_first() -> None:
     assert field_text("CompletionRequest", "max_tokens").text.startswith(
-        "Most output tokens; 0 only"
+        "Maximum output tokens; 0 only"
     )
-    assert field_text("ChatRequest", "max_tokens").text.startswith("Most output tokens, at least 1")
+    assert field_text("ChatRequest", "max_tokens").text.startswith(
+        "Maximum output tokens, at least 1"
+    )
 
 
 def test_a_field_of_another_name_in_json_is_found() -> None:

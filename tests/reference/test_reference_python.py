@@ -154,7 +154,7 @@ def test_an_alias_is_shown_as_it_was_assigned() -> None:
                 "   :module: kvell.memory",
                 "   :value: ('lru', 'hazard')",
                 "",
-                "   Every rule of eviction.",
+                "   All rules of eviction.",
             ],
         ),
         (

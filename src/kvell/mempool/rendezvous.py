@@ -78,6 +78,8 @@ class FolderRendezvous:
     :param instance: the name of the instance, unique in the folder.
     :param folder: contains a socket of each instance, or a file with its TCP address, accessible
         only to their user.
+    :param role: prefill, decode or mixed.
+    :param pd_caching: which instances cache pages.
     :param transport: how instances read each other's pages.
     :param method: when other instances pull the pages of requests handed over to them.
     """

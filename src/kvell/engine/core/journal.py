@@ -48,7 +48,10 @@ Entry = CoreCommand | PlanAsked | Abandoned | Outcome | Warmed | Lateness | Peer
 
 @dataclass
 class Journal:
-    """The inputs of an engine core, in order."""
+    """The inputs of an engine core.
+
+    :param entries: in the order in which the core received them.
+    """
 
     entries: list[Entry] = field(default_factory=list)
 

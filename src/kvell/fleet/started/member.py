@@ -26,9 +26,12 @@ from kvell.wire.greeting import new_incarnation
 class MemberStatus:
     """The status of an instance, for operators.
 
+    :param instance_id: such as ``mixed-0``.
     :param role: current role; ``mixed`` prefills and decodes.
+    :param state: stage between its start and its end.
     :param pid: of the process; None while there is none.
     :param host: machine that the instance runs on; "" is the front's.
+    :param restarts: number of restarts so far.
     :param ready: its ``Ready``; None before the first.
     :param beat: its last heartbeat; None before the first.
     """

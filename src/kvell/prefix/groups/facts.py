@@ -21,6 +21,10 @@ class ImageSpan:
     them, one token of the text stands for all.  The ids of the span identify the image's content:
     equal ids, equal content.  If the span has more tokens than the image (text that is read
     together with it), the first ones identify it.
+
+    :param start: first token of the text that stands for the image.
+    :param tokens: tokens of the text that stand for it.
+    :param image_tokens: tokens of the image itself.
     """
 
     start: int
