@@ -43,7 +43,7 @@ MESSAGES = (
     ": the answer took longer",
     "the body exceeds ",
     "This model's maximum context length is",
-    "the prompt leaves no room for this number of tokens: it has",
+    "the prompt is too long for this number of tokens: it has",
     "decides how much of a CPU buffer prompts may use, and there is none",
 )
 """Fixed parts of messages that the guide quotes."""

@@ -287,7 +287,7 @@ def test_nobody_lends_what_it_borrowed() -> None:
     [
         ({"kind": GroupKind.SLIDING, "window_tokens": 9}, "no full attention"),
         ({"page_tokens": 24}, "do not divide"),
-        ({"counts_images": True}, "images lie among the text"),
+        ({"counts_images": True}, "its pages hold images among the text"),
     ],
 )
 def test_what_cannot_be_lent_says_why(change: dict[str, Any], why: str) -> None:

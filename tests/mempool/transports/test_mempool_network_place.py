@@ -39,7 +39,7 @@ def test_what_was_told_before_does_not_count_any_more() -> None:
         one.address_of("d")
     one.meet({"b": "tcp://10.0.0.2:2"})
     assert one.address_of("b") == "tcp://10.0.0.2:2"
-    with pytest.raises(OSError, match="c listens"):
+    with pytest.raises(OSError, match="the address of c is unknown"):
         one.address_of("c")
 
 

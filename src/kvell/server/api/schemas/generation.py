@@ -285,9 +285,7 @@ class GenerationRequest(SamplingFields):
             return min(room.usual_tokens, defaults.max_tokens or room.usual_tokens)
         if limit > room.most_tokens:
             context_tokens = room.prompt_tokens + room.most_tokens
-            what = (
-                f"the prompt leaves no room for this number of tokens: it has {room.prompt_tokens}"
-            )
+            what = f"the prompt is too long for this number of tokens: it has {room.prompt_tokens}"
             remedy = f"ask for at most {room.most_tokens} or shorten the prompt"
             raise context_too_long(self.limit_field(), limit, context_tokens, remedy, what)
         return limit
