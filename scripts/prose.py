@@ -116,13 +116,13 @@ def is_function(node: ast.AST) -> bool:
 
 def messages(module: Module) -> Iterator[Found]:
     """Yield metaphors in texts that users read: all strings but docstrings and names."""
+    if module.name == WORD_LIST:
+        return
     skipped = {
         id(node.value)
         for node in ast.walk(module.tree)
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
     }
-    if module.name == WORD_LIST:
-        return
     for node in ast.walk(module.tree):
         if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
             continue

@@ -12,6 +12,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.front.dispatch import Dispatch
+from kvell.front.instance_load import InstanceLoad
 from kvell.front.request_log import LogEntry
 from kvell.front.request_queue import RequestQueue
 from kvell.vocabulary import RequestId
@@ -166,6 +167,21 @@ def test_one_that_found_memory_at_once_is_charged_among_its_kind() -> None:
         queue.heard(at, Finished(command.request_id, command.attempt, "length"), float(step))
         order += queue.due(float(step))
     assert [str(command.request_id) for _, command in order] == ["a0", "b", "a1", "a2"]
+
+
+def test_longer_requests_of_a_tenant_leave_credits_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    queue = opened(*NAMES)
+    for name in NAMES:
+        queue.heard(name, beat(10), 0.0)
+    for name in ("a0", "b"):
+        queue.add(replace(entry(90, name=name), tenant=name[0]))
+    assert queue.due(0.0) == []
+    monkeypatch.setattr(InstanceLoad, "has_room_for", lambda _line, tenant: tenant != "a")
+    for name in NAMES:
+        queue.heard(name, beat(ALONE), 1.0)
+    assert [str(command.request_id) for _, command in queue.due(1.0)] == ["b"]
 
 
 def test_what_a_request_held_is_free_again_when_it_ends() -> None:

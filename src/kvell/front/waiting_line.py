@@ -127,12 +127,7 @@ class WaitingLine:
         """
         yield from self._due_long(open_lines, now)
         aside: list[LogEntry] = []
-        had_their_part: set[str] = set()
-        while open_lines and (entry := self._turns.first(but=had_their_part)) is not None:
-            lines = [line for line in open_lines if line.has_room_for(entry.tenant)]
-            if not lines:
-                had_their_part.add(entry.tenant)
-                continue
+        for entry, lines in _in_turn(self._turns, open_lines):
             if self._routes.placements.is_long(entry):  # its tenant is charged among its kind
                 self._may_lend |= not self._long
                 self._turns.discard(entry)
@@ -154,8 +149,10 @@ class WaitingLine:
     def _due_long(
         self, open_lines: list[InstanceLoad], now: float
     ) -> Iterator[tuple[LogEntry, InstanceLoad]]:
-        while self._may_lend and open_lines and (entry := self._long.first()) is not None:
-            line = self._routes.line_for(entry, open_lines, now)
+        if not self._may_lend:
+            return
+        for entry, lines in _in_turn(self._long, open_lines):
+            line = self._routes.line_for(entry, lines, now)
             if line is None:
                 self._may_lend = False  # until something changes
                 return
@@ -181,6 +178,22 @@ class WaitingLine:
     def clear(self) -> Iterable[LogEntry]:
         """Forget all waiting requests, and return them."""
         return [*self._turns.clear(), *self._long.clear()]
+
+
+def _in_turn(
+    queue: TurnQueue[LogEntry], open_lines: list[InstanceLoad]
+) -> Iterator[tuple[LogEntry, list[InstanceLoad]]]:
+    """Yield the requests of a queue in turn, with the open lines that have room for the tenant.
+
+    The caller takes each request out of the queue, or stops.
+    """
+    had_their_part: set[str] = set()
+    while open_lines and (entry := queue.first(but=had_their_part)) is not None:
+        lines = [line for line in open_lines if line.has_room_for(entry.tenant)]
+        if lines:
+            yield entry, lines
+        else:
+            had_their_part.add(entry.tenant)
 
 
 def _close_full(open_lines: list[InstanceLoad], line: InstanceLoad) -> None:
