@@ -145,6 +145,20 @@ def test_a_tenant_that_is_served_saves_no_turns_up_while_none_of_it_waits() -> N
     assert first.count("b") == first.count("g") == 5
 
 
+def test_a_tenant_that_is_absent_for_a_moment_waits_for_one_prompt() -> None:
+    """Blue has one request at a time; each of red's begins before blue's next comes."""
+    queue: TurnQueue[One] = TurnQueue()
+    reds = [one(f"red{n}", "red", cost=1000) for n in range(10)]
+    for red in reds:
+        queue.add(red)
+    for n, red in enumerate(reds):
+        assert taken(queue) == red.request_id
+        queue.add(blue := one(f"blue{n}", "blue", cost=1000))
+        queue.discard(red)
+        assert taken(queue) == blue.request_id
+        queue.discard(blue)
+
+
 def test_passing_over_tenants() -> None:
     queue: TurnQueue[One] = TurnQueue()
     for name, tenant in (("r", "red"), ("b", "blue")):
@@ -204,6 +218,7 @@ class Naive:
         self.returned: list[str] = []
         self.parties: dict[Name, Service] = {}
         self.clock: dict[Place, float] = {}
+        self.charged: dict[Place, int] = {}
         self.numbers = 0
 
     def _names(self, name: str) -> tuple[Name, Name]:
@@ -228,6 +243,8 @@ class Naive:
         self.known[name] = each
         for place, party_name in self._names(name):
             party = self.parties.setdefault((place, party_name), Service())
+            if not any(one.waiting for one in self._here(place)):
+                self._advance(place)
             if not party.waiting:
                 least = [one.tokens for one in self._here(place) if one.waiting]
                 floor = max(self.clock.get(place, 0.0), min(least, default=0.0))
@@ -247,6 +264,7 @@ class Naive:
         names = self._names(first)
         for place, name in names[:1] if first in self.returned else names:
             party = self.parties[place, name]
+            self._advance(place)
             self.clock[place] = max(self.clock.get(place, 0.0), party.tokens)
             self.numbers += 1
             party.last_turn = self.numbers
@@ -258,7 +276,11 @@ class Naive:
     def charge(self, name: str, tokens: int) -> None:
         for place, party in self._names(name):
             self.parties[place, party].tokens += tokens
-            self.clock[place] = self.clock.get(place, 0.0) + tokens / len(self._here(place))
+            self.charged[place] = self.charged.get(place, 0) + tokens
+
+    def _advance(self, place: Place) -> None:
+        if charged := self.charged.pop(place, 0):
+            self.clock[place] = self.clock.get(place, 0.0) + charged / len(self._here(place))
 
     def put_back(self, name: str) -> None:
         tenant = self.parties[self._names(name)[0]]
@@ -268,9 +290,12 @@ class Naive:
 
     def drop(self, name: str) -> None:
         names = self._names(name)
-        for one in names:
-            self.parties[one].waiting.discard(name)
-            self.parties[one].served.discard(name)
+        for each in names:
+            party = self.parties[each]
+            if not (party.waiting | party.served) - {name}:  # it leaves: what all had, until now
+                self._advance(each[0])
+            party.waiting.discard(name)
+            party.served.discard(name)
         for line in (self.waiting, self.returned):
             if name in line:
                 line.remove(name)
@@ -278,6 +303,7 @@ class Naive:
         for place, _ in names:
             if not self._here(place):  # where nobody is any more, what was served is forgotten
                 self.clock.pop(place, None)
+                self.charged.pop(place, None)
                 self.parties = {one: s for one, s in self.parties.items() if one[0] != place}
 
 

@@ -11,7 +11,9 @@ Among tenants, and among the groups of a tenant, the party that was served the f
 is next, as in VTC (Sheng et al., 2024): prompts are charged when they begin, output as it is made.
 A party without waiting requests resumes with at least the service of the next party, so no party
 saves up turns, and with at least a clock of virtual tokens.  Every charge, divided by the number of
-parties with requests, advances the clock, so no party starves while others keep arriving.
+parties with requests, advances the clock, so no party starves while others keep arriving.  While
+others wait, the clock advances when the next turn begins: a prompt is charged whole when it begins,
+and a party that is absent for that moment alone would resume behind one that was served as much.
 """
 
 import heapq
@@ -105,6 +107,7 @@ class _Round(Generic[Party]):
 
     :ivar clock: in virtual tokens.
     :ivar num_here: number of parties with a request that waits or is served.
+    :ivar charged: tokens that have not advanced the clock yet.
     """
 
     def __init__(self, make: Callable[[], Party]) -> None:
@@ -113,7 +116,7 @@ class _Round(Generic[Party]):
         self._turns = self._arrivals = 0
         self._most_kept = FEWEST_KEPT
         self.clock = 0.0
-        self.num_here = 0
+        self.num_here = self.charged = 0
         self.parties: dict[str, Party] = {}
 
     def comes(self, name: str) -> Party:
@@ -123,9 +126,11 @@ class _Round(Generic[Party]):
             if len(self.parties) >= self._most_kept:
                 self._forget()
             party = self.parties[name] = self._make()
+        first = self.next()
+        if first is None:
+            self._advance()
         self.num_here += not party.is_here
         if not party.num_waiting:
-            first = self.next()
             floor = self.clock if first is None else max(self.clock, first.service)
             party.service = max(party.service, floor)
         return party
@@ -143,6 +148,7 @@ class _Round(Generic[Party]):
     def takes(self, party: Party) -> None:
         """Count a request of the party whose turn it is: it no longer waits, and is served."""
         self._turns += 1
+        self._advance()
         self.clock = max(self.clock, party.service)
         party.last_turn = self._turns
         party.num_waiting -= 1
@@ -150,7 +156,10 @@ class _Round(Generic[Party]):
 
     def leaves(self, party: Party) -> None:
         """Count a request that has left; the party's numbers are without it already."""
-        self.num_here -= not party.is_here
+        if party.is_here:
+            return
+        self._advance()
+        self.num_here -= 1
         if not self.num_here:  # no request waits or is served
             self.parties.clear()
             self._places.clear()
@@ -177,9 +186,15 @@ class _Round(Generic[Party]):
         return min(waits, key=lambda party: party.place, default=None)
 
     def charge(self, party: Party, tokens: int) -> None:
-        """Count tokens that a party was served, and advance the clock."""
+        """Count tokens that a party was served."""
         party.service += tokens
-        self.clock += tokens / self.num_here
+        self.charged += tokens
+
+    def _advance(self) -> None:
+        """Advance the clock by the charged tokens, divided by the number of parties here."""
+        if self.charged:
+            self.clock += self.charged / self.num_here
+            self.charged = 0
 
     def _forget(self) -> None:
         """Drop idle parties whose service does not exceed the clock, so that it has no effect."""
