@@ -37,8 +37,9 @@ from bench.managers.cells import (
 )
 from bench.managers.theirs import Peer, peer_job
 from bench.managers.verdicts import Comparison, Verdict, is_refused, refusals, verdicts
-from bench.replay.command import REPOSITORY, replayed
+from bench.replay.command import replayed
 from bench.replay.shapes import read_shape
+from bench.result_file import REPOSITORY
 from kvell.cli.terminal.sizes import parse_bytes
 from kvell.errors import ChangeSomething
 

@@ -7,8 +7,9 @@ from itertools import product
 from pathlib import Path
 from statistics import mean
 
-from bench.managers.theirs import PEER_SHAPES, REPOSITORY
+from bench.managers.theirs import PEER_SHAPES
 from bench.replay.shapes import PLANNED_BYTES, Shape, read_shape
+from bench.result_file import REPOSITORY
 from kvell.engine.requests.limits import Limits
 from kvell.memory import GroupKind, LayerSpec, Manager, longest_request, plan_layout, request_bytes
 from kvell.simulator.traces.generators import generate_trace

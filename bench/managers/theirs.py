@@ -10,6 +10,7 @@ from typing import IO, Any
 from bench.managers.environment import PYTHON, require
 from bench.managers.peer.job import Kind, PeerJob, PeerLayer
 from bench.replay.shapes import SHAPES, Shape
+from bench.result_file import REPOSITORY
 from kvell.memory import GroupKind, LayerSpec
 
 PEER_SHAPES = SHAPES
@@ -22,7 +23,6 @@ KINDS: dict[GroupKind, Kind] = {
     GroupKind.CHUNKED: "chunked",
     GroupKind.STATE: "state",
 }
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 class PeerFailedError(RuntimeError):

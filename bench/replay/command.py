@@ -3,15 +3,12 @@
 import io
 import json
 from contextlib import redirect_stderr, redirect_stdout
-from pathlib import Path
 from typing import Any
 
 from kvell.cli.replay.command import replay
 from kvell.cli.terminal.environment import process_cache_dir
 from kvell.cli.terminal.session import Session
 from kvell.errors import ChangeSomething
-
-REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def replayed(*words: object) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def _parameters(directory: Path) -> dict[str, int]:
     counts: dict[str, int] = {}
     for file in sorted(directory.glob("*.safetensors")):
         with safe_open(file, "np") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - it is no mapping
+            for name in tensors.keys():  # noqa: SIM118 - it is not a mapping
                 size = 1
                 for extent in tensors.get_slice(name).get_shape():
                     size *= extent

@@ -72,4 +72,4 @@ class InstanceDied(TryLater):
 
 
 class RequestFailed(KvellError):  # noqa: N818 - it is the request that failed
-    """A request that failed: the model's logits are no numbers, or its instance failed."""
+    """A request that failed: the model's logits are not numbers, or its instance failed."""

@@ -209,7 +209,10 @@ class LLM:
             prompt can never be served.
         """
         if add_generation_prompt and continue_final_message:
-            problem, remedy = "opens a new message too", "set add_generation_prompt to False"
+            problem, remedy = (
+                "conflicts with add_generation_prompt",
+                "set add_generation_prompt to False",
+            )
             raise ChangeSomething("continue_final_message", True, problem, remedy)
         many: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
         tokenizer = self._tokenizer(model)
@@ -336,7 +339,9 @@ class LLM:
         given = given_prompt(prompt, "images")
         name, ids = self._known(given.model), self._token_ids(given)
         if given.images:
-            raise ChangeSomething("images", "…", "do not go with a beam search", "leave them out")
+            raise ChangeSomething(
+                "images", "…", "cannot be combined with beam search", "leave them out"
+            )
         self._check(ImagePrompt(ids, ()), SamplingParams(max_tokens=params.max_tokens), name)
         search = BeamSearch.of(params, self.engine.core.rules(name).eos_token_ids)
         return BeamJob(ids, search, self._tokenizer(name), name)

@@ -332,7 +332,7 @@ def one_each(sampling: Sampling, defaults: Sequence[SamplingParams]) -> Sequence
 
 
 def _no_params(value: object) -> ChangeSomething:
-    problem, remedy = "is no SamplingParams", "give SamplingParams(…), or one for each prompt"
+    problem, remedy = "is not SamplingParams", "give SamplingParams(…), or one for each prompt"
     return ChangeSomething("sampling_params", shown(value), problem, remedy)
 
 
@@ -350,7 +350,7 @@ def several(prompts: object) -> list[object]:
     if isinstance(prompts, str | Mapping):
         return [prompts]
     if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
-        problem, remedy = "are no prompts", "give a text, or a list of texts"
+        problem, remedy = "are not prompts", "give a text, or a list of texts"
         raise ChangeSomething("prompts", shown(prompts), problem, remedy)
     return list(prompts)
 

@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 from kvell.async_engine import AsyncEngine, StreamedOutput
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -41,6 +42,10 @@ class Outcome:
     turned_away: int = 0
     refused: list[str] = field(default_factory=list)
     wrong: list[tuple[Job, list[int]]] = field(default_factory=list)
+
+    def has_load(self, faults: int) -> bool:
+        """Return whether more requests than faults were answered, so that another may follow."""
+        return self.answered > faults
 
 
 async def whole(engine: AsyncEngine, prompt: Sequence[int], params: SamplingParams) -> list[int]:
@@ -105,14 +110,16 @@ async def disturbed(
             if tokens != job.tokens:
                 outcome.wrong.append((job, tokens))
 
-    running = [asyncio.create_task(stream(number)) for number in range(streams)]
-    for moment in range(moments):
-        await asyncio.sleep(chance.uniform(0, MOST_PAUSE_SECONDS))  # a random moment
-        kind = KINDS[moment % len(KINDS)]
-        await break_one(engine, kind, chance)
-        outcome.faults[kind] += 1
-    over.set()
-    await asyncio.gather(*running)
+    async with asyncio.TaskGroup() as running:
+        for number in range(streams):
+            running.create_task(stream(number))
+        for moment in range(moments):
+            await until(partial(outcome.has_load, moment))
+            await asyncio.sleep(chance.uniform(0, MOST_PAUSE_SECONDS))  # a random moment
+            kind = KINDS[moment % len(KINDS)]
+            await break_one(engine, kind, chance)
+            outcome.faults[kind] += 1
+        over.set()
     await until(lambda: len(serving(engine)) == len(engine.instances()))
     return outcome
 

@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from kvell.async_engine import AsyncEngine
@@ -48,6 +49,10 @@ class Outcome:
     turned_away: int = 0
     refused: list[str] = field(default_factory=list)
     wrong: list[tuple[Job, list[int]]] = field(default_factory=list)
+
+    def has_load(self, faults: int) -> bool:
+        """Return whether more requests than faults were answered, so that another may follow."""
+        return self.answered > faults
 
 
 def moving(engine: AsyncEngine) -> list[Pair]:
@@ -238,7 +243,8 @@ async def disturbed(
     async with asyncio.TaskGroup() as running:
         for number in range(streams):
             running.create_task(stream(number))
-        for kind in kinds:
+        for moment, kind in enumerate(kinds):
+            await until(partial(outcome.has_load, moment))
             await asyncio.sleep(chance.uniform(0, MOST_PAUSE_SECONDS))
             await faults.strike(kind)
             await audited(engine)

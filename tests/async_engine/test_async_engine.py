@@ -146,7 +146,7 @@ def test_texts_chats_and_mistakes(shared_engine: SharedEngine) -> None:
         assert all(texts[-1].startswith(text) for text in texts)
         with pytest.raises(ChangeSomething, match="model=other: is not served"):
             await last_of(engine, {"prompt": "a", "model": "other"}, greedy)
-        with pytest.raises(ChangeSomething, match="text='a': is not read of a prompt"):
+        with pytest.raises(ChangeSomething, match="text='a': is not a field of a prompt"):
             await last_of(engine, {"text": "a"}, greedy)
         forever = SamplingParams(max_tokens=1 << 12, ignore_eos=True)
         reasons = []

@@ -149,7 +149,7 @@ class TestCases:
             ("ended\nINFO a\nValueError: no 4 bits on CPU\n  at line 3", "no 4 bits on CPU"),
             ("ended\n(APIServer) pydantic.ValidationError: 1: bad\nInfo", "1: bad"),
             ("ended with status 3\nno memory", "no memory"),
-            ("OSError: '/a/b-1/c/m.gguf' is no JSON file.", "'m.gguf' is no JSON file."),
+            ("OSError: '/a/b-1/c/m.gguf' is not a JSON file.", "'m.gguf' is not a JSON file."),
             ("", "it said nothing"),
         ],
     )

@@ -110,7 +110,7 @@ def test_of_another_model(kvell: Callable[..., Any], made: tuple[Path, Path]) ->
 
 
 @pytest.mark.parametrize(
-    ("content", "problem"), [("{}", "is no calibration"), (None, "cannot be read")]
+    ("content", "problem"), [("{}", "is not a calibration"), (None, "cannot be read")]
 )
 def test_no_calibration(
     replay: Callable[..., Any], tmp_path: Path, content: str | None, problem: str

@@ -72,7 +72,7 @@ class FakeCluster:
 
     def _drain(self, name: str) -> tuple[int, bytes]:
         if name not in self.states:
-            return 404, error(f"id={name}: is no instance; use one of {', '.join(self.states)}")
+            return 404, error(f"id={name}: is not an instance; use one of {', '.join(self.states)}")
         self.states[name] = "draining"
         return 202, self._state()
 
@@ -284,7 +284,7 @@ class TestDrain:
     def test_an_unknown_id_is_refused_with_the_known_ones(self, cluster: Kvell) -> None:
         ended = cluster("drain", "mixed-7")
         assert ended.code == 2
-        assert ended.stderr == "kvell: id=mixed-7: is no instance; use one of mixed-0\n"
+        assert ended.stderr == "kvell: id=mixed-7: is not an instance; use one of mixed-0\n"
 
 
 class TestFaults:
@@ -324,7 +324,7 @@ class TestFaults:
     def test_what_is_no_address(self, kvell: Kvell, address: str) -> None:
         ended = kvell("cluster", "status", "--url", address)
         assert ended.code == 2
-        assert ended.stderr.startswith(f"kvell: --url={address}: is no address of a server; ")
+        assert ended.stderr.startswith(f"kvell: --url={address}: is not an address of a server; ")
 
     def test_a_name_that_cannot_be_written(self, kvell: Kvell) -> None:
         ended = kvell("cluster", "status", "--url", "http://a..b")

@@ -136,7 +136,7 @@ class TestServe:
     ) -> None:
         ended = kvell("serve", "--cluster", address)
         assert (ended.code, served) == (2, [])
-        assert f"--cluster={address}: is no address of a cluster; write it like" in ended.stderr
+        assert f"--cluster={address}: is not an address of a cluster; write it like" in ended.stderr
 
     @pytest.mark.parametrize("name", ["", "a/b", "two words", "x" * 41])
     def test_a_name_that_is_no_word_is_refused(

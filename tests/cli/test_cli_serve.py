@@ -142,7 +142,7 @@ class TestServe:
         assert served.calls[-1][2].face == FaceOptions((), "/llm", cross_origin, True)
         ended = kvell("serve", "--allowed-origins", "a.b")
         assert (ended.code, len(served.calls)) == (2, 2)
-        assert "--allowed-origins=a.b: is no origin; give a scheme and a host" in ended.stderr
+        assert "--allowed-origins=a.b: is not an origin; give a scheme and a host" in ended.stderr
 
     def test_the_first_model_has_the_names_that_are_given(
         self, kvell: Kvell, served: Served
@@ -258,7 +258,7 @@ class TestInstance:
     def test_needs_a_socket(self, kvell: Kvell) -> None:
         ended = kvell("instance")
         assert ended.code == 2
-        assert "--socket-fd=-1: is no socket; use kvell serve" in ended.stderr
+        assert "--socket-fd=-1: is not a socket; use kvell serve" in ended.stderr
 
 
 class FakeTokenizer:

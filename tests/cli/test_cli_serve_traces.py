@@ -35,7 +35,7 @@ def test_what_is_no_address_starts_nothing(kvell: Kvell, served: list[Any]) -> N
     ended = kvell("serve", FLAG, "localhost:4317")
     assert (ended.code, served) == (2, [])
     assert ended.stderr.splitlines()[-1] == (
-        f"kvell: {FLAG}=localhost:4317: is no address of a collector; use one like {URL}"
+        f"kvell: {FLAG}=localhost:4317: is not an address of a collector; use one like {URL}"
     )
 
 

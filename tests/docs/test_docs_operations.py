@@ -23,10 +23,10 @@ INSTANCE = "i"
 
 MESSAGES = (
     "the instance process ended unexpectedly (exit ",
-    "two instances ended while they computed it, so it is not tried on a third",
+    "two instances ended while they computed it, so it is not retried",
     "was killed",
     "cannot be started; giving up",
-    "requests are waiting; come back in a moment",
+    "requests are waiting; retry in a moment",
     "is more than the machine has free",
     "is too small for one request of --max-model-len=",
     "is not a directory, and the hub cannot be reached",
@@ -39,7 +39,7 @@ MESSAGES = (
     "this path needs an operator's API key",
     "per minute is used up; ",
     "allow at most ",
-    "no instance serves just now (",
+    "no instance serves now (",
     ": the answer took longer",
     "the body exceeds ",
     "This model's maximum context length is",

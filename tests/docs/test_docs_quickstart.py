@@ -124,7 +124,7 @@ def hits_the_second_time(printed: str, names: dict[str, Any]) -> bool:
 
 
 def is_refused_by_name(printed: str, names: dict[str, Any]) -> bool:
-    return printed.startswith("messages[0].content=image_url: is not taken by this model")
+    return printed.startswith("messages[0].content=image_url: is not accepted by this model")
 
 
 SHOWN: dict[str, Callable[[str, dict[str, Any]], bool]] = {

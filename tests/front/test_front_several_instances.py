@@ -207,7 +207,7 @@ def test_the_last_and_the_unknown_are_not_drained(instance_command: CommandFacto
         async with Front(instance_command()) as front:
             with pytest.raises(ChangeSomething, match="is the last one that serves"):
                 await front.drain("mixed-0")
-            with pytest.raises(ChangeSomething, match="id=mixed-7: is no instance"):
+            with pytest.raises(ChangeSomething, match="id=mixed-7: is not an instance"):
                 await front.drain("mixed-7")
             assert front.state == "serving"
 

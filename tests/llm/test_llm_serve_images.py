@@ -75,12 +75,12 @@ def test_only_the_same_image_is_found_in_the_cache(url: str) -> None:
 @pytest.mark.parametrize(
     ("image", "problem"),
     [
-        ("https://example.com/a.png", "is no data URL"),
-        ("http://169.254.169.254/latest", "is no data URL"),
-        ("file:///etc/passwd", "is no data URL"),
-        ("data:image/svg+xml;base64,AAAA", "is no data URL"),
+        ("https://example.com/a.png", "is not a data URL"),
+        ("http://169.254.169.254/latest", "is not a data URL"),
+        ("file:///etc/passwd", "is not a data URL"),
+        ("data:image/svg+xml;base64,AAAA", "is not a data URL"),
         ("data:image/png;base64,!!!!", "is not base64"),
-        ("data:image/png;base64,AAAA", "is no picture"),
+        ("data:image/png;base64,AAAA", "is not a picture"),
     ],
 )
 def test_images_that_are_not_served_are_refused(url: str, image: str, problem: str) -> None:

@@ -175,7 +175,7 @@ class TestFailures:
     def test_patience_ends(self) -> None:
         server = FakeServer(each_seconds=1.0)
         [found] = drive(server, [row(output=5)], timeout=2.75)
-        assert found.failure == "no whole answer within 2.75 s"
+        assert found.failure == "no complete answer within 2.75 s"
         assert found.ended_seconds == pytest.approx(2.75)
         assert len(found.token_seconds) == 3
 

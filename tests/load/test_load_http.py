@@ -287,5 +287,5 @@ def test_nobody_listens() -> None:
 
 @pytest.mark.parametrize("url", ["localhost:8000", "ftp://x", "http://", "http://x:port", "x"])
 def test_what_is_no_address(url: str) -> None:
-    with pytest.raises(ChangeSomething, match=r"--base-url=.*is no address of a server"):
+    with pytest.raises(ChangeSomething, match=r"--base-url=.*is not an address of a server"):
         HttpClient(url)

@@ -129,13 +129,13 @@ BREAKS: list[tuple[str, Break, str]] = [
         lambda s: replace(
             s, owner=tuple(99 if g >= 0 else o for g, o in zip(s.group, s.owner, strict=True))
         ),
-        "associated with holder 99, who is gone",
+        "associated with holder 99, which has ended",
     ),
     ("the supply promises more", lambda s: replace(s, whole=s.whole + 1), "the supply says"),
     (
         "a group's rest is wrong",
         lambda s: replace(s, partial=put(s.partial, 1, s.partial[1] + 1)),
-        "pages to be had in used large pages",
+        "pages available in used large pages",
     ),
     ("the pool names what the index does not", unnamed_key, "the index and the pool disagree"),
     ("the index forgot a page", lambda s: replace(s, index=s.index[1:]), "disagree"),

@@ -160,7 +160,7 @@ def test_a_key_has_so_many_sequences_in_flight_and_no_more(keyed_url: str) -> No
         assert post(keyed_url, "small-1", {**ONE, "n": 4}).status_code == 200, "it is free again"
         large = post(keyed_url, "small-1", {"prompt": ["a", "b"], "n": 4})
         assert (large.status_code, large.json()["error"]["param"]) == (400, "n")
-        assert "8 sequences: exceeds the 6 sequences at once" in large.json()["error"]["message"]
+        assert "8 sequences: exceeds the 6 concurrent sequences" in large.json()["error"]["message"]
     assert rejected() == refused + 2
     assert post(keyed_url, "small-1", {**ONE, "n": 6}).status_code == 200, "all have ended"
 
@@ -169,7 +169,7 @@ def test_beams_are_in_flight_as_answers_are(keyed_url: str) -> None:
     body = {"prompt": "a", "max_tokens": 3, "use_beam_search": True}
     large = post(keyed_url, "small-1", {**body, "best_of": 7})
     assert (large.status_code, large.json()["error"]["param"]) == (400, "best_of")
-    assert "7 sequences: exceeds the 6 sequences at once" in large.json()["error"]["message"]
+    assert "7 sequences: exceeds the 6 concurrent sequences" in large.json()["error"]["message"]
     for _ in range(2):
         assert post(keyed_url, "small-1", {**body, "best_of": 6}).status_code == 200
 

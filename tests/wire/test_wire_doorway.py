@@ -46,7 +46,7 @@ class Hall:
     def _taker(self, purpose: Purpose) -> Callable[[Greeting, socket.socket], None]:
         def take(heard: Greeting, sock: socket.socket) -> None:
             if heard.instance == "unwanted":
-                raise ProtocolError("it is not wanted")
+                raise ProtocolError("it is not needed")
             self.came.append((purpose, heard.instance, sock))
 
         return take

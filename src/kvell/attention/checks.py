@@ -29,7 +29,9 @@ def check_layer(layer: LayerPages, dtypes: Container[torch.dtype]) -> None:
     if min(layer.page_stride_bytes, layer.page_tokens, layer.kv_heads) <= 0:
         raise ValueError("layer: page_stride_bytes, page_tokens and kv_heads must be positive")
     if not 0 <= layer.value_size <= layer.head_size or layer.value_size % UNIT:
-        raise ValueError(f"value_size: {layer.value_size} is no multiple of {UNIT} up to head_size")
+        raise ValueError(
+            f"value_size: {layer.value_size} is not a multiple of {UNIT} up to head_size"
+        )
 
 
 def check_query(layer: LayerPages, query: torch.Tensor) -> None:

@@ -176,7 +176,7 @@ def _check_request(request: int, length: int, rows: int, begin: int, first_row: 
     if first_row < begin:
         raise ValueError(
             f"context_lens: request {request} has a query row at position {first_row}, among the "
-            f"{begin} that are elsewhere; lend only sections before the step's first new token"
+            f"{begin} remote ones; lend only sections before the step's first new token"
         )
 
 

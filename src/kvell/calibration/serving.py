@@ -68,7 +68,7 @@ def server(command: Sequence[str]) -> Iterator[str]:
             assert process.stdout is not None
             line = process.stdout.readline()
             if not line:
-                problem = "no server of this model starts"
+                problem = "the server did not start"
                 raise ChangeSomething("--model", command[-1], problem, "use --no-serving")
             yield str(decode_json(line)["url"])
         finally:

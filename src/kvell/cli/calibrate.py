@@ -31,15 +31,15 @@ UNSUPPORTED = ("kv_budget", "speculative_model", "num_speculative_tokens", "quan
 @click.option(
     "--out",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Where the calibration goes.  [default: MODEL.calibration.json]",
+    help="File of the calibration.  [default: MODEL.calibration.json]",
 )
 @click.option(
     "--serving/--no-serving",
     default=True,
     show_default=True,
-    help="Also start a server and ask it: what HTTP adds to a step.",
+    help="Also measure what HTTP adds to a step, with a server.",
 )
-@click.option("--quick", is_flag=True, help="A first look: fewer steps, timed twice.")
+@click.option("--quick", is_flag=True, help="Quick and less exact: fewer steps, timed twice.")
 @json_option
 @click.pass_obj
 def calibrate(

@@ -49,9 +49,9 @@ class Job:
     "--prompts", "path", metavar="FILE", help='A file of lines {"prompt": …}; - reads stdin.'
 )
 @sampling_options(temperature=0.0, top_p=1.0)
-@click.option("--stop", multiple=True, help="End before this text; may be repeated.")
-@click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token.")
-@click.option("--sequential", is_flag=True, help="One request after the other.")
+@click.option("--stop", multiple=True, help="Stop before this text; may be repeated.")
+@click.option("--ignore-eos", is_flag=True, help="Continue past the end-of-sequence token.")
+@click.option("--sequential", is_flag=True, help="Run one request after the other.")
 @click.option("--raw", is_flag=True, help="Give --prompt to the model without its chat template.")
 @json_option
 @engine_options

@@ -35,29 +35,35 @@ if TYPE_CHECKING:
 @click.command(hidden=True)
 @click.option("--socket-fd", type=int, default=-1, help="A connected stream socket.")
 @click.option("--incarnation", type=int, default=0, help="How often it was started before.")
-@click.option("--processors", default="", help="Those it may use, like 0,1; all if not given.")
+@click.option(
+    "--processors", default="", help="Processors that it may use, like 0,1. [default: all]"
+)
 @click.option(
     "--most-threads", type=int, default=0, help="Threads of its steps at most; 0: one a processor."
 )
 @click.option("--weights-fd", type=int, default=-1, help="A memory file of shared weights.")
-@click.option("--instance-id", default="", help="Its name among the others.")
-@click.option("--role", type=click.Choice(ROLES), default="mixed", help="What it does.")
-@click.option("--pool-dir", default="", help="Where it meets others; nowhere if not given.")
-@click.option("--pool-name", default="", help="Or the pool in which it meets others over TCP.")
+@click.option("--instance-id", default="", help="Name of the instance.")
+@click.option("--role", type=click.Choice(ROLES), default="mixed", help="Role of the instance.")
+@click.option(
+    "--pool-dir", default="", help="Directory of the memory pool's sockets. [default: no pool]"
+)
+@click.option("--pool-name", default="", help="Name of a memory pool over TCP, instead.")
 @click.option(
     "--pool-host",
     default="",
-    help="This machine's address, which others reach.  Fronts come in there, and the secret is on "
-    "stdin.",
+    help="This machine's address for other machines.  Fronts connect there; the secret is read "
+    "from stdin.",
 )
-@click.option("--pd-caching", type=int, default=DEFAULT_PD_CACHING, help="Who caches what.")
+@click.option("--pd-caching", type=int, default=DEFAULT_PD_CACHING, help="Which roles cache what.")
 @click.option(
     "--page-transport",
     type=click.Choice(get_args(PageTransport)),
     default="memory",
-    help="How it reads others' pages, and they its.",
+    help="How pages move between instances.",
 )
-@click.option("--memory-parts", type=int, default=1, help="Instances that start at once.")
+@click.option(
+    "--memory-parts", type=int, default=1, help="Number of instances that start together."
+)
 @engine_options
 @click.pass_obj
 def instance(
@@ -97,7 +103,7 @@ def instance(
             serve = partial(serve_fronts, door=door)
         elif socket_fd < 0:
             remedy = "use kvell serve, which starts instances"
-            raise ChangeSomething("--socket-fd", socket_fd, "is no socket", remedy)
+            raise ChangeSomething("--socket-fd", socket_fd, "is not a socket", remedy)
         else:
             from kvell.serving.lone import serve_instance
 

@@ -81,7 +81,7 @@ logger = logging.getLogger(__name__)
     type=click.Choice(get_args(PageTransport)),
     default="memory",
     show_default=True,
-    help="How pages get from one instance to another: out of its memory, or over TCP.",
+    help="How pages move between instances: through shared memory, or over TCP.",
 )
 @cluster_options
 @json_option

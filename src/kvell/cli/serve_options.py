@@ -48,10 +48,10 @@ def access_options(command: Command) -> Command:
                 metavar="SEQUENCES",
                 default=MAX_IN_FLIGHT,
                 show_default=True,
-                help="Answers that each key of --api-key-file may have waiting or running.",
+                help="Maximum number of waiting and running answers of each key in --api-key-file.",
             ),
             click.option(
-                "--guard-metrics", is_flag=True, help="Ask for an operator's key at /metrics too."
+                "--guard-metrics", is_flag=True, help="Require an operator's key for /metrics, too."
             ),
         ),
         ACCESS,
@@ -75,7 +75,7 @@ def template_options(command: Command) -> Command:
                 type=click.Choice(get_args(ContentFormat)),
                 default="auto",
                 show_default=True,
-                help="What that template gets as content: texts, parts (openai), or what it reads.",
+                help="What the template gets as content: texts, parts (openai), or as it reads it.",
             ),
             click.option(
                 "--generation-config",
@@ -111,7 +111,7 @@ def log_options(command: Command) -> Command:
                 metavar="SECONDS",
                 default=10.0,
                 show_default=True,
-                help="Between two lines of statistics while there is traffic; 0 for none.",
+                help="Time between lines of statistics while there is traffic; 0 for none.",
             ),
             click.option(
                 "--otlp-traces-endpoint",
@@ -131,7 +131,7 @@ def connection_options(command: Command) -> Command:
             type=click.IntRange(min=16),
             default=MAX_CONNECTIONS,
             show_default=True,
-            help="Open connections; beyond, the one that is idle for longest is closed.",
+            help="Maximum number of open connections; beyond it, the longest idle one is closed.",
         ),
         click.option(
             "--keep-alive-seconds",
@@ -139,7 +139,7 @@ def connection_options(command: Command) -> Command:
             metavar="SECONDS",
             default=KEEP_ALIVE_SECONDS,
             show_default=True,
-            help="Between an answer and the next request of a connection.",
+            help="Time limit between an answer and the connection's next request.",
         ),
     )
     return with_options(command, options)
@@ -170,7 +170,7 @@ def events_option(command: Command) -> Command:
     return click.option(
         "--kv-events-config",
         metavar="JSON",
-        help="Publish what is cached, for routers outside, in vLLM's schema and over ZeroMQ.",
+        help="Publish cached blocks for external routers, in vLLM's schema over ZeroMQ.",
     )(command)
 
 
@@ -213,19 +213,19 @@ def face_options(command: Command) -> Command:
                 "--root-path",
                 metavar="PATH",
                 default="",
-                help="Path under which a proxy has this server, such as /llm. [default: none]",
+                help="Path at which a proxy serves this server, such as /llm. [default: none]",
             ),
             _several(
                 "--allowed-origins",
                 [],
-                "Pages of these origins may ask, such as https://chat.example (* is any); give it"
-                " several times, or a JSON list. [default: none]",
+                "Web pages of these origins may send requests, such as https://chat.example "
+                "(* is any); give it several times, or a JSON list. [default: none]",
             ),
             *(_several(f"--allowed-{what}", [ANY], text) for what, text in CROSS_ORIGIN),
             click.option(
                 "--allow-credentials",
                 is_flag=True,
-                help="Let browsers send cookies and the like from other origins.",
+                help="Let browsers send credentials from other origins.",
             ),
             click.option(
                 "--enable-tokenizer-info-endpoint",

@@ -131,8 +131,8 @@ def _check(loads: Mapping[str, int], roles: Mapping[str, str]) -> None:
     for instance_id, work in loads.items():
         if work < 0:
             problem = f"is below 0 for {instance_id}"
-            raise ChangeSomething("loads", work, problem, "count what is still to do")
+            raise ChangeSomething("loads", work, problem, "report the remaining work, 0 or more")
     for instance_id, role in roles.items():
         if role not in ROLES:
-            problem = f"is no role of an instance, as {instance_id} has"
+            problem = f"is not a role of an instance, as {instance_id} has"
             raise ChangeSomething("roles", role, problem, f"use one of {', '.join(ROLES)}")

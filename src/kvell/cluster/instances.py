@@ -65,7 +65,7 @@ def chosen_pd_caching(counts: Mapping[str, int], value: PdCaching | None, field:
     if value is None:
         return DEFAULT_PD_CACHING
     if "prefill" not in counts:
-        problem = "says what prefill and decode instances cache, and there are none"
+        problem = "applies to prefill and decode instances, and there are none"
         remedy = "leave it out, or use --instances prefill=1,decode=1"
         raise ChangeSomething(field, value, problem, remedy)
     return value
@@ -76,14 +76,14 @@ def _parsed(part: str, text: str, field: str) -> tuple[str, int]:
     role, count = role.strip(), count.strip()
     _check_role(role, text, field)
     if not (count.isascii() and count.isdecimal()):
-        raise ChangeSomething(field, text, "is no whole number of instances", _REMEDY)
+        raise ChangeSomething(field, text, "is not a whole number of instances", _REMEDY)
     # A number of many digits is out of bounds anyway, and int() refuses the longest ones.
     return role, int(count[:_MOST_DIGITS])
 
 
 def _check_role(role: str, text: str, field: str) -> None:
     if role not in ROLES:
-        raise ChangeSomething(field, text, f"{role!r} is no role of an instance", _REMEDY)
+        raise ChangeSomething(field, text, f"{role!r} is not a role of an instance", _REMEDY)
 
 
 def check_adaptive_roles(counts: Mapping[str, int], name: str) -> None:

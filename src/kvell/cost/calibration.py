@@ -157,15 +157,15 @@ def decoded(data: bytes, name: str) -> Calibration:
     """Decode the file of a calibration.
 
     :param name: of the file, as the user gave it.
-    :raises ChangeSomething: if it is no calibration, or of another schema.
+    :raises ChangeSomething: if it is not a calibration, or of another schema.
     """
     try:
         raw = decode(_JSON, data, "JSON")
     except MalformedError as error:
-        raise _unusable(name, f"is no JSON ({error})") from error
+        raise _unusable(name, f"is not JSON ({error})") from error
     schema = raw.get("kvell_calibration") if isinstance(raw, dict) else None
     if schema is None:
-        raise _unusable(name, "is no calibration")
+        raise _unusable(name, "is not a calibration")
     if schema != SCHEMA:
         raise _unusable(name, f"is of schema {schema}, and this Kvell reads {SCHEMA}")
     try:

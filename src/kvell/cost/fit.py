@@ -37,7 +37,7 @@ def fit_operators(
     :raises ValueError: without steps, or if one took no time.
     """
     if not steps or min(step.seconds for step in steps) <= 0:
-        raise ValueError("steps that took no time can be fitted to nothing")
+        raise ValueError("cannot fit steps that took no time")
     tries = [_fit(shape, steps, tile, constant_share) for tile in TILES]
     plain, *tiled = tries
     best = min(tiled, key=lambda fit: median_error(fit.step_seconds, steps))

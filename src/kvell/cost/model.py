@@ -71,7 +71,7 @@ def prefill_seconds(
     seconds = 0.0
     if medium == "host":
         if fetch is None:
-            raise ValueError("a hit on the host has a price: give fetch")
+            raise ValueError("a hit in the CPU buffer needs a price of copies: give fetch")
         seconds = fetch.seconds(start, medium)
     room = max(1, chunk_tokens - len(running_tokens))
     steps = 0

@@ -114,7 +114,7 @@ def check_ids(ids: Ints, count: int, what: str) -> None:
 def check_map(home: AddressRange, area: AddressRange, positions: Ints, chunks: Ints) -> None:
     """Raise ValueError if :meth:`ChunkDevice.map` may not do this."""
     if area is home:
-        raise ValueError("chunks are at home from their commit on")
+        raise ValueError("chunks have their own positions from their commit on")
     if len(positions) != len(chunks):
         raise ValueError(f"{len(positions)} positions for {len(chunks)} chunks")
     area.check_free(positions)
@@ -126,7 +126,7 @@ def check_map(home: AddressRange, area: AddressRange, positions: Ints, chunks: I
 def check_unmap(home: AddressRange, area: AddressRange, positions: Ints) -> None:
     """Raise ValueError if :meth:`ChunkDevice.unmap` may not do this."""
     if area is home:
-        raise ValueError("chunks stay at home")
+        raise ValueError("chunks cannot move on this device")
     area.check_mapped(positions)
 
 

@@ -129,7 +129,7 @@ class HostChunks:
         """
         error = _system.map_readable(self._beyond(at_bytes, size_bytes), descriptor, size_bytes)
         if error:
-            raise TryLater(f"device: cannot map a neighbour's memory ({os.strerror(error)})")
+            raise TryLater(f"device: cannot map a peer's memory ({os.strerror(error)})")
 
     def unmap_beyond(self, at_bytes: int, size_bytes: int) -> bool:
         """Unmap addresses after home; return False if the system refused.
@@ -154,7 +154,7 @@ class HostChunks:
         self._require_open()
         end_bytes = self.home.size_bytes + self.beyond_bytes
         if not self.home.size_bytes <= at_bytes <= at_bytes + size_bytes <= end_bytes:
-            raise ValueError(f"{size_bytes} bytes at {at_bytes} do not lie behind home")
+            raise ValueError(f"{size_bytes} bytes at {at_bytes} are not after the home range")
         return self.home.address + at_bytes
 
     def _reserve(self, size_bytes: int) -> int:

@@ -230,7 +230,7 @@ class Front:
         :raises InstanceDied: when no instance serves now.
         """
         if self.state != "serving":
-            raise InstanceDied(f"no instance serves just now ({self.state})")
+            raise InstanceDied(f"no instance serves now ({self.state})")
         if sampling.seed is None:
             # Drawn here and logged, so that a second attempt would draw the same tokens.
             sampling = replace(sampling, seed=secrets.randbelow(MAX_SEED))
@@ -275,7 +275,7 @@ class Front:
         """
         serving = [member for member in self._members if member.is_serving]
         if not serving:
-            raise InstanceDied(f"no instance serves just now ({self.state})")
+            raise InstanceDied(f"no instance serves now ({self.state})")
         return await stats_of(serving, deadline_seconds, with_audit=with_audit)
 
     def forget_prefixes(self) -> int:

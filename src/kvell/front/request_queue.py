@@ -161,7 +161,7 @@ class RequestQueue:
         if self._waiting.is_full(self._most_waiting()):
             if self._observer is not None:
                 self._observer.rejected("max_waiting")
-            raise TryLater(f"{len(self._waiting)} requests are waiting; come back in a moment")
+            raise TryLater(f"{len(self._waiting)} requests are waiting; retry in a moment")
         self._waiting.add(entry)
         if entry.trace is not None:
             entry.trace.admitted()
@@ -303,7 +303,7 @@ class RequestQueue:
         if entry is None:
             raise ChangeSomething("request_id", request_id, "is not served now", "choose another")
         if line is None or not line.is_open or entry.line == target:
-            problem = "takes no requests, or has this one"
+            problem = "accepts no requests, or has this one"
             raise ChangeSomething("instance_id", target, problem, "choose another")
         if entry.goes_to:
             return []  # it moves already

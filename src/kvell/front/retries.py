@@ -48,7 +48,7 @@ class Attempts:
         if self.deaths > MOST_RETRIES:
             return f"its instance ended {self.deaths} times, and a request is retried twice"
         if self.alone > 1 or (self.on_probation and cause == "crash"):
-            return "two instances ended while they computed it, so it is not tried on a third"
+            return "two instances ended while they computed it, so it is not retried"
         self.on_probation = cause == "crash" or self.deaths == MOST_RETRIES
         return None
 
@@ -59,8 +59,8 @@ class Attempts:
         """
         self.failed_steps += 1
         if self.on_probation:
-            return "it was the only suspect, so it is not tried again"
+            return "it was the only suspect, so it is not retried"
         if self.failed_steps > MOST_FAILED_STEPS:
-            return f"{MOST_FAILED_STEPS} such steps failed before, so it is not tried again"
+            return f"{MOST_FAILED_STEPS} such steps failed before, so it is not retried"
         self.on_probation = True
         return None

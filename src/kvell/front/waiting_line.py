@@ -98,7 +98,7 @@ class WaitingLine:
     def _why(self, lines: Collection[InstanceLoad]) -> str:
         entry = next(iter(self))
         if not any(line.is_open for line in lines):
-            return "no instance takes any"
+            return "no instance accepts any"
         if self._routes.placements.is_long(entry):
             problem = "is longer than one instance's memory, and no other lends what it needs"
             return f"one with a prompt of {entry.prompt_tokens} tokens {problem}"

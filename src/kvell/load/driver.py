@@ -23,7 +23,7 @@ from kvell.load.prompts import Prompts
 from kvell.simulator.replay.schedule import Schedule
 from kvell.simulator.traces.rows import TraceRow
 
-NO_ANSWER_BEFORE = "the turn before it has no answer"
+NO_ANSWER_BEFORE = "the previous turn has no answer"
 RETRY_STATUSES = (408, 429)
 """The client errors that do not depend on the request's content."""
 
@@ -141,7 +141,7 @@ class Driver:
             async with asyncio.timeout(self._load.timeout_seconds):
                 left = await self._listen(body, reader, self._load.hang_ups[index])
         except TimeoutError:
-            return f"no whole answer within {self._load.timeout_seconds:g} s"
+            return f"no complete answer within {self._load.timeout_seconds:g} s"
         except ConnectionFailed as error:
             return str(error)
         except Refused as error:

@@ -61,7 +61,9 @@ class BufferedCalls:
         self: _Pool, tokens: Sequence[int], root: str, model: str, seconds: float, media: Media
     ) -> Lease:
         if media not in MEDIA:
-            raise ChangeSomething("media", media, "is no place to look", f"use {', '.join(MEDIA)}")
+            raise ChangeSomething(
+                "media", media, "is not a place to look", f"use {', '.join(MEDIA)}"
+            )
         text, buffer = np.asarray(tokens, np.int32), buffer_of(self._buffer)
 
         def matched() -> Lease:

@@ -100,7 +100,7 @@ class PeerConnections:
 
         :param name: the required name of the instance; "": any.
         :raises TryLater: when no instance answers there.
-        :raises ChangeSomething: when the peer is no instance of this cluster, or has another name.
+        :raises ChangeSomething: when the peer is of another cluster, or has another name.
         """
         if isinstance(endpoint, str):
             self._check_tcp()
@@ -137,7 +137,7 @@ class PeerConnections:
             raise ChangeSomething(
                 "address",
                 self.address,
-                "is no TCP address, and a peer that connects over TCP fetches pages there",
+                "is not a TCP address, and a peer that connects over TCP fetches pages there",
                 'give address="tcp://127.0.0.1:0"',
             )
 

@@ -190,7 +190,7 @@ class Holds:
         """Return all contradictions with the memory core, a sentence for each."""
         leases = {h.handle for h in self._core.snapshot().holders if h.is_lease}
         return [
-            f"{hold.owner}: handle {hold.handle} is no lease of the core"
+            f"{hold.owner}: handle {hold.handle} is not a lease of the core"
             for hold in self._holds.values()
             if hold.handle not in leases
         ]

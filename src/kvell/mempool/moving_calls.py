@@ -52,7 +52,7 @@ class MovingCalls(BufferedCalls):
 
         :param address: the ``address`` of that instance.
         :raises TryLater: when no instance answers there.
-        :raises ChangeSomething: when the peer is no instance of this cluster.
+        :raises ChangeSomething: when the peer is not an instance of this cluster.
         """
         return self._node.connect(address)
 
@@ -155,7 +155,7 @@ class MovingCalls(BufferedCalls):
             try:
                 arrived = self._arrivals.get(timeout=left_seconds)
             except queue.Empty:
-                raise TryLater(f"no text came within {seconds:g} s") from None
+                raise TryLater(f"no text arrived within {seconds:g} s") from None
             lease = self._node.ask(partial(leased, arrived))
             if lease is not None:
                 return lease, arrived.announced

@@ -223,7 +223,7 @@ class Node:
 
         :param name: the required name of the instance; "": any.
         :raises TryLater: when no instance answers there.
-        :raises ChangeSomething: when the peer is no instance of this cluster, or has another name.
+        :raises ChangeSomething: when the peer is of another cluster, or has another name.
         """
         peer = self._connections.connect(address, name)
         try:
@@ -244,7 +244,7 @@ class Node:
         name = peer.told.instance
         old = self._peers.get(name)
         if old is not None and old.told.incarnation > peer.told.incarnation:
-            raise TryLater(f"{name} has started anew since")
+            raise TryLater(f"{name} has restarted since")
         if old is not None and old.told.incarnation < peer.told.incarnation:
             self._lose(old)
         if name in self._peers:

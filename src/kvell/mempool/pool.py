@@ -255,7 +255,7 @@ class MemPool(MovingCalls):
         for name in pages:
             if name not in names:
                 remedy = f"use {', '.join(names)}"
-                raise ChangeSomething("pages", name, "is no layer group", remedy)
+                raise ChangeSomething("pages", name, "is not a layer group", remedy)
         return np.asarray([(0, pages.get(name, 0)) for name in names], np.int32)
 
     def _require(self, lease: Lease) -> None:

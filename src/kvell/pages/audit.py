@@ -62,7 +62,7 @@ def _large_pages(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
         if not used and not cached:
             yield f"large page {large}: all empty, yet in group {group}"
         if empty and state.owner[large] not in live | {SHARED, *KEEPERS}:
-            yield f"large page {large}: associated with holder {state.owner[large]}, who is gone"
+            yield f"large page {large}: of holder {state.owner[large]}, which has ended"
 
 
 def _supply(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
@@ -77,7 +77,7 @@ def _supply(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
         )
         if partial != state.partial[index]:
             yield (
-                f"group {index}: {partial} pages to be had in used large pages, "
+                f"group {index}: {partial} pages available in used large pages, "
                 f"not {state.partial[index]}"
             )
 
@@ -119,7 +119,7 @@ def _tables(layout: Layout, state: PoolSnapshot) -> Iterator[str]:
             if not _is_plain(group) or not pages:
                 continue
             if group.kind is GroupKind.FULL and first * size < holder.away_tokens:
-                yield f"holder {holder.handle}: has pages of group {index} that lie elsewhere"
+                yield f"holder {holder.handle}: has pages of group {index} that are remote"
             if holder.is_receiving:
                 continue
             if group.required_for_hit and (first + len(pages)) * size < _must_hold(

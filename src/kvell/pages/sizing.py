@@ -168,7 +168,7 @@ def _large_page(
         raise ChangeSomething(
             "large_page_bytes",
             large_page_bytes,
-            f"is no multiple of {ALIGNMENT_BYTES} that holds a page of every group",
+            f"is not a multiple of {ALIGNMENT_BYTES} that holds a page of every group",
             f"use at least {least}",
         )
     return large_page_bytes, "given"

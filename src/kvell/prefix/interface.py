@@ -91,7 +91,7 @@ class MemoryCore(Protocol):
     def known(self, tokens: Tokens, root: str, *, model: str = "") -> Ints:
         """Return all indexed pages of a text [m, ``SOURCE_COLUMNS``], sorted; may have holes.
 
-        The rows are pages of tokens (partly filled if the last column is no multiple of the page
+        The rows are pages of tokens (partly filled if the last column is not a multiple of the page
         size) and states (their position is the slice), but no pages of images.  The call changes
         nothing and takes time linear in the text.
 
@@ -311,7 +311,7 @@ class HoldingCore(MemoryCore, Protocol):
         text needs.  :meth:`MemoryCore.advance` to all tokens and :meth:`MemoryCore.close` put them
         into the index.
 
-        :raises ValueError: if the handle is no reservation, tokens are dropped, or a group has
+        :raises ValueError: if the handle is not a reservation, tokens are dropped, or a group has
             another number of pages than of positions.
         """
         ...

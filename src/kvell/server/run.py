@@ -81,7 +81,9 @@ def bind(host: str, port: int) -> socket.socket:
         # of a new connection waits 40 ms for the client's delayed acknowledgement of the head.
         listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     except (OSError, OverflowError) as error:
-        raise ChangeSomething("host", host, f"is no address ({error})", "use 127.0.0.1") from error
+        raise ChangeSomething(
+            "host", host, f"is not an address ({error})", "use 127.0.0.1"
+        ) from error
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
@@ -215,8 +217,8 @@ def _contract(front: Front, front_bytes: int) -> list[str]:
         lent = f"{reach_tokens:,} while the others lend all that they can"
         lines.append(f"longest request: {alone_tokens:,} tokens, and {lent}")
     if front.ready.staying:
-        with_it = f"with {front.ready.staying} none helps another that is short of memory"
-        lines.append(f"requests stay at the instance that has them: {with_it}")
+        with_it = f"with {front.ready.staying} instances lend each other no memory"
+        lines.append(f"requests stay on their instance: {with_it}")
     return lines if len(contracts) > 1 else []
 
 

@@ -130,10 +130,10 @@ def _parsed(text: str, field: str) -> tuple[str, int]:
         parts = urlsplit(text)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise ChangeSomething(field, text, f"is no address ({error})", remedy) from error
+        raise ChangeSomething(field, text, f"is not an address ({error})", remedy) from error
     more = parts.path or parts.query or parts.fragment or parts.username or parts.password
     if parts.scheme != "tcp" or not host or port is None or more:
-        raise ChangeSomething(field, text, "is no address", remedy)
+        raise ChangeSomething(field, text, "is not an address", remedy)
     return host, port
 
 

@@ -48,7 +48,7 @@ class MessageLine(asyncio.Protocol, Generic[Heard]):
         self._transport.write(frame)
         limit = self._most_unsent_bytes
         if limit is not None and self._transport.get_write_buffer_size() > limit:
-            self.abort("it does not read")
+            self.abort("it does not read its messages")
 
     def hang_up(self) -> None:
         """End the connection once everything queued is sent."""
@@ -80,7 +80,7 @@ class MessageLine(asyncio.Protocol, Generic[Heard]):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Record why the connection ended, and wake the waiting tasks."""
-        self.problem = self.problem or str(exc or "it hung up")
+        self.problem = self.problem or str(exc or "it closed the connection")
         self._ended.set()
 
     def broken(self, problem: ProtocolError) -> None:

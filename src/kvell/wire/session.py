@@ -73,7 +73,7 @@ def open_session(
 ) -> Greeting:
     """Authenticate as the opening side and return the peer's greeting.
 
-    :raises ProtocolError: when the peer is no instance of this cluster, or is this instance.
+    :raises ProtocolError: when the peer is of another cluster, or is this instance.
     :raises ChangeSomething: when the peer runs another release.
     :raises OSError: when the connection fails or takes longer than ``GREETING_SECONDS``.
     """
@@ -113,7 +113,7 @@ class Opening:
     def hear(self, data: bytes) -> bytes:
         """Process received bytes and return the bytes to send.
 
-        :raises ProtocolError: when the peer is no instance of this cluster, or is this instance.
+        :raises ProtocolError: when the peer is of another cluster, or is this instance.
         :raises ChangeSomething: when the peer runs another release.
         """
         return b"".join(self._heard(body) for body in self._frames.feed(data))
@@ -154,16 +154,16 @@ class Answering:
         """Process received bytes and return the bytes to send.
 
         :raises OtherReleaseError: when the peer runs another release.
-        :raises ProtocolError: when the peer is no instance of this cluster, is this instance, or
+        :raises ProtocolError: when the peer is of another cluster, is this instance, or
             asks for a purpose that is not accepted.
         """
         outgoing = b""
         for body in self._frames.feed(data):
             if self.met is not None:
-                raise ProtocolError("more came than a greeting")
+                raise ProtocolError("received more than a greeting")
             outgoing += self._greeted(body) if self._hello is not None else self._answered(body)
         if self.met is not None and self._frames.pending_bytes:
-            raise ProtocolError("more came than a greeting")
+            raise ProtocolError("received more than a greeting")
         return outgoing
 
     def _answered(self, body: bytes) -> bytes:

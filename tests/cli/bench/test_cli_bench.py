@@ -103,7 +103,7 @@ class TestSources:
             (("--workload", "nope"), "--workload=nope: is none; use chat, "),
             (("--workload", "mmmu-pro"), "--workload=mmmu-pro: has images"),
             (("--trace", "/nope"), "--trace=/nope: cannot be read"),
-            (("--prompt-tokens", "x"), "--prompt-tokens=x: is no length"),
+            (("--prompt-tokens", "x"), "--prompt-tokens=x: is neither a length"),
             (("--output-tokens", "9:3"), "--output-tokens=9:3: allows no token"),
             (("--workload", "tree", "--json", "/nope/x"), "--json=/nope/x: is in no directory"),
         ],
@@ -136,4 +136,4 @@ class TestWorkloads:
     def test_an_unknown_one(self, kvell: Kvell) -> None:
         ended = kvell("bench", "workloads", "nope")
         assert ended.code == 2
-        assert "NAME=nope: is no workload; use chat, " in ended.stderr
+        assert "NAME=nope: is not a workload; use chat, " in ended.stderr

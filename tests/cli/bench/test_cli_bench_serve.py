@@ -226,9 +226,9 @@ class TestErrors:
         [
             (("--model", "huge"), "--model=huge: is not served at .*; use tiny"),
             (("--extra-body", '{"top_k": 99}'), "--model=tiny: the server refuses the first"),
-            (("--extra-body", "[1]"), "--extra-body=[1]: is no JSON object"),
-            (("--extra-body", "{"), "--extra-body={: is no JSON object"),
-            (("--base-url", "nowhere"), "--base-url=nowhere: is no address of a server"),
+            (("--extra-body", "[1]"), "--extra-body=[1]: is not a JSON object"),
+            (("--extra-body", "{"), "--extra-body={: is not a JSON object"),
+            (("--base-url", "nowhere"), "--base-url=nowhere: is not an address of a server"),
             (("--plot", "x.gif"), "--plot=x.gif: ends in none of"),
             (("--plot", "/nope/x.png"), "--plot=/nope/x.png: is in no directory"),
             (("--rate", "0"), "--rate"),

@@ -87,7 +87,9 @@ class TestLlamaByHand:
         assert [fit["requests"] for fit in small["requests"]] == [46, 11, 2, 0, 0]
         row = ["24 GB", "5.77 GiB", "47,296", "46", "11", "2", "0", "0"]
         assert stripped(cells(lines, "Requests at once"))[0] == row
-        assert "on a GPU beside KV memory: 15.0 GiB of weights, 1,002 MiB for a step" in lines
+        assert (
+            "on a GPU, in addition to KV memory: 15.0 GiB of weights, 1,002 MiB for a step" in lines
+        )
 
 
 def test_what_instances_reach_together(kvell: Kvell, tmp_path: Path, smollm2_path: Path) -> None:

@@ -201,8 +201,8 @@ class TestBadInput:
     @pytest.mark.parametrize(
         ("flags", "said"),
         [
-            (["--trace", "nowhere"], "--trace=nowhere: is no file and no generator"),
-            (["--hardware", "abacus"], "--hardware=abacus: is no profile"),
+            (["--trace", "nowhere"], "--trace=nowhere: is neither a file nor a generator"),
+            (["--hardware", "abacus"], "--hardware=abacus: is not a profile"),
             (["--kv-memory", "1KiB"], "--kv-memory=1024B: is smaller than one page"),
             (["--kv-memory", "12KiB"], "holds no request of this model"),
             (["--arrivals", "later"], "later"),

@@ -133,7 +133,7 @@ class TestPlot:
         (tmp_path / "t.jsonl").write_text('{"arrival_s": 0}\n')
         ended = kvell("plot", tmp_path / "t.jsonl", "--out", tmp_path / "m.png")
         assert ended.code == 2
-        assert f"FILE={tmp_path}/t.jsonl:1: is no step of a timeline" in ended.stderr
+        assert f"FILE={tmp_path}/t.jsonl:1: is not a step of a timeline" in ended.stderr
 
     def test_help_tells_how(self, kvell: Kvell) -> None:
         ended = kvell("plot", "--help")

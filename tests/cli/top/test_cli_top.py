@@ -115,7 +115,7 @@ def test_an_instance_is_one_row() -> None:
 
 
 def test_a_silent_instance_says_so() -> None:
-    assert "no answer just now" in shown(seen())
+    assert "no answer" in shown(seen())
 
 
 def test_requests_and_how_many_are_left_out() -> None:
@@ -131,9 +131,9 @@ def test_requests_and_how_many_are_left_out() -> None:
 
 
 def test_requests_that_wait_beside_idle_instances_come_first() -> None:
-    spell = IdleSpell(3, 14.4, "no instance takes any")
+    spell = IdleSpell(3, 14.4, "no instance accepts any")
     text = shown(replace(seen(), requests=Requests(0, 3, idle_wait=spell)))
-    told = "3 requests wait for 14 s though every instance is idle: no instance takes any"
+    told = "3 requests wait for 14 s though every instance is idle: no instance accepts any"
     assert text.startswith(told)
 
 

@@ -247,7 +247,7 @@ def test_a_name_in_use_is_refused_and_free_again_afterwards(traffic: Traffic) ->
 def test_a_second_plan_waits_for_the_result_of_the_first(traffic: Traffic) -> None:
     traffic.submit("a", PROMPT)
     plan = traffic.plan()
-    with pytest.raises(RuntimeError, match=f"result of step {plan.step} is owed"):
+    with pytest.raises(RuntimeError, match=f"result of step {plan.step} is missing"):
         traffic.plan()
     traffic.finish_step(plan)
     assert traffic.plan().step == plan.step + 1

@@ -1,4 +1,4 @@
-"""Steps that raise and rows that are no numbers, over pages that can be read back."""
+"""Steps that raise and rows that are not numbers, over pages that can be read back."""
 
 import random
 from collections import deque

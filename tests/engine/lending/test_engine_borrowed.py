@@ -228,7 +228,7 @@ def test_nothing_goes_where_nothing_may() -> None:
     debtor = cluster.instances["p"]
     request = debtor.core.running[0]
     borrowed = debtor.handovers.borrowed
-    assert borrowed.move_kvcache(request, 0, "d") == "no section is to go"
+    assert borrowed.move_kvcache(request, 0, "d") == "no section is to be lent"
     request.short_rope_tokens = request.num_tokens
     assert "keys change" in borrowed.move_kvcache(request, 1, "d")
     request.short_rope_tokens = 0

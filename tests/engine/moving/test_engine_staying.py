@@ -42,7 +42,7 @@ def test_requests_move_with_their_images_and_without(groups: list[GroupSpec]) ->
         (request_of(), [group(4, 2), dropping(4, 2, 12)], "pages that cannot be moved"),
         (request_of(), [group(4, 2), replace(group(4, 2), is_draft=True)], "cannot be moved"),
         (request_of(replace(TEXT, prompt_logprobs=1)), [group(4, 2)], "its prompt logprobs"),
-        (request_of(pooling="last"), [group(4, 2)], "it makes no tokens"),
+        (request_of(pooling="last"), [group(4, 2)], "it generates no tokens"),
         (
             request_of(image_rows=ROWS),
             [replace(group(4, 2), counts_images=True)],

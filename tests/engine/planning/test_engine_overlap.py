@@ -118,7 +118,7 @@ def test_the_next_step_is_planned_before_the_token_it_computes_is_known(ahead: A
     assert (works(first), works(second)) == ([("a", 0, 10)], [("a", 10, 1)])
     assert second.work[0].token_ids.tolist() == [PENDING]
     assert [plan.work[0].output_index for plan in (first, second)] == [0, 1]
-    with pytest.raises(RuntimeError, match="result of step 1 is owed"):
+    with pytest.raises(RuntimeError, match="result of step 1 is missing"):
         ahead.plan()
 
 

@@ -242,7 +242,7 @@ def test_a_step_may_end_anywhere_with_chunks_and_nowhere_but_at_the_end_without(
 
 def test_a_step_must_hold_the_longest_request() -> None:
     check_whole_prompts(100, 100)
-    with pytest.raises(ChangeSomething, match="cuts no prompt; use at least 101") as told:
+    with pytest.raises(ChangeSomething, match="keeps prompts whole; use at least 101") as told:
         check_whole_prompts(100, 101)
     assert (told.value.field, told.value.value) == ("--max-num-batched-tokens", 100)
 

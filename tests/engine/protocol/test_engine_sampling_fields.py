@@ -271,7 +271,7 @@ def body_of(message: Command | Event) -> bytes:
 @given(samplings, st.booleans())
 def test_every_wish_survives_the_round_trip(sampling: SamplingParams, asked: bool) -> None:
     submit = Submit(RequestId("a"), b"\1\0\0\0", sampling)
-    if asked:  # what is remembered of a request is no part of it
+    if asked:  # what is remembered of a request is not a part of it
         assert sampling.is_plain in (True, False)
         assert sampling.looks_back in (True, False)
     decoded = decode_command(body_of(submit))

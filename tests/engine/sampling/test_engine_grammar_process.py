@@ -202,7 +202,7 @@ def _note(order: list[str], name: str, _done: Future[Verdict]) -> None:
 def test_tenants_take_turns_and_have_equal_parts(own: Grammars) -> None:
     """b's and c's grammars do not wait for all of a's."""
     own.check(SCHEMAS[0])  # the worker is there
-    own._checks._parts = EqualParts(6, "grammar", "grammars wait to be compiled")
+    own._checks._parts = EqualParts(6, "grammar", "grammars are waiting to be compiled")
     [checker] = workers_of(own)
     os.kill(checker, signal.SIGSTOP)
     order: list[str] = []
@@ -210,7 +210,7 @@ def test_tenants_take_turns_and_have_equal_parts(own: Grammars) -> None:
     for name in ("a0", "a1", "a2", "a3", "b4", "c5"):
         futures.append(of_tenant(own, name))
         futures[-1].add_done_callback(partial(_note, order, name))
-    with pytest.raises(TryLater, match="4 grammars wait to be compiled"):
+    with pytest.raises(TryLater, match="4 grammars are waiting to be compiled"):
         of_tenant(own, "a6")
     os.kill(checker, signal.SIGCONT)
     assert all(one.result(PATIENCE_SECONDS) == checking.GOOD for one in futures)
@@ -235,11 +235,11 @@ def test_a_worker_that_others_end_says_nothing_of_the_grammar(
 
 
 def test_no_more_than_so_many_grammars_wait(own: Grammars) -> None:
-    own._checks._parts = EqualParts(2, "grammar", "grammars wait to be compiled")
+    own._checks._parts = EqualParts(2, "grammar", "grammars are waiting to be compiled")
     first = own.tried(StructuredOutputs(grammar=ISSUE))
     second = own.tried(SCHEMAS[0])
     assert own.tried(SCHEMAS[0]) is second, "the same grammar waits once"
-    with pytest.raises(TryLater, match="2 grammars wait to be compiled") as told:
+    with pytest.raises(TryLater, match="2 grammars are waiting to be compiled") as told:
         own.tried(SCHEMAS[1])
     assert told.value.bound == "grammar"
     assert first.result(PATIENCE_SECONDS).is_too_complex

@@ -282,7 +282,7 @@ def test_a_bound_leaves_what_weights_and_reserve_do_not_take() -> None:
             None,
             1024,
             "--memory",
-            "leaves nothing for KV cache beside 300 MiB of weights",
+            "leaves nothing for the KV cache after 300 MiB of weights",
             "--memory 364MiB",
         ),
     ],

@@ -219,7 +219,7 @@ def test_a_silent_line_is_ended_and_dialed_again(caplog: pytest.LogCaptureFixtur
         limits = replace(LIMITS, silence_seconds=0.4)
         async with cluster(one, other, limits=limits) as (manager, front):
             await until(lambda: states(front)["mixed-0"] == "restarting")
-            hung = Ended(11, "no sign of life, says the manager", "hung")
+            hung = Ended(11, "it sent nothing, says the manager", "hung")
             manager.tell(one.entry(state="restarting", ended=hung), other.entry())
             await until(lambda: "says the manager" in caplog.text)
             assert states(front)["mixed-1"] == "serving"

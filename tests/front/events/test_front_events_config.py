@@ -55,7 +55,7 @@ def test_who_connects_to_whom(endpoint: str, is_bound: bool) -> None:
     ("text", "named"),
     [
         ("{", "is not JSON"),
-        ("[]", "is no JSON object"),
+        ("[]", "is not a JSON object"),
         ('{"endpont": "tcp://*:1"}', "endpont"),
         ('{"endpoint": 5557}', "endpoint=5557"),
         ('{"endpoint": "5557"}', "endpoint='5557'"),

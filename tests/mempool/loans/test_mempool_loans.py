@@ -383,7 +383,7 @@ def test_a_loan_that_was_refused_by_time_and_is_granted_then_ends() -> None:
     loan = network.borrow("a", "b", 2, 10)
     late = network.messages.pop()
     network.pass_time(10)
-    assert network.user("a").refused == {loan: "it took too long"}
+    assert network.user("a").refused == {loan: "it timed out"}
     network.messages = [late]
     network.deliver(0)
     assert used(network.instances["b"])
@@ -468,7 +468,7 @@ def test_pages_that_were_not_asked_for_are_no_loan(right: int, pages: bytes | st
     encoded = pages if isinstance(pages, bytes) else told[pages].tobytes()
     actions = hear(network, "a", "b", Lent(loan, 1, right, encoded))
     network.act(network.instances["a"], actions)
-    problem = "other pages were lent than were asked for"
+    problem = "the lent pages differ from the request"
     assert network.user("a").refused == {loan: problem}
     over(network)
 
@@ -540,7 +540,7 @@ def test_a_reservation_that_is_not_filled_expires() -> None:
     assert used(network.instances["b"]) and network.user("a").granted == [loan]
     network.pass_time(1)
     assert not used(network.instances["b"])
-    assert network.user("a").lost == {loan: "it took too long"}
+    assert network.user("a").lost == {loan: "it timed out"}
     over(network)
 
 
@@ -562,7 +562,7 @@ def test_a_pull_that_takes_too_long_ends_before_its_pages_are_others() -> None:
     network.pass_time(100)
     (copying,) = creditor.copying.values()
     assert copying.is_stopped and used(creditor), "somebody writes there"
-    assert network.user("a").lost == {loan: "it took too long"}
+    assert network.user("a").lost == {loan: "it timed out"}
     network.copy("b", 0, 0)
     assert not used(creditor)
     over(network)
@@ -952,7 +952,7 @@ def test_an_audit_finds_who_borrows_and_lends_at_once() -> None:
     agent = network.instances["b"].agent
     agent.loans.borrowing.lends = lambda: False
     agent.loans.borrowing.borrow("c", [1], 0, 10)
-    assert agent.loans.audit() == ["the instance borrows and lends at once"]
+    assert agent.loans.audit() == ["the instance borrows and lends at the same time"]
 
 
 def test_actions_grant_nothing_but_the_pages_of_the_loan() -> None:

@@ -123,7 +123,7 @@ def test_an_ask_ends_with_its_deadline_its_owners_death_or_for_want_of_room() ->
     network.ask("b", "c", text, 100)
     network.pass_time(200)
     problems = [one.problem for one in asker.fetched.values()]
-    assert problems == ["there is no room", "a died", "it took too long"]
+    assert problems == ["there is no room", "a died", "it timed out"]
     network.settle()
 
 

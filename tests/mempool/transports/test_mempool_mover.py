@@ -152,7 +152,7 @@ def test_problems_and_faults_are_told_and_the_next_one_comes(moves: Moves) -> No
     assert moves.end() == (2, "copying failed: a bug")
     assert moves.end() == (3, "")
     moves.pull(4, None)
-    assert moves.end() == (4, "its sender is gone")
+    assert moves.end() == (4, "its sender has ended")
 
 
 def test_closing_stops_all_and_waits() -> None:

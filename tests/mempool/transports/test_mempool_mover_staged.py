@@ -227,7 +227,7 @@ def test_a_staged_pull_is_stopped_while_a_stage_comes(moves: Moves) -> None:
 
 def test_a_staged_pull_of_a_sender_that_is_gone_ends_at_once(moves: Moves) -> None:
     staged(moves, 1, None)
-    assert moves.end() == (1, "its sender is gone")
+    assert moves.end() == (1, "its sender has ended")
 
 
 def test_closing_ends_pulls_that_wait_for_stages() -> None:

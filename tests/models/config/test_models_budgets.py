@@ -69,7 +69,7 @@ def test_every_budget_is_a_group_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("budgets", "problem"),
-    [({7: 10}, "layer 7: is no layer"), ({0: 10}, "layer 0: is no layer"), ({2: 0}, "keep 0")],
+    [({7: 10}, "layer 7: is not a layer"), ({0: 10}, "layer 0: is not a layer"), ({2: 0}, "keep 0")],
 )
 def test_budgets_that_no_layer_can_take(budgets: dict[int, int], problem: str) -> None:
     layers = [
@@ -110,12 +110,12 @@ def test_a_pyramid_over_them_keeps_its_mean() -> None:
 @pytest.mark.parametrize(
     ("budget", "problem"),
     [
-        ("", "is no budget"),
-        ("many", "is no budget"),
-        ("-5", "is no budget"),
-        ("512 ", "is no budget"),
-        ("cone:512", "is no budget"),
-        ("pyramid:", "is no budget"),
+        ("", "is not a budget"),
+        ("many", "is not a budget"),
+        ("-5", "is not a budget"),
+        ("512 ", "is not a budget"),
+        ("cone:512", "is not a budget"),
+        ("pyramid:", "is not a budget"),
         ("8", "keeps no token besides the last 8, which always stay"),
         ("pyramid:0", "keeps no token"),
     ],

@@ -69,7 +69,7 @@ def test_is_the_exact_result_rounded_once(instruction_set: str, rows: int) -> No
 
 @each_set
 def test_is_rounded_as_torch_rounds(instruction_set: str) -> None:
-    """A sum of an operand and a bias: ties, infinities, what is no number, denormal numbers."""
+    """A sum of an operand and a bias: ties, infinities, what is not a number, denormal numbers."""
     flushes = instruction_set in DENORMALS_ARE_ZEROS
     one = torch.ones(1, 1).bfloat16()
     upper = hard_numbers().view(torch.int32) & -65536

@@ -253,7 +253,7 @@ def changed_first(batch: ForwardBatch) -> ForwardBatch:
         ([SectionRun(0, "x", 0, (1, 2, 3))], None, "a table does not begin where"),
         ([SectionRun(3, "x", 0, (1, 2))], None, "no such request"),
         ([SectionRun(-1, "x", 0, (1, 2))], None, "no such request"),
-        ([SectionRun(0, "z", 0, (1, 2))], None, "z is no creditor"),
+        ([SectionRun(0, "z", 0, (1, 2))], None, "z is not a creditor"),
         ([SectionRun(0, "x", 0, ())], None, "no section"),
         ([SectionRun(0, "x", 0, (1, 2))], changed_first, "a table does not begin where"),
     ],

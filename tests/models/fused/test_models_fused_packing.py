@@ -64,7 +64,7 @@ def test_every_number_is_where_the_layout_says(out: int, width: int, dtype: torc
 def test_numbers_are_rounded_as_torch_rounds_them(
     source: torch.dtype, dtype: torch.dtype, num_threads: int
 ) -> None:
-    """Ties, the largest numbers, infinities and what is no number among them."""
+    """Ties, the largest numbers, infinities and what is not a number among them."""
     bits = torch.randint(-(1 << 31), (1 << 31) - 1, (515, 70), generator=torch.manual_seed(3))
     weight = bits.to(torch.int32).view(torch.float32).to(source)
     ties = torch.tensor([1.00390625, 1.01171875, 3.4e38, float("inf"), -0.0, 1e-40])

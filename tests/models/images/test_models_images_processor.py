@@ -99,7 +99,7 @@ def test_tools_without_a_place_are_refused_with_the_remedy(tmp_path: Path) -> No
     with pytest.raises(ChangeSomething) as refused:
         text_of(tmp_path, made, ASKED, [TOOL, TOOL])
     assert str(refused.value) == (
-        "tools=2 functions: have no place in the model's chat template beside images; "
+        "tools=2 functions: cannot be combined with images in the model's chat template; "
         "leave them out, or serve a model whose template takes tools"
     )
 

@@ -316,5 +316,5 @@ def test_a_budget_of_kept_tokens_is_for_layers_of_full_attention(saved: Path) ->
 
 def test_a_budget_that_is_none_is_refused_before_weights_are_read(copied: Path) -> None:
     (copied / "model.safetensors").unlink()
-    with pytest.raises(ChangeSomething, match="--kv-budget=all: is no budget"):
+    with pytest.raises(ChangeSomething, match="--kv-budget=all: is not a budget"):
         load_paged_model(copied, PortableKernels(), kv_budget="all")

@@ -1,4 +1,4 @@
-"""A token that is no number spoils what follows it in its piece, and nothing before."""
+"""A token that is not a number spoils what follows it in its piece, and nothing before."""
 
 from collections.abc import Callable
 

@@ -868,7 +868,7 @@ def test_groups_that_do_not_fit_are_not_registered() -> None:
 def test_images_lie_in_the_text_and_apart(rows: list[list[int]]) -> None:
     both = Pair(pool_of(6, group(4, 3)))
     both.refused(
-        ValueError, "overlaps, is empty or lies outside", "open", ints(1, 2, 3, 4), "",
+        ValueError, "overlaps, is empty or is outside", "open", ints(1, 2, 3, 4), "",
         images=np.asarray(rows, np.int32),
     )  # fmt: skip
 

@@ -67,7 +67,7 @@ def test_who_still_copies_sends_nothing_away(story: Story) -> None:
     story.serve(TEXT[:10])
     handle = story.open(TEXT[:20])
     assert story.core.hit_tokens(handle) == 10
-    with pytest.raises(ValueError, match="copies to its pages are still to be made"):
+    with pytest.raises(ValueError, match="copies to its pages are pending"):
         story.core.send_away(handle, 8)
     story.compute(handle, 12)
     story.core.send_away(handle, 8)

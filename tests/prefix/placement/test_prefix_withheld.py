@@ -64,8 +64,8 @@ def test_used_withheld_and_unknown_large_pages_are_refused(tell: MakeStory) -> N
     story.core.withhold(ints([2]))
     before = story.check()
     for larges, problem in [
-        ([1, 0], "large page 0 is not to be had"),
-        ([1, 2], "large page 2 is not to be had"),
+        ([1, 0], "large page 0 is not available"),
+        ([1, 2], "large page 2 is not available"),
         ([1, 1], "named twice"),
         ([3], "no such large page"),
         ([-1], "no such large page"),

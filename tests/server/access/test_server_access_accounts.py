@@ -29,7 +29,7 @@ def test_requests_beyond_the_limit_may_come_later() -> None:
     assert (caught.value.unit, caught.value.retry_seconds) == ("requests", 30)
     assert isinstance(caught.value, TryLater)
     assert str(caught.value) == (
-        "this key's limit of 2 requests per minute is used up; come back in 30 s"
+        "this key's limit of 2 requests per minute is used up; retry in 30 s"
     )
     account.take_request(30.0)
 

@@ -40,8 +40,8 @@ def test_what_a_client_may_choose() -> None:
     ("value", "tools", "message"),
     [
         ("required", [], "tool_choice=required: needs tools; send tools"),
-        (NAMED, [G], "tool_choice.function.name=f: is none of the tools; use one of g"),
-        (NAMED, [], "tool_choice.function.name=f: is none of the tools; send tools"),
+        (NAMED, [G], "tool_choice.function.name=f: is not one of the tools; use one of g"),
+        (NAMED, [], "tool_choice.function.name=f: is not one of the tools; send tools"),
         ("any", [F], "tool_choice=any: is not known; use"),
         ({"type": "function"}, [F], "is not known"),
         (7, [F], "is not known"),

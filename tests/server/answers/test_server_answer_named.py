@@ -64,7 +64,7 @@ def test_parsers_go_together_unless_only_one_is_gpt_oss(tool: str, reasoning: st
         parser = parser_named(tool, reasoning).parser()
         assert merged([*parser.push("x"), *parser.finish()])
     else:
-        with pytest.raises(ChangeSomething, match="does not go with"):
+        with pytest.raises(ChangeSomething, match="cannot be combined with"):
             parser_named(tool, reasoning)
 
 

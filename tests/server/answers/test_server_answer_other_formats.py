@@ -1,4 +1,4 @@
-"""Calls that are no JSON: tags, Python, gpt-oss's channels; and reasoning."""
+"""Calls that are not JSON: tags, Python, gpt-oss's channels; and reasoning."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Beam search over fake instances: the planner's answers, bounds, and what does not go with it."""
+"""Beam search over fake instances: the planner's answers, bounds, and refused fields."""
 
 import json
 from typing import Any

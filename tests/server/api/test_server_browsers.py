@@ -292,5 +292,5 @@ def test_root_paths() -> None:
         "/a/b",
     ]
     for wrong in ("llm", "//evil.example", "https://x"):
-        with pytest.raises(ChangeSomething, match="is no path"):
+        with pytest.raises(ChangeSomething, match="is not a path"):
             checked_root_path(wrong)

@@ -211,7 +211,7 @@ def strictly(text: str) -> Any:
     """JSON without the numbers that only Python knows."""
 
     def refuse(name: str) -> Any:
-        raise AssertionError(f"{name} is no JSON")
+        raise AssertionError(f"{name} is not JSON")
 
     return json.loads(text, parse_constant=refuse)
 

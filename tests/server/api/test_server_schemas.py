@@ -193,7 +193,7 @@ def test_only_a_strict_schema_must_be_followed_whole(strict: bool | None) -> Non
     form = {"schema": BEYOND, "strict": strict}
     asked = chat(response_format={"type": "json_schema", "json_schema": form})
     if strict:
-        with pytest.raises(ChangeSomething, match="format cannot be followed, and strict is true"):
+        with pytest.raises(ChangeSomething, match="format cannot be enforced, and strict is true"):
             asked.sampling(room(100))
         field = "response_format.json_schema.schema.properties.a.format"
         with pytest.raises(ChangeSomething, match=field):
@@ -229,7 +229,7 @@ def test_a_schema_nested_too_deeply_is_refused_without_recursion() -> None:
 def test_biases_name_tokens_by_number() -> None:
     assert chat(logit_bias={"5": 1.5}).sampling(room(100)).logit_bias == {5: 1.5}
     for key in ("five", "-1", "²", "9" * 30, ""):
-        with pytest.raises(ChangeSomething, match="is no token id"):
+        with pytest.raises(ChangeSomething, match="is not a token id"):
             chat(logit_bias={key: 1.0}).sampling(room(100))
     with pytest.raises(ValidationError, match="logit_bias"):
         chat(logit_bias={str(token): 1.0 for token in range(2000)})

@@ -137,7 +137,7 @@ class TestFiles:
     def test_no_timeline_at_all(self, tmp_path: Path, text: str) -> None:
         path = tmp_path / "t.jsonl"
         path.write_text(text)
-        with pytest.raises(ChangeSomething, match=r"is no step of a timeline.*--timeline"):
+        with pytest.raises(ChangeSomething, match=r"is not a step of a timeline.*--timeline"):
             read_timeline(path)
 
     def test_empty_or_missing(self, tmp_path: Path) -> None:

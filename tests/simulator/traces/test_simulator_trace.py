@@ -79,11 +79,14 @@ class TestImagesAndTurns:
     @pytest.mark.parametrize(
         ("images", "said"),
         [
-            ("many", "images is no list of objects"),
-            ([3], "images is no list of objects"),
+            ("many", "images is not a list of objects"),
+            ([3], "images is not a list of objects"),
             ([{"tokens": 1, "id": 1}], "images[0].start is None"),
             ([{"start": -1, "tokens": 1, "id": 1}], "images[0].start is -1"),
-            ([{"start": 9, "tokens": 1, "id": 1}], "images[0].start is 9, behind a prompt of 9"),
+            (
+                [{"start": 9, "tokens": 1, "id": 1}],
+                "images[0].start is 9, after the end of a prompt of 9",
+            ),
             ([{"start": 1, "tokens": 0, "id": 1}], "images[0].tokens is 0"),
             ([{"start": 1, "tokens": 2, "id": 1 << 31}], "images[0].id is 2147483648, above"),
             ([{"start": 1, "tokens": 2, "id": "x"}], "images[0].id is 'x'"),

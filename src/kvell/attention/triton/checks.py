@@ -30,11 +30,11 @@ def check_layer(layer: LayerPages) -> None:
             "layer: page_stride_bytes, page_tokens, kv_heads and head_size must be positive"
         )
     if not 0 <= layer.value_size <= layer.head_size:
-        raise ValueError(f"value_size: {layer.value_size} is no length up to head_size")
+        raise ValueError(f"value_size: {layer.value_size} is not a length up to head_size")
     unit = SCALE_BYTES if layer.quantised else layer.dtype.itemsize
     places = (layer.page_stride_bytes, layer.layer_offset_bytes, layer.row_bytes)
     if any(place % unit for place in (*places, pool.data_ptr())):
-        raise ValueError(f"layer: strides and offsets {places} are no multiples of {unit} bytes")
+        raise ValueError(f"layer: strides and offsets {places} are not multiples of {unit} bytes")
 
 
 def check_query(layer: LayerPages, query: torch.Tensor, sinks: torch.Tensor | None) -> None:

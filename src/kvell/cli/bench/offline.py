@@ -105,7 +105,7 @@ def _print(report: Mapping[str, Any]) -> None:
         ("requests/s", f"{report['request_rate']:,.2f}"),
         ("input tokens/s", f"{report['input_tokens_per_second']:,.1f}"),
         ("output tokens/s", f"{report['output_tokens_per_second']:,.1f}"),
-        ("running at once, at most", f"{report['peak_running']:,}"),
+        ("most running requests", f"{report['peak_running']:,}"),
         ("prompt tokens from the cache", f"{report['hit_rate']:.1%}"),
         ("preemptions", f"{report['preemptions']:,}"),
     ]

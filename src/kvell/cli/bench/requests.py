@@ -79,5 +79,5 @@ def extra_fields(flags: Flags) -> dict[str, Any]:
         fields = None
     if not isinstance(fields, dict):
         remedy = """write it like '{"top_k": 1}'"""
-        raise ChangeSomething("--extra-body", flags.extra_body, "is no JSON object", remedy)
+        raise ChangeSomething("--extra-body", flags.extra_body, "is not a JSON object", remedy)
     return fields | ({"return_token_ids": True} if flags.return_token_ids else {})

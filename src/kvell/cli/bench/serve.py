@@ -37,7 +37,9 @@ RATE = click.FloatRange(min=0, min_open=True)
 )
 @source_options
 @click.option("--rate", type=RATE, metavar="R", help="Requests per second, Poisson; or inf.")
-@click.option("--time-scale", type=POSITIVE, default=1.0, help="Makes a trace's times longer.")
+@click.option(
+    "--time-scale", type=POSITIVE, default=1.0, help="Factor by which a trace's times grow."
+)
 @click.option(
     "--think-time",
     type=FiniteRange(min=0),
@@ -49,7 +51,7 @@ RATE = click.FloatRange(min=0, min_open=True)
     type=FiniteRange(0, 1),
     default=0.0,
     metavar="P",
-    help="Part of the clients that hang up midway.",
+    help="Fraction of the clients that disconnect midway.",
 )
 @click.option("--slo-ttft", type=POSITIVE, metavar="SECONDS", help="Time limit to the first token.")
 @click.option("--slo-tpot", type=POSITIVE, metavar="SECONDS", help="Time limit per further token.")
@@ -73,7 +75,9 @@ RATE = click.FloatRange(min=0, min_open=True)
     show_default=True,
     help="Token ids of prompts are below it.",
 )
-@click.option("--tokenizer", metavar="MODEL", help="Turns answers into ids, for next turns.")
+@click.option(
+    "--tokenizer", metavar="MODEL", help="Tokenizer that turns answers into ids for next turns."
+)
 @click.option("--return-token-ids", is_flag=True, help="Ask the server for token ids (vLLM).")
 @click.option("--ignore-eos/--no-ignore-eos", default=True, help="Answers of exact length.")
 @click.option("--extra-body", metavar="JSON", help="Further fields of every request.")

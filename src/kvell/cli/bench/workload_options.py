@@ -136,14 +136,14 @@ _SOURCE_OPTIONS: tuple[Option, ...] = (
         metavar="DIST",
         help="Unrelated prompts: 512, 128:512, normal:MEAN:SD, lognormal:…, exponential:MEAN.",
     ),
-    click.option("--output-tokens", metavar="DIST", help="Their outputs, likewise."),
+    click.option("--output-tokens", metavar="DIST", help="Lengths of outputs, in the same forms."),
     click.option(
         "--num-requests",
         "--limit",
         "num_requests",
         type=click.IntRange(min=1),
         metavar="N",
-        help=f"Requests at most.  [default: {USUAL_REQUESTS}, or all of a trace]",
+        help=f"Maximum number of requests.  [default: {USUAL_REQUESTS}, or all of a trace]",
     ),
     click.option(
         "--seed",

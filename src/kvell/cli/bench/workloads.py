@@ -63,7 +63,7 @@ def _known(names: Sequence[str]) -> Sequence[str]:
     for name in names:
         if name not in GENERATORS:
             choices = ", ".join(GENERATORS)
-            raise ChangeSomething("NAME", name, "is no workload", f"use {choices}")
+            raise ChangeSomething("NAME", name, "is not a workload", f"use {choices}")
     return names or list(GENERATORS)
 
 

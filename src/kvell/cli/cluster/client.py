@@ -124,7 +124,7 @@ class ClusterClient:
 def _parts(url: str) -> tuple[bool, str, int, str]:
     """Return whether a URL is HTTPS, its host and port, and the prefix of paths."""
     remedy = "use one like http://127.0.0.1:8000"
-    problem = ChangeSomething("--url", url, "is no address of a server", remedy)
+    problem = ChangeSomething("--url", url, "is not an address of a server", remedy)
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -140,7 +140,7 @@ def _parts(url: str) -> tuple[bool, str, int, str]:
 def _reason(error: Exception) -> str:
     """Return the system's text for an error, or else Python's."""
     if isinstance(error, TimeoutError):
-        return f"nothing within {ANSWER_SECONDS:g} s"
+        return f"no answer within {ANSWER_SECONDS:g} s"
     if isinstance(error, ConnectionError) and error.errno is not None:
         return os.strerror(error.errno)
     text = error.strerror if isinstance(error, OSError) else None

@@ -67,7 +67,7 @@ def wait_options(command: Command) -> Command:
         default=300.0,
         show_default=True,
         metavar="SECONDS",
-        help="Wait no longer; the server goes on.",
+        help="Maximum wait; the server continues.",
     )
     return wait(timeout(command))
 

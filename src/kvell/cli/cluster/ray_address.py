@@ -37,7 +37,7 @@ def check_cluster(cluster: str) -> None:
             is_address = False
         if not is_address:
             remedy = f"write it like ray://10.0.0.1:10001, 10.0.0.1:6379, {AUTO} or {LOCAL_RAY}"
-            raise ChangeSomething("--cluster", cluster, "is no address of a cluster", remedy)
+            raise ChangeSomething("--cluster", cluster, "is not an address of a cluster", remedy)
     check_ray(cluster)
 
 

@@ -18,21 +18,21 @@ from kvell.errors import ChangeSomething
     "--host",
     metavar="ADDRESS",
     default="",
-    help="This machine's address, which the others reach. [default: as Ray finds it]",
+    help="This machine's address for other machines. [default: as Ray finds it]",
 )
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),
     default=6379,
     show_default=True,
-    help="Of a new cluster.",
+    help="Port of a new cluster.",
 )
 @click.option(
     "--client-port",
     type=click.IntRange(1024, 65535),
     default=10001,
     show_default=True,
-    help="Of ray:// addresses of a new cluster.",
+    help="Port of a new cluster for ray:// addresses.",
 )
 @click.option(
     "--cpus",

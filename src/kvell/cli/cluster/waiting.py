@@ -87,7 +87,7 @@ def wait_until(
     while what := goal.lacking(answer.cluster):
         left_seconds = start_seconds + timeout_seconds - clock.now_seconds()
         if left_seconds <= 0:
-            raise TryLater(f"not done within {timeout_seconds:g} s, but it goes on: {what}")
+            raise TryLater(f"not done within {timeout_seconds:g} s; the server continues: {what}")
         report(what)
         time.sleep(min(POLL_SECONDS, left_seconds))
         answer = ask()

@@ -173,7 +173,7 @@ def fetch_config(model: str) -> Path:
     try:
         return Path(hf_hub_download(model, "config.json"))
     except (HfHubHTTPError, HFValidationError, httpx2.HTTPError, OSError) as error:
-        problem = "is no local model, and the hub did not give its config.json"
+        problem = "is not a local model, and the hub did not send its config.json"
         remedy = "use smollm2, a transformers directory, or a config.json"
         raise ChangeSomething("model", model, problem, remedy) from error
 

@@ -60,8 +60,8 @@ def _model_lines(report: PlanReport) -> list[str]:
         lines.append(f"on instances that lend each other memory: {', '.join(reached)}")
     if report.taken.weights_bytes is not None:
         lines.append(
-            f"on a GPU beside KV memory: {format_bytes(report.taken.weights_bytes)} of weights, "
-            f"{format_bytes(report.taken.step_bytes)} for a step"
+            f"on a GPU, in addition to KV memory: {format_bytes(report.taken.weights_bytes)} of "
+            f"weights, {format_bytes(report.taken.step_bytes)} for a step"
         )
     if report.refusal:
         lines.append(f"generate and serve refuse it: {report.refusal}")
@@ -124,7 +124,7 @@ def group_table(report: PlanReport) -> "Table":
 
 def fit_table(report: PlanReport) -> "Table":
     """Return a table with a row per request length."""
-    headers = ("a request of", "holds", "fit at once")
+    headers = ("a request of", "holds", "fit together")
     rows = [
         (f"{fit.request_tokens:,} tokens", format_bytes(fit.request_bytes), f"{fit.requests:,}")
         for fit in report.fits
@@ -138,7 +138,7 @@ def device_table(report: PlanReport) -> "Table":
     lengths = (f"{tokens:,}" for tokens in report.lengths_tokens)
     headers = ("GPU", "KV memory", "longest", *lengths)
     rows = [_device_row(device) for device in report.devices]
-    return made_table("Requests at once on a GPU, by their tokens", headers, rows)
+    return made_table("Requests that fit together on a GPU, by their tokens", headers, rows)
 
 
 def _device_row(device: DeviceFit) -> tuple[str, ...]:

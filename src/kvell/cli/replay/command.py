@@ -59,7 +59,7 @@ MIN_MODEL_LEN = 2
     type=click.Choice(["start", "trace"]),
     default="start",
     show_default=True,
-    help="All requests wait at the start, or each comes at its time.",
+    help="All requests arrive at the start, or each at its time in the trace.",
 )
 @click.option(
     "--hardware",
@@ -79,14 +79,14 @@ MIN_MODEL_LEN = 2
     type=click.IntRange(min=1),
     default=8192,
     show_default=True,
-    help="Tokens of one step at most; a server's default is 2048.",
+    help="Maximum tokens of one step; a server's default is 2048.",
 )
 @click.option(
     "--max-num-seqs",
     type=click.IntRange(min=1),
     default=256,
     show_default=True,
-    help="Requests that run at once at most.",
+    help="Maximum number of requests that run together.",
 )
 @setting_option("enable_chunked_prefill")
 @click.option(
@@ -100,18 +100,22 @@ MIN_MODEL_LEN = 2
     type=click.Choice(EVICTIONS),
     default="lru",
     show_default=True,
-    help="Which prefixes go first: the least recently used, or those least likely to return.",
+    help="Prefixes to evict first: the least recently used, or those least likely to return.",
 )
 @instances_options
-@click.option("--ignore-sessions", is_flag=True, help="Do not hold turns back for their answers.")
 @click.option(
-    "--requests-out", type=click.Path(dir_okay=False, path_type=Path), help="JSON line per request."
+    "--ignore-sessions", is_flag=True, help="Do not delay a turn until the previous answer ends."
+)
+@click.option(
+    "--requests-out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a JSON line per request.",
 )
 @click.option(
     "--timeline",
     "timeline_path",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="JSON line per sampled step, for `kvell plot`; gzipped if it ends in .gz.",
+    help="Write a JSON line per sampled step, for `kvell plot`; gzipped if it ends in .gz.",
 )
 @json_option
 @debug_option

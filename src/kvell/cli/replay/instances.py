@@ -139,7 +139,7 @@ def check_rows(rows: Sequence["TraceRow"], arrivals: str) -> None:
     :raises ChangeSomething: with the flag to change.
     """
     if arrivals != "trace":
-        problem = "does not say when requests come to the front"
+        problem = "does not say when requests arrive at the front"
         raise ChangeSomething("--arrivals", arrivals, problem, "use --arrivals trace, or --rate R")
     if any(row.images for row in rows):
         problem = "has images, which several instances do not replay"

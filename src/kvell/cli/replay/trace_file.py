@@ -62,7 +62,7 @@ def trace_options(command: Command) -> Command:
         click.option(
             "--trace", required=True, help="A trace file, or the name of a generator like chat."
         ),
-        click.option("--limit", type=AT_LEAST_ONE, help="Requests of the trace at most."),
+        click.option("--limit", type=AT_LEAST_ONE, help="Maximum number of requests of the trace."),
         click.option("--repeat", type=AT_LEAST_ONE, default=1, help="Replay the trace N times."),
         click.option("--seed", type=click.IntRange(min=0), default=0, help="Seed of a generator."),
         click.option(
@@ -73,7 +73,7 @@ def trace_options(command: Command) -> Command:
             "wrong_hints",
             type=FiniteRange(0, 1),
             metavar="WRONG",
-            help="Clients say whether they return; this part of the hints, from 0 to 1, is wrong.",
+            help="Clients hint whether they return; the fraction of wrong hints, from 0 to 1.",
         ),
     )
     return gathering(command, "source", TraceFlags, options)

@@ -65,7 +65,7 @@ def _counts(report: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("failed", f"{report['failed']:,}"),
         *((f"  {reason}", f"{count:,}") for reason, count in report["failures"].items()),
         ("hung up", f"{report['disconnected']:,}"),
-        ("open at once, at most", f"{report['open_requests_max']:,}"),
+        ("most open requests", f"{report['open_requests_max']:,}"),
         ("seconds", f"{report['duration_seconds']:,.1f}"),
         ("requests/s", f"{report['request_rate']:,.2f}"),
         (_goodput_name(report), f"{report['goodput']:,.2f}"),

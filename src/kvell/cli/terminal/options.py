@@ -168,14 +168,14 @@ def sampling_options(temperature: float, top_p: float) -> Option:
     """Return flags for sampling, with the command's own defaults."""
 
     options = (
-        _number("--max-tokens", 256, "Output tokens at most."),
+        _number("--max-tokens", 256, "Maximum output tokens."),
         click.option(
             "--temperature",
             type=float,
             metavar="T",
             default=temperature,
             show_default=True,
-            help="0 takes the likeliest token.",
+            help="0 chooses the likeliest token.",
         ),
         click.option(
             "--top-k",
@@ -193,7 +193,9 @@ def sampling_options(temperature: float, top_p: float) -> Option:
             show_default=True,
             help="1 keeps all tokens.",
         ),
-        click.option("--seed", type=int, metavar="N", help="Draw the same tokens each time."),
+        click.option(
+            "--seed", type=int, metavar="N", help="Seed: sample the same tokens each time."
+        ),
     )
     return functools.partial(with_options, options=options)
 

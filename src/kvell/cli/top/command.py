@@ -18,9 +18,9 @@ from kvell.cli.terminal.options import debug_option, json_option
     default=1.0,
     show_default=True,
     metavar="SECONDS",
-    help="From one look to the next.",
+    help="Time between updates.",
 )
-@click.option("--once", is_flag=True, help="Show one look and end.")
+@click.option("--once", is_flag=True, help="Print once and exit.")
 @json_option
 @debug_option
 def top(url: str, api_key: str | None, every_seconds: float, once: bool, as_json: bool) -> None:

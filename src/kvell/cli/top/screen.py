@@ -69,7 +69,7 @@ def tokens_per_second(seen: Seen, before: Seen | None, instance_id: str) -> floa
 
 
 def _instances(seen: Seen, before: Seen | None) -> Table:
-    legend = f"{USED} used  {CACHED} cached  {LENT} lent to activations  {FREE} free"
+    legend = f"{USED} used  {CACHED} cached  {LENT} withheld for activations  {FREE} free"
     waiting = seen.requests.waiting
     table = Table(title=f"{legend}   ({waiting:,} requests wait in front)", title_justify="left")
     for name in ("instance", "state", "KV memory", "of", "buffer", "sections", "threads"):
@@ -88,7 +88,7 @@ def _instance(
 ) -> tuple[str, ...]:
     stats = instance.stats
     if stats is None:
-        return (instance.id, instance.state, "no answer just now", *"–" * 9)
+        return (instance.id, instance.state, "no answer", *"–" * 9)
     buffer = stats.bytes.cpu_buffer
     hits = f"{stats.hit_tokens / stats.query_tokens:.0%}" if stats.query_tokens else "–"
     return (
@@ -136,7 +136,7 @@ def _request(request: Request) -> tuple[str, ...]:
 
 def _idle_wait(wait: IdleSpell) -> Text:
     begin = f"{wait.requests:,} requests wait for {wait.seconds:.0f} s"
-    return Text(f"{begin} though every instance is idle: {wait.why}", style="bold red")
+    return Text(f"{begin} although every instance is idle: {wait.why}", style="bold red")
 
 
 def _misses(seen: Seen) -> Text:

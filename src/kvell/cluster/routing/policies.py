@@ -225,5 +225,5 @@ def router_named(name: str, costs: ExecCosts | None = None) -> Router:
     """
     if name not in _ROUTERS:
         remedy = f"use one of {', '.join(ROUTINGS)}"
-        raise ChangeSomething("--routing", name, "is no routing policy", remedy)
+        raise ChangeSomething("--routing", name, "is not a routing policy", remedy)
     return PromptTreeBased(costs) if name == "prompt-tree" else _ROUTERS[name]()

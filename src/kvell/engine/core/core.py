@@ -147,7 +147,7 @@ class EngineCore:
     def heard(self, entry: PeerEntry) -> list[Event]:
         """Process an entry of other instances, copies or time; then call :meth:`take_actions`."""
         if self.handovers is None:
-            raise RuntimeError("this engine has no part in a pool of several instances")
+            raise RuntimeError("this engine is not part of a pool of several instances")
         self._is_idle = False
         happened = self.handovers.heard(entry, is_owed_a_result=bool(self._in_flight))
         return self._handed_over(self.handovers, *happened) + self._noticed()
@@ -251,7 +251,7 @@ class EngineCore:
         :raises RuntimeError: if more than ``limits.depth`` results are pending.
         """
         if len(self._in_flight) > self.limits.depth:
-            raise RuntimeError(f"the result of step {self._in_flight.oldest.plan.step} is owed")
+            raise RuntimeError(f"the result of step {self._in_flight.oldest.plan.step} is missing")
         self.step = StepNumber(self.step + 1)
         away = None if self.handovers is None else self.handovers.borrowed.before_plan(self.step)
         plan = self._scheduler.plan(self.step, len(self._in_flight))

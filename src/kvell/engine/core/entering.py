@@ -118,11 +118,13 @@ class Entrance:
         limits = _limits(command, rules)
         reason = local_reason(rules.name, rules.layout.groups)
         if len(prompt) + len(output) <= limits.short_rope_tokens:
-            reason = reason or f"its keys change beyond {limits.short_rope_tokens} tokens"
+            reason = (
+                reason or f"its rotary frequencies change beyond {limits.short_rope_tokens} tokens"
+            )
         if command.placement and reason:
             remedy = f"send at most {rules.limits.max_model_len} tokens, the answer included"
             return ChangeSomething(
-                "prompt", f"{len(prompt)} tokens", f"stays here: {reason}", remedy
+                "prompt", f"{len(prompt)} tokens", f"cannot leave this instance: {reason}", remedy
             )
         if command.pooling:
             return pooling_problem(prompt, limits, has_images=bool(command.images))

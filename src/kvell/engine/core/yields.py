@@ -221,7 +221,7 @@ def yields_of(plan: StepPlan, result: StepResult) -> list[tuple[int, ...]]:
         min(1, limit) <= len(row) <= limit for row, limit in zip(tokens, limits, strict=True)
     )
     if not fits or any(yields):
-        raise ValueError(f"the tokens of step {result.step} are not those of its work")
+        raise ValueError(f"the tokens of step {result.step} do not match its work")
     return tokens
 
 

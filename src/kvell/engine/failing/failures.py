@@ -51,7 +51,7 @@ def end_without_token(request: Request, mark: int) -> None:
     request.is_spoiled = True
     request.problem = (
         "the model's logits are not numbers (NaN or infinite) at output position "
-        f"{len(request.output)}: its weights, or what it makes of this prompt, are broken"
+        f"{len(request.output)}: its weights are damaged, or this prompt overflows them"
     )
 
 

@@ -149,9 +149,9 @@ class Borrowed:
         """
         problem = local_reason(request.model, self._core.layout.groups) or request.local_reason
         if problem or num_blocks < 1:
-            return problem or "no section is to go"
+            return problem or "no section is to be lent"
         if request.state is not RequestState.RUNNING:
-            return "it does not run"
+            return "it is not running"
         if dst in self._agent.out_of_reach:
             return f"{dst} cannot be read in place"
         placement = self._placements.get(request.request_id)

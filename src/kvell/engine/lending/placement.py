@@ -27,7 +27,7 @@ PATIENCE_STEPS = 40
 LONGEST_PATIENCE_TICKS: Tick = 300_000
 """With slow steps, the short requests that occupy a creditor's memory take long too.  A blocked
 request then waits for ``PATIENCE_STEPS`` steps, but at most for this time."""
-NOBODY_LENDS = "it is longer than the memory of its instance, and no other has any to lend now"
+NOBODY_LENDS = "it needs more memory than its instance has, and no other instance can lend any now"
 
 
 @dataclass

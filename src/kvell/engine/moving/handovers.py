@@ -160,7 +160,7 @@ class Handovers:
     def move_kvcache(self, request: Request, num_blocks: int, dst: str) -> str:
         """Plan to move sections of a request to a creditor; return why none can move, or ""."""
         if request.request_id in self._transfers:
-            return "it is to move to another instance"
+            return "it will move to another instance"
         problem = self.borrowed.move_kvcache(request, num_blocks, dst)
         self._sorted([] if problem else self.borrowed.advance())
         return problem

@@ -17,7 +17,7 @@ def staying_reason(request: Request, groups: Sequence[GroupSpec]) -> str:
     if request.is_scored:
         return "its prompt logprobs are reported here"
     if request.pooling:
-        return "it makes no tokens"
+        return "it generates no tokens"
     if any(group.kind not in MOVABLE or group.is_draft for group in seen):
         return "its model has pages that cannot be moved yet"
     return ""

@@ -40,7 +40,7 @@ class Chunks:
         self._budget_tokens = min((group.window_tokens for group in dropping), default=None)
         self._speculation = Speculation(core, limits)
         if memory is not None and self._speculation.is_on:
-            raise ValueError("draft tokens have no activations of their own in a shared pool yet")
+            raise ValueError("draft tokens cannot use activations of a shared pool yet")
 
     def plan_decodes(self, draft: PlanDraft) -> None:
         """Plan the decodes that the budget has tokens for; preempt some if memory is short."""

@@ -28,17 +28,17 @@ def overlap_problem(limits: Limits, layout: Layout, *, shares_pool: bool, swaps:
     """
     kinds = {group.kind for group in layout.groups}
     if limits.num_speculative_tokens:
-        return "draft tokens follow from tokens that the step before draws"
+        return "draft tokens depend on tokens that the previous step samples"
     if shares_pool:
-        return "activations share the pool with KV, and the next plan gives theirs back"
+        return "activations share the pool with KV, and the next plan frees theirs"
     if swaps:
-        return "pages for the CPU buffer hold what the step before has computed"
+        return "pages for the CPU buffer hold results of the previous step"
     if GroupKind.STATE in kinds:
-        return "states are kept at places that the step before decides"
+        return "the previous step decides where states are kept"
     if GroupKind.DROPPING in kinds:
-        return "tokens of prompts are dropped where the step before ends"
+        return "prompt tokens are dropped when the previous step ends"
     if not kinds <= _TEXT_KINDS or any(group.counts_images for group in layout.groups):
-        return "pages of images are given back where the step before ends"
+        return "pages of images are freed when the previous step ends"
     return ""
 
 
@@ -50,7 +50,7 @@ def chosen_depth(
     if wanted:
         problem = overlap_problem(limits, layout, shares_pool=shares_pool, swaps=swaps)
     if problem:
-        return replace(limits, depth=0), f"planned in turn: {problem}"
+        return replace(limits, depth=0), f"steps are planned one after the other: {problem}"
     steps = "each is planned while the previous step runs" if wanted else ""
     return replace(limits, depth=MOST_DEPTH if wanted else 0), steps
 

@@ -63,7 +63,7 @@ def check_whole_prompts(max_num_batched_tokens: int, max_model_len: int) -> None
     :raises ChangeSomething: if it cannot.
     """
     if max_num_batched_tokens < max_model_len:
-        problem = f"is below --max-model-len {max_model_len}, and {FLAG} cuts no prompt"
+        problem = f"is below --max-model-len {max_model_len}, and {FLAG} keeps prompts whole"
         remedy = f"use at least {max_model_len}, or a lower --max-model-len"
         raise ChangeSomething("--max-num-batched-tokens", max_num_batched_tokens, problem, remedy)
 
@@ -85,4 +85,4 @@ def require_whole_prompts(limits: Limits, *, shares_pool: bool, parks: bool) -> 
     if longest > limits.min_chunk_tokens:
         raise ValueError(f"min_chunk_tokens is below max_model_len={longest}: no whole prompts")
     if shares_pool or parks:
-        raise ValueError("whole prompts need activations of their own, and no decodes that park")
+        raise ValueError("whole prompts need separate activations and no parked decodes")

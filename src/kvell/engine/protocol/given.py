@@ -20,7 +20,7 @@ def whole(field: str, value: Any) -> int:
     :raises ChangeSomething: if the value is anything else, also a bool or 1.5.
     """
     if isinstance(value, bool) or not isinstance(value, Integral):
-        raise _wrong(field, value, "is no whole number", "give one like 8")
+        raise _wrong(field, value, "is not a whole number", "give one like 8")
     return int(value)
 
 
@@ -30,7 +30,7 @@ def number(field: str, value: Any) -> float:
     :raises ChangeSomething: if the value is anything else, also a bool.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise _wrong(field, value, "is no number", "give one like 0.5")
+        raise _wrong(field, value, "is not a number", "give one like 0.5")
     return float(value)
 
 
@@ -50,7 +50,7 @@ def text(field: str, value: object) -> str:
     :raises ChangeSomething: if the value is anything else.
     """
     if not isinstance(value, str):
-        raise _wrong(field, value, "is no text", 'give one like "a|b"')
+        raise _wrong(field, value, "is not text", 'give one like "a|b"')
     return value
 
 
@@ -63,7 +63,7 @@ def texts(field: str, value: Any) -> tuple[str, ...]:
         return ()
     many = (value,) if isinstance(value, str) else value
     if not isinstance(many, list | tuple) or not all(isinstance(item, str) for item in many):
-        raise _wrong(field, value, "is no text or list of texts", 'give one like ["."]')
+        raise _wrong(field, value, "is neither a text nor a list of texts", 'give one like ["."]')
     return tuple(many)
 
 
@@ -75,7 +75,7 @@ def token_ids(field: str, value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise _wrong(field, value, "is no list of token ids", "give one like [2, 7]")
+        raise _wrong(field, value, "is not a list of token ids", "give one like [2, 7]")
     return tuple(whole(field, token_id) for token_id in value)
 
 
@@ -87,7 +87,7 @@ def biases(field: str, value: Any) -> dict[int, float]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise _wrong(field, value, "is no mapping from token ids to numbers", "give {504: 1.5}")
+        raise _wrong(field, value, "is not a mapping from token ids to numbers", "give {504: 1.5}")
     numbers: dict[int, float] = {}
     for token, bias in value.items():
         is_written = isinstance(token, str) and token.isascii() and token.isdigit()
@@ -123,13 +123,13 @@ def given_prompt(prompt: object, *extra: str) -> GivenPrompt:
         return GivenPrompt(None, prompt_token_ids("prompt", prompt))
     for name, value in prompt.items():
         if value is not None and name not in ("prompt", "prompt_token_ids", "model", *extra):
-            raise _wrong(str(name), value, "is not read of a prompt", "leave it out")
+            raise _wrong(str(name), value, "is not a field of a prompt", "leave it out")
     model, images = prompt.get("model") or "", prompt.get("images")
     if not isinstance(model, str):
-        raise _wrong("model", model, "is no text", "give the name of a model that is served")
+        raise _wrong("model", model, "is not text", "give the name of a model that is served")
     if images is not None and not isinstance(images, Mapping):
         remedy = "give the tensors that the model's processor makes, by name"
-        raise _wrong("images", type(images).__name__, "are no mapping", remedy)
+        raise _wrong("images", type(images).__name__, "are not a mapping", remedy)
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if text is None and ids is None:
         remedy = "give prompt or prompt_token_ids"
@@ -145,7 +145,7 @@ def given_prompt(prompt: object, *extra: str) -> GivenPrompt:
 def prompt_token_ids(field: str, value: object) -> npt.NDArray[np.int32]:
     """Read a prompt's token ids, int32 [tokens]: a list, a tuple, an array or a tensor.
 
-    :raises ChangeSomething: if the value is anything else, or a number is no token id.
+    :raises ChangeSomething: if the value is anything else, or a number is not a token id.
     """
     remedy = "give a text, or a list of token ids like [2, 7] as one of several prompts"
     if isinstance(value, list | tuple):
@@ -153,16 +153,16 @@ def prompt_token_ids(field: str, value: object) -> npt.NDArray[np.int32]:
             value = [whole(field, token_id) for token_id in value]
         if value and not 0 <= min(value) <= max(value) <= MAX_TOKEN_ID:
             wrong = next(token_id for token_id in value if not 0 <= token_id <= MAX_TOKEN_ID)
-            raise _wrong(field, wrong, "is no token id", "use ids of the model's vocabulary")
+            raise _wrong(field, wrong, "is not a token id", "use ids of the model's vocabulary")
         return np.array(value, np.int32)
     if isinstance(value, bytes) or not hasattr(value, "__array__"):
-        raise _wrong(field, value, "is no prompt", remedy)
+        raise _wrong(field, value, "is not a prompt", remedy)
     ids = np.asarray(value)
     if ids.ndim != 1 or (ids.dtype.kind not in "iu" and len(ids)):
-        raise _wrong(field, f"{ids.dtype} {list(ids.shape)}", "are no token ids", remedy)
+        raise _wrong(field, f"{ids.dtype} {list(ids.shape)}", "are not token ids", remedy)
     if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) <= MAX_TOKEN_ID:
         wrong = int(ids.min()) if ids.min() < 0 else int(ids.max())
-        raise _wrong(field, wrong, "is no token id", "use ids of the model's vocabulary")
+        raise _wrong(field, wrong, "is not a token id", "use ids of the model's vocabulary")
     return ids.astype(np.int32)
 
 

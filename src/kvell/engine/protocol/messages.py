@@ -104,7 +104,7 @@ class Submit:
     ``sampling`` is ignored.
 
     :raises ChangeSomething: if fields contradict each other, ``sampling.n`` is not 1, or prompt or
-        output is no whole number of tokens.
+        output is not a whole number of tokens.
     """
 
     request_id: RequestId
@@ -127,12 +127,12 @@ class Submit:
 
     def __post_init__(self) -> None:
         if self.placement and (self.goes_to or self.pulls_from):
-            problem = "is for a request that stays where it is computed"
+            problem = "is only for a request that stays on its instance"
             raise ChangeSomething("placement", "…", problem, "leave out goes_to and pulls_from")
         for name, tokens in (("prompt", self.prompt), ("output", self.output)):
             if len(tokens) % 4:
                 size = f"{len(tokens)} bytes"
-                raise ChangeSomething(name, size, "are no whole tokens", "send 4 bytes per token")
+                raise ChangeSomething(name, size, "are not whole tokens", "send 4 bytes per token")
         if self.sampling.n != 1:
             raise ChangeSomething("n", self.sampling.n, "is not 1", "submit each answer on its own")
         if self.pooling and self.output:
@@ -322,7 +322,7 @@ class MigrationRefused:
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """The sign of life of an instance, and its load at the end of its last step.
+    """The heartbeat of an instance, with its load at the end of its last step.
 
     Sent every ``HEARTBEAT_SECONDS``, also while a step computes.
 

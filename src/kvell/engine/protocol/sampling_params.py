@@ -160,17 +160,19 @@ class SamplingParams:
             raise ChangeSomething("logit_bias", f"{count} tokens", "are too many", remedy)
         for token, bias in self.logit_bias.items():
             if token < 0 or not isfinite(bias) or abs(bias) > MAX_BIAS:
-                problem = f"is no token id with a bias between -{MAX_BIAS:g} and {MAX_BIAS:g}"
+                problem = f"is not a token id with a bias between -{MAX_BIAS:g} and {MAX_BIAS:g}"
                 raise ChangeSomething("logit_bias", f"{token}: {bias}", problem, "correct it")
 
     def _check_bounds(self) -> None:
         allowed, words = self.allowed_token_ids, self.bad_words
         if allowed is not None and not 1 <= len(allowed) <= MAX_ALLOWED_TOKENS:
-            problem = f"are not 1 to {MAX_ALLOWED_TOKENS}"
+            problem = f"must be 1 to {MAX_ALLOWED_TOKENS} ids"
             remedy = "leave it out to allow all, or exclude some by logit_bias"
             raise ChangeSomething("allowed_token_ids", f"{len(allowed)} tokens", problem, remedy)
         if allowed is not None and min(allowed) < 0:
-            raise ChangeSomething("allowed_token_ids", min(allowed), "is no token id", "correct it")
+            raise ChangeSomething(
+                "allowed_token_ids", min(allowed), "is not a token id", "correct it"
+            )
         if len(words) > MAX_BAD_WORDS:
             remedy = f"use at most {MAX_BAD_WORDS}"
             raise ChangeSomething("bad_words", f"{len(words)} texts", "are too many", remedy)

@@ -35,7 +35,10 @@ class Reasoning:
     def __post_init__(self) -> None:
         field = "structured_outputs.reasoning"
         if not 1 <= len(self.ends) <= MAX_ENDS or not all(self.ends):
-            problem, remedy = "is no list of texts that end it", f"give 1 to {MAX_ENDS}, none empty"
+            problem, remedy = (
+                "is not a list of texts that end it",
+                f"give 1 to {MAX_ENDS}, none empty",
+            )
             raise ChangeSomething(f"{field}.ends", f"{len(self.ends)} texts", problem, remedy)
         if (longest := max(map(len, (*self.ends, self.start)))) > MAX_TAG_CHARS:
             remedy = f"use at most {MAX_TAG_CHARS}"
@@ -63,7 +66,7 @@ class ReasoningBudget:
             raise ChangeSomething("thinking_token_budget", self.tokens, "is negative", remedy)
         if min(self.end, self.start or 0) < 0:
             value = f"{self.end}, {self.start}"
-            raise ChangeSomething("reasoning_budget", value, "are no tokens", "use token ids")
+            raise ChangeSomething("reasoning_budget", value, "are not tokens", "use token ids")
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ def json_text(schema: object, field: str) -> str:
     if isinstance(schema, str):
         return schema
     if not isinstance(schema, Mapping | bool):
-        problem, remedy = "is no JSON schema", 'give one like {"type": "object"}'
+        problem, remedy = "is not a JSON schema", 'give one like {"type": "object"}'
         raise ChangeSomething(field, shown(schema), problem, remedy)
     if depth_of(schema) > MAX_SCHEMA_DEPTH:
         remedy = f"use at most {MAX_SCHEMA_DEPTH} levels"

@@ -32,5 +32,5 @@ class SentTensor(Struct, frozen=True, forbid_unknown_fields=True, weakref=True):
         fits = len(self.shape) <= MOST_DIMENSIONS and min(self.shape, default=0) >= 0
         if size is None or not fits or prod(self.shape) * size != len(self.data):
             data = f"{self.dtype[:20]} {self.shape[:MOST_DIMENSIONS]} of {len(self.data)} bytes"
-            problem = "is no tensor that can be read"
+            problem = "is not a tensor that can be read"
             raise ChangeSomething(f"images.{self.name[:40]}", data, problem, "send it again")

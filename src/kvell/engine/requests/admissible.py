@@ -130,7 +130,7 @@ def images_problem(
         return ChangeSomething(
             "prompt",
             f"{whole_tokens} tokens",
-            "read each other in both directions, so one step computes them all, which may have "
+            "attend to each other in both directions, so one step computes them all; its most is "
             f"{limits.max_num_batched_tokens}",
             f"shorten it or use --max-num-batched-tokens {whole_tokens}",
         )
@@ -139,7 +139,7 @@ def images_problem(
         return ChangeSomething(
             "images",
             f"{sum(image.image_tokens for image in facts.images)} image tokens",
-            "do not fit into the KV memory beside the text",
+            "do not fit into KV memory with the text",
             "use fewer or smaller images, or more --kv-memory",
         )
     return None

@@ -141,7 +141,7 @@ class Request:
     @property
     def local_reason(self) -> str:
         """The reason why all pages stay here for now; "" if sections may be remote."""
-        beyond = f"its keys change beyond {self.short_rope_tokens} tokens"
+        beyond = f"its rotary frequencies change beyond {self.short_rope_tokens} tokens"
         return beyond if self.may_outgrow_table else ""
 
     @property

@@ -122,7 +122,7 @@ class MovedImages:
         if size_bytes > MOST_BYTES:
             return f"its images have more than {MOST_BYTES} bytes"
         if size_bytes + sum(self._going.values()) > MOST_BYTES:
-            return "too many images are on their way"
+            return "too many images are in transit"
         return ""
 
     def _take(self, message: Prepare) -> str:
@@ -138,7 +138,7 @@ class MovedImages:
         is_it = prompt.token_ids.astype("<i4").tobytes() == command.prompt
         if not is_it or prompt.images != command.images:
             self._sent.release(taken)
-            return "its images are not those of its prompt"
+            return "its images do not match its prompt"
         self._coming[message.transfer] = (command.request_id, command.attempt), taken
         return ""
 

@@ -54,7 +54,7 @@ class AwaitedGrammars:
 
         :param model: "" is the first.
         :raises ChangeSomething: if the grammar is not supported.
-        :raises TryLater: if too many grammars wait to be compiled.
+        :raises TryLater: if too many grammars are waiting to be compiled.
         """
         grammars = self._of(model, constraint)
         return None if grammars.known(constraint) else grammars.tried(constraint)
@@ -63,7 +63,7 @@ class AwaitedGrammars:
         """Return whether a request must wait for its grammar; :meth:`ended` yields it later.
 
         :raises ChangeSomething: if its grammar is not supported.
-        :raises TryLater: if too many grammars wait to be compiled.
+        :raises TryLater: if too many grammars are waiting to be compiled.
         """
         constraint = command.sampling.structured_outputs
         if self._waiting:  # a later attempt replaces an earlier one

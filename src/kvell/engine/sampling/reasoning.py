@@ -70,6 +70,6 @@ class ReasoningReader:
             self._passed += 1
             if self._passed == len(self._ends):
                 self._begin = self._read
-                # Blanks after the reasoning are no part of the answer.
+                # Blanks after the reasoning are not part of the answer.
                 self._rest = self._tokenizer.tokenize_bytes(self._held.lstrip())
                 return

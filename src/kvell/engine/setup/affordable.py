@@ -35,7 +35,7 @@ def check_buffer(options: EngineOptions, left_bytes: int) -> None:
 
 
 def _too_much(flag: str, value: int, free_bytes: int, beside_bytes: int) -> ChangeSomething:
-    beside = f" beside {-(-beside_bytes // MIB):,} MiB for activations" * bool(beside_bytes)
+    beside = f" after {-(-beside_bytes // MIB):,} MiB for activations" * bool(beside_bytes)
     most_mib = (free_bytes - beside_bytes) // MIB
     return ChangeSomething(
         flag,

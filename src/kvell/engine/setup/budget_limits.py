@@ -21,11 +21,11 @@ def observing_tokens(model: PagedModel, options: EngineOptions) -> int:
         return 0
     least = min(budgets)
     if options.manager not in {*GROUPED, "max-page"}:
-        problem = f"is of no use to --manager={options.manager}, which keeps every token"
+        problem = f"has no effect with --manager={options.manager}, which keeps every token"
         raise ChangeSomething(FLAG, least, problem, "leave it out, or use --manager kvell")
     if model.images is not None:
         raise ChangeSomething(
-            FLAG, least, "is not exact beside images", "leave it out, or use a model of text"
+            FLAG, least, "is not exact with images", "leave it out, or use a text model"
         )
     if options.max_num_batched_tokens < OBSERVED_TOKENS:
         raise ChangeSomething(

@@ -69,7 +69,8 @@ class EngineSettings(EngineOptions):
     threads: int | None = setting(
         None,
         "--threads",
-        "Threads of a step, which go as if alone. [default: one a processor, giving way to others]",
+        "Threads of a step, which do not yield to other programs. [default: one per processor, "
+        "which yield]",
         "at-least-one",
     )
     """Threads of a step, for models with a fused pass. None: one for each processor; if other
@@ -78,7 +79,7 @@ class EngineSettings(EngineOptions):
     speculative_model: str | None = setting(
         None,
         "--speculative-model",
-        "A smaller model that makes draft tokens. [default: look up what the text repeats]",
+        "A smaller model that proposes draft tokens. [default: look up repeated text]",
         metavar="MODEL",
     )
     """A smaller draft model with the same vocabulary, named like ``model``; its keys and values are

@@ -76,8 +76,8 @@ class EngineOptions:
     slo_ttft_seconds: float | None = setting(
         None,
         "--slo-ttft",
-        "Time limit to a first token: while these are late, prompts go ahead of decodes, whose "
-        "pages wait in the CPU buffer.",
+        "Time limit to a first token; while first tokens are late, prompts run before decodes, "
+        "whose pages wait in the CPU buffer.",
         "seconds",
     )
     """Time limit of a request's first token. With either objective, prompts run before decodes,
@@ -86,27 +86,27 @@ class EngineOptions:
     slo_tpot_seconds: float | None = setting(
         None,
         "--slo-tpot",
-        "Time limit per further token: while it is missed, prompts do not go ahead.",
+        "Time limit per further token: while it is missed, prompts do not run first.",
         "seconds",
     )
     """Time limit of each further token of an answer, on average."""
     max_model_len: int | None = setting(
-        None, "--max-model-len", "Prompt and output tokens of one request at most.", "length"
+        None, "--max-model-len", "Maximum prompt and output tokens of one request.", "length"
     )
     """Most tokens of a request, prompt and answer together. None: as many as the model and the pool
     allow."""
     max_num_batched_tokens: int = setting(
-        2048, "--max-num-batched-tokens", "Tokens of one step at most.", "at-least-one"
+        2048, "--max-num-batched-tokens", "Maximum tokens of one step.", "at-least-one"
     )
     """Most tokens that a step computes, of all requests together."""
     max_num_seqs: int = setting(
-        256, "--max-num-seqs", "Requests that run at once at most.", "at-least-one"
+        256, "--max-num-seqs", "Maximum number of requests that run together.", "at-least-one"
     )
     """Most requests that run at once."""
     enable_chunked_prefill: bool = setting(
         True,
         "--enable-chunked-prefill",
-        "Cut prompts into chunks, computed beside decodes; else decodes wait for whole prompts.",
+        "Compute prompts in chunks, together with decodes; else decodes wait for whole prompts.",
         "switch",
     )
     """Cut prompts into chunks that share steps with decodes. Else a step computes whole prompts or
@@ -115,7 +115,7 @@ class EngineOptions:
     num_speculative_tokens: int = setting(
         0,
         "--num-speculative-tokens",
-        "Draft tokens of a request per step, at most; answers stay the same.",
+        "Maximum draft tokens of a request per step; answers stay the same.",
         "count",
     )
     """Draft tokens of a request per step, at most. Answers stay the same."""
@@ -133,7 +133,7 @@ class EngineOptions:
     async_scheduling: bool = setting(
         False,
         "--async-scheduling",
-        "Plan a step while the one before runs, where the model allows it.",
+        "Plan a step while the previous one runs, where the model allows it.",
         "switch",
     )
     """Plan a step while the previous one runs, if the model allows it; answers stay the same."""

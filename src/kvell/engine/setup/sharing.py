@@ -72,7 +72,7 @@ class Bound:
             raise ChangeSomething(
                 "--memory",
                 f"{self.memory_bytes}B",
-                f"leaves nothing for KV cache beside {_mib(self.weights_bytes)} of weights"
+                f"leaves nothing for the KV cache after {_mib(self.weights_bytes)} of weights"
                 + f" and {_mib(self.reserve_bytes)} for activations" * bool(self.reserve_bytes),
                 f"use at least --memory {-(-self.taken_bytes // MIB) + 64}MiB",
             )
@@ -80,7 +80,7 @@ class Bound:
             raise ChangeSomething(
                 "--kv-memory",
                 f"{kv_memory_bytes}B",
-                f"is more than --memory leaves beside {_mib(self.taken_bytes)}",
+                f"is more than --memory leaves after {_mib(self.taken_bytes)}",
                 f"use at most --kv-memory {left_bytes // MIB}MiB, or leave it out",
             )
         wanted_bytes = kv_memory_bytes if self.reserve_bytes and kv_memory_bytes else left_bytes
@@ -89,7 +89,7 @@ class Bound:
             raise ChangeSomething(
                 "--memory",
                 f"{self.memory_bytes}B",
-                f"is more than the machine has free beside what is loaded: {_mib(available_bytes)}",
+                f"is more than the machine's free memory after loading: {_mib(available_bytes)}",
                 f"use at most --memory {most_mib}MiB",
             )
         return wanted_bytes

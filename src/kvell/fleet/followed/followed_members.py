@@ -266,11 +266,11 @@ class FollowedMembers:
     def _missing(self) -> str:
         if self._roster is None:
             why = f" ({self._manager.problem})" if self._manager.problem else ""
-            return f"the cluster's manager was not reached{why}"
+            return f"cannot reach the cluster's manager{why}"
         missing = [member for member in self if not member.is_serving]
         names = ", ".join(member.instance_id for member in missing) or "any instance"
         why = ", ".join({member.supervisor.problem for member in missing} - {""})
-        return f"this front did not reach {names}{f' ({why})' if why else ''}"
+        return f"this front cannot reach {names}{f' ({why})' if why else ''}"
 
     def _add(self, entry: RosterEntry) -> None:
         name = entry.instance_id

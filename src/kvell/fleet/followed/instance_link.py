@@ -114,7 +114,7 @@ class InstanceLink:
         :raises ProtocolError: when the command is too long for a frame.
         """
         if self._line is None:
-            raise InstanceDied(f"no instance serves just now ({self.state})")
+            raise InstanceDied(f"no instance serves now ({self.state})")
         self._line.send(command)
 
     def end(self, death: InstanceDeath) -> None:
@@ -176,7 +176,7 @@ class InstanceLink:
             except (OSError, KvellError) as error:
                 if str(error) != self.problem:
                     name = self._entry.instance_id
-                    logger.warning("instance %s is not reached: %s", name, error)
+                    logger.warning("cannot reach instance %s: %s", name, error)
                 self.problem = str(error)
             else:
                 self.problem = ""
@@ -201,7 +201,7 @@ class InstanceLink:
         """Pass events on until the connection ends, and report how the instance ended."""
         self._line, self._has_served, self._is_to_be_lost = line, True, True
         self._watchdog = Watchdog(self._silence_seconds)
-        logger.info("instance %s is reached at %s", self._entry.instance_id, self._entry.address)
+        logger.info("connected to instance %s at %s", self._entry.instance_id, self._entry.address)
         self._listener.instance_ready(ready)
         watch = asyncio.create_task(self._watch(line))
         death = InstanceDeath("the connection to the instance was cut", "cut")
@@ -216,7 +216,7 @@ class InstanceLink:
             self._line = None
         self._listener.instance_cut()
         if is_silent:
-            silence = f"the instance gave no sign of life for {self._silence_seconds:g} s"
+            silence = f"the instance sent nothing for {self._silence_seconds:g} s"
             death = InstanceDeath(silence, "cut")
         if death.cause == "cut":
             death = await self._explained(death)

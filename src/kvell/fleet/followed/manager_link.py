@@ -154,7 +154,7 @@ class ManagerLink:
 
     async def _call(self, message: ScaleInstances | DrainInstance) -> None:
         if self._line is None:
-            raise TryLater("the cluster's manager is away; come back in a moment")
+            raise TryLater("the cluster's manager cannot be reached; retry in a moment")
         answer = asyncio.get_running_loop().create_future()
         self._calls[message.call] = answer
         self._line.send(message)
@@ -196,7 +196,7 @@ class ManagerLink:
         if peer.fingerprint != manager.fingerprint:
             sock.close()
             name = manager.cluster or manager.address
-            problem = "is another cluster's: its instances were started with other options"
+            problem = "belongs to another cluster: its instances were started with other options"
             remedy = "use the same options, or another name"
             raise ChangeSomething("--cluster-name", name, problem, remedy)
         loop = asyncio.get_running_loop()
@@ -215,7 +215,10 @@ class ManagerLink:
             self._line = None
             for answer in self._calls.values():
                 if not answer.done():
-                    away = "the cluster's manager went away before it answered; look, and ask again"
+                    away = (
+                        "the connection to the cluster's manager ended before it answered; "
+                        "check the state and retry"
+                    )
                     answer.set_exception(TryLater(away))
 
     async def _beats(self, line: ManagerLine) -> None:
@@ -225,7 +228,7 @@ class ManagerLink:
         """
         while not self._is_leaving:
             if self._silent_beats > SILENT_BEATS:
-                line.abort("no roster came for a while")
+                line.abort("no roster was received for a while")
                 return
             self._silent_beats += 1
             line.send(self._listener.beat())
@@ -255,7 +258,7 @@ class ManagerLink:
     def _away(self, problem: str) -> None:
         """Log each problem once.  Before the first connection, ``start()`` reports it."""
         if problem != self.problem and self.met is not None and not self._is_leaving:
-            logger.warning("the cluster's manager is away: %s; requests go on", problem)
+            logger.warning("cannot reach the cluster's manager: %s; requests continue", problem)
         self.problem = problem
 
 

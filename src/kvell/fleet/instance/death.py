@@ -7,7 +7,7 @@ from typing import Literal
 Cause = Literal["crash", "step", "killed", "cut", "hung", "protocol", "drained", "closing"]
 """The cause of an instance's end.  ``crash``: the process ended by itself; ``step``: a step failed
 while the process lives; ``killed``: another process ended it; ``cut``: its connection ended for an
-unknown reason; ``hung``: it gave no sign of life and was killed; ``protocol``: its message could
+unknown reason; ``hung``: it sent nothing and was killed; ``protocol``: its message could
 not be decoded; ``drained``: it was taken out of service; ``closing``: the front is shutting down.
 """
 BLAMELESS: frozenset[Cause] = frozenset({"killed", "cut"})

@@ -132,7 +132,7 @@ class Supervisor:
         :raises ProtocolError: when the command is too long for a frame.
         """
         if self._process is None or not self._is_up:
-            raise InstanceDied(f"no instance serves just now ({self.state})")
+            raise InstanceDied(f"no instance serves now ({self.state})")
         self._process.send(command)
 
     async def abandon(self) -> None:
@@ -244,7 +244,7 @@ class Supervisor:
             ready = await process.reconnect(TICKS, look_seconds, self._startup_seconds)
             if ready is None:
                 return ended(await process.end())
-            logger.info("instance %s lived on: it is connected again", self.name)
+            logger.info("instance %s kept running: it is connected again", self.name)
             if self._drain is not None:
                 process.send(self._drain)  # the first one may have been lost
             self._listener.instance_ready(ready)
@@ -264,8 +264,8 @@ class Supervisor:
         if not silent.is_set():
             return None
         await process.end()
-        silence = f"no sign of life for {self._silence_seconds:g} s"
-        return InstanceDeath(f"the instance gave {silence} and was killed", "hung")
+        silence = f"nothing for {self._silence_seconds:g} s"
+        return InstanceDeath(f"the instance sent {silence} and was killed", "hung")
 
     async def _watch(self, process: InstanceProcess, silent: asyncio.Event) -> None:
         """Kill the process once it was silent for too long, even if it is stopped."""
@@ -305,7 +305,7 @@ class Supervisor:
             return
         if self.state != "failing":
             longest = self._policy.longest_seconds
-            logger.error("instance %s fails: it is tried again every %g s", self.name, longest)
+            logger.error("instance %s keeps failing: restarting it every %g s", self.name, longest)
         self.state = "failing"
         self._listener.instance_given_up()
 

@@ -5,7 +5,7 @@ TICKS = 8
 
 
 class Watchdog:
-    """A counter of looks at an instance since its last sign of life.
+    """A counter of looks at an instance since its last event.
 
     It counts looks, not seconds: a front that was itself stopped looks once when it continues, and
     does not mistake its own absence for its instances' silence.
@@ -16,7 +16,7 @@ class Watchdog:
         self._silent_looks = 0
 
     def beat(self) -> None:
-        """Note a sign of life: a heartbeat, or any other event."""
+        """Note a heartbeat, or any other event."""
         self._silent_looks = 0
 
     def look(self) -> bool:

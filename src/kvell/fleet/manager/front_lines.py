@@ -67,7 +67,7 @@ class FrontLines:
         """Disconnect fronts whose lease has expired."""
         for front, line in list(self._by_front.items()):
             if front not in living:
-                logger.warning("front %s was silent for its lease", front)
+                logger.warning("front %s sent nothing for its lease", front)
                 line.abort()
 
     def release_leaving(self) -> None:

@@ -294,7 +294,7 @@ class Manager:
         elif isinstance(message, Leave):
             self._front_leaves(line, message)
         elif not self._has_started or self._closing is not None:
-            line.send(refused(message, "the cluster does not serve just now"))
+            line.send(refused(message, "the cluster does not serve now"))
         else:
             line.send(carried_out(self._members, message))
             self._announce_soon()
@@ -353,7 +353,7 @@ class Manager:
                 self._lead(member.instance_id)
             self._announce_soon()
         elif standing == "outranked" and self._abandoning is None:
-            logger.warning("a newer manager leads (epoch %d); this one stands down", epoch)
+            logger.warning("a newer manager leads (epoch %d); this one stops", epoch)
             self._abandoning = asyncio.create_task(self._members.abandon())
             self._woken.set()
 

@@ -161,7 +161,7 @@ class MoveRequest(_Message, frozen=True):
 
 
 class FrontBeat(_Message, frozen=True):
-    """A sign of life of a front, with its state.
+    """A heartbeat of a front, with its state.
 
     :param loads: remaining work of this front at instances with a part of the work, as of
         :class:`kvell.cluster.steering.roles.RoleView`; mixed instances are left out.

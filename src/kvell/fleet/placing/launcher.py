@@ -70,7 +70,7 @@ class Launcher:
                 return Placed(self._host, 0, "")
             child = self._child
             if child is not None and epoch_of(incarnation) < epoch_of(child.incarnation):
-                raise PermissionError("a newer manager has started what runs here")
+                raise PermissionError("a newer manager has started the processes here")
             if child is None or child.incarnation != incarnation:
                 self._end()
                 command = [*self._program, *filled_in(words, self._values)]

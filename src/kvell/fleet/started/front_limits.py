@@ -13,7 +13,7 @@ class FrontLimits:
     :param startup_seconds: an instance must be ready within this time.
     :param drain_seconds: time for running requests to end when an instance leaves; then another
         instance continues them or, when the server closes, they end with an error.
-    :param silence_seconds: an instance that gives no sign of life for this long is killed.
+    :param silence_seconds: an instance that sends nothing for this long is killed.
     :param restart: how often and how soon a dead instance is started again.
     """
 

@@ -155,7 +155,7 @@ class Member:
             await asyncio.wait([waiter], timeout=deadline_seconds)
             waiter = self._stats_waiter
             if waiter is not None:
-                raise TryLater("others ask the instance for statistics; come back in a moment")
+                raise TryLater("too many requests for the instance's statistics; retry in a moment")
         if waiter is None:
             self.supervisor.send(AskStats(with_audit))
             waiter = self._stats_waiter = asyncio.get_running_loop().create_future()

@@ -162,7 +162,7 @@ class Members:
         member = self._by_id.get(instance_id)
         if member is None:
             names = ", ".join(self._by_id)
-            raise ChangeSomething("id", instance_id, "is no instance", f"use one of {names}")
+            raise ChangeSomething("id", instance_id, "is not an instance", f"use one of {names}")
         if instance_id in self._retiring:
             return
         if not any(other.is_serving for other in self.staying if other is not member):

@@ -70,7 +70,7 @@ class Watch:
         pending = next((entry for entry in self._asked if entry.question == question), None)
         if pending is None:
             if len(self._asked) >= MOST_QUESTIONS:
-                raise TryLater("the instance is asked for too much; come back in a moment")
+                raise TryLater("too many questions to the instance; retry in a moment")
             self._send(question)
             pending = _Asked(question, asyncio.get_running_loop().create_future())
             self._asked.append(pending)

@@ -53,7 +53,7 @@ def parse_events_config(text: str) -> KvEventsConfig | None:
             text[:80], f"is not JSON ({error})", 'give \'{"endpoint": "tcp://*:5557"}\''
         ) from error
     if not isinstance(given, dict):
-        raise _wrong(text[:80], "is no JSON object", 'give \'{"endpoint": "tcp://*:5557"}\'')
+        raise _wrong(text[:80], "is not a JSON object", 'give \'{"endpoint": "tcp://*:5557"}\'')
     on = given.pop("enable_kv_cache_events", True) and given.pop("publisher", "zmq") != "null"
     given.pop("publisher", None)
     given.pop("max_queue_size", None)
@@ -65,15 +65,15 @@ def parse_events_config(text: str) -> KvEventsConfig | None:
 
 def _check(name: str, value: Any, names: set[str]) -> None:
     if name not in names:
-        raise _wrong(name[:80], "is no field", f"use {', '.join(sorted(names))}")
+        raise _wrong(name[:80], "is not a field", f"use {', '.join(sorted(names))}")
     if name in ("buffer_steps", "hwm"):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise _wrong(f"{name}={value!r}"[:80], "is no number of batches", "use 1 or more")
+            raise _wrong(f"{name}={value!r}"[:80], "is not a number of batches", "use 1 or more")
     elif name == "topic":
         if not isinstance(value, str):
-            raise _wrong(f"topic={value!r}"[:80], "is no text", "use a text, or leave it out")
+            raise _wrong(f"topic={value!r}"[:80], "is not text", "use a text, or leave it out")
     elif value is not None and not (isinstance(value, str) and "://" in value):
-        raise _wrong(f"{name}={value!r}"[:80], "is no address", "use one like tcp://*:5557")
+        raise _wrong(f"{name}={value!r}"[:80], "is not an address", "use one like tcp://*:5557")
 
 
 def _wrong(value: str, problem: str, remedy: str) -> ChangeSomething:

@@ -41,7 +41,7 @@ class HttpClient:
             port = -1
         if url.scheme not in ("http", "https") or not url.hostname or port == -1:
             remedy = "use one like http://127.0.0.1:8000"
-            raise ChangeSomething("--base-url", base_url, "is no address of a server", remedy)
+            raise ChangeSomething("--base-url", base_url, "is not an address of a server", remedy)
         self._host = url.hostname
         self._ssl = ssl.create_default_context() if url.scheme == "https" else None
         self._port = port or (443 if self._ssl else 80)

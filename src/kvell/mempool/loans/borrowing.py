@@ -169,7 +169,7 @@ class Borrowing:
         """
         of = self._borrowed.get(other)
         if of is None or of.state != "lent" or ticks <= 0:
-            raise ValueError(f"{other} does not stand, or there is no time to share it in")
+            raise ValueError(f"{other} is not valid, or ends too soon to be shared")
         return self._asked(
             of.creditor, of.counts, now, ticks, shares=other.number, step_ticks=step_ticks
         )
@@ -217,7 +217,7 @@ class Borrowing:
             return []
         if debt.state == "asked":
             del self._borrowed[loan]
-            return [Send(debt.creditor, LoanOver(loan, "it is not wanted any more"))]
+            return [Send(debt.creditor, LoanOver(loan, "it is no longer needed"))]
         return self._returned(loan, debt)
 
     def lent(self, creditor: str, message: Lent) -> list[Action]:
@@ -229,7 +229,7 @@ class Borrowing:
             return []
         pages = decode_pages(message.pages, sum(debt.counts))
         if pages is None or message.right < 1:
-            problem = "other pages were lent than were asked for"
+            problem = "the lent pages differ from the request"
             return [_over(creditor, message.loan, problem), *self._refused(message.loan, problem)]
         debt.state, debt.unanswered = "granted", None
         debt.incarnation, debt.right = message.incarnation, message.right
@@ -367,7 +367,7 @@ class Borrowing:
         return Send(debt.creditor, message)
 
     def _late(self, loan: Loan, debt: _Borrowed) -> list[Action]:
-        problem = "it was recalled" if debt.state == "lent" else "it took too long"
+        problem = "it was recalled" if debt.state == "lent" else "it timed out"
         if debt.state == "asked":
             return [_over(debt.creditor, loan, problem), *self._refused(loan, problem)]
         return self._lost(loan, debt, problem)

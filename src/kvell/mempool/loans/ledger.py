@@ -120,7 +120,7 @@ class Ledger:
         """Return all contradictions between loans, holds and the core, a sentence for each."""
         problems = self.borrowing.audit() + self.lending.audit()
         if len(self.borrowing) and self.lending.lends:
-            problems.append("the instance borrows and lends at once")
+            problems.append("the instance borrows and lends at the same time")
         lent = self.lending.pages()
         snapshot = self._core.snapshot()
         problems += [

@@ -48,7 +48,7 @@ from kvell.mempool.transfers.repeating import FIRST_TICKS, Repeated
 
 UNKNOWN = "there is no such loan"
 RECALLED = "it was recalled"
-TOO_LONG = "it took too long"
+TOO_LONG = "it timed out"
 MOST_STEP_TICKS: Tick = 30_000
 """The longest step time that a recall respects; a debtor with longer steps may lose pages."""
 NO_ROOM = "there is no room"

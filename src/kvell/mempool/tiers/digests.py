@@ -34,7 +34,7 @@ class PrefixDigests:
         :raises ValueError: if the text is shorter.
         """
         if not 0 <= length <= len(self._tokens):
-            raise ValueError(f"a text of {len(self._tokens)} tokens has no {length} first ones")
+            raise ValueError(f"a text of {len(self._tokens)} tokens has no prefix of {length}")
         if length not in self._known:
             self._known[length] = self._digest(length)
         return self._known[length]

@@ -132,7 +132,7 @@ class Asking:
     def tick(self, now: Tick) -> list[Action]:
         """End expired requests."""
         late = [number for number, request in self._asked.items() if request.deadline <= now]
-        return [action for number in late for action in self._over(number, "it took too long")]
+        return [action for number in late for action in self._over(number, "it timed out")]
 
     def instance_died(self, instance: str) -> list[Action]:
         """End the requests to a dead instance."""

@@ -155,7 +155,7 @@ class Receiving:
         if message.transfer in self._came:
             return [Send(sender, Pulled(message.transfer))]
         if coming is None or coming.sender != sender or coming.is_over:
-            return [Send(sender, Abandon(message.transfer, "it is over"))]
+            return [Send(sender, Abandon(message.transfer, "it has ended"))]
         if coming.is_whole or (coming.is_pulling and message.stages):  # a repetition
             return []
         if len(message.pages) != 4 * len(coming.missing) or message.stages < 0:
@@ -166,7 +166,7 @@ class Receiving:
             coming.is_whole, coming.private = True, message.private
         if coming.is_pulling:
             if message.pages != coming.pages:
-                return self._over(message.transfer, "other pages were offered first")
+                return self._over(message.transfer, "an earlier offer has other pages")
             return [PullRest(message.transfer)]
         coming.is_pulling, coming.pages = True, message.pages
         pages = np.frombuffer(message.pages, "<i4")
@@ -211,12 +211,12 @@ class Receiving:
             for transfer, coming in self._coming.items()
             if not (coming.inserts or coming.is_over) and is_unwanted(coming.announced)
         ]
-        return [a for transfer in unwanted for a in self._over(transfer, "it is not wanted")]
+        return [a for transfer in unwanted for a in self._over(transfer, "it is not needed")]
 
     def tick(self, now: Tick) -> list[Action]:
         """End expired transfers and resend unanswered messages."""
         late = [t for t, c in self._coming.items() if c.deadline <= now and not c.is_over]
-        actions = [a for transfer in late for a in self._over(transfer, "it took too long")]
+        actions = [a for transfer in late for a in self._over(transfer, "it timed out")]
         for coming in self._coming.values():
             if not (coming.is_over or coming.is_pulling) and coming.unanswered.is_due(now):
                 actions.append(Send(coming.sender, coming.unanswered.message))
@@ -250,7 +250,7 @@ class Receiving:
         if self.is_closed:
             return "the instance is draining"
         if len(self._coming) >= self._most_transfers:
-            return "too many texts are on their way"
+            return "too many texts are in transit"
         if len(message.tokens) % 4 or not 0 < message.computed <= len(message.tokens) // 4:
             return "there are no such tokens"
         if message.ticks_left <= 0:

@@ -163,7 +163,7 @@ class Sending:
         """Handle the receiver's notice that it has room, and its missing pages."""
         sent = self._sent.get(message.transfer)
         if sent is None or sent.target != sender:
-            return [Send(sender, Abandon(message.transfer, "it is over"))]
+            return [Send(sender, Abandon(message.transfer, "it has ended"))]
         if sent.missing is not None:  # a repetition: an offer may have been lost
             return [] if sent.unanswered is None else [Send(sender, sent.unanswered.message)]
         missing = _checked(message.missing, self._pages)
@@ -195,9 +195,7 @@ class Sending:
         """End expired transfers and resend unanswered messages."""
         self._now = now
         late = [transfer for transfer, sent in self._sent.items() if sent.deadline <= now]
-        actions = [
-            action for transfer in late for action in self._over(transfer, "it took too long")
-        ]
+        actions = [action for transfer in late for action in self._over(transfer, "it timed out")]
         for sent in self._sent.values():
             if sent.unanswered is not None and sent.unanswered.is_due(now):
                 actions.append(Send(sent.target, sent.unanswered.message))

@@ -150,7 +150,7 @@ class Mover:
     def _brought(self, pulling: _Pulling, wanted: Callable[[], list[Piece]]) -> str:
         """Copy some pieces and return why they are invalid, or ""."""
         if pulling.source is None:
-            return "its sender is gone"
+            return "its sender has ended"
         if pulling.stop.is_set():
             return STOPPED
         pieces = wanted()

@@ -57,7 +57,7 @@ class Neighbours:
         """
         with self._lock:
             if first_large not in self._mapped:
-                raise ValueError(f"no neighbour's pool begins at large page {first_large}")
+                raise ValueError(f"no peer's pool begins at large page {first_large}")
             pool_bytes = self._mapped.pop(first_large)
             if self._device.unmap_beyond(first_large * self._large_page_bytes, pool_bytes):
                 self._places.set_taken(first_large, pool_bytes, False)

@@ -54,7 +54,7 @@ class Peer:
         self._outgoing += framed(_ENCODER.encode(message))
         self.flush()
         if len(self._outgoing) > OUTGOING_LIMIT_BYTES:
-            raise PeerGone("it does not read what it is sent")
+            raise PeerGone("it does not read its messages")
 
     def flush(self) -> None:
         """Send queued bytes without blocking.
@@ -67,7 +67,7 @@ class Peer:
         except BlockingIOError:
             return
         except OSError as error:
-            raise PeerGone(f"it hung up ({error})") from error
+            raise PeerGone(f"it closed the connection ({error})") from error
 
     def receive(self) -> list[PeerMessage]:
         """Return the messages that are complete now.
@@ -78,7 +78,7 @@ class Peer:
             data = self.socket.recv(READ_BYTES)
             bodies = self._reader.feed(data)
             if not data:
-                raise PeerGone("it hung up")
+                raise PeerGone("it closed the connection")
             return [decode(_DECODER, body) for body in bodies]
         except BlockingIOError:
             return []

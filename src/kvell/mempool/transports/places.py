@@ -59,7 +59,7 @@ class Places:
         for place in range(len(self._is_taken) - count + 1):
             if not any(self._is_taken[place : place + count]):
                 return (1 + place) * self._place_bytes // self._large_page_bytes
-        raise TryLater("device: no addresses left for a neighbour's pool")
+        raise TryLater("device: no addresses left for a peer's pool")
 
     def set_taken(self, first_large: int, pool_bytes: int, taken: bool) -> None:
         """Mark the places of a pool that begins at a large page as taken or free."""

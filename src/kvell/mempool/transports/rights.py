@@ -72,7 +72,7 @@ class Rights:
         :param extents: the offered pages, in order and disjoint.
         """
         if number < 1:
-            raise ValueError(f"{number} is no transfer's number")
+            raise ValueError(f"{number} is not a transfer's number")
         if not self._words[number % SLOTS]:
             spans = np.asarray(extents, np.int64).reshape(-1, 2)
             self._granted[number] = _Granted(receiver, spans[:, 0].copy(), spans.sum(axis=1))

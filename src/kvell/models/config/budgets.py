@@ -55,7 +55,7 @@ def budgets_of(layers: Sequence[LayerSpec], budget: str) -> dict[int, int]:
     full = [layer.index for layer in layers if _is_plain(layer)]
     match = _BUDGET.fullmatch(budget)
     if match is None:
-        raise _refusal(budget, "is no budget", "write it like 1024 or pyramid:1024")
+        raise _refusal(budget, "is not a budget", "write it like 1024 or pyramid:1024")
     tokens = int(match["tokens"])
     if tokens <= OBSERVED_TOKENS:
         problem = f"keeps no token besides the last {OBSERVED_TOKENS}, which always stay"
@@ -79,7 +79,7 @@ def with_budgets(
     """
     full = {layer.index for layer in layers if _is_plain(layer)}
     for index, tokens in budgets_tokens.items():
-        _require(index in full, index, "is no layer of full attention with tokens of its own")
+        _require(index in full, index, "is not a layer of full attention with tokens of its own")
         _require(tokens > 0, index, f"cannot keep {tokens} tokens")
     return tuple(
         replace(layer, kind=GroupKind.DROPPING, window_tokens=budgets_tokens[layer.index])

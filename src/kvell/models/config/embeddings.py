@@ -58,7 +58,7 @@ class EmbeddingFacts:
             raise ChangeSomething("dimensions", dimensions, problem, remedy)
         if not 1 <= dimensions <= self.size or (self.sizes and dimensions not in self.sizes):
             most = ", ".join(map(str, self.sizes)) or f"1 to {self.size}"
-            problem = "is no size that the model was trained for"
+            problem = "is not a size that the model was trained for"
             raise ChangeSomething("dimensions", dimensions, problem, f"use {most}")
         return dimensions
 

@@ -67,7 +67,7 @@ def one_line(error: Exception) -> str:
 def parsed_overrides(text: str | None) -> dict[str, object]:
     """Return the fields that a JSON object gives in place of a config's own; none for None.
 
-    :raises ChangeSomething: if the text is no JSON object.
+    :raises ChangeSomething: if the text is not a JSON object.
     """
     try:
         fields = decode_json(text) if text is not None else {}

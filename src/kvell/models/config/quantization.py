@@ -36,4 +36,4 @@ def unkept(name: str) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        raise refusal(name, f"cannot keep the model's numbers ({error})") from error
+        raise refusal(name, f"cannot represent the model's numbers ({error})") from error

@@ -100,7 +100,7 @@ class GridImages:
             raise ChangeSomething(
                 "images.image_grid_thw",
                 grid,
-                f"is {rows * columns} tokens; memory is kept for encoding {MOST_GRID_TOKENS}",
+                f"is {rows * columns} tokens; memory is reserved for encoding {MOST_GRID_TOKENS}",
                 "make the image smaller: give the processor fewer max_pixels",
             )
         return rows, columns

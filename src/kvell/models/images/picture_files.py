@@ -25,8 +25,8 @@ def pictures(files: Sequence[bytes]) -> list[Any]:
 
     They are decoded one by one, after the sizes in all their headers are checked.
 
-    :raises ChangeSomething: naming the image that is no picture in a known format, or too large; or
-        all of them, if they are too large together.
+    :raises ChangeSomething: naming the image that is not a picture in a known format, or too
+        large; or all of them, if they are too large together.
     """
     names = [f"image {number}" for number in range(len(files))]
     pixels = sum(_pixels(file, name) for file, name in zip(files, names, strict=True))
@@ -78,7 +78,7 @@ def _opened(file: bytes, field: str) -> Iterator[Any]:
         raise _too_large(field, f"{len(file)} bytes") from error
     except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
         remedy = f"send one of {', '.join(FORMATS)}"
-        raise ChangeSomething(field, f"{len(file)} bytes", "is no picture", remedy) from error
+        raise ChangeSomething(field, f"{len(file)} bytes", "is not a picture", remedy) from error
 
 
 def _too_large(field: str, value: str) -> ChangeSomething:

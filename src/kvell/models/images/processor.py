@@ -64,7 +64,7 @@ class PictureProcessor:
         try:
             text = self._text(messages, tools, fields, opens_answer)
             if tools and text == self._text(messages, (), fields, opens_answer):
-                problem = "have no place in the model's chat template beside images"
+                problem = "cannot be combined with images in the model's chat template"
                 remedy = "leave them out, or serve a model whose template takes tools"
                 raise ChangeSomething("tools", f"{len(tools)} functions", problem, remedy)
             check(text)

@@ -19,7 +19,11 @@ INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 MAX_HEADER_BYTES = 100_000_000
 INSTEAD = (
-    ("model-*-of-*.safetensors", f"is one of several, and {INDEX_FILE} is not there", "fetch it"),
+    (
+        "model-*-of-*.safetensors",
+        f"is one of several files, and {INDEX_FILE} is missing",
+        "fetch it",
+    ),
     ("*.bin", "is a pickle, which is not read", "fetch or make its safetensors"),
     ("*.pth", "is a pickle, which is not read", "fetch or make its safetensors"),
     ("*.gguf", "is a GGUF file, which is not read", "fetch the model's safetensors"),

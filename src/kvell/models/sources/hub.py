@@ -37,7 +37,7 @@ def fetch_from_hub(model: str) -> Path:
     except (LocalEntryNotFoundError, OfflineModeIsEnabled, httpx2.TransportError) as error:
         raise no_model(model, "is not a directory, and the hub cannot be reached") from error
     except (HfHubHTTPError, OSError) as error:
-        raise no_model(model, f"the hub did not give it ({_first_line(error)})") from error
+        raise no_model(model, f"the hub did not send it ({_first_line(error)})") from error
 
 
 def _first_line(error: BaseException) -> str:

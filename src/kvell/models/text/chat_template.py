@@ -108,7 +108,7 @@ def read_template(
     texts = {str(key): text for key, text in several.items() if isinstance(text, str)}
     if len(texts) < len(several):
         where = name or _place(path, DEFAULT, several=False)
-        raise ChangeSomething(field, where, "has a chat template that is no text", "repair it")
+        raise ChangeSomething(field, where, "has a chat template that is not text", "repair it")
     trees = {
         key: syntax_tree(text, field, name or _place(path, key, several=len(texts) > 1))
         for key, text in texts.items()

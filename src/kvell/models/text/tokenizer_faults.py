@@ -79,7 +79,7 @@ def _lacking(path: Path) -> Iterator[ChangeSomething]:
         yield ChangeSomething("model", path, problem, f"add merges.txt, {OR_IDS}")
     config = read_optional_json(path / "tokenizer_config.json")
     if own := own_code(config):
-        problem = f"its tokenizer is code of its own ({own}), which is not run"
+        problem = f"its tokenizer is custom code ({own}), which is not run"
         yield ChangeSomething("model", path, problem, f"add a tokenizer.json, {OR_IDS}")
     has_vocabulary = (path / "vocab.json").is_file() or (path / "vocab.txt").is_file()
     if has_vocabulary and not config.get("tokenizer_class"):

@@ -15,7 +15,7 @@ def send_away(store: Store, publisher: Publisher, holder: Holder, away_tokens: i
     """Record that the first tokens are remote; see :meth:`MemoryCore.send_away`."""
     reason = _why_not([store.groups[index] for index in holder.own], holder, away_tokens)
     if reason:
-        raise ValueError(f"tokens of handle {holder.handle} cannot lie elsewhere: {reason}")
+        raise ValueError(f"tokens of handle {holder.handle} cannot be remote: {reason}")
     holder.facts = replace(holder.facts, away_tokens=away_tokens)
     publisher.leave_behind(holder)
     for index, held in holder.own_groups():
@@ -40,7 +40,7 @@ def _why_not(groups: Sequence[GroupSpec], holder: Holder, away_tokens: int) -> s
     sources = [place for held in holder.groups for place, _ in held.sources.values()]
     # A moved page (0 tokens) stays until the next step, and is copied in any case.
     if any(tokens for tokens, _ in sources) or (sources and away_tokens < holder.facts.away_tokens):
-        return "copies to its pages are still to be made"
+        return "copies to its pages are pending"
     if not 0 <= away_tokens <= holder.computed:
         return f"{away_tokens} of {holder.computed} computed tokens"
     if away_tokens % math.lcm(*full):

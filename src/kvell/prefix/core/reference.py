@@ -175,7 +175,7 @@ class ReferenceCore:
         holder = self._holders[handle]
         most = holder.num_tokens - (holder.lease_until is None)
         if not holder.hit_tokens <= computed <= most:
-            raise ValueError(f"{computed} tokens cannot come behind {holder.hit_tokens}")
+            raise ValueError(f"{computed} tokens cannot follow {holder.hit_tokens}")
         if holder.is_reservation or self._receiver.cannot(holder, computed):
             raise ValueError(f"handle {handle} cannot receive what it computes")
         self._receiver.receive(holder, computed)

@@ -60,7 +60,7 @@ def adopt(
         if dropped_tokens(group, facts) or len(held.pages) != needed:
             raise ValueError(f"the pages of handle {holder.handle} are not those of this text")
     if not holder.is_reservation or not computed:
-        raise ValueError(f"handle {holder.handle} is no reservation, or there is no text")
+        raise ValueError(f"handle {holder.handle} is not a reservation, or there is no text")
     model = store.groups[holder.own[0]].model
     holder.is_reservation, holder.is_receiving = False, True
     holder.tokens, holder.facts = np.array(tokens, np.int32), facts

@@ -73,6 +73,6 @@ def facts_of(num_tokens: int, prompt_tokens: int | None, images: Images | None) 
     before = 0
     for span in spans:
         if span.start < before or span.end > num_tokens or min(span.tokens, span.image_tokens) < 1:
-            raise ValueError(f"image at token {span.start} overlaps, is empty or lies outside")
+            raise ValueError(f"image at token {span.start} overlaps, is empty or is outside")
         before = span.end
     return Facts(num_tokens if prompt_tokens is None else prompt_tokens, spans)

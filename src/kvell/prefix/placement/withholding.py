@@ -34,7 +34,7 @@ class Withholder:
             raise ValueError("the pool was cut into shares at start: there is none to give")
         for large in larges.tolist():
             if pool.used[large] or large in pool.withheld:
-                raise ValueError(f"large page {large} is not to be had")
+                raise ValueError(f"large page {large} is not available")
         for large in larges.tolist():
             if pool.cached[large]:
                 self._store.placer.evict_large(large)

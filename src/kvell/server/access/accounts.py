@@ -14,8 +14,7 @@ class RateExceeded(TryLater):
     def __init__(self, unit: Unit, limit: int, retry_seconds: int) -> None:
         self.unit, self.retry_seconds = unit, retry_seconds
         super().__init__(
-            f"this key's limit of {limit} {unit} per minute is used up; "
-            f"come back in {retry_seconds} s",
+            f"this key's limit of {limit} {unit} per minute is used up; retry in {retry_seconds} s",
             bound="requests_per_minute" if unit == "requests" else "tokens_per_minute",
         )
 
@@ -83,14 +82,14 @@ class Account:
         """
         limit, bucket = self._max_in_flight, self._buckets.get("requests")
         if limit is not None and at_once > limit:
-            raise _too_many(field, sequences, f"{limit} sequences at once", limit, "sequences")
+            raise _too_many(field, sequences, f"{limit} concurrent sequences", limit, "sequences")
         if bucket is not None and sequences > bucket.limit:
             allowed = f"{bucket.limit} requests per minute"
             raise _too_many(field, sequences, allowed, bucket.limit, "requests_per_minute")
         others = self.in_flight + self.others_in_flight
         if limit is not None and others + at_once > limit:
             problem = f"this key has {others} sequences in flight and may have {limit}"
-            raise TryLater(f"{problem}; come back when some have ended", bound="sequences")
+            raise TryLater(f"{problem}; retry when some have ended", bound="sequences")
         if sequences > 1:
             self._take("requests", sequences - 1, now_seconds)
         self.in_flight += at_once

@@ -68,7 +68,7 @@ def check_body(body: bytes, bounds: BodyBounds) -> None:
     if not _OBJECT.match(body):
         raise ChangeSomething(WHOLE, "…", "is not valid JSON", "send a JSON object")
     if _has_half_a_character(body):
-        problem = "has a surrogate without its other half, which is no character"
+        problem = "has an unpaired surrogate, which is not a character"
         raise ChangeSomething(WHOLE, "…", problem, "send whole characters")
     if len(body) <= SHORT_BYTES:
         opened = body.count(b"[") + body.count(b"{")

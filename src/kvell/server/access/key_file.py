@@ -54,7 +54,7 @@ def read_keys(path: Path, max_in_flight: int = MAX_IN_FLIGHT) -> tuple[ApiKey, .
         raise ChangeSomething("--api-key-file", path, problem, "write [[keys]] tables") from None
     for name in content:
         if name != "keys":
-            raise ChangeSomething(name, "…", "is no part of a key file", "write [[keys]] tables")
+            raise ChangeSomething(name, "…", "is not a part of a key file", "write [[keys]] tables")
     return _keys(content.get("keys"), max_in_flight)
 
 
@@ -86,14 +86,14 @@ class _Entry:
     def __init__(self, index: int, entry: object, max_in_flight: int) -> None:
         self._place, self._max_in_flight = f"keys[{index}]", max_in_flight
         if not isinstance(entry, dict):
-            raise self._wrong("", "…", "is no table", "write a [[keys]] table for each key")
+            raise self._wrong("", "…", "is not a table", "write a [[keys]] table for each key")
         self._entry: dict[str, Any] = entry
 
     def key(self) -> ApiKey:
         for field in self._entry:
             if field not in FIELDS:
                 remedy = f"use {', '.join(FIELDS)}"
-                raise self._wrong(field[:64], "…", "is no field of a key", remedy)
+                raise self._wrong(field[:64], "…", "is not a field of a key", remedy)
         return ApiKey(
             self._name(),
             self._digest(),
@@ -122,7 +122,7 @@ class _Entry:
         if sha256 is not None:
             if not isinstance(sha256, str) or not SHA256.fullmatch(sha256):
                 remedy = "give the 64 hexadecimal digits of the key's SHA-256"
-                raise self._wrong("sha256", "…", "is no SHA-256", remedy)
+                raise self._wrong("sha256", "…", "is not a SHA-256", remedy)
             return bytes.fromhex(sha256)
         if (
             not isinstance(key, str)
@@ -147,7 +147,7 @@ class _Entry:
             or not 1 <= limit <= MOST_PER_MINUTE
         ):
             remedy = "use a whole number from 1, or leave it out"
-            raise self._wrong(field, repr(limit)[:80], "is no limit", remedy)
+            raise self._wrong(field, repr(limit)[:80], "is not a limit", remedy)
         return limit
 
     def _min_priority(self) -> int:
@@ -155,13 +155,15 @@ class _Entry:
         is_number = isinstance(lowest, int) and not isinstance(lowest, bool)
         if not is_number or not -MOST_PRIORITY <= lowest <= MOST_PRIORITY:
             remedy = f"use a whole number; {MIN_PRIORITY} if it is left out"
-            raise self._wrong("min_priority", repr(lowest)[:80], "is no priority", remedy)
+            raise self._wrong("min_priority", repr(lowest)[:80], "is not a priority", remedy)
         return int(lowest)
 
     def _operator(self) -> bool:
         operator = self._entry.get("operator", False)
         if not isinstance(operator, bool):
-            raise self._wrong("operator", repr(operator)[:80], "is no boolean", "use true or false")
+            raise self._wrong(
+                "operator", repr(operator)[:80], "is not a boolean", "use true or false"
+            )
         return operator
 
     def _wrong(self, field: str, value: str, problem: str, remedy: str) -> ChangeSomething:

@@ -34,7 +34,7 @@ def chat_tools(tools: object) -> list[dict[str, Any]]:
         name = tool["function"]["name"]
         if name in seen:
             field = f"tools[{i}].function.name"
-            raise _refusal(field, name, "is there twice", "give each function its own name")
+            raise _refusal(field, name, "occurs twice", "give each function its own name")
         seen.add(name)
     return checked
 

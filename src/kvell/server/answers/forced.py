@@ -47,7 +47,7 @@ def tool_choice(value: object, tools: Tools) -> ToolChoice:
                 return NamedFunction(name)
             remedy = f"use one of {', '.join(_names(tools))}" if tools else "send tools"
             raise ChangeSomething(
-                "tool_choice.function.name", name[:64], "is none of the tools", remedy
+                "tool_choice.function.name", name[:64], "is not one of the tools", remedy
             )
         case "required":
             raise ChangeSomething("tool_choice", value, "needs tools", "send tools")

@@ -181,4 +181,6 @@ def _known(field: str, name: str, names: Sequence[str]) -> None:
 
 
 def _refuse_pair(field: str, name: str, other: str, fitting: str) -> None:
-    raise ChangeSomething(field, name, f"does not go with {other}", f"use {fitting} or {NONE}")
+    raise ChangeSomething(
+        field, name, f"cannot be combined with {other}", f"use {fitting} or {NONE}"
+    )

@@ -30,7 +30,9 @@ class ImageUrl:
         head, comma, data = self.url.partition(",")
         if not comma or not f"{head.lower()};".startswith(MEDIA) or not head.endswith("base64"):
             remedy = "send data:image/png;base64,… (or jpeg, webp, gif)"
-            raise ChangeSomething(self.place, self.url[:24], "is no data URL of an image", remedy)
+            raise ChangeSomething(
+                self.place, self.url[:24], "is not a data URL of an image", remedy
+            )
         try:
             return base64.b64decode(data, validate=True)
         except (binascii.Error, ValueError):
@@ -50,7 +52,9 @@ def image_urls(messages: Sequence[ChatMessage], *, taken: bool) -> list[ImageUrl
         for url in message.images()
     ]
     if urls and not taken:
-        raise ChangeSomething(urls[0].place, "image_url", "is not taken by this model", "send text")
+        raise ChangeSomething(
+            urls[0].place, "image_url", "is not accepted by this model", "send text"
+        )
     if len(urls) > MOST_IMAGES:
         value, remedy = f"{len(urls)} images", f"send at most {MOST_IMAGES}"
         raise ChangeSomething("messages", value, "are too many", remedy, bound="image_pixels")

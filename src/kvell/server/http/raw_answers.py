@@ -4,9 +4,9 @@ from http import HTTPStatus
 
 from kvell.server.api.http_errors import ApiError
 
-BAD_REQUEST = ApiError(400, "this is no valid HTTP request", "invalid_request_error")
+BAD_REQUEST = ApiError(400, "this is not a valid HTTP request", "invalid_request_error")
 TOO_SLOW = ApiError(408, "the head of the request did not arrive in time", "timeout_error")
-FULL = ApiError(503, "too many connections; come back in a moment", "service_unavailable_error")
+FULL = ApiError(503, "too many connections; retry in a moment", "service_unavailable_error")
 
 
 def raw_answer(error: ApiError) -> bytes:

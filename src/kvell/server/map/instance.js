@@ -37,7 +37,7 @@ class InstanceView {
   summary(stats) {
     if (stats === null || this.columns === null) return "";
     const tally = this.columns.tally();
-    const lent = tally.lent ? `, ${tally.lent} lent to activations` : "";
+    const lent = tally.lent ? `, ${tally.lent} withheld for activations` : "";
     const sections = sectionsText(stats.sections);
     return `, step ${stats.step.toLocaleString("en")}: ${stats.running} running, `
       + `${stats.waiting} waiting; ${count(tally.total, "large page")} of `
@@ -53,11 +53,11 @@ class InstanceView {
     Object.assign(canvas.dataset, tally);
     canvas.setAttribute("aria-label", `${tally.total} large pages of ${this.id}: `
       + `${tally.used} used, ${tally.cached} cached, ${tally.empty} empty, `
-      + `${tally.lent} lent to activations`);
+      + `${tally.lent} withheld for activations`);
     this.part(".legend").replaceChildren(...pages.groups.flatMap((group, i) => [
       swatch(`${group.name} used (${count(group.layers, "layer")})`, colours.used(i, 1)),
       swatch("cached", colours.cached(i, 1)),
-    ]), swatch("lent to activations", colours.lent), swatch("empty", colours.empty));
+    ]), swatch("withheld for activations", colours.lent), swatch("empty", colours.empty));
     fillMisses(this.part(".misses"), pages.misses);
     this.misses = pages.misses;
     if (this.cells.at !== null) {

@@ -50,22 +50,31 @@ HISTOGRAMS: dict[str, tuple[tuple[float, ...], str]] = {
     "time_to_first_token_seconds": (FIRST_TOKEN_BUCKETS, "From the request to its first token."),
     "inter_token_latency_seconds": (
         NEXT_TOKEN_BUCKETS,
-        "Between one piece of output and the next.",
+        "Between consecutive pieces of output.",
     ),
-    "time_per_output_token_seconds": (NEXT_TOKEN_BUCKETS, "The same, per token of the piece."),
+    "time_per_output_token_seconds": (
+        NEXT_TOKEN_BUCKETS,
+        "Between consecutive pieces of output, per token.",
+    ),
     "request_time_per_output_token_seconds": (
         NEXT_TOKEN_BUCKETS,
         "Decode time per token after the first, one value for a request.",
     ),
     "e2e_request_latency_seconds": (REQUEST_BUCKETS, "From the request to its end."),
-    "request_queue_time_seconds": (REQUEST_BUCKETS, "Until first admitted, the front's line too."),
+    "request_queue_time_seconds": (
+        REQUEST_BUCKETS,
+        "From arrival to first admission, the front's queue included.",
+    ),
     "request_prefill_time_seconds": (REQUEST_BUCKETS, "From admission to the first token."),
     "request_decode_time_seconds": (REQUEST_BUCKETS, "From the first token to the last."),
     "request_inference_time_seconds": (REQUEST_BUCKETS, "From admission to the last token."),
     "request_prompt_tokens": (TOKENS_BUCKETS, "Prompt tokens."),
     "request_generation_tokens": (TOKENS_BUCKETS, "Output tokens."),
-    "request_max_num_generation_tokens": (TOKENS_BUCKETS, "The longest of a prompt's answers."),
-    "request_prefill_kv_computed_tokens": (TOKENS_BUCKETS, "Prompt tokens that no cache had."),
+    "request_max_num_generation_tokens": (
+        TOKENS_BUCKETS,
+        "Output tokens of a prompt's longest answer.",
+    ),
+    "request_prefill_kv_computed_tokens": (TOKENS_BUCKETS, "Prompt tokens that were not cached."),
     "request_params_max_tokens": (TOKENS_BUCKETS, "Output tokens allowed."),
     "request_params_n": (CHOICES_BUCKETS, "Requested answers."),
     "request_num_preemptions": (PREEMPTIONS_BUCKETS, "How often a request was preempted."),
@@ -130,7 +139,7 @@ class ServerMetrics:
         self._retries = self._counter("request_retries", "Attempts after one that failed.")
         self._answers = self._family("http_responses", "HTTP answers.", "path", "status")
         self._connections = Gauge(
-            *("kvell:http_connections", "Open connections, by what is awaited."),
+            *("kvell:http_connections", "Open connections, by what they wait for."),
             *((*LABELS, "state"),),
             registry=self.registry,
         )

@@ -22,19 +22,19 @@ FRONT = "front"
 """The ``instance`` label of the front's own metrics."""
 WAITING = "kvell:num_requests_waiting"
 MEMORY = "kvell:process_memory_bytes"
-MEMORY_TEXT = "Memory that a process takes; what it shares is divided."
+MEMORY_TEXT = "Memory of a process; shared memory is divided among its users."
 WHOLE = "contract_bytes"
 """The sum of a memory contract's parts."""
 GROUP_GAUGES = {
     "used_pages": "Pages in use.",
-    "cached_pages": "Pages kept for hits.",
+    "cached_pages": "Cached pages.",
     "unwritten_pages": "Pages never written, in large pages in use.",
     "stranded_pages": "Pages cached or empty that no other group can get.",
     "page_bytes": "Bytes of a page.",
 }
 GROUP_COUNTERS = {
     "evicted_pages": "Pages evicted.",
-    "checkpoint_pages": "States written on the way of a prompt.",
+    "checkpoint_pages": "State checkpoints written while a prompt is computed.",
 }
 
 
@@ -90,7 +90,7 @@ class _InstanceMetrics:
         """Yield each metric that has a value."""
         up = float(self.stats is not None)
         yield self._gauge("instance_up", "Whether the instance answered.", up)
-        yield self._counter("instance_restarts", "Instances started again.", self.restarts)
+        yield self._counter("instance_restarts", "Restarts of the instance.", self.restarts)
         if self.ready is not None:
             yield from self._of_contract(self.ready.memory)
         if self.process_bytes:
@@ -103,7 +103,12 @@ class _InstanceMetrics:
         yield self._of_steps(self.stats)
         yield from self._of_groups(self.stats.groups)
         yield from self._of_sizes(self.stats)
-        yield self._by_label("ladder_rungs", "How often, by rung.", "rung", self.stats.rungs)
+        yield self._by_label(
+            "ladder_rungs",
+            "Times that memory was short, by the step that freed some.",
+            "rung",
+            self.stats.rungs,
+        )
         yield from self._of_shared_pool(self.stats.memory)
         yield from self._of_cpu_buffer(self.stats.buffer)
         yield from self._of_sections(self.stats.sections)
@@ -142,7 +147,7 @@ class _InstanceMetrics:
             "source",
             _hits_by_place(hits, stats.buffer),
         )
-        text = "Prompts of which a part was not found cached, by why."
+        text = "Prompts of which a part was not found cached, by reason."
         yield self._by_label("prefix_cache_misses", text, "reason", stats.misses)
         yield counter("num_preemptions", "Preemptions.", stats.preemptions)
 
@@ -183,7 +188,7 @@ class _InstanceMetrics:
             values = {group.name: getattr(group, name) for group in groups}
             yield self._by_label(f"group_{name}", text, "group", values)
         hits = {group.name: group.hit_tokens for group in groups}
-        text = "Tokens of cached pages taken."
+        text = "Prompt tokens found cached in the group."
         yield self._by_label("group_prefix_cache_hits", text, "group", hits)
 
     def _of_contract(self, promised: Mapping[str, int]) -> Iterator[Metric]:
@@ -216,14 +221,14 @@ class _InstanceMetrics:
         yield self._by_label("cpu_buffer_large_pages", text, "state", states, GaugeMetricFamily)
         yield self._gauge("cpu_buffer_requests", "Requests in the buffer.", buffer["holders"])
         moved = {"out": buffer["out_bytes"], "in": buffer["in_bytes"]}
-        yield self._by_label("cpu_buffer_bytes", "Bytes copied, by way.", "way", moved)
+        yield self._by_label("cpu_buffer_bytes", "Bytes copied, by direction.", "way", moved)
         if "cached_pages" in buffer:
             text = "Pages of cached prefixes in the buffer."
             yield self._gauge("cpu_buffer_cached_pages", text, buffer["cached_pages"])
         if "parked" in buffer:
-            text = "Requests that wait there for prompts ahead of them."
+            text = "Requests in the buffer that wait while prompts run first."
             yield self._gauge("cpu_buffer_parked", text, buffer["parked"])
-            text = "Large pages that prompts may take to go ahead."
+            text = "Large pages that prompts may use to run first."
             yield self._gauge("cpu_buffer_logical", text, buffer["logical_large_pages"])
 
     def _of_sections(self, sections: dict[str, int]) -> Iterator[Metric]:
@@ -232,7 +237,9 @@ class _InstanceMetrics:
         text = "Remote sections of 512 tokens, by owner."
         yield self._by_label("kv_sections", text, "side", now, GaugeMetricFamily)
         ended = {name: sections.get(name, 0) for name in ("returned", "replaced", "lost")}
-        text = "Borrowed sections that a creditor took back, by whether a copy was made in time."
+        text = (
+            "Borrowed sections that a creditor recalled, by whether they were copied back in time."
+        )
         yield self._by_label("kv_sections_recalled", text, "end", ended)
         text = "Sections that a request shares with another request of the same text."
         yield self._counter("kv_sections_shared", text, sections.get("shared", 0))

@@ -31,7 +31,7 @@ class HeldTensors:
         """
         held_bytes = self.held_bytes
         if held_bytes >= MOST_HELD_BYTES:
-            problem = f"requests in flight have {held_bytes} bytes of pictures; try again"
+            problem = f"requests in flight have {held_bytes} bytes of pictures; retry later"
             raise TryLater(problem, bound="image_pixels")
 
     def hold(self, tensors: Iterable[SentTensor]) -> None:

@@ -67,7 +67,9 @@ def texts_of(
 def _check_names(served: Sequence[str], others: Sequence[str]) -> None:
     for name in served:
         if not name:
-            raise ChangeSomething("served_model_name", name, "is no name", "give one, or no flag")
+            raise ChangeSomething(
+                "served_model_name", name, "is not a name", "give one, or no flag"
+            )
         if name in others or served.count(name) > 1:
             problem, remedy = "is the name of two models", "give each name once"
             raise ChangeSomething("served_model_name", name, problem, remedy)

@@ -38,7 +38,7 @@ def checked_endpoint(endpoint: str) -> str:
         is_address = False
     if not is_address:
         remedy = f"use one like http://127.0.0.1:4318{TRACES_PATH}"
-        raise ChangeSomething(FLAG, endpoint, "is no address of a collector", remedy)
+        raise ChangeSomething(FLAG, endpoint, "is not an address of a collector", remedy)
     try:
         import kvell.server.tracing.exporting  # noqa: F401
     except ImportError as error:

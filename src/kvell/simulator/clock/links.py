@@ -25,11 +25,11 @@ class Link:
 
     def __post_init__(self) -> None:
         if not (0 <= self.loss <= 1 and 0 <= self.duplication <= 1):
-            raise ValueError(f"loss and duplication are parts of 1: {self}")
+            raise ValueError(f"loss and duplication must be between 0 and 1: {self}")
         if not (0 <= self.latency_seconds < math.inf and 0 <= self.jitter_seconds < math.inf):
-            raise ValueError(f"latency and jitter are finite seconds of at least 0: {self}")
+            raise ValueError(f"latency and jitter must be finite and at least 0 seconds: {self}")
         if not self.bandwidth_bytes > 0:
-            raise ValueError(f"bandwidth is above 0: {self}")
+            raise ValueError(f"bandwidth must be above 0: {self}")
 
 
 @dataclass(frozen=True)

@@ -63,11 +63,11 @@ def _read(flag: str, name: str, directory: Path) -> tuple[str, dict[str, object]
         path = Path(name)
     if path.suffix != ".toml" or not path.is_file():
         names = ", ".join(hardware_names(directory))
-        raise ChangeSomething(flag, name, "is no profile", f"use a TOML file or {names}")
+        raise ChangeSomething(flag, name, "is not a profile", f"use a TOML file or {names}")
     try:
         return path.stem, decode_toml(path.read_text())
     except (MalformedError, UnicodeDecodeError) as error:
-        raise ChangeSomething(flag, name, f"is no TOML ({error})", "repair it") from error
+        raise ChangeSomething(flag, name, f"is not TOML ({error})", "repair it") from error
 
 
 def _rate(raw: dict[str, object], field: str, name: str, flag: str = "--hardware") -> float:

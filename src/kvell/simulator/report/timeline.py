@@ -104,10 +104,12 @@ def read_timeline(path: Path) -> list[Moment]:
         try:
             moments.append(_moment(decode_json(line)))
         except (MalformedError, ValueError, TypeError, KeyError) as error:
-            problem = f"is no step of a timeline ({type(error).__name__}: {error})"
+            problem = f"is not a step of a timeline ({type(error).__name__}: {error})"
             raise ChangeSomething("FILE", f"{path}:{number}", problem, remedy) from error
         if _names(moments[-1]) != _names(moments[0]):
-            raise ChangeSomething("FILE", f"{path}:{number}", "has other groups than above", remedy)
+            raise ChangeSomething(
+                "FILE", f"{path}:{number}", "has other groups than earlier lines", remedy
+            )
     if not moments:
         raise ChangeSomething("FILE", path, "holds no step", remedy)
     return moments
@@ -118,14 +120,14 @@ def _moment(raw: Any) -> Moment:
         raise TypeError("no object")
     numbers = {f.name: raw[f.name] for f in fields(Moment) if f.name != "groups"}
     if not all(_is_number(value) for value in numbers.values()):
-        raise ValueError("a field is no number of at least 0")
+        raise ValueError("a field is not a number of at least 0")
     return Moment(**numbers, groups=tuple(_group(each) for each in raw["groups"]))
 
 
 def _group(raw: Any) -> GroupMoment:
     sizes = {f.name: raw[f.name] for f in fields(GroupMoment) if f.name != "name"}
     if not all(_is_number(value) for value in sizes.values()):
-        raise ValueError("a group's field is no number of at least 0")
+        raise ValueError("a group's field is not a number of at least 0")
     return GroupMoment(str(raw["name"]), **sizes)
 
 

@@ -48,7 +48,7 @@ def parse_distribution(text: str, field: str) -> Distribution:
         numbers = ()
     kind = kind or {1: "fixed", 2: "uniform"}.get(len(numbers), "")
     if not kind or len(numbers) != _PARAMETERS[kind]:
-        raise ChangeSomething(field, text, "is no length and no distribution", REMEDY)
+        raise ChangeSomething(field, text, "is neither a length nor a distribution", REMEDY)
     if not all(math.isfinite(number) and 0 <= number <= LONGEST_TOKENS for number in numbers):
         raise ChangeSomething(field, text, "has a number out of range", REMEDY)
     if numbers[0] < 1 or (kind == "uniform" and numbers[1] < numbers[0]):

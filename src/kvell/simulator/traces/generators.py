@@ -40,7 +40,7 @@ def generate_trace(name: str, count: int | None = None, seed: int = 0) -> list[T
     """
     if name not in GENERATORS:
         names = ", ".join(GENERATORS)
-        raise ChangeSomething("--trace", name, "is no file and no generator", f"use {names}")
+        raise ChangeSomething("--trace", name, "is neither a file nor a generator", f"use {names}")
     kind = GENERATORS[name]
     return kind.make(np.random.default_rng(seed), kind.usual_count if count is None else count)
 

@@ -178,7 +178,7 @@ class _Order:
         :raises ChangeSomething: if it contradicts those above.
         """
         if row.arrival_s < self._before_s:
-            raise wrong(place, "arrival_s", "is before the line above")
+            raise wrong(place, "arrival_s", "is earlier than the previous line")
         if self._block_tokens and row.block_tokens not in (0, self._block_tokens):
             raise wrong(place, "block_tokens", f"is {self._block_tokens} above")
         if problem := continuation_problem(row, self._sessions.get(row.session)):
@@ -215,7 +215,9 @@ def _images(fields: Fields, prompt_tokens: int) -> tuple[ImageRow, ...]:
         if images and start < images[-1].start:
             raise image.wrong("start", f"is {start}, before the image above")
         if start >= prompt_tokens:
-            raise image.wrong("start", f"is {start}, behind a prompt of {prompt_tokens} tokens")
+            raise image.wrong(
+                "start", f"is {start}, after the end of a prompt of {prompt_tokens} tokens"
+            )
         images.append(
             ImageRow(start, image.whole_number("tokens"), image.whole_number("id", 0, MAX_IMAGE_ID))
         )

@@ -163,7 +163,7 @@ class Machines:
             return Reply(order.call)
         place = self._places.get(order.instance_id)
         if place is None:
-            raise PlacingError(f"{order.instance_id} is nowhere")
+            raise PlacingError(f"{order.instance_id} runs on no machine")
         if order.what != "start":
             return await self._node_of(place).ask(order)
         async with place.lock:

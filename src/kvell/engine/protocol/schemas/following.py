@@ -78,7 +78,7 @@ def check_strict(schema: Schema, field: str) -> None:
     except ValueError as error:
         raise ChangeSomething(field, "…", str(error), "correct it") from None
     for entry in unfollowed:
-        problem = f"{entry.keyword} cannot be followed, and strict is true"
+        problem = f"{entry.keyword} cannot be enforced, and strict is true"
         remedy = "leave it out, or strict"
         raise ChangeSomething(f"{field}.{entry.path[:MOST_SHOWN_CHARS]}", "…", problem, remedy)
 

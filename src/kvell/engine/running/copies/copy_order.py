@@ -130,11 +130,11 @@ def why_before(
     if takes_images:
         return "embeddings of images are written into pages before any layer is computed"
     if any(group.is_draft for group in groups):
-        return "a draft model computes several times before the model does"
+        return "a draft model runs several times before the model"
     if any(group.kind not in BESIDE for group in groups):
         return "pages of a group are not written layer by layer"
     if plan.slot is not None and len(plan.offloads):
-        return "activations may be computed where pages go out"
+        return "activations may overwrite pages that are being copied out"
     return ""
 
 

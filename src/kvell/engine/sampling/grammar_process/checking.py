@@ -87,7 +87,7 @@ class GrammarChecks:
         self._known: OrderedDict[bytes, Verdict] = OrderedDict()
         self._tries: dict[bytes, _Try] = {}
         self._line: TurnQueue[_Try] = TurnQueue()
-        self._parts = EqualParts(MOST_WAITING, "grammar", "grammars wait to be compiled")
+        self._parts = EqualParts(MOST_WAITING, "grammar", "grammars are waiting to be compiled")
         self._worker: Worker | None = None
         self._told: set[str] = set()
 

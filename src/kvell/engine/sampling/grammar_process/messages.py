@@ -167,7 +167,7 @@ class Line:
             sent = socket.send_fds(self._socket, [frame], descriptors) if descriptors else 0
             self._socket.sendall(frame[sent:])
         except TimeoutError as error:
-            raise LineLate("it took nothing in time") from error
+            raise LineLate("it accepted no input in time") from error
         except (OSError, ProtocolError) as error:
             raise LineEnded(str(error)) from error
 

@@ -75,7 +75,7 @@ class RayPlacement:
             make = functools.partial(self._reservations.launch, instance_id, bundle)
             self._launchers[instance_id] = await called(lambda: make(self._secret, count))
         ordered = self._launchers[instance_id].start.remote(list(words), incarnation)
-        return Placed(*await answered(ordered, within_seconds, "no machine took the instance"))
+        return Placed(*await answered(ordered, within_seconds, "no machine accepted the instance"))
 
     async def ended(self, instance_id: str, incarnation: int) -> Ended | None:
         """Return the end of an incarnation; None while it runs."""
@@ -118,7 +118,7 @@ class RayPlacement:
     async def _asked(self, instance_id: str, question: str, *words: int) -> Any:
         launcher = self._launchers.get(instance_id)
         if launcher is None:
-            raise PlacingError(f"{instance_id} is nowhere")
+            raise PlacingError(f"{instance_id} runs on no machine")
         answer = getattr(launcher, question).remote(*words)
         return await answered(answer, ANSWER_SECONDS, "its machine does not answer")
 

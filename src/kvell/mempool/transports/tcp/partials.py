@@ -146,7 +146,7 @@ class PartialsLine:
         with self._lock:
             channel, self._opened = self._opened, None
             if channel is None or self._is_closed:
-                raise OSError("it could not be connected to")
+                raise OSError("cannot connect to it")
             self._socket = channel.socket
         self._socket.setblocking(False)
         return self._socket
@@ -188,7 +188,7 @@ class PartialsLine:
         with contextlib.suppress(BlockingIOError):
             data = sock.recv(_READ_BYTES)
             if not data:
-                raise ProtocolError("the creditor hung up")
+                raise ProtocolError("the creditor closed the connection")
             self._came += self._reader.feed(data)
 
     def _let_go(self) -> None:

@@ -53,7 +53,7 @@ class TcpPages:
                 return STOPPED
             except (OSError, KvellError) as error:
                 self._let_go()
-                return f"its pages did not come: {error}"
+                return f"its pages did not arrive: {error}"
             finally:
                 if self._is_closed:
                     self._let_go()
@@ -77,7 +77,7 @@ class TcpPages:
         if self._channel is None and not self._is_closed:
             self._channel = self._opens()
         if self._channel is None or self._is_closed:
-            raise ProtocolError("it is not connected any more")
+            raise ProtocolError("it is no longer connected")
         memory = target.data
         for start in range(0, len(pieces), MOST_EXTENTS):
             some = pieces[start : start + MOST_EXTENTS]
@@ -100,16 +100,16 @@ class TcpPages:
         for parts in in_pieces((piece.target, piece.size_bytes) for piece in pieces):
             head = channel.hear(_REPLIES, REPLY_BYTES, look)
             if isinstance(head, ReadEnded):
-                return head.problem or "it ended before all had come"
+                return head.problem or "it ended before all pages arrived"
             views = [memory[offset : offset + size_bytes] for offset, size_bytes in parts]
             if head.size_bytes != sum(view.nbytes for view in views):
-                raise ProtocolError("a piece of another size came")
+                raise ProtocolError("received a piece of another size")
             channel.receive(views, look)
             if checksum(views) != head.checksum:
                 return _why_damaged(channel.hear(_REPLIES, REPLY_BYTES, look))
         end = channel.hear(_REPLIES, REPLY_BYTES, look)
         if isinstance(end, PieceHead):
-            raise ProtocolError("more came than was asked for")
+            raise ProtocolError("received more than was requested")
         return end.problem
 
 
@@ -120,4 +120,4 @@ def _why_damaged(following: Reply) -> str:
     """
     if isinstance(following, ReadEnded) and following.problem:
         return following.problem
-    raise ProtocolError("a piece was damaged on its way: its checksum differs")
+    raise ProtocolError("a piece was damaged in transit: its checksum differs")

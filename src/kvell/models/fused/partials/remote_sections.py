@@ -65,7 +65,7 @@ class RemoteSections:
         """
         for run in runs:
             if run.creditor not in self._names:
-                raise ValueError(f"runs: {run.creditor} is no creditor of this pass")
+                raise ValueError(f"runs: {run.creditor} is not a creditor of this pass")
         self._runs, self._patience_seconds = runs, patience_seconds
 
     def compiled(self, groups: Sequence[int]) -> "_forward.Away | None":

@@ -46,7 +46,7 @@ def checked_root_path(root_path: str) -> str:
     :raises ChangeSomething: if ``root_path`` is not a path.
     """
     if root_path and (not root_path.startswith("/") or root_path.startswith("//")):
-        raise ChangeSomething("root_path", root_path, "is no path", "give one such as /llm")
+        raise ChangeSomething("root_path", root_path, "is not a path", "give one such as /llm")
     return root_path.rstrip("/")
 
 
@@ -82,5 +82,5 @@ def checked_origins(given: Sequence[str]) -> tuple[str, ...]:
         scheme, mark, host = url.partition("://")
         if url != ANY and url != "null" and (not mark or not scheme or not host or "/" in host):
             remedy = f"give a scheme and a host, such as https://chat.example, or {ANY}"
-            raise ChangeSomething("allowed_origins", url, "is no origin", remedy)
+            raise ChangeSomething("allowed_origins", url, "is not an origin", remedy)
     return origins

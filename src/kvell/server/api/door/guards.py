@@ -50,7 +50,7 @@ class ServedLimit:
             return
         if self._served >= self._most and served_path(scope) not in WATCHED:
             self._rejected("connections")
-            message = f"{self._most} requests await their answers; come back in a moment"
+            message = f"{self._most} requests await their answers; retry in a moment"
             error = ApiError(503, message, "service_unavailable_error")
             await error.response(served_path(scope))(scope, receive, send)
             return

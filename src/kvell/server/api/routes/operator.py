@@ -131,7 +131,7 @@ class OperatorApi:
         return json_response({})
 
     def _nobody(self) -> Response:
-        return json_response({"error": f"no instance answers just now ({self.front.state})"}, 503)
+        return json_response({"error": f"no instance answers now ({self.front.state})"}, 503)
 
     async def _stats(self, *, with_audit: bool = False) -> dict[str, Stats]:
         """Return the statistics of the instances that answer within ``STATS_SECONDS``."""

@@ -45,7 +45,7 @@ def beam_searches(
 def _params(body: "GenerationRequest", sampling: SamplingParams) -> BeamSearchParams:
     width, field = body.sequences(), body.sequences_field()
     if width > MAX_BEAM_WIDTH:
-        problem, remedy = "is more beams than are followed", f"use at most {MAX_BEAM_WIDTH}"
+        problem, remedy = "is too large", f"use at most {MAX_BEAM_WIDTH}"
         raise ChangeSomething(field, width, problem, remedy)
     if width < sampling.n:
         remedy = f"use {sampling.n} or more, or a smaller n"
@@ -80,7 +80,7 @@ def _refuse_beside(
     """
 
     def refuse(name: str, value: object, remedy: str) -> None:
-        raise ChangeSomething(name, value, f"does not go with {FIELD}", remedy)
+        raise ChangeSomething(name, value, f"cannot be combined with {FIELD}", remedy)
 
     if body.stream:
         refuse("stream", True, "leave it out: the answers are known when all beams have ended")

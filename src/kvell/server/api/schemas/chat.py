@@ -209,6 +209,9 @@ def checked_ending(add_generation_prompt: bool | None, continue_final_message: b
     :raises ChangeSomething: if the prompt also opens a new message.
     """
     if continue_final_message and add_generation_prompt is not False:
-        problem, remedy = "opens a new message too", "set add_generation_prompt to false"
+        problem, remedy = (
+            "conflicts with add_generation_prompt",
+            "set add_generation_prompt to false",
+        )
         raise ChangeSomething("continue_final_message", True, problem, remedy)
     return bool(continue_final_message)

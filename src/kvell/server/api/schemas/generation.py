@@ -274,7 +274,7 @@ class GenerationRequest(SamplingFields):
         biases: dict[int, float] = {}
         for token, bias in (self.logit_bias or {}).items():
             if not token.isascii() or not token.isdigit() or len(token) > len(str(MAX_INT32)):
-                problem = "is no token id"
+                problem = "is not a token id"
                 raise ChangeSomething("logit_bias", repr(token[:40]), problem, "use token ids")
             biases[int(token)] = bias
         return biases

@@ -88,10 +88,10 @@ class _Directive:
 def _returns(field: str, payload: Mapping[str, object]) -> bool | None:
     scope, given = payload.get("scope"), payload.get("directives")
     if scope is not None and not isinstance(scope, str):
-        raise ChangeSomething(f"{field}.scope", "…", "is no text", "leave it out")
+        raise ChangeSomething(f"{field}.scope", "…", "is not text", "leave it out")
     if not isinstance(given, list) or len(given) > MAX_DIRECTIVES:
         remedy = f"send a list of at most {MAX_DIRECTIVES}"
-        raise ChangeSomething(f"{field}.directives", "…", "is no list of directives", remedy)
+        raise ChangeSomething(f"{field}.directives", "…", "is not a list of directives", remedy)
     read = [_directive(f"{field}.directives[{index}]", item) for index, item in enumerate(given)]
     if any(directive.priority > 0 for directive in read):
         return True
@@ -105,16 +105,16 @@ def _directive(field: str, given: object) -> _Directive:
         raise ChangeSomething(f"{field}{name}", "…", problem, remedy)
 
     if not isinstance(given, dict):
-        refuse("", "is no object", 'send {"priority": …, "start": …, "end": …}')
+        refuse("", "is not an object", 'send {"priority": …, "start": …, "end": …}')
     for name in given:
         if name not in _DIRECTIVE_FIELDS:
             names = ", ".join(sorted(_DIRECTIVE_FIELDS))
             refuse(f".{str(name)[:40]}", "is unknown", f"use {names}")
     priority, start, end = _count(given.get("priority")), _count(given.get("start", 0)), None
     if priority is None or priority > MAX_PRIORITY:
-        refuse(".priority", f"is no whole number from 0 to {MAX_PRIORITY}", "use 0 to release")
+        refuse(".priority", f"is not a whole number from 0 to {MAX_PRIORITY}", "use 0 to release")
     if start is None:
-        refuse(".start", "is no position", "use 0 for the beginning")
+        refuse(".start", "is not a position", "use 0 for the beginning")
     if given.get("end") is not None:
         end = _count(given["end"])
         if end is None or end <= start:
@@ -123,10 +123,10 @@ def _directive(field: str, given: object) -> _Directive:
     if not isinstance(covers, bool):
         refuse(".covers_output", "is neither true nor false", "leave it out")
     if covers and given.keys() & {"start", "end"}:
-        refuse(".covers_output", "does not go with start or end", "leave these out")
+        refuse(".covers_output", "cannot be combined with start or end", "leave these out")
     is_number = isinstance(duration, int | float) and not isinstance(duration, bool)
     if duration is not None and not (is_number and 0 <= duration <= MAX_DURATION_SECONDS):
-        problem = f"is no number of seconds up to {MAX_DURATION_SECONDS}"
+        problem = f"is not a number of seconds up to {MAX_DURATION_SECONDS}"
         refuse(".duration", problem, "use null for no end")
     return _Directive(priority, is_whole=not covers and start == 0 and end is None)
 

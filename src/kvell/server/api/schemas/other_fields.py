@@ -44,8 +44,8 @@ _EVERYWHERE = _table(
     request_id=_OWN_IDS,
     client_metadata=Other(why="nothing is stored"),
     prompt_cache_options=Other(why="prefixes are cached without being asked"),
-    guided_decoding_backend=Other(why="there is one"),
-    stream_interval=Other(why="pieces come as soon as they are there"),
+    guided_decoding_backend=Other(why="there is only one backend"),
+    stream_interval=Other(why="pieces are sent as soon as they are ready"),
     mm_processor_kwargs=Other(values=({},), remedy="leave it out: images are read one way"),
     media_io_kwargs=Other(values=({},), remedy="leave it out: images are read one way"),
     kv_transfer_params=Other(values=({},), remedy=f"leave it out: {_SERVER}"),
@@ -72,7 +72,7 @@ _GENERATION = _table(
 
 CHAT_OTHERS = _table(
     _GENERATION,
-    verbosity=Other(why="how wordy an answer is, is up to the model"),
+    verbosity=Other(why="the model decides how verbose an answer is"),
     prediction=Other(why="it makes OpenAI's models faster, and changes no answer"),
     prompt=Other(remedy="use messages, or /v1/completions"),
     max_output_tokens=Other(remedy="use max_completion_tokens"),
@@ -115,7 +115,7 @@ RESPONSES_OTHERS = _table(
 
 SCORE_OTHERS = _table(
     _EVERYWHERE,
-    stream=Other(values=(False,), remedy="leave it out: the answer comes at once"),
+    stream=Other(values=(False,), remedy="leave it out: the answer is sent whole"),
     truncate_prompt_tokens=Other(remedy="send shorter texts"),
     max_tokens_per_doc=Other(remedy="send shorter texts"),
 )
@@ -139,7 +139,7 @@ EMBEDDING_OTHERS = _table(
     additional_data=Other(why="nothing reads it"),
     truncate_prompt_tokens=Other(remedy="send shorter inputs"),
     truncation_side=Other(why="no input is cut"),
-    stream=Other(values=(False,), remedy="leave it out: the answer comes at once"),
+    stream=Other(values=(False,), remedy="leave it out: the answer is sent whole"),
     pooling=Other(values=("last",), remedy="leave it out: it is that of the last token"),
     normalize=Other(values=(True,), remedy="leave it out: vectors have length one"),
     use_activation=Other(values=(True,), remedy="leave it out: vectors have length one"),

@@ -72,7 +72,7 @@ class ScoreRequest(ScoredRequest):
         _check(by_field)
         ones, others = by_field.values()
         if len(ones) not in (1, len(others)):
-            problem = f"are as many neither as {second}, which has {len(others)}, nor one"
+            problem = f"must be one text, or as many as {second}, which has {len(others)}"
             raise ChangeSomething(first, f"{len(ones)} texts", problem, "send pairs, or one text")
         return by_field
 

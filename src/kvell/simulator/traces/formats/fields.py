@@ -68,7 +68,7 @@ class Fields:
         """Return a list of objects; an empty one if it is missing."""
         listed = self.raw.get(name) or []
         if not isinstance(listed, list) or not all(isinstance(each, dict) for each in listed):
-            raise self.wrong(name, "is no list of objects")
+            raise self.wrong(name, "is not a list of objects")
         return [
             Fields(self.place, each, f"{self.within}{name}[{number}].")
             for number, each in enumerate(listed)
@@ -81,7 +81,7 @@ class Fields:
         except ValueError:
             ids = np.asarray([""])
         if len(ids) and (ids.ndim != 1 or ids.dtype.kind not in "iu"):
-            raise self.wrong(name, "is no list of whole numbers")
+            raise self.wrong(name, "is not a list of whole numbers")
         return ids.astype(np.int64)
 
     def check_blocks(self, name: str, ids: BlockIds, prompt_tokens: int, size: int) -> None:
@@ -113,7 +113,7 @@ def parsed_object(place: str, line: str) -> dict[str, Any]:
     except MalformedError as error:
         raise wrong(place, "line", f"is not JSON ({error})") from error
     if not isinstance(raw, dict):
-        raise wrong(place, "line", "is no JSON object")
+        raise wrong(place, "line", "is not a JSON object")
     return raw
 
 

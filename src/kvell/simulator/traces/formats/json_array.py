@@ -25,7 +25,7 @@ def begins_with_array(file: IO[str]) -> bool:
 def array_elements(path: Path, file: IO[str]) -> Iterator[tuple[int, object]]:
     """Yield each element, an object, with the number of its line.
 
-    :raises ChangeSomething: naming file and line of an element that is no JSON, or no object.
+    :raises ChangeSomething: naming file and line of an element that is not JSON, or no object.
     """
     reader = _Reader(path, file)
     reader.skip("[")

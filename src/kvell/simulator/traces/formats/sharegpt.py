@@ -27,7 +27,7 @@ def array_rows(path: Path, file: IO[str], count: CountTokens) -> Iterator[TraceR
     for index, (line, element) in enumerate(array_elements(path, file)):
         place = f"{path}:{line}"
         if not isinstance(element, dict) or CONVERSATIONS not in element:
-            raise wrong(place, f"[{index}]", f"is no object with {CONVERSATIONS}")
+            raise wrong(place, f"[{index}]", f"is not an object with {CONVERSATIONS}")
         yield from conversation_rows(Fields(place, element, f"[{index}]."), index, count)
 
 
@@ -54,7 +54,7 @@ def conversation_rows(fields: Fields, index: int, count: CountTokens) -> Iterato
 
 
 def _tokens(turn: Fields, count: CountTokens) -> int:
-    """Return the tokens of a turn's text; half a surrogate pair, which is no text, is replaced."""
+    """Return the tokens of a turn's text; half a surrogate pair, which is not text, is replaced."""
     text = turn.optional_text("value")
     if text is None:
         raise turn.wrong("value", "is missing")

@@ -43,7 +43,7 @@ def table_rows(path: Path, lines: Iterable[Line]) -> Iterator[TraceRow]:
         if set(table.columns) <= set(names):
             break
     else:
-        problem = "line is neither JSON nor the header of a table that is known"
+        problem = "line is neither JSON nor the header of a known table"
         raise ChangeSomething("--trace", f"{path}:{number}", problem, REMEDY)
     for number, values in cells:
         raw: Mapping[str, object] = {
@@ -58,7 +58,7 @@ def _cells(path: Path, lines: Iterable[Line]) -> Iterator[tuple[int, list[str]]]
         try:
             yield number, next(csv.reader([line], strict=True))
         except csv.Error as error:
-            raise wrong(f"{path}:{number}", "line", f"is no line of a CSV ({error})") from error
+            raise wrong(f"{path}:{number}", "line", f"is not a line of a CSV ({error})") from error
 
 
 def _value(text: str) -> object:

@@ -268,7 +268,7 @@ def _tool_mark(number: int, tool: Schema) -> CacheControl | None:
         return None if mark is None else CacheControl.model_validate(mark)
     except ValidationError:
         field, remedy = f"tools[{number}].cache_control", 'use {"type": "ephemeral"}'
-        raise ChangeSomething(field, "…", "is no cache control", remedy) from None
+        raise ChangeSomething(field, "…", "is not cache control", remedy) from None
 
 
 def _format(form: SchemaFormat) -> ResponseFormat:
