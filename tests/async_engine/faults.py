@@ -17,6 +17,9 @@ from tests.front.scenarios import damage_next_bytes, is_gone, line_of, until
 
 KINDS = ("kill", "stop", "damage")
 RETRIED = "a request is retried twice"
+SUSPECTED = "two instances ended while they computed it"
+REFUSALS = (RETRIED, SUSPECTED)
+"""Why an accepted request may get no answer: three deaths, or two that it may have caused."""
 MOST_PAUSE_SECONDS = 1.0
 
 

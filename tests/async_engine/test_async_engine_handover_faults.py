@@ -20,15 +20,13 @@ from kvell.fleet.started.front_limits import FrontLimits
 from kvell.front.request_log import LogEntry
 from kvell.models.loading.random_weights import write_random_model
 from kvell.vocabulary import MIB
-from tests.async_engine.faults import RETRIED, Job, serving
+from tests.async_engine.faults import REFUSALS, RETRIED, Job, serving
 from tests.async_engine.handover_faults import KINDS, Faults, Outcome, check, disturbed, rested
 from tests.front.scenarios import until
 from tests.models.harness import tiny_config
 
 STREAMS = 6
 FEW = ("pause decode", "kill decode", "orphaned decode", "kill prefill", "hang decode")
-REFUSALS = (RETRIED, "not tried on a third")
-"""Why an accepted request may get no answer: it had three deaths, or was alone in two of them."""
 LIMITS = FrontLimits(
     drain_seconds=60, silence_seconds=3.0, restart=RestartPolicy(0.05, 0.5, attempts=1000)
 )

@@ -13,7 +13,7 @@ from kvell.async_engine import AsyncEngine
 from kvell.engine.lending.placement import NOBODY_LENDS
 from kvell.fleet.instance.restart import RestartPolicy
 from kvell.fleet.started.front_limits import FrontLimits
-from tests.async_engine.faults import RETRIED, Job
+from tests.async_engine.faults import REFUSALS, Job
 from tests.async_engine.handover_faults import (
     LENDING_KINDS,
     Faults,
@@ -30,8 +30,8 @@ MAKE = partial(Faults, find=borrowing, most_stopped_seconds=4.0)
 """One that wakes may find that what it read was recalled and taken back: after two seconds."""
 STREAMS = 5
 FEW = ("pause creditor", "kill creditor", "kill debtor")
-REFUSALS = (RETRIED, "not tried on a third", NOBODY_LENDS, "the instances can hold together")
-"""Why an accepted request may get no answer: three deaths, or too little memory is left."""
+LENDING_REFUSALS = (*REFUSALS, NOBODY_LENDS, "the instances can hold together")
+"""Why an accepted request may get no answer: deaths, or too little memory is left."""
 LIMITS = FrontLimits(
     drain_seconds=60, silence_seconds=6.0, restart=RestartPolicy(0.05, 0.5, attempts=1000)
 )
@@ -65,7 +65,7 @@ def run(directory: Path, jobs: Sequence[Job], kinds: Sequence[str], seconds: flo
         async with asyncio.timeout(seconds):
             return await scenario(directory, jobs, kinds)
 
-    check(asyncio.run(bounded()), kinds, REFUSALS)
+    check(asyncio.run(bounded()), kinds, LENDING_REFUSALS)
 
 
 @pytest.mark.long
