@@ -96,7 +96,7 @@ def measured(
 
 
 def _learned_error(outcome: Outcome) -> float:
-    steps = [repeats.measured() for repeats in outcome.learned]
+    steps = [repeats.median() for repeats in outcome.learned]
     predicted = [outcome.calibration.step_seconds(step.work) for step in steps]
     return _error(predicted, [step.seconds for step in steps])
 

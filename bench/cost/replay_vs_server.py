@@ -22,7 +22,7 @@ import numpy as np
 from bench import machine, result_file
 from bench.cost.shapes import NAMES, VOCAB_SIZE, model_path
 from kvell.calibration.serving import server
-from kvell.load.arrivals import retimed
+from kvell.load.arrivals import retime
 from kvell.models.sources.progress import Progress
 from kvell.simulator.traces.distributions import independent, parse_distribution
 from kvell.simulator.traces.trace import write_trace
@@ -101,7 +101,7 @@ class Case:
         draw = np.random.default_rng(seed)
         rows = independent(prompts, outputs, draw, self._options.num_requests)
         path = self._directory / f"rate-{rate:.4g}.jsonl"
-        write_trace(path, retimed(rows, rate=rate, seed=seed))
+        write_trace(path, retime(rows, rate=rate, seed=seed))
         return path
 
     def replay(self, trace: Path) -> Any:

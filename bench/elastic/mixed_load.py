@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from kvell.load.answers import AnswerReader
-from kvell.load.http.wire import Client, ConnectionFailed, Refused, Wire
+from kvell.load.http.wire import Client, ConnectionFailed, RefusedResponse, Wire
 
 FIRST_ID = 256
 """Ids below it may be special."""
@@ -143,7 +143,7 @@ class MixedLoad:
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 left = await self._listen(body, reader, asked.hangs_up)
-        except (TimeoutError, ConnectionFailed, Refused) as error:
+        except (TimeoutError, ConnectionFailed, RefusedResponse) as error:
             self.tally.failures[str(error) or f"no answer within {TIMEOUT_SECONDS:g} s"] += 1
             return
         if left:

@@ -41,7 +41,7 @@ from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.planning.admission import INITIAL_EXPECTED_OUTPUT
 from kvell.engine.planning.step_memory import SharedMemory
 from kvell.engine.requests.limits import Limits
-from kvell.load.arrivals import retimed
+from kvell.load.arrivals import retime
 from kvell.load.report import Objectives
 from kvell.memory import Layout, MemoryCore, create_core
 from kvell.simulator.hardware.activation_bytes import activation_model
@@ -95,7 +95,7 @@ class Bench:
     def rows(self, rate: float) -> list[TraceRow]:
         """The workload as a Poisson process."""
         rows = generate_trace(self.case.workload, self.case.requests, self.draw)
-        return retimed(rows, rate=rate, seed=self.draw)
+        return retime(rows, rate=rate, seed=self.draw)
 
     def limits(self, side: Side) -> Limits:
         """Limits of a side, which serves the model's whole context."""

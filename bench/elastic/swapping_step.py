@@ -15,8 +15,8 @@ from typing import Any
 
 from bench import machine, result_file
 from bench.engine.forward import Shape
-from kvell.calibration.copy_rig import BEFORE, UNDER, CopyRig, Seen, moved_bytes
-from kvell.calibration.host_copies import fitted, link_of
+from kvell.calibration.copy_rig import BEFORE, UNDER, CopyRig, SideSeconds, moved_bytes
+from kvell.calibration.host_copies import fit_slowdown, link_of
 from kvell.clock import MonotonicClock
 from kvell.engine.assembly import copies_beside_passes, load_model
 from kvell.engine.requests.plan import StepPlan
@@ -40,7 +40,7 @@ class Row:
     step: str
     pages: int
     moved_mib: float
-    seen: Mapping[str, Seen]
+    seen: Mapping[str, SideSeconds]
     replayed: Mapping[str, float]
 
     def error(self, side: str) -> float:
@@ -93,7 +93,7 @@ def main() -> None:
     }
     seen = dict(zip(plans, rig.rounds(list(plans.values()), options.rounds), strict=True))
     learned = [which for which in plans if which[0] == FIT] or list(plans)
-    slows = fitted([(plans[which], seen[which]) for which in learned], rig.layout)
+    slows = fit_slowdown([(plans[which], seen[which]) for which in learned], rig.layout)
     rows = []
     for which, plan in plans.items():
         links = {

@@ -119,7 +119,7 @@ class EveryChunk:
         for work in plan.work:
             for start, tokens, _ in work.images:
                 if start < work.start < start + tokens:
-                    self._store.encoded(self._store.span(int(work.token_ids[0])))
+                    self._store.encode(self._store.span(int(work.token_ids[0])))
         return self._runner.run(plan)
 
 

@@ -15,7 +15,7 @@ from bench.cpu_clock import CpuClock
 from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.steering.lending.planner import LoanPlanner
 from kvell.cluster.steering.lending.views import LendingView
-from kvell.cluster.steering.placements import Reach
+from kvell.cluster.steering.placements import ContextLimits
 from kvell.cluster.steering.relief import MemoryView
 from kvell.cluster.steering.steering import LOOK_SECONDS, Steered
 from kvell.engine.protocol.messages import MOST_LONGEST
@@ -55,7 +55,7 @@ def party(number: int, host_size: int, beat: int) -> Steered:
         RequestPlacementEntry(RequestId(f"{number}:{index}"), name, 110 - index, local=True)
         for index in range(MOST_LONGEST)
     )
-    reach = Reach(block_bytes=BLOCK_BYTES, host=str(number // host_size))
+    reach = ContextLimits(block_bytes=BLOCK_BYTES, host=str(number // host_size))
     token_bytes = BLOCK_BYTES // reach.section_tokens
     held = (blocks - free) * reach.section_tokens
     waiting_tokens = memory.waiting * 1_000

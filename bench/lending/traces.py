@@ -12,8 +12,8 @@ from random import Random
 
 from bench import result_file
 from kvell.cli.replay.command import replay_limits
-from kvell.cluster.routing.costs import fitted
-from kvell.cluster.steering.placements import Reach
+from kvell.cluster.routing.costs import prices_of
+from kvell.cluster.steering.placements import ContextLimits
 from kvell.cost.amounts import shape_of
 from kvell.cost.analytic import AnalyticModel
 from kvell.engine.lending.sections import section_bytes
@@ -103,7 +103,7 @@ def spec_of(way: str, pool_bytes: int) -> ClusterSpec:
     machine = Machine(load_profile("a100-80"), model_cost(config, description, ELEMENT_BYTES))
     link = load_link("nvlink-a100")
     rate = link.bytes_per_second
-    costs = fitted(
+    costs = prices_of(
         AnalyticModel(machine.profile, machine.cost),
         shape_of(layers),
         fetch_bytes_per_second=rate,
@@ -136,7 +136,7 @@ def limits_of(layout: Layout, lends: bool) -> Limits:
     if not lends:
         return limits
     block_bytes = section_bytes(layout.groups)
-    reach = Reach(limits.max_model_len, MOST_TOKENS, block_bytes)
+    reach = ContextLimits(limits.max_model_len, MOST_TOKENS, block_bytes)
     most = reach.with_others([layout.pool_bytes] * (OF_A_HOST - 1))
     return replace(limits, reach_tokens=most)
 

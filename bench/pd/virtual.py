@@ -25,7 +25,7 @@ from bench import result_file
 from kvell.cli.replay.command import replay_limits
 from kvell.cli.replay.latency import latencies, outcomes
 from kvell.engine.planning.whole_prompts import without_chunks
-from kvell.load.arrivals import retimed
+from kvell.load.arrivals import retime
 from kvell.load.report import Objectives
 from kvell.memory import plan_layout
 from kvell.mempool.rendezvous import PdCaching
@@ -116,7 +116,7 @@ def rows_of(case: Case) -> list[TraceRow]:
         rows = [one for one in rows if one.num_tokens <= CONTEXT_TOKENS][:count]
     else:
         rows = generate_trace(case.workload, count, case.seed)
-    return retimed(rows, rate=case.rate * sum(SHAPES[case.shape].values()), seed=case.seed)
+    return retime(rows, rate=case.rate * sum(SHAPES[case.shape].values()), seed=case.seed)
 
 
 def run(case: Case) -> dict[str, Any]:

@@ -173,7 +173,7 @@ def measured(
         assert isinstance(notice, IndexNotice)
         complete = clock.timed(
             "notice",
-            lambda n=name, one=notice, t=now: tree.noticed(n, 1, one, t),  # type: ignore[misc]
+            lambda n=name, one=notice, t=now: tree.on_notice(n, 1, one, t),  # type: ignore[misc]
         )
         assert complete, "a notice is missing"
         wire_bytes.append(len(frame) + HEADER_BYTES)
@@ -234,7 +234,7 @@ def block_bytes(groups: Sequence[TreeGroup], instances: int, prompts: int) -> fl
     for name, frame in frames:
         notice = decode_event(frame[HEADER_BYTES:])
         assert isinstance(notice, IndexNotice)
-        assert tree.noticed(name, 1, notice, 0.0)
+        assert tree.on_notice(name, 1, notice, 0.0)
     del notice
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()

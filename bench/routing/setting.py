@@ -5,7 +5,7 @@ from typing import Any
 
 from bench.replay.shapes import ELEMENT_BYTES, read_shape
 from kvell.cli.replay.command import replay_limits
-from kvell.cluster.routing.costs import fitted
+from kvell.cluster.routing.costs import prices_of
 from kvell.cost.amounts import shape_of
 from kvell.cost.analytic import AnalyticModel
 from kvell.memory import plan_layout
@@ -41,7 +41,7 @@ def cluster_spec(
     )
     link = load_link("nvlink-h800")
     links = Links(Link(link.latency_seconds, link.bytes_per_second))
-    costs = fitted(
+    costs = prices_of(
         AnalyticModel(machine.profile, machine.cost),
         shape_of(shape.description.layers),
         fetch_bytes_per_second=link.bytes_per_second,

@@ -11,20 +11,20 @@ from kvell.load.http.wire import Wire
 from kvell.load.outcome import Outcome
 from kvell.load.prompts import Prompts, id_prompts, text_prompts
 from kvell.load.report import Objectives, summary
-from kvell.load.run import Measured, measure
+from kvell.load.run import LoadResult, measure
 from kvell.simulator.traces.rows import TraceRow
 
 VOCAB_SIZE = 40_000
 TIMEOUT_SECONDS = 600.0
 
 
-def drive(base_url: str, scenario: Scenario, seed: int) -> Measured:
+def drive(base_url: str, scenario: Scenario, seed: int) -> LoadResult:
     """Send all requests of a round; return their outcomes."""
     rows = scenario.rows(seed)
     prompts = made_prompts(rows, seed)
     load = Load(rows, [None] * len(rows), timeout_seconds=TIMEOUT_SECONDS)
 
-    async def run() -> Measured:
+    async def run() -> LoadResult:
         client = HttpClient(base_url)
         try:
             return await measure(client, base_url, Wire(""), prompts, load)
@@ -41,7 +41,7 @@ def made_prompts(rows: Sequence[TraceRow], seed: int) -> Prompts[Any]:
     return id_prompts(rows, seed, VOCAB_SIZE, lambda _text: [])
 
 
-def figures_of(measured: Measured) -> Figures:
+def figures_of(measured: LoadResult) -> Figures:
     """The figures that systems are compared by.
 
     :raises RuntimeError: if a request lacks its whole answer.

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvell.load.arrivals import retimed
+from kvell.load.arrivals import retime
 from kvell.simulator.traces.generators import generate_trace
 from kvell.simulator.traces.rows import TraceRow
 
@@ -35,7 +35,7 @@ class Scenario:
             row = TraceRow(0.0, self.prompt_tokens, self.output_tokens)
             return [row] * self.requests
         rows = generate_trace(self.workload, self.requests, seed)
-        return retimed(rows, rate=self.rate, seed=seed)
+        return retime(rows, rate=self.rate, seed=seed)
 
     @property
     def is_rectangular(self) -> bool:

@@ -30,7 +30,7 @@ from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.pooling import EmbeddingOutput
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.statistics import Stats
-from kvell.engine.sampling.model_defaults import GenerationConfig, limited
+from kvell.engine.sampling.model_defaults import GenerationConfig, limit_answer
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
 from kvell.fleet.instance.command import instance_command
@@ -41,7 +41,7 @@ from kvell.front.front import Front
 from kvell.llm_jobs import embedding_output
 from kvell.mempool.rendezvous import PageTransport, PdCaching
 from kvell.models.sources.progress import Progress, quiet
-from kvell.server.text.embeddings import embedded
+from kvell.server.text.embeddings import embed
 from kvell.server.text.lanes import TextWork
 from kvell.server.text.named_texts import texts_of
 from kvell.server.text.session_key import conversation_key, prompt_key
@@ -196,7 +196,7 @@ class AsyncEngine:
         """
         name, ids = await self._encoded(prompt)
         served = self._models[name]
-        [params] = (sampling or limited(served.sampling_defaults)).choices()[:1]
+        [params] = (sampling or limit_answer(served.sampling_defaults)).choices()[:1]
         params = await self._encoders[name].with_bad_words(params)
         known_id = request_id or uuid.uuid4().hex
         prepared = PreparedPrompt(ids, known_id, cache_salt, name, session or prompt_key(ids))
@@ -236,7 +236,7 @@ class AsyncEngine:
         :raises ChangeSomething: if the model has no chat template.
         """
         served = self._models[self._known(model)]
-        ids = await self._encoders[self._known(model)].rendered(
+        ids = await self._encoders[self._known(model)].encode_conversation(
             lambda: served.rendered_chat(messages), chars=chars_within(messages)
         )
         key = session or conversation_key(messages)
@@ -266,7 +266,7 @@ class AsyncEngine:
         served.embeddings.require_served(served.name)
         known_id, key = request_id or uuid.uuid4().hex, session or prompt_key(ids)
         prepared = PreparedPrompt(ids, known_id, cache_salt, name, key)
-        return embedding_output(ids, await embedded(self._front, prepared))
+        return embedding_output(ids, await embed(self._front, prepared))
 
     def reset_prefix_cache(self) -> None:
         """Evict the cached prefixes of every instance; pages that requests use stay."""
@@ -308,7 +308,7 @@ class AsyncEngine:
         name = self._known(given.model)
         if given.token_ids is not None:
             return name, given.token_ids
-        return name, await self._encoders[name].encoded("prompt", given.text or "")
+        return name, await self._encoders[name].encode("prompt", given.text or "")
 
     def _known(self, model: str) -> str:
         """Return the name of a model on instances: "" for the first.

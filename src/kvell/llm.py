@@ -25,7 +25,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.admissible import request_problem, sampling_problem
 from kvell.engine.requests.beam_search import BeamSearch, BeamSearchParams
 from kvell.engine.requests.pooling import pooling_problem, served_pooling
-from kvell.engine.sampling.model_defaults import GenerationConfig, limited, sampling_defaults
+from kvell.engine.sampling.model_defaults import GenerationConfig, limit_answer, sampling_defaults
 from kvell.engine.setup.contract import MemoryContract
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
@@ -36,7 +36,7 @@ from kvell.llm_jobs import (
     EmbeddingJob,
     Sampling,
     chosen_sampling,
-    measured,
+    measure,
     one_each,
     output_of,
     several,
@@ -175,7 +175,7 @@ class LLM:
                 for batch in [[job] for job in all_jobs] if sequential else [all_jobs]:
                     self._runner.run(reader, batch, ended)
         seconds = self._clock.now_seconds() - started_seconds
-        self._stats = measured(all_jobs, seconds, self.engine.core.max_running)
+        self._stats = measure(all_jobs, seconds, self.engine.core.max_running)
         return [output_of(several) for several in jobs]
 
     def chat(
@@ -209,15 +209,12 @@ class LLM:
             prompt can never be served.
         """
         if add_generation_prompt and continue_final_message:
-            problem, remedy = (
-                "conflicts with add_generation_prompt",
-                "set add_generation_prompt to False",
-            )
+            problem, remedy = "conflicts with add_generation_prompt", "set that to False"
             raise ChangeSomething("continue_final_message", True, problem, remedy)
         many: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
         tokenizer = self._tokenizer(model)
         chosen = chosen_template(chat_template, chat_template_content_format)
-        template = tokenizer.templated(chosen)
+        template = tokenizer.choose_template(chosen)
         texts = [
             tokenizer.rendered_chat(
                 *(conversation, tools, chat_template_kwargs),
@@ -339,9 +336,8 @@ class LLM:
         given = given_prompt(prompt, "images")
         name, ids = self._known(given.model), self._token_ids(given)
         if given.images:
-            raise ChangeSomething(
-                "images", "…", "cannot be combined with beam search", "leave them out"
-            )
+            problem = "cannot be combined with beam search"
+            raise ChangeSomething("images", "…", problem, "leave them out")
         self._check(ImagePrompt(ids, ()), SamplingParams(max_tokens=params.max_tokens), name)
         search = BeamSearch.of(params, self.engine.core.rules(name).eos_token_ids)
         return BeamJob(ids, search, self._tokenizer(name), name)
@@ -359,7 +355,7 @@ class LLM:
 
     def _sampling_defaults(self, model: str) -> SamplingParams:
         """Return a model's default sampling, with vLLM's limit of tokens if it has none."""
-        return limited(sampling_defaults(self._one(model).path, self._generation_config))
+        return limit_answer(sampling_defaults(self._one(model).path, self._generation_config))
 
     def _token_ids(self, prompt: GivenPrompt) -> npt.NDArray[np.int32]:
         if prompt.token_ids is not None:

@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from kvell.engine.protocol.given import shown
+from kvell.engine.protocol.given import show
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.pooling import POOLED, EmbeddingOutput, Pooling, vector_of
@@ -333,7 +333,7 @@ def one_each(sampling: Sampling, defaults: Sequence[SamplingParams]) -> Sequence
 
 def _no_params(value: object) -> ChangeSomething:
     problem, remedy = "is not SamplingParams", "give SamplingParams(…), or one for each prompt"
-    return ChangeSomething("sampling_params", shown(value), problem, remedy)
+    return ChangeSomething("sampling_params", show(value), problem, remedy)
 
 
 def output_of(jobs: Sequence[AnswerJob]) -> RequestOutput:
@@ -351,11 +351,11 @@ def several(prompts: object) -> list[object]:
         return [prompts]
     if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
         problem, remedy = "are not prompts", "give a text, or a list of texts"
-        raise ChangeSomething("prompts", shown(prompts), problem, remedy)
+        raise ChangeSomething("prompts", show(prompts), problem, remedy)
     return list(prompts)
 
 
-def measured(jobs: Sequence[AnswerJob], seconds: float, max_running: int) -> dict[str, float]:
+def measure(jobs: Sequence[AnswerJob], seconds: float, max_running: int) -> dict[str, float]:
     """Return the figures of requests that have ended (:meth:`kvell.LLM.stats`)."""
     outputs = sum(len(job.token_ids) for job in jobs)
     return {

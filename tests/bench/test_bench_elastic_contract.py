@@ -18,7 +18,7 @@ from bench.elastic.mixed_load import Asked, Mix, MixedLoad, Tally, figures
 from bench.elastic.process_sizes import Sample, Sampler, import_bytes, tree_bytes
 from kvell.clock import MonotonicClock
 from kvell.errors import KvellError
-from kvell.load.http.wire import ConnectionFailed, Refused
+from kvell.load.http.wire import ConnectionFailed, RefusedResponse
 from kvell.vocabulary import MIB
 from tests.load.virtual_time import run_virtually
 
@@ -111,7 +111,7 @@ class TestMixedLoad:
         assert told["completed"] == tally.completed
         assert 0 <= told["ttft_seconds_p50"] <= told["ttft_seconds_max"]
 
-    @pytest.mark.parametrize("fails", [Refused(429, "busy"), ConnectionFailed("gone")])
+    @pytest.mark.parametrize("fails", [RefusedResponse(429, "busy"), ConnectionFailed("gone")])
     def test_a_refusal_is_a_failure_by_its_reason(self, fails: Exception) -> None:
         tally = self.run(Client(fails))
         assert tally.failures[str(fails)] > 3

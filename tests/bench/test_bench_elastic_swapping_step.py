@@ -8,12 +8,12 @@ import pytest
 from bench.elastic import swapping_step
 from bench.elastic.swapping_step import Row, line, plan_of
 from bench.engine.forward import Shape
-from kvell.calibration.copy_rig import BEFORE, NONE, SIDES, UNDER, CopyRig, Seen
+from kvell.calibration.copy_rig import BEFORE, NONE, SIDES, UNDER, CopyRig, SideSeconds
 from kvell.clock import VirtualClock
 from tests.models.fused_models import fused_model
 from tests.models.harness import tiny_module
 
-SECONDS = {side: Seen(0.5, 1.0, 2.0) for side in SIDES}
+SECONDS = {side: SideSeconds(0.5, 1.0, 2.0) for side in SIDES}
 
 
 def test_a_plan_has_the_shape_that_is_asked_for() -> None:
@@ -32,7 +32,7 @@ def test_a_row_tells_how_far_the_replay_is_from_the_middle_round() -> None:
 
 
 def test_a_row_tells_what_the_engine_would_choose() -> None:
-    seen = SECONDS | {UNDER: Seen(1.0, 1.3, 2.0)}
+    seen = SECONDS | {UNDER: SideSeconds(1.0, 1.3, 2.0)}
     row = Row("3x1x64", 8, 1.0, seen, {BEFORE: 1.0, UNDER: 1.0})
     assert row.chosen(has_spare=True) == pytest.approx(0.3)
     assert row.chosen(has_spare=False) == 0.0

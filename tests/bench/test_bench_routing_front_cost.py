@@ -52,7 +52,7 @@ def test_an_instance_tells_what_it_caches(groups: Sequence[TreeGroup]) -> None:
     tree, tokens = PromptTree(groups), np.arange(2049, dtype=np.int32)
     for number in range(6):
         chain = PromptChain.of(tokens + number * 3000, groups)
-        assert tree.noticed("mixed-0", 1, one.stores(chain, groups), 0.0)
+        assert tree.on_notice("mixed-0", 1, one.stores(chain, groups), 0.0)
         assert tree.match(chain, 0.0) == {"mixed-0": 2048}
     assert 2048 % STATE_TOKENS == 0
     assert len(tree) == sum(map(len, one.cached.values()))

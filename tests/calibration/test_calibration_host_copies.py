@@ -13,14 +13,14 @@ from kvell.calibration.copy_rig import (
     SIDES,
     UNDER,
     CopyRig,
-    Seen,
+    SideSeconds,
     moved_bytes,
 )
 from kvell.calibration.host_copies import (
     MOST_SLOWS,
     PAGES,
     can_measure,
-    fitted,
+    fit_slowdown,
     link_of,
     measure_host_copies,
 )
@@ -53,12 +53,12 @@ def plan_of(rig: CopyRig, pages: int = MOVED) -> StepPlan:
     return rig.plan(3, 1, 64, pages)
 
 
-def seen(rig: CopyRig, plan: StepPlan, *, slows: float, alone: float) -> dict[str, Seen]:
+def seen(rig: CopyRig, plan: StepPlan, *, slows: float, alone: float) -> dict[str, SideSeconds]:
     """What a machine with this ``slows`` would show, around a pass of one second."""
-    found = {side: Seen(1.0, 1.0, 1.0) for side in SIDES}
-    found[ALONE] = Seen(alone, alone, alone)
+    found = {side: SideSeconds(1.0, 1.0, 1.0) for side in SIDES}
+    found[ALONE] = SideSeconds(alone, alone, alone)
     under = link_of(plan, found, rig.layout, on_host=True, slows=slows).step_seconds(plan)
-    return found | {UNDER: Seen(under, under, under)}
+    return found | {UNDER: SideSeconds(under, under, under)}
 
 
 def test_a_plan_moves_as_many_pages_each_way_half_of_them_over_each_other(rig: CopyRig) -> None:
@@ -83,7 +83,7 @@ def test_sides_differ_in_when_they_copy_and_each_is_timed(rig: CopyRig) -> None:
     rounds = 3
     (found,) = rig.rounds([plan], rounds)
     assert set(found) == set(SIDES)
-    assert found[UNDER] == Seen(1.0, 1.0, 1.0)
+    assert found[UNDER] == SideSeconds(1.0, 1.0, 1.0)
     size_bytes = moved_bytes(plan, rig.layout)
     before, under = rig.before.copier.counts, rig.under.copier.counts
     assert (before.before_bytes, before.under_bytes) == ((rounds + 1) * size_bytes, 0)
@@ -115,7 +115,7 @@ def test_plans_take_turns_in_every_round(rig: CopyRig, monkeypatch: pytest.Monke
 def test_the_fit_finds_what_copies_cost(rig: CopyRig, slows: float) -> None:
     plan = plan_of(rig)
     measured = [(plan, seen(rig, plan, slows=slows, alone=alone)) for alone in (0.2, 0.5)]
-    assert fitted(measured, rig.layout) == pytest.approx(slows)
+    assert fit_slowdown(measured, rig.layout) == pytest.approx(slows)
 
 
 def test_the_fit_goes_by_the_middle_round_and_not_by_a_lucky_one(rig: CopyRig) -> None:
@@ -123,14 +123,14 @@ def test_the_fit_goes_by_the_middle_round_and_not_by_a_lucky_one(rig: CopyRig) -
     sides = seen(rig, plan, slows=1.3, alone=0.4)
     lucky = {side: replace(one, best=one.best / 3) for side, one in sides.items()}
     lucky[NONE] = replace(lucky[NONE], best=0.01)
-    assert fitted([(plan, lucky)], rig.layout) == pytest.approx(1.3)
+    assert fit_slowdown([(plan, lucky)], rig.layout) == pytest.approx(1.3)
 
 
 def test_one_step_that_met_a_neighbour_is_outvoted(rig: CopyRig) -> None:
     plan = plan_of(rig)
     measured = [(plan, seen(rig, plan, slows=1.1, alone=alone)) for alone in (0.2, 0.3, 0.4)]
     wrong = seen(rig, plan, slows=0.1, alone=0.5)
-    assert fitted([*measured, (plan, wrong)], rig.layout) == pytest.approx(1.1)
+    assert fit_slowdown([*measured, (plan, wrong)], rig.layout) == pytest.approx(1.1)
 
 
 def test_copies_before_a_pass_are_charged_one_after_the_other(rig: CopyRig) -> None:

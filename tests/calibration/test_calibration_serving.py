@@ -13,7 +13,7 @@ from kvell.calibration.serving import (
     OUTPUT_TOKENS,
     PROMPT_TOKENS,
     LongPrompt,
-    Served,
+    ServingRound,
     fit_serving,
     measure_serving,
     server,
@@ -28,12 +28,12 @@ from tests.cost.test_cost_calibration import MADE
 FAKE = Path(__file__).parents[1] / "fleet" / "fake_instance.py"
 
 
-def seen(serving: Serving, batch: int, delay: float = 0.0) -> Served:
+def seen(serving: Serving, batch: int, delay: float = 0.0) -> ServingRound:
     """What clients see of an engine like MADE, served at a price."""
     decode = decode_seconds(MADE, [PROMPT_TOKENS + OUTPUT_TOKENS // 2] * batch)
     first = prefill_seconds(MADE, PROMPT_TOKENS, 0.0) + serving.request_seconds
     added = serving.step_seconds + batch * serving.token_seconds
-    return Served(
+    return ServingRound(
         batch, first + serving.step_seconds + serving.token_seconds, decode + added + delay
     )
 
@@ -55,7 +55,7 @@ def test_what_a_prompts_tokens_cost_besides_is_found() -> None:
 
 
 def test_never_less_than_nothing() -> None:
-    faster = [Served(batch, 1e-6, 1e-6) for batch in BATCHES]
+    faster = [ServingRound(batch, 1e-6, 1e-6) for batch in BATCHES]
     found = fit_serving(MADE, faster, [LongPrompt(200, 1e-6)])
     assert found == Serving(0.0, 0.0, 0.0, 0.0)
 

@@ -14,7 +14,7 @@ from kvell.cli.main import root
 from kvell.cli.terminal.session import Session
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.fleet.instance.command import placed_command
-from kvell.fleet.placing.node_record import NodeRecord, recorded
+from kvell.fleet.placing.node_record import NodeRecord, read_record
 from kvell.fleet.placing.ray.node_settings import NodeSettings
 from kvell.server.text.served_text import ServedText
 
@@ -191,11 +191,11 @@ class TestUpAndDown:
         assert node.outlives
         assert "kvell cluster up --join 10.0.0.1:6379" in ended.stdout
         assert "RAY_AUTH_MODE=token" in ended.stderr
-        running = recorded(tmp_path / "cache")
+        running = read_record(tmp_path / "cache")
         assert running is not None and running.pid == node.pid
         assert kvell("cluster", "down").code == 0
         assert node.process is not None and node.process.wait(20) == -15
-        assert recorded(tmp_path / "cache") is None
+        assert read_record(tmp_path / "cache") is None
         assert not Path(running.folder).exists()
 
     def test_a_second_one_is_refused(self, kvell: Kvell, nodes: list[FakeNode]) -> None:

@@ -60,7 +60,7 @@ class Fronts(RuleBasedStateMachine):
         self.signs[front].append(self.now)
         self.loads[front] = loads
         self.ever.add(front)
-        assert self.table.heard(front, loads, roles, changes, self.now) == is_newer
+        assert self.table.on_beat(front, loads, roles, changes, self.now) == is_newer
 
     @precondition(lambda self: self.there())
     @rule(data=st.data(), asks=st.booleans())
@@ -69,14 +69,14 @@ class Fronts(RuleBasedStateMachine):
         self.signs[front].clear()
         self.leaves[front].append(self.now)
         self.asked = asks or len(self.ever) < 2
-        self.table.left(front, self.now, ends_cluster=asks)
+        self.table.on_left(front, self.now, ends_cluster=asks)
 
     @rule(front=fronts)
     def says_nothing_sensible(self, front: str) -> None:
         with pytest.raises(ChangeSomething, match="below 0"):
-            self.table.heard(front, {"decode-0": -1}, {}, 1_000, self.now)
+            self.table.on_beat(front, {"decode-0": -1}, {}, 1_000, self.now)
         with pytest.raises(ChangeSomething, match="no role"):
-            self.table.heard(front, {}, {"decode-0": "boss"}, 1_000, self.now)
+            self.table.on_beat(front, {}, {"decode-0": "boss"}, 1_000, self.now)
 
     @rule(instance=st.sampled_from(INSTANCES), role=st.sampled_from(("prefill", "decode")))
     def manager_decides(self, instance: str, role: str) -> None:
@@ -136,7 +136,7 @@ def test_the_only_front_that_there_was_ends_the_cluster_at_once() -> None:
     table = FrontTable(LEASE, LONELY, 0.0)
     table.came("front-a", 1.0)
     table.came("front-a", 2.0)
-    table.left("front-a", 2.0)
+    table.on_left("front-a", 2.0)
     assert table.is_over(2.0)
 
 
@@ -144,12 +144,12 @@ def test_the_last_of_several_is_waited_for_unless_it_asks_for_the_end() -> None:
     table = FrontTable(LEASE, LONELY, 0.0)
     table.came("front-a", 1.0)
     table.came("front-b", 1.0)
-    table.left("front-a", 2.0, ends_cluster=True)
+    table.on_left("front-a", 2.0, ends_cluster=True)
     assert not table.is_over(2.0), "another is there"
-    table.left("front-b", 3.0)
+    table.on_left("front-b", 3.0)
     assert not table.is_over(3.0 + LONELY - 1) and table.is_over(3.0 + LONELY)
     table.came("front-c", 4.0)
-    table.left("front-c", 5.0, ends_cluster=True)
+    table.on_left("front-c", 5.0, ends_cluster=True)
     assert table.is_over(5.0)
 
 
@@ -157,7 +157,7 @@ def test_a_front_that_died_after_the_last_one_left_is_waited_for() -> None:
     table = FrontTable(LEASE, LONELY, 0.0)
     table.came("front-a", 0.0)
     table.came("front-b", 5.0)
-    table.left("front-a", 6.0)
+    table.on_left("front-a", 6.0)
     assert not table.is_over(5.0 + LEASE), "its lease has just ended"
     assert not table.is_over(5.0 + LEASE + LONELY - 1)
     assert table.is_over(5.0 + LEASE + LONELY)
@@ -165,7 +165,7 @@ def test_a_front_that_died_after_the_last_one_left_is_waited_for() -> None:
 
 def test_a_front_whose_connection_was_cut_keeps_its_load_until_its_lease_ends() -> None:
     table = FrontTable(LEASE, LONELY, 0.0)
-    table.heard("front-a", {"decode-0": 300}, {}, 0, 0.0)
+    table.on_beat("front-a", {"decode-0": 300}, {}, 0, 0.0)
     table.came("front-a", 8.0)
     assert table.loads(17.0) == {"decode-0": 300}
     assert table.loads(18.0) == {}
@@ -176,8 +176,8 @@ def test_a_front_whose_connection_was_cut_keeps_its_load_until_its_lease_ends() 
 def test_a_manager_that_has_just_started_learns_the_roles() -> None:
     table = FrontTable(LEASE, LONELY, 0.0)
     old, new = {"decode-0": "prefill"}, {"decode-0": "prefill", "decode-1": "prefill"}
-    assert table.heard("front-a", {}, new, 6, 0.0)
-    assert not table.heard("front-b", {}, old, 5, 0.0)
+    assert table.on_beat("front-a", {}, new, 6, 0.0)
+    assert not table.on_beat("front-b", {}, old, 5, 0.0)
     assert (table.roles, table.role_changes) == (new, 6)
     table.change_role("decode-1", "decode")
     assert (table.roles["decode-1"], table.role_changes) == ("decode", 7)

@@ -1,11 +1,13 @@
 """Operators with prices that tests know, and the steps that follow from them."""
 
-from kvell.cost.amounts import ModelShape, Reach
+from kvell.cost.amounts import AttentionSpan, ModelShape
 from kvell.cost.fit import MeasuredStep
 from kvell.cost.operators import Attention, Constants, Operators, Waves
 from kvell.cost.work import Chunk
 
-SHAPE = ModelShape((Reach(3, 128), Reach(2)), token_bytes=256, window_bytes=((128, 384),))
+SHAPE = ModelShape(
+    (AttentionSpan(3, 128), AttentionSpan(2)), token_bytes=256, window_bytes=((128, 384),)
+)
 TOKEN_KNOTS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 ROW_KNOTS = (0, 1, 4, 16)
 FIRST_SECONDS = 8e-3

@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.cost.amounts import Amounts, ModelShape, Reach, shape_of
+from kvell.cost.amounts import Amounts, AttentionSpan, ModelShape, shape_of
 from kvell.cost.work import Chunk
 from kvell.engine.requests.plan import TokenWork
 from kvell.memory import GroupKind, LayerSpec, policy_of
 from kvell.pages.grouping import group_of
 
-REACHES = (Reach(1), Reach(1, 5), Reach(1, 4, is_chunked=True))
+REACHES = (AttentionSpan(1), AttentionSpan(1, 5), AttentionSpan(1, 4, is_chunked=True))
 
 
-def read_by(reach: Reach, position: int) -> int:
+def read_by(reach: AttentionSpan, position: int) -> int:
     """Tokens that the token at a position reads, itself included: by definition."""
     if not reach.window_tokens:
         return position + 1
@@ -23,12 +23,12 @@ def read_by(reach: Reach, position: int) -> int:
 
 
 @given(st.sampled_from(REACHES), st.integers(0, 40))
-def test_pairs_are_counted_without_going_through_them(reach: Reach, tokens: int) -> None:
+def test_pairs_are_counted_without_going_through_them(reach: AttentionSpan, tokens: int) -> None:
     assert reach.pairs_before(tokens) == sum(read_by(reach, p) for p in range(tokens))
 
 
 @given(st.sampled_from(REACHES), st.integers(0, 40))
-def test_live_tokens_are_what_the_next_one_reads(reach: Reach, tokens: int) -> None:
+def test_live_tokens_are_what_the_next_one_reads(reach: AttentionSpan, tokens: int) -> None:
     assert reach.live_tokens(tokens) == read_by(reach, tokens) - 1
 
 
@@ -43,7 +43,7 @@ def test_live_tokens_are_those_of_the_memory_core(kind: GroupKind, window: int) 
 
 
 def test_a_step() -> None:
-    shape = ModelShape((Reach(2), Reach(3, 4)), state_layers=1)
+    shape = ModelShape((AttentionSpan(2), AttentionSpan(3, 4)), state_layers=1)
     found = shape.amounts([Chunk(9, 1), Chunk(60, 70, num_logits=0)])
     full = 10 + sum(range(61, 131))
     window = 4 + 4 * 70
@@ -59,7 +59,7 @@ def test_a_step() -> None:
 
 
 def test_scans_are_of_models_with_states_only() -> None:
-    assert ModelShape((Reach(1),)).amounts([Chunk(0, 500)]).scan_rounds == 0
+    assert ModelShape((AttentionSpan(1),)).amounts([Chunk(0, 500)]).scan_rounds == 0
 
 
 def test_an_engines_work_is_work() -> None:
@@ -80,7 +80,7 @@ class TestShape:
 
     def test_layers_that_share_keys_attend_all_the_same(self) -> None:
         shape = shape_of(self.LAYERS)
-        assert set(shape.reaches) == {Reach(1), Reach(3, 16)}
+        assert set(shape.reaches) == {AttentionSpan(1), AttentionSpan(3, 16)}
         assert (shape.state_layers, shape.state_bytes) == (1, 1000)
 
     def test_what_a_hit_must_bring(self) -> None:

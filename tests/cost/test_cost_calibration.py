@@ -13,7 +13,7 @@ from kvell.cost.calibration import (
     ModelPrint,
     Serving,
     SoftwarePrint,
-    decoded,
+    decode_calibration,
     require_fresh,
 )
 from kvell.cost.model import prefill_seconds
@@ -30,11 +30,11 @@ MADE = Calibration(
 
 
 def test_there_and_back() -> None:
-    assert decoded(MADE.encoded(), "file") == MADE
+    assert decode_calibration(MADE.encode(), "file") == MADE
 
 
 def test_readable_json() -> None:
-    raw = json.loads(MADE.encoded())
+    raw = json.loads(MADE.encode())
     assert raw["kvell_calibration"] == 1
     assert raw["model"]["name"] == "tiny"
     assert raw["held_out"]["decode_error"] == 0.03
@@ -69,15 +69,15 @@ class TestRefused:
     )
     def test_files(self, data: bytes, problem: str) -> None:
         with pytest.raises(ChangeSomething, match=problem) as refused:
-            decoded(data, "some.json")
+            decode_calibration(data, "some.json")
         assert (refused.value.field, refused.value.value) == ("--hardware", "some.json")
         assert "kvell calibrate" in refused.value.remedy
 
     def test_a_price_that_is_none(self) -> None:
-        raw: dict[str, Any] = json.loads(MADE.encoded())
+        raw: dict[str, Any] = json.loads(MADE.encode())
         raw["operators"]["attention"]["pair_seconds"] = "much"
         with pytest.raises(ChangeSomething, match="damaged"):
-            decoded(json.dumps(raw).encode(), "file")
+            decode_calibration(json.dumps(raw).encode(), "file")
 
     def test_fresh(self) -> None:
         require_fresh(MADE, "file", replace(MODEL, name="same sizes"), MACHINE, SOFTWARE)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.cost.amounts import ModelShape, Reach
+from kvell.cost.amounts import AttentionSpan, ModelShape
 from kvell.cost.fit import MeasuredStep, fit_operators, median_error
 from kvell.cost.least_squares import non_negative, relative_fit
 from kvell.cost.operators import Waves
@@ -15,7 +15,7 @@ from kvell.cost.work import Chunk
 from tests.cost.oracles import SHAPE, decodes, oracle, steps_of, unseen
 from tests.depth import some
 
-SHAPES = (SHAPE, ModelShape((Reach(4),)), ModelShape((Reach(2),), state_layers=2))
+SHAPES = (SHAPE, ModelShape((AttentionSpan(4),)), ModelShape((AttentionSpan(2),), state_layers=2))
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -115,7 +115,7 @@ def test_every_reason_of_a_miss_has_a_remedy() -> None:
 
 
 def test_every_event_of_the_log_is_in_the_table() -> None:
-    pattern = re.compile(r'\b(?:tell\(\s*logger,\s*logging\.\w+,\s*|Ignored\()"(\w+)"')
+    pattern = re.compile(r'\b(?:tell\(\s*logger,\s*logging\.\w+,\s*|OncePerName\()"(\w+)"')
     written = {event for path in SOURCES for event in pattern.findall(path.read_text())}
     told = {name for cells in rows_under(GUIDE, "event", "fields") for name in names_in(cells[0])}
     assert written == told

@@ -122,7 +122,7 @@ def test_a_chunk_may_move_into_a_larger_slot_while_its_old_mapping_is_stale() ->
     assert (plan.start, plan.count, plan.retired) == (2, 3, (0,))
     assert kv.balloon.slots.state_of(0) is SlotState.STALE
     assert wall.start == 1
-    kv.balloon.unmapped([0])
+    kv.balloon.on_unmapped([0])
     kv.check()
 
 

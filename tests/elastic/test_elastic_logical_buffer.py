@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.elastic.audit import audit_buffer
-from kvell.elastic.logical_buffer import CpuBuffer, scaled
+from kvell.elastic.logical_buffer import CpuBuffer, scale
 
 
 def late(buffer: CpuBuffer, pattern: str) -> list[int]:
@@ -31,7 +31,7 @@ def late(buffer: CpuBuffer, pattern: str) -> list[int]:
     ],
 )
 def test_algorithm_2_by_hand(logical: int, ttft: bool, tpot: bool, expected: int) -> None:
-    assert scaled(logical, 20, ttft=ttft, tpot=tpot) == expected
+    assert scale(logical, 20, ttft=ttft, tpot=tpot) == expected
 
 
 def test_it_starts_at_one_chunk_and_three_late_of_five_double_it() -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import structs
 
-from kvell.engine.planning.proposals import verified
+from kvell.engine.planning.proposals import verify
 from kvell.engine.requests.plan import (
     PENDING,
     TO_DRAFT,
@@ -122,7 +122,7 @@ class VirtualModel:
         for copy in plan.copies:
             self.memory[copy.group][copy.target] = self._page(copy.group, copy.source)
         stands = None if self.beyond is None else self.beyond.stands
-        self._missed = set(plan.missed(stands))
+        self._missed = set(plan.find_missed(stands))
         self._ask(plan)
         for handle in plan.released:
             self._digests.pop(handle, None)
@@ -131,7 +131,7 @@ class VirtualModel:
         self.tokens_computed += plan.num_tokens
         plan = replace(plan, work=tuple(self._drafted))
         self._drafted.clear()
-        result = verified(plan, [token for tokens in sampled for token in tokens])
+        result = verify(plan, [token for tokens in sampled for token in tokens])
         if plan.pools:
             result = structs.replace(result, pooled=self._vectors(plan))
         self._forget_wrong_draft_tokens(plan, result)

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from kvell.engine.protocol.messages import SCHEMA_VERSION
-from kvell.serving.door import FrontDoor, read_secret
+from kvell.serving.door import FrontListener, read_secret
 from kvell.serving.lone import serve_instance
 from kvell.serving.loop import serve_fronts
 from kvell.testing.instance import FakeEngine
@@ -24,7 +24,7 @@ def serve(args: argparse.Namespace, engine: FakeEngine) -> None:
     secret = read_secret(stdin)
     if args.stays_away:
         sys.stdin.read()
-    with FrontDoor(args.door, secret, args.instance_id, args.incarnation) as door:
+    with FrontListener(args.door, secret, args.instance_id, args.incarnation) as door:
         door.ends_with(stdin)
         sys.stdout.write(f"{door.address}\n")
         sys.stdout.flush()

@@ -44,7 +44,7 @@ def test_its_receiver_has_died_since(reason: FinishReason, *, restarts: bool) ->
     queue.lost(DECODE, KILLED, 1.0)
     if restarts:
         queue.line(DECODE).open(4, 999)
-    queue.finished(MOVED, 2.0)
+    queue.on_finished(MOVED, 2.0)
     assert end(request) == reason
     assert queue.in_flight == queue.waiting == 0
     assert not queue.line(PREFILL).in_flight and not queue.line(DECODE).in_flight
@@ -53,9 +53,9 @@ def test_its_receiver_has_died_since(reason: FinishReason, *, restarts: bool) ->
 @pytest.mark.parametrize("reason", ["stop", "cancelled"])
 def test_its_receiver_ends_it(reason: FinishReason) -> None:
     queue, request = dropped(reason)
-    queue.finished(MOVED, 2.0)
+    queue.on_finished(MOVED, 2.0)
     assert list(queue.line(DECODE).in_flight) == [NAME]
-    queue.finished(Finished(NAME, 0, "cancelled"), 3.0)
+    queue.on_finished(Finished(NAME, 0, "cancelled"), 3.0)
     assert end(request) == reason and queue.in_flight == 0
 
 
@@ -63,7 +63,7 @@ def test_its_receiver_ends_it(reason: FinishReason) -> None:
 def test_whoever_has_it_dies(dies: str) -> None:
     queue, request = dropped("stop")
     if dies == DECODE:
-        queue.finished(MOVED, 2.0)
+        queue.on_finished(MOVED, 2.0)
     queue.lost(dies, KILLED, 3.0)
     assert end(request) == "stop"
     assert queue.in_flight == queue.waiting == 0

@@ -65,7 +65,7 @@ def test_in_whatever_order_two_instances_are_heard(events: tuple[Tokens | Finish
         if isinstance(event, Tokens):
             queue.tokens(event, 1.0)
         else:
-            queue.finished(event, 1.0)
+            queue.on_finished(event, 1.0)
         assert tuple(request.output[: len(told)]) == tuple(told)
         assert tuple(request.output) == ANSWER[: len(request.output)]
         assert finished(request) is None or tuple(request.output) == ANSWER
@@ -82,7 +82,7 @@ def test_early_tokens_of_an_attempt_that_died_are_made_again() -> None:
     request = entry()
     queue = queue_with(request)
     queue.tokens(FROM_DECODE[0], 1.0)
-    queue.finished(FROM_DECODE[2], 1.0)
+    queue.on_finished(FROM_DECODE[2], 1.0)
     assert finished(request) is None and not request.output
     queue.lost(PREFILL, KILLED, 1.0)
     queue.line(PREFILL).close()
@@ -91,7 +91,7 @@ def test_early_tokens_of_an_attempt_that_died_are_made_again() -> None:
     queue.tokens(FROM_PREFILL[0], 1.0)  # of the attempt before
     assert not request.output
     queue.tokens(Tokens(NAME, 1, 0, ANSWER), 2.0)
-    queue.finished(Finished(NAME, 1, "length", output_tokens=4), 2.0)
+    queue.on_finished(Finished(NAME, 1, "length", output_tokens=4), 2.0)
     end = finished(request)
     assert tuple(request.output) == ANSWER and end is not None and end.attempt == 1
 
@@ -105,7 +105,7 @@ def test_an_attempt_that_has_nothing_to_add_ends_at_once() -> None:
     queue.lost(PREFILL, KILLED, 1.0)
     queue.line(PREFILL).close()
     queue.due(1.0)
-    queue.finished(Finished(NAME, 1, "length", output_tokens=3), 2.0)
+    queue.on_finished(Finished(NAME, 1, "length", output_tokens=3), 2.0)
     end = finished(request)
     assert end is not None and end.reason == "length"
 
@@ -115,7 +115,7 @@ def test_an_end_that_is_none_of_an_answer_waits_for_no_tokens(reason: str) -> No
     request = entry()
     queue = queue_with(request)
     queue.tokens(FROM_DECODE[0], 1.0)
-    queue.finished(Finished(NAME, 0, reason), 1.0)  # type: ignore[arg-type]
+    queue.on_finished(Finished(NAME, 0, reason), 1.0)  # type: ignore[arg-type]
     end = finished(request)
     assert end is not None and end.reason == reason
     assert queue.in_flight == 0

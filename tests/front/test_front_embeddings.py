@@ -17,7 +17,7 @@ from kvell.front.front import Front
 from kvell.front.request_log import EndedRequest, LogEntry
 from kvell.front.request_queue import RequestQueue
 from kvell.server.metrics.front_metrics import ServerMetrics
-from kvell.server.text.embeddings import all_embedded, embedded
+from kvell.server.text.embeddings import all_embedded, embed
 from kvell.server.text.text_model import PreparedPrompt
 from kvell.server.text.text_stream import RequestRefused
 from kvell.testing.instance import CHUNK_TOKENS, CRASH_TOKEN, REFUSE_TOKEN, fake_vector
@@ -60,7 +60,7 @@ def test_another_attempt_after_a_kill_gives_the_vector(instance_command: Command
         command = instance_command("--step-seconds", "0.01")
         async with Front(command, limits=QUICK) as front:
             long = prompt(7, 60 * CHUNK_TOKENS)
-            running = asyncio.create_task(embedded(front, long))
+            running = asyncio.create_task(embed(front, long))
             await until(lambda: front.in_flight == 1)
             pid = only(front).pid
             assert pid is not None
@@ -80,7 +80,7 @@ def test_one_that_ends_every_instance_is_not_tried_for_ever(
         async with Front(instance_command(), limits=QUICK) as front:
             crashing = PreparedPrompt(np.asarray([CRASH_TOKEN], np.int32), "crash")
             with pytest.raises((RequestFailed, InstanceDied)):
-                await embedded(front, crashing)
+                await embed(front, crashing)
 
     run(scenario())
 
@@ -200,7 +200,7 @@ def test_one_that_is_stopped_has_no_vector(instance_command: CommandFactory) -> 
     async def scenario() -> None:
         async with Front(instance_command("--step-seconds", "0.01")) as front:
             long = prompt(1, 60 * CHUNK_TOKENS)
-            running = asyncio.create_task(embedded(front, long))
+            running = asyncio.create_task(embed(front, long))
             await until(lambda: front.in_flight == 1)
             front.stop(long.request_id)
             with pytest.raises(RequestFailed, match="stopped"):
@@ -220,7 +220,7 @@ def test_its_submission_asks_for_the_vector_and_its_end_tells_no_bound_on_output
     one = entry("a")
     submission = one.submission()
     assert (submission.pooling, submission.output) == ("last", b"")
-    ended = one.ended(Finished(one.request_id, 0, "stop", embedding=b"x"), 4.0)
+    ended = one.to_record(Finished(one.request_id, 0, "stop", embedding=b"x"), 4.0)
     assert (ended.max_tokens, ended.output_tokens, ended.seconds) == (None, 0, 3.0)
 
 
@@ -235,11 +235,11 @@ def test_an_instance_that_joins_others_gets_more_with_every_vector() -> None:
     while sent:
         sizes.append(queue.in_flight)
         first = sent[0][1]
-        queue.finished(Finished(first.request_id, 0, "stop", embedding=b"x"), 3.0)
+        queue.on_finished(Finished(first.request_id, 0, "stop", embedding=b"x"), 3.0)
         sent = queue.due(3.0)
     assert sizes[:4] == [4, 5, 6, 7]
     line = queue.line("new")
-    line.heard(Heartbeat(1, 1, 0, 0, 4, 4, 10, 10))
+    line.on_heartbeat(Heartbeat(1, 1, 0, 0, 4, 4, 10, 10))
     left = len(line.in_flight)
     assert line.outstanding_prompt_tokens == 6 * left
 
@@ -247,7 +247,7 @@ def test_an_instance_that_joins_others_gets_more_with_every_vector() -> None:
 def test_metrics_count_a_prompt_that_had_no_first_token() -> None:
     metrics = ServerMetrics("fake")
     done = Finished(RequestId("a"), 0, "stop", 6, 0, 2, embedding=b"x")
-    metrics.ended(EndedRequest(done, 1.0, 0.5, 0, None))
+    metrics.on_ended(EndedRequest(done, 1.0, 0.5, 0, None))
     assert metrics.token_totals() == (6, 0)
-    metrics.ended(EndedRequest(Finished(RequestId("b"), 0, "cancelled", 6), 1.0, 0.5, 0, None))
+    metrics.on_ended(EndedRequest(Finished(RequestId("b"), 0, "cancelled", 6), 1.0, 0.5, 0, None))
     assert metrics.token_totals() == (6, 0)

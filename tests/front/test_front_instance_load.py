@@ -48,14 +48,14 @@ class LineMachine(RuleBasedStateMachine):
     def has_a_first_token(self, index: int) -> None:
         name = sorted(self.computing)[index % len(self.computing)]
         self.running[name] = self.computing.pop(name)
-        self.line.emitted(self.running[name], 1)
+        self.line.on_tokens(self.running[name], 1)
         self.made[name] = 1
 
     @precondition(lambda self: self.running)
     @rule(index=st.integers(0, 9), count=st.integers(1, 9))
     def has_more(self, index: int, count: int) -> None:
         name = sorted(self.running)[index % len(self.running)]
-        self.line.emitted(self.running[name], count)
+        self.line.on_tokens(self.running[name], count)
         self.made[name] += count
 
     @precondition(lambda self: self.running or self.computing)
@@ -72,7 +72,7 @@ class LineMachine(RuleBasedStateMachine):
         """Other fronts have something there too."""
         self.others_tokens, self.others_requests = tokens, requests
         memory = (9, 9, free_bytes, 9_000)
-        self.line.heard(Heartbeat(self.incarnation, 1, 0, 0, *memory, tokens, requests))
+        self.line.on_heartbeat(Heartbeat(self.incarnation, 1, 0, 0, *memory, tokens, requests))
 
     @rule(role=st.sampled_from(["mixed", "prefill", "decode"]))
     def changes_its_role(self, role: str) -> None:

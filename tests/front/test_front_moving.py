@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kvell.cluster.routing.policies import router_named
-from kvell.cluster.steering.placements import Reach
+from kvell.cluster.steering.placements import ContextLimits
 from kvell.engine.protocol.messages import (
     Cancel,
     Finished,
@@ -33,7 +33,7 @@ def opened(*names: str) -> RequestQueue:
     return queue
 
 
-LENDS = Reach(9000, 9000, block_bytes=512)
+LENDS = ContextLimits(9000, 9000, block_bytes=512)
 
 
 def entry(name: str = "a") -> LogEntry:
@@ -55,13 +55,13 @@ def test_a_prompt_goes_to_one_and_its_request_on_to_the_other() -> None:
     queue, request = opened(PREFILL, DECODE), entry()
     assert submitted(queue, request) == (PREFILL, DECODE)
     queue.tokens(Tokens(request.request_id, 0, 0, (7,)), 1.0)
-    queue.finished(moved(request), 1.0)
+    queue.on_finished(moved(request), 1.0)
     prefill, decode = queue.line(PREFILL), queue.line(DECODE)
     assert not prefill.in_flight and list(decode.in_flight) == [request.request_id]
     assert (prefill.outstanding_prompt_tokens, decode.outstanding_prompt_tokens) == (0, 0)
     assert decode.outstanding_output_tokens == 19
     queue.tokens(Tokens(request.request_id, 0, 1, (8, 9)), 2.0)
-    queue.finished(Finished(request.request_id, 0, "length"), 3.0)
+    queue.on_finished(Finished(request.request_id, 0, "length"), 3.0)
     assert not decode.in_flight and queue.in_flight == 0
     assert list(request.output) == [7, 8, 9]
 
@@ -71,7 +71,7 @@ def test_tokens_may_come_from_the_other_before_the_first_says_that_it_moved() ->
     submitted(queue, request)
     queue.tokens(Tokens(request.request_id, 0, 0, (7,)), 1.0)
     queue.tokens(Tokens(request.request_id, 0, 1, (8,)), 1.0)
-    queue.finished(moved(request), 1.0)
+    queue.on_finished(moved(request), 1.0)
     assert list(request.output) == [7, 8]
     assert list(queue.line(DECODE).in_flight) == [request.request_id]
 
@@ -103,7 +103,7 @@ def test_both_hear_of_a_cancel() -> None:
     submitted(queue, request)
     cancel = Cancel(request.request_id, 0)
     assert queue.drop(request.request_id, "cancelled", 1.0) == [(PREFILL, cancel), (DECODE, cancel)]
-    queue.finished(Finished(request.request_id, 0, "cancelled"), 1.0)
+    queue.on_finished(Finished(request.request_id, 0, "cancelled"), 1.0)
     assert queue.in_flight == 0
 
 
@@ -115,7 +115,7 @@ def test_the_death_of_the_first_starts_a_new_attempt_and_ends_the_old_at_the_oth
     queue.line(instance).close()
     ((other, command),) = queue.due(1.0)
     assert other != instance and (command.attempt, command.goes_to) == (1, DECODE)
-    queue.finished(Finished(request.request_id, 0, "moved"), 1.0)  # of the old attempt
+    queue.on_finished(Finished(request.request_id, 0, "moved"), 1.0)  # of the old attempt
     assert list(queue.line(other).in_flight) == [request.request_id]
 
 
@@ -131,7 +131,7 @@ def test_the_death_of_the_other_after_it_took_the_request_starts_a_new_attempt(
     queue.line(DECODE).close()
     if restarts:
         queue.line(DECODE).open(4, 999)
-    queue.finished(moved(request), 1.0)
+    queue.on_finished(moved(request), 1.0)
     assert not queue.line(PREFILL).in_flight
     ((instance, command),) = queue.due(1.0)
     assert (instance, command.attempt) == (PREFILL, 1)
@@ -141,7 +141,7 @@ def test_the_death_of_the_other_after_it_took_the_request_starts_a_new_attempt(
 def test_the_death_of_the_other_starts_a_new_attempt_of_what_it_had() -> None:
     queue, request = opened(PREFILL, DECODE), entry()
     submitted(queue, request)
-    queue.finished(moved(request), 1.0)
+    queue.on_finished(moved(request), 1.0)
     assert queue.lost(DECODE, KILLED, 2.0) == []
     queue.line(DECODE).close()
     ((instance, command),) = queue.due(2.0)
@@ -159,7 +159,7 @@ def test_a_request_whose_session_was_elsewhere_pulls_from_there() -> None:
         queue.add(LogEntry(name, prompt, SamplingParams(), "", 0.0, session="s"))
         ((instance, command),) = queue.due(0.0)
         asked.append((instance, command.pulls_from))
-        queue.finished(Finished(name, 0, "length"), 1.0)
+        queue.on_finished(Finished(name, 0, "length"), 1.0)
     assert asked == [("mixed-0", ""), ("mixed-1", "mixed-0"), ("mixed-0", "")]
 
 
@@ -190,7 +190,7 @@ def test_a_request_goes_on_where_it_was_sent() -> None:
     assert queue.migrate(request.request_id, "mixed-1") == [("mixed-0", command)]
     assert queue.migrate(request.request_id, "mixed-1") == []  # it is on its way
     queue.tokens(Tokens(request.request_id, 0, 1, (8,)), 2.0)
-    queue.finished(moved(request), 2.0)
+    queue.on_finished(moved(request), 2.0)
     assert list(queue.line("mixed-1").in_flight) == [request.request_id]
     assert not queue.line("mixed-0").in_flight and request.attempt == 0
     assert not queue.line("mixed-1").coming
@@ -208,11 +208,11 @@ def test_one_that_does_not_arrive_leaves_nothing_behind(ends: str) -> None:
     elif ends == "dies":
         queue.lost("mixed-1", KILLED, 2.0)
     elif ends == "finished":
-        queue.finished(Finished(request.request_id, 0, "length"), 2.0)
+        queue.on_finished(Finished(request.request_id, 0, "length"), 2.0)
     else:
         told = queue.drop(request.request_id, "cancelled", 2.0)
         assert [one for one, _ in told] == ["mixed-0", "mixed-1"]
-        queue.finished(Finished(request.request_id, 0, "cancelled"), 2.0)
+        queue.on_finished(Finished(request.request_id, 0, "cancelled"), 2.0)
     assert request.goes_to == "" and not queue.line("mixed-1").coming
     assert queue.in_flight == (1 if ends in ("stays", "dies") else 0)
 
@@ -246,18 +246,18 @@ def test_nothing_leaves_where_nobody_else_is() -> None:
 
 def test_memory_that_runs_short_sends_the_youngest_away_one_at_a_time() -> None:
     queue, entries = serving(3, *MIXED[:2])
-    assert queue.heard("mixed-1", beat(900), 1.0) == []
-    assert queue.heard("mixed-0", beat(500), 2.0) == []
+    assert queue.on_event("mixed-1", beat(900), 1.0) == []
+    assert queue.on_event("mixed-0", beat(500), 2.0) == []
     command = Migrate(entries[2].request_id, 0, "mixed-1")
-    assert queue.heard("mixed-0", beat(100), 3.0) == [("mixed-0", command)]
+    assert queue.on_event("mixed-0", beat(100), 3.0) == [("mixed-0", command)]
     queue.stays(MigrationRefused(entries[2].request_id, 0))
-    assert queue.heard("mixed-0", beat(100), 3.9) == [], "it is decided once a second"
-    assert queue.heard("mixed-0", beat(100), 4.0) == [("mixed-0", command)]
-    assert queue.heard("mixed-0", beat(100), 5.0) == []
-    assert queue.heard("mixed-1", beat(900), 5.5) == []
+    assert queue.on_event("mixed-0", beat(100), 3.9) == [], "it is decided once a second"
+    assert queue.on_event("mixed-0", beat(100), 4.0) == [("mixed-0", command)]
+    assert queue.on_event("mixed-0", beat(100), 5.0) == []
+    assert queue.on_event("mixed-1", beat(900), 5.5) == []
     queue.stays(MigrationRefused(entries[2].request_id, 0))
-    queue.line("mixed-1").heard(beat(900, waiting=1))
-    assert queue.heard("mixed-0", beat(100), 6.0) == []
+    queue.line("mixed-1").on_heartbeat(beat(900, waiting=1))
+    assert queue.on_event("mixed-0", beat(100), 6.0) == []
 
 
 def test_a_request_that_reached_an_instance_that_drains_goes_on_from_there() -> None:
@@ -267,10 +267,10 @@ def test_a_request_that_reached_an_instance_that_drains_goes_on_from_there() -> 
     other = next(one for one in (DECODE, "decode-1") if one != target)
     queue.line(target).close()
     assert queue.evacuate(target) == []
-    told = queue.heard(PREFILL, moved(request), 1.0)
+    told = queue.on_event(PREFILL, moved(request), 1.0)
     assert list(queue.line(target).in_flight) == [request.request_id]
     assert told == [(target, Migrate(request.request_id, 0, other))]
-    queue.finished(Finished(request.request_id, 0, "moved"), 2.0)
+    queue.on_finished(Finished(request.request_id, 0, "moved"), 2.0)
     assert request.attempt == 0 and list(queue.line(other).in_flight) == [request.request_id]
 
 
@@ -287,11 +287,11 @@ def test_the_longest_request_of_an_instance_without_memory_lies_elsewhere_in_par
     short = Heartbeat(
         *(1, 1, 1, 1, 9, 9, 900, 9000), held_tokens=2000, waiting_tokens=700, longest=(long,)
     )
-    assert queue.heard(instance, short, 1.0) == [], "the other has said nothing yet"
-    assert queue.heard(other, idle, 1.5) == []
-    told = queue.heard(instance, short, 2.0)
+    assert queue.on_event(instance, short, 1.0) == [], "the other has said nothing yet"
+    assert queue.on_event(other, idle, 1.5) == []
+    told = queue.on_event(instance, short, 2.0)
     assert told == [(instance, MoveKvCache(request.request_id, 0, 2, other))]
-    assert queue.heard(instance, short, 3.5) == [], "the other has said nothing since"
+    assert queue.on_event(instance, short, 3.5) == [], "the other has said nothing since"
     assert not queue.line(other).coming and not request.goes_to, "it stays where it is"
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvell.cluster.steering.placements import Reach
+from kvell.cluster.steering.placements import ContextLimits
 from kvell.engine.protocol.messages import Finished, Heartbeat, Submit
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -20,11 +20,11 @@ from kvell.vocabulary import RequestId
 SECTION = 8
 ALONE = 40
 """Tokens that an instance holds; each takes one byte."""
-LENDS = Reach(ALONE, 200, SECTION, SECTION)
+LENDS = ContextLimits(ALONE, 200, SECTION, SECTION)
 NAMES = ("mixed-0", "mixed-1", "mixed-2")
 
 
-def opened(*names: str, reach: Reach = LENDS, credits: int = 4) -> RequestQueue:  # noqa: A002
+def opened(*names: str, reach: ContextLimits = LENDS, credits: int = 4) -> RequestQueue:  # noqa: A002
     queue = RequestQueue(8, steers=False)
     for number, name in enumerate(names):
         queue.line(name).open(credits, 100 + number, free_bytes=ALONE, token_bytes=1, reach=reach)
@@ -73,7 +73,7 @@ def test_long_is_what_may_outgrow_one_instance(
 
 def test_where_nobody_lends_nothing_is_placed() -> None:
     """One instance, or several that do not: the instance says what it cannot serve."""
-    for queue in (opened("mixed-0"), opened(*NAMES, reach=Reach(ALONE))):
+    for queue in (opened("mixed-0"), opened(*NAMES, reach=ContextLimits(ALONE))):
         _, command = submitted(queue, entry(90))
         assert command.placement == ()
 
@@ -90,7 +90,7 @@ def test_beyond_what_all_hold_something_must_change() -> None:
 def test_within_reach_and_nobody_to_lend_waits_and_holds_up_nobody() -> None:
     queue = opened(*NAMES)
     for name in NAMES:
-        queue.heard(name, beat(10), 0.0)
+        queue.on_event(name, beat(10), 0.0)
     queue.add(entry(90))
     assert queue.due(0.0) == [] and queue.waiting == 1
     queue.add(entry(85, name="later"))
@@ -98,7 +98,7 @@ def test_within_reach_and_nobody_to_lend_waits_and_holds_up_nobody() -> None:
     _, command = submitted(queue, entry(4, name="short"))
     assert command.request_id == "short"
     for name in NAMES:
-        queue.heard(name, beat(ALONE), 1.0)
+        queue.on_event(name, beat(ALONE), 1.0)
     ((_, command),) = queue.due(1.0)
     assert command.request_id == "long", "in turn, though the later one needs less"
 
@@ -115,14 +115,14 @@ def test_prompts_that_others_compute_are_no_matter_to_a_long_one(names: tuple[st
 def test_who_waits_beside_idle_instances_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
     queue = opened(*NAMES)
     for name in NAMES:  # what is held there nobody gives back
-        queue.heard(name, beat(8), 0.0)
+        queue.on_event(name, beat(8), 0.0)
     queue.add(entry(90, name="long"))
     for now in (0.0, 5.0, 9.0):
         assert queue.due(now) == []
-        queue.heard("mixed-0", beat(8), now)
+        queue.on_event("mixed-0", beat(8), now)
     assert queue.entries().idle_wait is None and not caplog.records
     for now in (10.0, 11.0):
-        queue.heard("mixed-0", beat(8), now)
+        queue.on_event("mixed-0", beat(8), now)
     why = "one with a prompt of 90 tokens is longer than one instance's memory, and no other lends"
     assert [record.getMessage() for record in caplog.records] == [
         f"1 requests are waiting although every instance is idle: {why} what it needs"
@@ -130,16 +130,16 @@ def test_who_waits_beside_idle_instances_is_told_of(caplog: pytest.LogCaptureFix
     wait = queue.entries().idle_wait
     assert wait is not None and (wait.requests, wait.seconds) == (1, 11.0)
     for name in NAMES:
-        queue.heard(name, beat(ALONE), 12.0)
+        queue.on_event(name, beat(ALONE), 12.0)
     assert len(queue.due(12.0)) == 1
-    queue.heard("mixed-0", beat(ALONE), 13.0)
+    queue.on_event("mixed-0", beat(ALONE), 13.0)
     assert queue.entries().idle_wait is None
 
 
 def test_those_that_are_longer_wait_in_turn_by_tenant() -> None:
     queue = opened(*NAMES)
     for name in NAMES:
-        queue.heard(name, beat(10), 0.0)
+        queue.on_event(name, beat(10), 0.0)
     for n in range(3):
         queue.add(replace(entry(90, name=f"a{n}"), tenant="a"))
     queue.due(0.0)
@@ -148,10 +148,10 @@ def test_those_that_are_longer_wait_in_turn_by_tenant() -> None:
     order = []
     for step in range(1, 5):
         for name in NAMES:
-            queue.heard(name, beat(ALONE), float(step))
+            queue.on_event(name, beat(ALONE), float(step))
         ((at, command),) = queue.due(float(step))
         order.append(str(command.request_id))
-        queue.heard(at, Finished(command.request_id, command.attempt, "length"), step + 0.5)
+        queue.on_event(at, Finished(command.request_id, command.attempt, "length"), step + 0.5)
     assert order == ["a0", "b", "a1", "a2"]
 
 
@@ -164,7 +164,7 @@ def test_one_that_found_memory_at_once_is_charged_among_its_kind() -> None:
     assert [str(command.request_id) for _, command in order] == ["a0"]
     for step in range(1, 4):
         at, command = order[-1]
-        queue.heard(at, Finished(command.request_id, command.attempt, "length"), float(step))
+        queue.on_event(at, Finished(command.request_id, command.attempt, "length"), float(step))
         order += queue.due(float(step))
     assert [str(command.request_id) for _, command in order] == ["a0", "b", "a1", "a2"]
 
@@ -174,13 +174,13 @@ def test_longer_requests_of_a_tenant_leave_credits_to_others(
 ) -> None:
     queue = opened(*NAMES)
     for name in NAMES:
-        queue.heard(name, beat(10), 0.0)
+        queue.on_event(name, beat(10), 0.0)
     for name in ("a0", "b"):
         queue.add(replace(entry(90, name=name), tenant=name[0]))
     assert queue.due(0.0) == []
     monkeypatch.setattr(InstanceLoad, "has_room_for", lambda _line, tenant: tenant != "a")
     for name in NAMES:
-        queue.heard(name, beat(ALONE), 1.0)
+        queue.on_event(name, beat(ALONE), 1.0)
     assert [str(command.request_id) for _, command in queue.due(1.0)] == ["b"]
 
 
@@ -188,15 +188,15 @@ def test_what_a_request_held_is_free_again_when_it_ends() -> None:
     """Not only with the next heartbeats, which come later."""
     queue = opened(*NAMES)
     at, first = submitted(queue, entry(90, 4))
-    queue.heard(at, beat(0, first.placement), 1.0)
+    queue.on_event(at, beat(0, first.placement), 1.0)
     for name, blocks in parts(first).items():
         if name != at:
-            queue.heard(name, beat(ALONE - blocks * SECTION), 1.0)
+            queue.on_event(name, beat(ALONE - blocks * SECTION), 1.0)
     second = entry(90, 4, "second")
     second.prompt = second.prompt[::-1]
     queue.add(second)
     assert queue.due(1.0) == []
-    queue.heard(at, Finished(RequestId("long"), 0, "length"), 2.0)
+    queue.on_event(at, Finished(RequestId("long"), 0, "length"), 2.0)
     ((_, command),) = queue.due(2.0)
     assert command.request_id == "second" and command.placement
 
@@ -204,7 +204,7 @@ def test_what_a_request_held_is_free_again_when_it_ends() -> None:
 def test_one_dropped_while_it_waits_for_memory_is_gone() -> None:
     queue = opened(*NAMES)
     for name in NAMES:
-        queue.heard(name, beat(10), 0.0)
+        queue.on_event(name, beat(10), 0.0)
     queue.add(entry(90))
     queue.due(0.0)
     assert queue.drop(RequestId("long"), "cancelled", 1.0) == []
@@ -225,9 +225,9 @@ def test_what_lies_elsewhere_for_the_same_text_takes_no_room() -> None:
     queue = opened(*NAMES)
     at, first = submitted(queue, entry(70, 10))
     away = [one for one in first.placement if not one.local]
-    queue.heard(at, beat(8, tuple(away)), 0.0)
+    queue.on_event(at, beat(8, tuple(away)), 0.0)
     for one in away:
-        queue.heard(one.inst_id, beat(8), 0.0)
+        queue.on_event(one.inst_id, beat(8), 0.0)
     another = entry(70, 10, "another")
     another.prompt = another.prompt[::-1]
     salted = entry(70, 10, "salted")
@@ -246,9 +246,9 @@ def test_only_what_both_have_is_shared(tokens: int, known: int) -> None:
     queue = opened(*NAMES)
     at, first = submitted(queue, entry(70, 10))
     away = tuple(one for one in first.placement if not one.local)
-    queue.heard(at, beat(0, away), 0.0)
+    queue.on_event(at, beat(0, away), 0.0)
     for one in away:
-        queue.heard(one.inst_id, beat(ALONE), 0.0)
+        queue.on_event(one.inst_id, beat(ALONE), 0.0)
     _, second = submitted(queue, entry(tokens, 90 - tokens, "second"))
     blocks = -(-90 // SECTION)
     assert sum(parts(second).values()) == blocks
@@ -269,12 +269,12 @@ def test_short_requests_go_where_there_is_room_for_them() -> None:
         RequestPlacementEntry(RequestId("long"), name, count, local=False)
         for name, count in lending.items()
     )
-    queue.finished(Finished(RequestId("short"), 0, "length"), 1.0)
-    queue.heard(at, beat(0, reported), 1.0)
+    queue.on_finished(Finished(RequestId("short"), 0, "length"), 1.0)
+    queue.on_event(at, beat(0, reported), 1.0)
     for name, count in lending.items():
-        queue.heard(name, beat(ALONE - count * SECTION), 1.0)
+        queue.on_event(name, beat(ALONE - count * SECTION), 1.0)
     assert submitted(queue, entry(12, 8, "next"))[0] == roomy, "they are there, and counted once"
-    queue.finished(Finished(RequestId("long"), 0, "length"), 2.0)
+    queue.on_finished(Finished(RequestId("long"), 0, "length"), 2.0)
     assert queue.placements.roomy(entry(90), list(queue.lines.values())) == list(
         queue.lines.values()
     )
@@ -284,14 +284,14 @@ def test_a_request_waits_for_memory_and_a_heartbeat_tells_of_it() -> None:
     queue = opened(*NAMES, credits=1)
     dispatch = Dispatch(queue)
     for name in NAMES:
-        dispatch.added(entry(4, 4, f"short-{name}"), 0.0)
-    assert dispatch.added(entry(90, 4), 0.0) == [], "no credit is left"
+        dispatch.add(entry(4, 4, f"short-{name}"), 0.0)
+    assert dispatch.add(entry(90, 4), 0.0) == [], "no credit is left"
     for name in NAMES:
-        queue.heard(name, beat(4), 1.0)
-    told = dispatch.said("mixed-0", [Finished(RequestId("short-mixed-0"), 0, "length")], 1.0)
+        queue.on_event(name, beat(4), 1.0)
+    told = dispatch.on_events("mixed-0", [Finished(RequestId("short-mixed-0"), 0, "length")], 1.0)
     assert told == [] and queue.awaits_memory
     for name in NAMES:
-        told += dispatch.said(name, [beat(ALONE)], 2.0)
+        told += dispatch.on_events(name, [beat(ALONE)], 2.0)
     ((_, command),) = told
     assert isinstance(command, Submit) and command.placement
 
@@ -311,7 +311,7 @@ def test_it_neither_moves_nor_asks_for_its_history() -> None:
     request.session = "s"
     _, command = submitted(queue, request)
     assert (command.goes_to, command.pulls_from) == ("", "")
-    queue.finished(Finished(request.request_id, 0, "length"), 1.0)
+    queue.on_finished(Finished(request.request_id, 0, "length"), 1.0)
     later = entry(60, 4, "later")
     later.session = "s"
     _, command = submitted(queue, later)
@@ -326,7 +326,7 @@ def test_loans_of_shorter_requests_count_too() -> None:
         RequestPlacementEntry(short, "mixed-2", 2, local=True),
         RequestPlacementEntry(short, "mixed-0", 1, local=False),
     )
-    queue.heard("mixed-2", beat(ALONE, told), 0.0)
+    queue.on_event("mixed-2", beat(ALONE, told), 0.0)
     homes = queue.placements.homes(entry(50, 4), list(queue.lines.values()))
     assert [one.instance_id for one in homes] == ["mixed-2"]
     at, command = submitted(queue, entry(50, 4))

@@ -13,7 +13,7 @@ NAMES = RequestNames("front-3f9a12cc")
 @given(st.text(max_size=20))
 def test_every_name_comes_back_whatever_a_client_chose(name: str) -> None:
     for names in (NAMES, RequestNames()):
-        assert names.shown(names.known(name)) == name
+        assert names.shorten(names.known(name)) == name
     assert NAMES.known(name).partition(":") == ("front-3f9a12cc", ":", name)
     assert RequestNames().known(name) == name
 
@@ -21,12 +21,12 @@ def test_every_name_comes_back_whatever_a_client_chose(name: str) -> None:
 @given(st.text(max_size=20))
 def test_a_name_that_looks_like_a_known_one_keeps_what_is_its_own(name: str) -> None:
     tricky = f"front-3f9a12cc:{name}"
-    assert NAMES.shown(NAMES.known(tricky)) == tricky
-    assert RequestNames().shown(RequestId(tricky)) == tricky
+    assert NAMES.shorten(NAMES.known(tricky)) == tricky
+    assert RequestNames().shorten(RequestId(tricky)) == tricky
 
 
 def test_those_of_other_fronts_stay_whole() -> None:
-    assert NAMES.shown(RequestId("front-00000000:a")) == "front-00000000:a"
+    assert NAMES.shorten(RequestId("front-00000000:a")) == "front-00000000:a"
 
 
 def owner(name: str) -> PageOwner:

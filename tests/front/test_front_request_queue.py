@@ -7,7 +7,7 @@ import pytest
 from kvell.engine.protocol.messages import Cancel, Finished, Heartbeat, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import Bound, ChangeSomething, TryLater
-from kvell.fleet.instance.death import InstanceDeath, ended
+from kvell.fleet.instance.death import InstanceDeath, death_of
 from kvell.fleet.instance.restart import RestartPolicy
 from kvell.front.mailbox import Mailbox, Output
 from kvell.front.request_log import EndedRequest, LogEntry
@@ -30,10 +30,10 @@ class Recorder:
     def next_tokens(self, seconds: float, count: int) -> None:
         self.told.append(("next", seconds, count))
 
-    def ended(self, request: EndedRequest) -> None:
+    def on_ended(self, request: EndedRequest) -> None:
         self.told.append((request.finished.reason, request))
 
-    def rejected(self, bound: Bound) -> None:
+    def on_rejected(self, bound: Bound) -> None:
         self.told.append(("rejected", bound))
 
     def waits_idle(self) -> None:
@@ -75,7 +75,7 @@ def test_submissions_follow_credits_in_order_of_arrival() -> None:
         request_queue.add(entry(name))
     assert names_due(request_queue) == ["a", "b"]
     assert names_due(request_queue) == []
-    request_queue.finished(finished("b"), 1.0)
+    request_queue.on_finished(finished("b"), 1.0)
     assert names_due(request_queue) == ["c"]
     assert (request_queue.waiting, request_queue.in_flight) == (0, 2)
 
@@ -87,7 +87,7 @@ def test_the_waiting_line_is_bounded() -> None:
         due(request_queue, 0.0)
     with pytest.raises(TryLater, match="2 requests are waiting"):
         request_queue.add(entry("d"))
-    request_queue.finished(finished("a"), 0.0)
+    request_queue.on_finished(finished("a"), 0.0)
     due(request_queue, 0.0)
     request_queue.add(entry("d"))
     assert request_queue.waiting == 2
@@ -110,7 +110,7 @@ def test_a_request_id_is_used_once_at_a_time() -> None:
         due(request_queue, 0.0)
         with pytest.raises(ChangeSomething, match="request_id=a"):
             request_queue.add(entry("a"))
-        request_queue.finished(finished("a"), 0.0)
+        request_queue.on_finished(finished("a"), 0.0)
 
 
 def test_tokens_reach_their_reader_merged_and_in_order() -> None:
@@ -120,7 +120,7 @@ def test_tokens_reach_their_reader_merged_and_in_order() -> None:
     request_queue.tokens(Tokens(request.request_id, 0, 0, (5, 6)), 1.0)
     request_queue.tokens(Tokens(request.request_id, 0, 2, (7,)), 2.0)
     assert taken(request) == Output((5, 6, 7))
-    request_queue.finished(finished("a"), 3.0)
+    request_queue.on_finished(finished("a"), 3.0)
     assert taken(request) == Output((), finished("a"))
 
 
@@ -134,7 +134,7 @@ def test_repeated_positions_and_other_attempts_are_dropped() -> None:
     request_queue.tokens(Tokens(RequestId("unknown"), 0, 0, (9,)), 1.0)
     assert taken(request).token_ids == (5, 6, 7)
     assert request.emitted_tokens == 3
-    request_queue.finished(Finished(request.request_id, 1, "stop"), 1.0)
+    request_queue.on_finished(Finished(request.request_id, 1, "stop"), 1.0)
     assert request_queue.in_flight == 1
 
 
@@ -157,7 +157,7 @@ def test_a_dropped_request_keeps_its_credit_until_the_instance_confirms() -> Non
     assert request_queue.drop(request.request_id, "stop", 0.0) == [(ONLY, cancel)]
     assert request_queue.drop(request.request_id, "cancelled", 0.0) == []
     assert names_due(request_queue) == []
-    request_queue.finished(finished("a", "cancelled"), 1.0)
+    request_queue.on_finished(finished("a", "cancelled"), 1.0)
     last = taken(request).finished
     assert last is not None
     assert last.reason == "stop"
@@ -222,7 +222,7 @@ def test_a_request_that_crashes_instances_takes_no_other_with_it() -> None:
         for submit in submits:
             request_queue.tokens(Tokens(submit.request_id, submit.attempt, 0, (1,)), 0.0)
             ended = Finished(submit.request_id, submit.attempt, "length")
-            request_queue.finished(ended, 0.0)
+            request_queue.on_finished(ended, 0.0)
     assert crashes == 2
     last = taken(poison).finished
     assert last is not None
@@ -270,8 +270,8 @@ def test_those_that_wait_for_another_attempt_take_no_place_in_the_line() -> None
     [(-9, "killed"), (-15, "killed"), (0, "killed"), (1, "crash"), (-11, "crash")],
 )
 def test_an_exit_status_tells_a_crash_from_a_kill(code: int, cause: str) -> None:
-    assert ended(code).cause == cause
-    assert f"(exit {code})" in ended(code).problem
+    assert death_of(code).cause == cause
+    assert f"(exit {code})" in death_of(code).problem
 
 
 def test_giving_up_fails_what_waits() -> None:
@@ -291,7 +291,7 @@ def test_an_observer_hears_of_times_as_the_client_sees_them() -> None:
     request_queue.due(10.25)
     request_queue.tokens(Tokens(RequestId("a"), 0, 0, (1,)), 10.5)
     request_queue.tokens(Tokens(RequestId("a"), 0, 1, (2, 3)), 11.5)
-    request_queue.finished(finished("a"), 12.0)
+    request_queue.on_finished(finished("a"), 12.0)
     most = SamplingParams().max_tokens
     end = EndedRequest(finished("a"), 2.0, 0.25, 3, most, 10.0, 0.5, ONLY)
     assert recorder.told == [("first", 0.5, 1, 1), ("next", 1.0, 2), ("length", end)]
@@ -340,12 +340,12 @@ def test_what_a_draining_instance_does_not_take_goes_to_another() -> None:
     [(home, _)] = queue.due(0.0)
     queue.line("mixed-1").open(4)
     refusal = Finished(RequestId("a"), 0, "refused", try_later=True, not_taken="draining")
-    queue.finished(refusal, 1.0)
+    queue.on_finished(refusal, 1.0)
     assert (queue.waiting, queue.in_flight) == (1, 0)
     [(other, again)] = queue.due(1.0)
     assert (home, other, again.attempt) == ("mixed-0", "mixed-1", 1)
     assert not queue.line("mixed-0").has_room
-    queue.finished(refusal, 2.0)
+    queue.on_finished(refusal, 2.0)
     assert queue.in_flight == 1, "an old attempt's refusal says nothing of this one"
 
 
@@ -356,10 +356,10 @@ def test_what_a_full_instance_does_not_take_waits_until_it_is_heard_of() -> None
     queue.add(entry("a"))
     assert len(queue.due(0.0)) == 1
     refusal = Finished(RequestId("a"), 0, "refused", try_later=True, not_taken="full")
-    queue.finished(refusal, 1.0)
+    queue.on_finished(refusal, 1.0)
     assert (queue.waiting, queue.in_flight) == (1, 0)
     assert queue.due(1.0) == []
     assert queue.line("mixed-0").is_open
-    queue.heard("mixed-0", Heartbeat(1, 1, 0, 0, 4, 4, 10, 10), 2.0)
+    queue.on_event("mixed-0", Heartbeat(1, 1, 0, 0, 4, 4, 10, 10), 2.0)
     [(home, again)] = queue.due(2.0)
     assert (home, again.attempt) == ("mixed-0", 1)

@@ -22,10 +22,10 @@ class Follower:
     admissions: int = 0
     ends: list[EndedRequest] = field(default_factory=list)
 
-    def admitted(self) -> None:
+    def on_admitted(self) -> None:
         self.admissions += 1
 
-    def ended(self, request: EndedRequest) -> None:
+    def on_ended(self, request: EndedRequest) -> None:
         self.ends.append(request)
 
 
@@ -53,7 +53,7 @@ def test_an_answer_is_told_with_its_times_and_its_instance() -> None:
     queue.due(10.25)
     queue.tokens(Tokens(RequestId("a"), 0, 0, (1,)), 11.0)
     queue.tokens(Tokens(RequestId("a"), 0, 1, (2, 3)), 12.0)
-    queue.finished(finished(), 13.0)
+    queue.on_finished(finished(), 13.0)
     [end] = follower.ends
     assert (end.arrived_seconds, end.first_token_seconds, end.seconds) == (10.0, 1.0, 3.0)
     assert (end.line_seconds, end.instance, end.output_tokens) == (0.25, "mixed-1", 3)
@@ -90,9 +90,9 @@ def test_another_attempt_is_no_end_and_no_second_admission() -> None:
     queue.line("mixed-1").open(4)
     queue.due(12.5)
     assert (follower.admissions, follower.ends) == (1, [])
-    queue.finished(finished(), 13.0)
+    queue.on_finished(finished(), 13.0)
     assert follower.ends == [], "the first attempt's end says nothing of the second"
-    queue.finished(finished("stop", attempt=1), 14.0)
+    queue.on_finished(finished("stop", attempt=1), 14.0)
     [end] = follower.ends
     assert (end.finished.attempt, end.instance, end.first_token_seconds) == (1, "mixed-1", 1.0)
 
@@ -111,5 +111,5 @@ def test_a_request_that_was_dropped_ends_when_the_instance_says_so() -> None:
     queue.due(10.0)
     queue.drop(RequestId("a"), "stop", 11.0)
     assert follower.ends == []
-    queue.finished(finished("cancelled"), 12.0)
+    queue.on_finished(finished("cancelled"), 12.0)
     assert [one.finished.reason for one in follower.ends] == ["stop"]

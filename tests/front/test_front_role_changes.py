@@ -35,7 +35,7 @@ class Front:
         """A second later an instance says that it lives; what instances are told."""
         self.now += 1.0
         beat = Heartbeat(1, 1, 0, 0, 9, 9, 1 << 20, 1 << 20)
-        told = self.queue.heard(name, beat, self.now)
+        told = self.queue.on_event(name, beat, self.now)
         assert not any(isinstance(command, WatchIndex) for _, command in told)
         return [*told]
 
@@ -46,7 +46,7 @@ class Front:
         """The first token of a request, which then goes on elsewhere."""
         request, attempt = submission.request_id, submission.attempt
         self.queue.tokens(Tokens(request, attempt, 0, (1,)), self.now)
-        self.queue.finished(Finished(request, attempt, "moved"), self.now)
+        self.queue.on_finished(Finished(request, attempt, "moved"), self.now)
 
 
 def test_an_instance_computes_prompts_once_they_outweigh_answers() -> None:

@@ -74,7 +74,7 @@ class Front:
     ) -> list[WatchIndex]:
         """What the instance is told upon a notice."""
         notice = IndexNotice(sequence, changes, any(isinstance(c, BlocksHeld) for c in changes))
-        told = self.queue.heard(name, notice, 0.0)
+        told = self.queue.on_event(name, notice, 0.0)
         assert all(instance == name for instance, _ in told)
         return [command for _, command in told if isinstance(command, WatchIndex)]
 
@@ -103,7 +103,7 @@ def test_nobody_is_asked_where_no_router_reads_it() -> None:
         "mixed-0", 8, 1, free_bytes=1, token_bytes=1, joins_others=False, indexed=FULL
     )
     assert told == []
-    assert queue.heard("mixed-0", IndexNotice(0, (stored(TEXT),)), 0.0) == []
+    assert queue.on_event("mixed-0", IndexNotice(0, (stored(TEXT),)), 0.0) == []
 
 
 def test_a_request_goes_to_what_was_told_and_not_to_what_was_dropped() -> None:
@@ -193,15 +193,15 @@ def test_a_heartbeat_of_an_instance_with_free_memory_looks_at_no_other(
     monkeypatch.setattr(InstanceLoad, "memory", looks)
     for name in front.queue.lines:
         rich = Heartbeat(1, 1, 0, 0, 8, 8, free_bytes=1 << 20, pool_bytes=1 << 20)
-        assert front.queue.heard(name, rich, 0.0) == []
+        assert front.queue.on_event(name, rich, 0.0) == []
     assert looked == []
-    front.queue.heard("mixed-0", Heartbeat(1, 2, 0, 1, 8, 0, 0, 1 << 20), 0.0)
+    front.queue.on_event("mixed-0", Heartbeat(1, 2, 0, 1, 8, 0, 0, 1 << 20), 0.0)
     assert len(looked) == 50
 
 
 def test_a_text_under_the_long_rotation_table_has_blocks_of_its_own() -> None:
     directory = PrefixDirectory()
-    directory.joined("a", "mixed", (IndexedGroup("full", SIZE, short_rope_tokens=2 * SIZE),))
+    directory.on_joined("a", "mixed", (IndexedGroup("full", SIZE, short_rope_tokens=2 * SIZE),))
     tokens = np.arange(3 * SIZE, dtype=np.int32)
     short, long = (directory.chain(tokens[:count], "", "") for count in (2 * SIZE, 2 * SIZE + 1))
     assert short.hashes[SIZE] == BlockHashes(SIZE, "", "").all_of(tokens[: 2 * SIZE])

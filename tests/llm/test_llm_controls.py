@@ -12,7 +12,7 @@ from jsonschema import validate
 
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.structured_outputs import Reasoning, StructuredOutputs
-from kvell.engine.sampling.grammar_process.masking import FoundMask, MaskWorker, Wanted
+from kvell.engine.sampling.grammar_process.masking import FoundMask, MaskedRequest, MaskWorker
 from kvell.errors import ChangeSomething
 from kvell.llm import LLM, RequestOutput
 from kvell.vocabulary import KIB
@@ -213,7 +213,7 @@ def test_a_grammar_that_gets_too_complex_ends_its_answer_only(
     masks = MaskWorker.masks
 
     def failing(
-        worker: MaskWorker, wanted: Sequence[Wanted], forget: Iterable[int]
+        worker: MaskWorker, wanted: Sequence[MaskedRequest], forget: Iterable[int]
     ) -> dict[int, FoundMask | None]:
         too_long = [one.handle for one in wanted if one.asked == FORM and len(one.output) >= 3]
         return masks(worker, wanted, forget) | dict.fromkeys(too_long)

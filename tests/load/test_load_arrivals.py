@@ -5,25 +5,25 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from kvell.load.arrivals import hang_ups, retimed, think_times
+from kvell.load.arrivals import hang_ups, retime, think_times
 from tests.load.loads import row
 
 
 class TestTimes:
     def test_a_trace_keeps_its_own_from_zero(self) -> None:
-        rows = retimed([row(5.0), row(5.5), row(9.0)], rate=None)
+        rows = retime([row(5.0), row(5.5), row(9.0)], rate=None)
         assert [one.arrival_s for one in rows] == [0.0, 0.5, 4.0]
 
     def test_a_scale_makes_them_longer(self) -> None:
-        rows = retimed([row(5.0), row(5.5), row(9.0)], rate=None, time_scale=2.5)
+        rows = retime([row(5.0), row(5.5), row(9.0)], rate=None, time_scale=2.5)
         assert [one.arrival_s for one in rows] == [0.0, 1.25, 10.0]
 
     def test_all_at_once(self) -> None:
-        assert {one.arrival_s for one in retimed([row(1.0), row(2.0)], rate=float("inf"))} == {0.0}
+        assert {one.arrival_s for one in retime([row(1.0), row(2.0)], rate=float("inf"))} == {0.0}
 
     @pytest.mark.parametrize("rate", [0.5, 40.0])
     def test_a_poisson_process(self, rate: float) -> None:
-        rows = retimed([row()] * 20_000, rate=rate, seed=3)
+        rows = retime([row()] * 20_000, rate=rate, seed=3)
         gaps = np.diff([one.arrival_s for one in rows]) * rate
         assert rows[0].arrival_s == 0.0
         assert gaps.mean() == pytest.approx(1.0, rel=0.03)
@@ -32,13 +32,13 @@ class TestTimes:
 
     def test_only_times_change(self) -> None:
         rows = [row(1.0, prompt=9), row(2.0, prompt=8, session="s")]
-        found = retimed(rows, rate=1.0)
+        found = retime(rows, rate=1.0)
         assert [(one.prompt_tokens, one.session) for one in found] == [(9, None), (8, "s")]
         assert all(before.arrival_s <= after.arrival_s for before, after in pairwise(found))
 
     def test_the_seed_decides(self) -> None:
         def times(seed: int) -> list[float]:
-            return [one.arrival_s for one in retimed([row()] * 9, rate=1.0, seed=seed)]
+            return [one.arrival_s for one in retime([row()] * 9, rate=1.0, seed=seed)]
 
         assert times(1) == times(1) != times(2)
 

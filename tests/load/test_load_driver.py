@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from kvell.errors import ChangeSomething
-from kvell.load.arrivals import retimed
+from kvell.load.arrivals import retime
 from kvell.load.driver import NO_ANSWER_BEFORE
 from kvell.load.http.wire import ConnectionFailed, Wire
 from kvell.load.outcome import Outcome
@@ -68,7 +68,7 @@ class TestOpenLoop:
 
     def test_a_thousand_at_once(self) -> None:
         server = FakeServer()
-        found = drive(server, retimed([row()] * 1_000, rate=float("inf")))
+        found = drive(server, retime([row()] * 1_000, rate=float("inf")))
         assert summary(found, Objectives())["open_requests_max"] == 1_000
         assert {one.ttft_seconds for one in found} == {0.5}
         assert len({asked.raw for asked in server.asked}) == 1_000

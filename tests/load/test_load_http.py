@@ -9,7 +9,7 @@ import pytest
 
 from kvell.errors import ChangeSomething
 from kvell.load.http.client import HttpClient
-from kvell.load.http.wire import ConnectionFailed, Refused
+from kvell.load.http.wire import ConnectionFailed, RefusedResponse
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -226,7 +226,7 @@ def test_refusals_say_why_and_keep_the_connection() -> None:
     no = with_length("429 Too Many Requests", b'{"error": {"message": "full"}}')
 
     async def work(server: Server, client: HttpClient) -> int:
-        with pytest.raises(Refused, match="HTTP 429: full") as raised:
+        with pytest.raises(RefusedResponse, match="HTTP 429: full") as raised:
             await body_of(client)
         assert raised.value.status == 429
         assert await client.get("/v1/models") == (429, b'{"error": {"message": "full"}}')

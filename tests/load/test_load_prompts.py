@@ -5,7 +5,7 @@ import pytest
 
 from kvell.load.prompts import (
     FIRST_ORDINARY_ID,
-    Answer,
+    AnswerTokens,
     TokenSource,
     chat_prompts,
     id_prompts,
@@ -80,11 +80,11 @@ class TestTurns:
     def test_ids_that_the_server_tells_are_taken(self) -> None:
         prompts = id_prompts(conversation(), 0, 5_000, lambda _text: [1, 2])
         first = prompts.ask(0)["prompt"]
-        prompts.answered(0, Answer("text", [7, 8, 9]))
+        prompts.on_answer(0, AnswerTokens("text", [7, 8, 9]))
         second = prompts.ask(1)["prompt"]
         assert second[:9] == [*first, 7, 8, 9]
         assert len(second) == 6 + 3 + 3
-        prompts.answered(1, Answer("text", []))
+        prompts.on_answer(1, AnswerTokens("text", []))
         assert prompts.ask(2)["prompt"][:14] == [*second, 1, 2]
 
     def test_no_answer_no_next_turn(self) -> None:
@@ -92,7 +92,7 @@ class TestTurns:
         assert [prompts.can_ask(index) for index in range(3)] == [True, False, False]
         prompts.ask(0)
         assert not prompts.can_ask(1)
-        prompts.answered(0, Answer("", []))
+        prompts.on_answer(0, AnswerTokens("", []))
         assert prompts.can_ask(1)
         with pytest.raises(KeyError):
             prompts.ask(2)
@@ -101,7 +101,7 @@ class TestTurns:
         prompts = text_prompts(conversation(), 0)
         for index in range(3):
             prompts.ask(index)
-            prompts.answered(index, Answer("yes", []))
+            prompts.on_answer(index, AnswerTokens("yes", []))
         assert not prompts._said
         assert not prompts._prompts
 
@@ -129,7 +129,7 @@ class TestWords:
         prompts = chat_prompts(conversation(), 0)
         [first] = prompts.ask(0)["messages"]
         assert (first["role"], len(first["content"].split())) == ("user", 6)
-        prompts.answered(0, Answer("so", []))
+        prompts.on_answer(0, AnswerTokens("so", []))
         before, answer, asked = prompts.ask(1)["messages"]
         assert (before, answer) == (first, {"role": "assistant", "content": "so"})
         assert (asked["role"], len(asked["content"].split())) == ("user", 3)

@@ -7,10 +7,10 @@ import pytest
 from kvell.errors import ChangeSomething
 from kvell.load.driver import Load
 from kvell.load.http.preflight import served_model
-from kvell.load.http.scrape import Counters, parsed, scraped
+from kvell.load.http.scrape import Counters, parse, scrape
 from kvell.load.http.wire import ConnectionFailed, Wire
 from kvell.load.prompts import text_prompts
-from kvell.load.run import Measured, measure
+from kvell.load.run import LoadResult, measure
 from tests.load.loads import row
 from tests.load.virtual_time import FakeServer, run_virtually
 
@@ -92,14 +92,14 @@ LATE = histogram(FIRST_TOKEN, 4.0, ("0.1", 4), ("1.0", 11), ("+Inf", 12))
 
 class TestHistograms:
     def test_what_a_run_observed(self) -> None:
-        found = parsed(KVELL % (9, 1, 0) + LATE).since(parsed(KVELL % (9, 1, 0) + EARLY))
+        found = parse(KVELL % (9, 1, 0) + LATE).since(parse(KVELL % (9, 1, 0) + EARLY))
         first = found["ttft_seconds"]
         assert first["mean"] == pytest.approx(0.3)
         assert first["p50"] == pytest.approx(0.1 + 0.9 / 5), "the fifth of ten values"
         assert first["p99"] == 1.0, "above the last bound nothing is known"
 
     def test_a_server_with_the_other_prefix_says_the_same(self) -> None:
-        ours, theirs = parsed(LATE), parsed(LATE.replace("kvell:", "vllm:"))
+        ours, theirs = parse(LATE), parse(LATE.replace("kvell:", "vllm:"))
         assert ours == theirs
         assert ours.histograms[FIRST_TOKEN].count == 12
 
@@ -113,23 +113,23 @@ class TestHistograms:
                 ('sum{model_name="b"}', 0.5),
             )
         )
-        found = parsed(text).histograms[FIRST_TOKEN]
+        found = parse(text).histograms[FIRST_TOKEN]
         assert (found.count, found.total) == (3, 1.5)
 
     def test_a_series_that_comes_with_its_first_value_was_empty(self) -> None:
-        found = parsed(KVELL % (9, 1, 0) + EARLY).since(parsed(KVELL % (9, 1, 0)))
+        found = parse(KVELL % (9, 1, 0) + EARLY).since(parse(KVELL % (9, 1, 0)))
         assert found["ttft_seconds"]["mean"] == 0.5
 
     def test_nothing_observed_or_a_restart_is_left_out(self) -> None:
-        assert "ttft_seconds" not in parsed(LATE).since(parsed(LATE))
-        assert "ttft_seconds" not in parsed(KVELL % (1, 0, 0) + EARLY).since(parsed(LATE))
-        assert "ttft_seconds" not in parsed(LATE).since(parsed(""))
+        assert "ttft_seconds" not in parse(LATE).since(parse(LATE))
+        assert "ttft_seconds" not in parse(KVELL % (1, 0, 0) + EARLY).since(parse(LATE))
+        assert "ttft_seconds" not in parse(LATE).since(parse(""))
 
     def test_tokens_per_step(self) -> None:
         name = "iteration_tokens_total"
         before = histogram(name, 10, ("8.0", 2), ("+Inf", 2))
         after = histogram(name, 100, ("8.0", 3), ("+Inf", 5))
-        found = parsed(after).since(parsed(before))
+        found = parse(after).since(parse(before))
         assert (found["steps"], found["tokens_per_step"]) == (3, 30)
 
 
@@ -142,12 +142,12 @@ class TestCounters:
                 f"vllm:spec_decode_num_accepted_tokens_total {accepted}\n"
             )
 
-        found = parsed(text(30, 9, 20, 6)).since(parsed(text(10, 4, 10, 1)))
+        found = parse(text(30, 9, 20, 6)).since(parse(text(10, 4, 10, 1)))
         assert found == {"prompt_tokens": 20, "output_tokens": 5, "draft_acceptance_rate": 0.5}
 
     def test_of_kvell_and_vllm(self) -> None:
-        ours = parsed(KVELL % (100, 40, 3))
-        theirs = parsed((KVELL % (100, 40, 3)).replace("kvell:", "vllm:"))
+        ours = parse(KVELL % (100, 40, 3))
+        theirs = parse((KVELL % (100, 40, 3)).replace("kvell:", "vllm:"))
         assert ours == theirs
         assert len(ours.values) == 3
 
@@ -155,27 +155,27 @@ class TestCounters:
         text = (
             'vllm:num_preemptions_total{engine="0"} 2\nvllm:num_preemptions_total{engine="1"} 5\n'
         )
-        assert parsed(text).values == {"num_preemptions_total": 7}
+        assert parse(text).values == {"num_preemptions_total": 7}
 
     def test_what_a_run_added(self) -> None:
-        before, after = parsed(KVELL % (100, 40, 3)), parsed(KVELL % (300, 90, 5))
+        before, after = parse(KVELL % (100, 40, 3)), parse(KVELL % (300, 90, 5))
         assert after.since(before) == {"prefix_cache_hit_rate": 0.25, "preemptions": 2}
 
     def test_what_is_unknown_is_left_out(self) -> None:
-        none, some = Counters({}), parsed(KVELL % (300, 90, 5))
+        none, some = Counters({}), parse(KVELL % (300, 90, 5))
         assert none.since(some) == some.since(none) == none.since(none) == {}
         assert some.since(some) == {"preemptions": 0}
 
     def test_a_restart_in_between(self) -> None:
-        assert parsed(KVELL % (9, 1, 0)).since(parsed(KVELL % (100, 40, 3))) == {}
+        assert parse(KVELL % (9, 1, 0)).since(parse(KVELL % (100, 40, 3))) == {}
 
     @pytest.mark.parametrize("text", ["", "<html>", "vllm:num_preemptions_total\n", '{"a": 1}'])
     def test_what_is_no_metrics(self, text: str) -> None:
-        assert parsed(text).values == {}
+        assert parse(text).values == {}
 
     def test_servers_without(self) -> None:
         for server in (Silent(), FakeServer(), Answering(500, b"vllm:num_preemptions_total 3\n")):
-            assert asyncio.run(scraped(server)).values == {}
+            assert asyncio.run(scrape(server)).values == {}
 
 
 def test_a_run() -> None:
@@ -189,7 +189,7 @@ def test_a_run() -> None:
         Load(rows, [None] * 3),
         lambda ended, of: told.append((ended, of)),
     )
-    found: Measured = run_virtually(work)
+    found: LoadResult = run_virtually(work)
     assert found.model == server.asked[0].body["model"] == "fake"
     assert found.server == {"prefix_cache_hit_rate": 0.25, "preemptions": 2}
     assert [one.is_complete for one in found.outcomes] == [True] * 3

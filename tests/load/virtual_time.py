@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from kvell.load.http.wire import Refused
+from kvell.load.http.wire import RefusedResponse
 
 Result = TypeVar("Result")
 
@@ -122,5 +122,5 @@ class FakeServer:
         return {"choices": [], "usage": usage}
 
 
-def refused(status: int) -> Refused:
-    return Refused(status, "no")
+def refused(status: int) -> RefusedResponse:
+    return RefusedResponse(status, "no")

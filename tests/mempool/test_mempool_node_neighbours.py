@@ -13,10 +13,10 @@ from kvell.device.host_chunks import HostChunks
 from kvell.errors import TryLater
 from kvell.memory import GroupKind, LayerSpec, plan_layout
 from kvell.mempool.entries import NOT_IN_PLACE, PeerEntry, PeerLost, PeerMapped
-from kvell.mempool.node import Node
+from kvell.mempool.node import PageTransferThread
 from kvell.mempool.transfers.actions import Action
 from kvell.mempool.transports.lent_attention import LentAttention, RightsWords
-from kvell.mempool.transports.neighbours import Neighbours
+from kvell.mempool.transports.neighbours import MappedPeers
 from kvell.wire.endpoints import Endpoint
 from tests.mempool.pools import SECRET
 
@@ -47,18 +47,18 @@ class Instance:
     def __init__(self, start: Start, address: Endpoint) -> None:
         self.entries: SimpleQueue[PeerEntry] = SimpleQueue()
         size = (LAYOUT.pool_bytes, LAYOUT.large_page_bytes)
-        beyond_bytes = Neighbours.beyond_bytes(*size, start.places)
+        beyond_bytes = MappedPeers.beyond_bytes(*size, start.places)
         num_chunks = -(-LAYOUT.pool_bytes // HostChunks.chunk_bytes)
         self.device = HostChunks(num_chunks, beyond_bytes=beyond_bytes)
         home = np.frombuffer(self.device.view(self.device.home), np.uint8)
         self.memory = home[: LAYOUT.pool_bytes]
         self.seen = np.frombuffer(self.device.view_beyond(), np.uint8)
-        self.node = Node(
+        self.node = PageTransferThread(
             *(start.name, start.incarnation, start.fingerprint, self._take),
             *(LAYOUT.groups, self.memory, self.device.descriptor),
             address=address,
             secret=SECRET,
-            neighbours=Neighbours(self.device, *size),
+            neighbours=MappedPeers(self.device, *size),
             lends=start.lends,
         )
         self.node.start()

@@ -11,7 +11,7 @@ import pytest
 
 from kvell.clock import VirtualClock
 from kvell.mempool.entries import Heard, PeerEntry, Ticked
-from kvell.mempool.node import Node
+from kvell.mempool.node import PageTransferThread
 from kvell.mempool.transfers.actions import Action, Send
 from kvell.mempool.transfers.messages import Abandon, Transfer
 from tests.pages.pools import group, pool_of
@@ -30,7 +30,7 @@ class Told:
         self._descriptor = os.memfd_create(name)
         os.ftruncate(self._descriptor, LAYOUT.pool_bytes)
         memory = np.frombuffer(mmap.mmap(self._descriptor, LAYOUT.pool_bytes), np.uint8)
-        self.node = Node(
+        self.node = PageTransferThread(
             *(name, 1, "print", self._take, LAYOUT.groups, memory, self._descriptor),
             address=folder / name,
             secret=b"s",

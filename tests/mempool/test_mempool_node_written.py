@@ -11,7 +11,7 @@ import pytest
 
 from kvell.memory import GroupKind, LayerSpec, plan_layout
 from kvell.mempool.entries import Heard, PeerEntry, PullEnded
-from kvell.mempool.node import Node
+from kvell.mempool.node import PageTransferThread
 from kvell.mempool.transfers.actions import Action, Pull, PullRest, Send
 from kvell.mempool.transfers.messages import Abandon, Offer, PeerMessage, Transfer, Written
 from kvell.mempool.transports.page_copies import Bytes
@@ -36,7 +36,7 @@ class Told:
         os.ftruncate(self._descriptor, LAYOUT.pool_bytes)
         memory = mmap.mmap(self._descriptor, LAYOUT.pool_bytes)
         self.memory: Bytes = np.frombuffer(memory, np.uint8)
-        self.node = Node(
+        self.node = PageTransferThread(
             *(name, 1, "print", self._take, LAYOUT.groups, self.memory, self._descriptor),
             address=address,
             secret=SECRET,

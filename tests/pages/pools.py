@@ -87,7 +87,7 @@ class Recorder:
         self.pages: list[tuple[int, int, Key]] = []
         self.larges: list[int] = []
 
-    def cached(self, group: int, page: int, key: Key) -> None:
+    def on_cached(self, group: int, page: int, key: Key) -> None:
         self.pages.append((group, page, key))
 
     def evictable(self, large: int) -> None:

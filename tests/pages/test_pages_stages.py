@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.pages.layout import GroupKind, GroupSpec
-from kvell.pages.stages import BY_LAYER, joined, num_written, stages_of
+from kvell.pages.stages import BY_LAYER, join_stages, num_written, stages_of
 
 FULL = GroupSpec("full", GroupKind.FULL, (0, 3, 4), 8, 4, 120, 2)
 SLIDING = GroupSpec("sliding", GroupKind.SLIDING, (1, 2), 8, 4, 80, 3, window_tokens=8)
@@ -61,7 +61,7 @@ def test_stages_in_a_row_are_one_part_of_each_page(most: int, one: int, other: i
     stages = stages_of(GROUPS, most=most)
     begin, end = min(one, other), max(one, other)
     some = stages[begin:end]
-    together = joined(some)
+    together = join_stages(some)
     assert set(together) == {group for stage in some for group in stage.parts}
     for group, part in together.items():
         own = [
@@ -73,8 +73,8 @@ def test_stages_in_a_row_are_one_part_of_each_page(most: int, one: int, other: i
 
 
 def test_all_stages_together_are_whole_pages() -> None:
-    assert joined(stages_of(GROUPS)) == {0: (0, FULL.page_bytes), 1: (0, SLIDING.page_bytes)}
-    assert joined(()) == {}
+    assert join_stages(stages_of(GROUPS)) == {0: (0, FULL.page_bytes), 1: (0, SLIDING.page_bytes)}
+    assert join_stages(()) == {}
 
 
 @pytest.mark.parametrize("kind", sorted(frozenset(GroupKind) - BY_LAYER))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething
 from kvell.mempool.rendezvous import SECRET_BYTES
-from kvell.serving.door import FrontDoor, read_secret
+from kvell.serving.door import FrontListener, read_secret
 from kvell.wire.blocking import BlockingSocket
 from kvell.wire.endpoints import connect_to
 from kvell.wire.frames import ProtocolError
@@ -39,13 +39,13 @@ def pipe() -> Iterator[tuple[int, FileIO]]:
 
 
 @pytest.fixture
-def door() -> Iterator[FrontDoor]:
-    with FrontDoor("127.0.0.1", SECRET, "decode-3", 1 << 40) as door:
+def door() -> Iterator[FrontListener]:
+    with FrontListener("127.0.0.1", SECRET, "decode-3", 1 << 40) as door:
         yield door
 
 
 def come(
-    door: FrontDoor, name: str, secret: bytes = SECRET, purpose: Purpose = "commands"
+    door: FrontListener, name: str, secret: bytes = SECRET, purpose: Purpose = "commands"
 ) -> tuple[socket.socket, Greeting]:
     sock = connect_to(door.address, WAIT_SECONDS)
     try:
@@ -55,7 +55,7 @@ def come(
         raise
 
 
-def rings(door: FrontDoor) -> bool:
+def rings(door: FrontListener) -> bool:
     return bool(select.select([door.descriptor], [], [], WAIT_SECONDS)[0])
 
 
@@ -87,7 +87,7 @@ def test_half_a_secret_is_none(count: int) -> None:
             read_secret(reads)
 
 
-def test_who_comes_in_hears_whose_door_it_is(door: FrontDoor) -> None:
+def test_who_comes_in_hears_whose_door_it_is(door: FrontListener) -> None:
     sock, heard = come(door, "front-1")
     with sock:
         assert (heard.instance, heard.incarnation) == ("decode-3", 1 << 40)
@@ -101,7 +101,7 @@ def test_who_comes_in_hears_whose_door_it_is(door: FrontDoor) -> None:
         assert door.arrivals() == []
 
 
-def test_several_may_come_at_once(door: FrontDoor) -> None:
+def test_several_may_come_at_once(door: FrontListener) -> None:
     names = [f"front-{number}" for number in range(12)]
     threads = [threading.Thread(target=lambda n=name: come(door, n)[0].close()) for name in names]
     for thread in threads:
@@ -126,7 +126,9 @@ def test_several_may_come_at_once(door: FrontDoor) -> None:
         ("decode-3", SECRET, "commands"),
     ],
 )
-def test_strangers_stay_out(door: FrontDoor, name: str, secret: bytes, purpose: Purpose) -> None:
+def test_strangers_stay_out(
+    door: FrontListener, name: str, secret: bytes, purpose: Purpose
+) -> None:
     """The last is the instance's own name, of another incarnation: that is no front of it."""
     if name == "decode-3":
         door._doorway._told = Greeting(name, 5, "", 0)
@@ -142,7 +144,7 @@ def test_strangers_stay_out(door: FrontDoor, name: str, secret: bytes, purpose: 
 
 
 @pytest.mark.parametrize("name", ["", "front:1"])
-def test_a_name_must_be_a_word(door: FrontDoor, name: str) -> None:
+def test_a_name_must_be_a_word(door: FrontListener, name: str) -> None:
     """Requests' ids begin with it."""
     sock, _ = come(door, name)
     with sock:
@@ -153,10 +155,10 @@ def test_a_name_must_be_a_word(door: FrontDoor, name: str) -> None:
 
 def test_a_secret_that_could_be_guessed_is_refused() -> None:
     with pytest.raises(ChangeSomething, match="secret"):
-        FrontDoor("127.0.0.1", b"123", "mixed-0", 1)
+        FrontListener("127.0.0.1", b"123", "mixed-0", 1)
 
 
-def test_the_end_of_a_pipe_is_the_end(door: FrontDoor) -> None:
+def test_the_end_of_a_pipe_is_the_end(door: FrontListener) -> None:
     with pipe() as (reads, writes):
         watching = door.ends_with(reads)
         writes.write(b"words behind the secret change nothing")
@@ -169,7 +171,7 @@ def test_the_end_of_a_pipe_is_the_end(door: FrontDoor) -> None:
 
 def test_a_closed_door_leaves_nothing() -> None:
     before = threading.active_count()
-    door = FrontDoor("127.0.0.1", SECRET, "mixed-0", 1)
+    door = FrontListener("127.0.0.1", SECRET, "mixed-0", 1)
     silent = connect_to(door.address, WAIT_SECONDS)
     sock, _ = come(door, "front-1")
     assert rings(door)

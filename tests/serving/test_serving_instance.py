@@ -28,7 +28,7 @@ from kvell.serving.lone import (
 )
 from kvell.testing.instance import FakeEngine, fake_token
 from kvell.vocabulary import RequestId
-from kvell.wire.frames import ProtocolError, framed
+from kvell.wire.frames import ProtocolError, frame
 from tests.serving.peer import (
     FOREVER,
     WAIT_SECONDS,
@@ -131,7 +131,7 @@ def test_a_peer_that_speaks_garbage_ends_the_loop_with_an_error() -> None:
 
     class Interrupted(FakeEngine):
         def step(self) -> list[Event]:
-            ours.sendall(framed(b"\xc1"))
+            ours.sendall(frame(b"\xc1"))
             return super().step()
 
     engine = Interrupted()

@@ -25,7 +25,7 @@ from kvell.engine.protocol.messages import (
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.statistics import Stats
-from kvell.serving.door import FrontDoor
+from kvell.serving.door import FrontListener
 from kvell.serving.fronts import UNREAD_SECONDS
 from kvell.serving.loop import serve_fronts
 from kvell.testing.instance import FakeEngine, fake_token
@@ -81,7 +81,7 @@ class NoticingEngine(FakeEngine):
 class Shared:
     """An instance that serves on a thread."""
 
-    door: FrontDoor
+    door: FrontListener
     engine: NoticingEngine
     thread: threading.Thread
 
@@ -108,7 +108,7 @@ Serve = Callable[..., contextlib.AbstractContextManager[Shared]]
 def shared(engine: NoticingEngine | None = None, **options: Any) -> Iterator[Shared]:
     engine = engine or NoticingEngine(step_seconds=0.001)
     options = {"heartbeat_seconds": QUICK_SECONDS, **options}
-    with FrontDoor("127.0.0.1", SECRET, "mixed-0", 7) as door:
+    with FrontListener("127.0.0.1", SECRET, "mixed-0", 7) as door:
         run = threading.Thread(target=serve_fronts, args=(engine, door), kwargs=options)
         run.start()
         try:

@@ -3,7 +3,7 @@
 from kvell.wire.blocking import BlockingSocket, within
 from kvell.wire.frames import HEADER_BYTES
 from kvell.wire.greeting import GREETING_BYTES, GREETING_SECONDS, Greeting
-from kvell.wire.session import Answering, Purpose
+from kvell.wire.session import Purpose, ServerHandshake
 
 
 def answer_session(
@@ -13,7 +13,7 @@ def answer_session(
     purposes: tuple[Purpose, ...] = ("messages", "pages"),
 ) -> tuple[Purpose, Greeting]:
     """Answer who connects, one frame after the other; returns what it wants and who it is."""
-    answering, look = Answering(told, secret, purposes), within(GREETING_SECONDS)
+    answering, look = ServerHandshake(told, secret, purposes), within(GREETING_SECONDS)
     while answering.met is None:
         header = bytearray(HEADER_BYTES)
         channel.receive([header], look)

@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import zmq
 
-from kvell.fleet.manager.fronts_door import FrontsDoor
+from kvell.fleet.manager.fronts_door import ManagerFrontListener
 from kvell.front.events.events_config import KvEventsConfig
 from kvell.front.events.publisher import END_OF_REPLAY, EventsPublisher
 from kvell.mempool.rendezvous import PageTransport
-from kvell.serving.door import FrontDoor
+from kvell.serving.door import FrontListener
 from kvell.wire.blocking import BlockingSocket
 from kvell.wire.doorway import MOST_STRANGERS
 from kvell.wire.endpoints import Endpoint, connect_to
@@ -71,7 +71,7 @@ def pool(folder: Path, transport: PageTransport, purpose: Purpose) -> Iterator[L
 
 @contextmanager
 def commands(_folder: Path) -> Iterator[Listener]:
-    with FrontDoor("127.0.0.1", SECRET, "decode-3", 1) as door:
+    with FrontListener("127.0.0.1", SECRET, "decode-3", 1) as door:
         yield greeted(door.address, SECRET, "commands")
 
 
@@ -93,11 +93,11 @@ def fronts(_folder: Path) -> Iterator[Listener]:
     async def enters(_front: Greeting, sock: socket.socket) -> None:
         sock.close()
 
-    async def opened() -> FrontsDoor:
+    async def opened() -> ManagerFrontListener:
         door.open()
         return door
 
-    door = FrontsDoor("127.0.0.1", 0, Greeting("manager", 7, "", 0), SECRET, enters)
+    door = ManagerFrontListener("127.0.0.1", 0, Greeting("manager", 7, "", 0), SECRET, enters)
     with in_a_loop() as loop:
         asyncio.run_coroutine_threadsafe(opened(), loop).result()
         yield greeted(door.address, SECRET, "cluster")

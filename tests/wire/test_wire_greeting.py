@@ -17,7 +17,7 @@ from kvell.errors import ChangeSomething, TryLater
 from kvell.mempool.pool import MemPool
 from kvell.wire.blocking import BlockingSocket
 from kvell.wire.doorway import Doorway
-from kvell.wire.frames import HEADER_BYTES, ProtocolError, framed
+from kvell.wire.frames import HEADER_BYTES, ProtocolError, frame
 from kvell.wire.greeting import VERSION, Greeting
 from kvell.wire.session import (
     NONCE_BYTES,
@@ -194,7 +194,7 @@ def test_an_echo_proves_nothing(two: tuple[BlockingSocket, BlockingSocket]) -> N
 def test_a_proof_is_for_one_purpose(two: tuple[BlockingSocket, BlockingSocket]) -> None:
     """Somebody between the two changes what the connection is said to be for."""
     opens, answers = two
-    hello = framed(msgspec.msgpack.encode(Hello(VERSION, "pages", b"n" * NONCE_BYTES)))
+    hello = frame(msgspec.msgpack.encode(Hello(VERSION, "pages", b"n" * NONCE_BYTES)))
     answers.socket.sendall(hello)
     with pytest.raises(ProtocolError, match="purpose"):
         open_session(opens, OPENER, SECRET, "messages")
@@ -212,7 +212,7 @@ def test_other_words_are_named(
     two: tuple[BlockingSocket, BlockingSocket], hello: Hello, named: str
 ) -> None:
     opens, answers = two
-    opens.socket.sendall(framed(msgspec.msgpack.encode(hello)))
+    opens.socket.sendall(frame(msgspec.msgpack.encode(hello)))
     with pytest.raises(ProtocolError, match=named):
         answer_session(answers, ANSWERER, SECRET)
 
@@ -264,7 +264,7 @@ def test_garbage_is_hung_up_on(said: bytes) -> None:
 @pytest.mark.parametrize("body", [b"x" * 5000, b"", b"\xc1", msgspec.msgpack.encode([1, 2, 3])])
 def test_words_that_are_none_are_hung_up_on(pool: MemPool, tmp_path: Path, body: bytes) -> None:
     """One that is too long as soon as it is announced, before its bytes come."""
-    said = framed(body)
+    said = frame(body)
     with socket.create_connection(("127.0.0.1", port_of(pool))) as sock:
         sock.sendall(said[:HEADER_BYTES] if len(body) > 4096 else said)
         assert has_ended(sock)
@@ -288,7 +288,7 @@ def test_a_word_at_a_time_does_not_keep_the_door_open(
 ) -> None:
     """The time is for the whole greeting, not for each of its bytes."""
     monkeypatch.setattr(doorway_of(pool), "_greeting_seconds", 0.3)
-    hello = framed(msgspec.msgpack.encode(Hello(VERSION, "messages", b"n" * NONCE_BYTES)))
+    hello = frame(msgspec.msgpack.encode(Hello(VERSION, "messages", b"n" * NONCE_BYTES)))
     sent = 0
     with socket.create_connection(("127.0.0.1", port_of(pool))) as sock:
         with suppress(ConnectionError):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvell.wire.blocking import BlockingSocket
 from kvell.wire.doorway import Doorway
 from kvell.wire.endpoints import connect_to, listen_at
-from kvell.wire.frames import HEADER_BYTES, FrameReader, framed
+from kvell.wire.frames import HEADER_BYTES, FrameReader, frame
 from kvell.wire.greeting import VERSION, Greeting
 from kvell.wire.session import NONCE_BYTES, Hello, open_session
 from tests.depth import some
@@ -56,20 +56,20 @@ def assert_lets_in(hall: Hall) -> None:
 
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
 def test_whatever_the_first_words_are(hall: Hall, body: bytes) -> None:
-    assert spoken(hall, framed(body)) == b""
+    assert spoken(hall, frame(body)) == b""
     assert_lets_in(hall)
 
 
 @pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("value", [bytes((0xA0 | len(LATIN),)) + LATIN, b"\xc0", b"\x91\x01"])
 def test_whatever_a_field_of_them_is(hall: Hall, field: str, value: bytes) -> None:
-    assert spoken(hall, framed(hello_with(field, value))) == b""
+    assert spoken(hall, frame(hello_with(field, value))) == b""
     assert_lets_in(hall)
 
 
 @pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
 def test_whatever_follows_them(hall: Hall, body: bytes) -> None:
-    answered = spoken(hall, framed(HELLO), framed(body))
+    answered = spoken(hall, frame(HELLO), frame(body))
     [hello] = FrameReader().feed(answered)
     assert msgspec.msgpack.decode(hello, type=Hello).purpose == "messages"
     assert_lets_in(hall)
@@ -90,7 +90,7 @@ def test_first_words_with_flipped_bits_or_cut(
 ) -> None:
     body = bytearray(HELLO[:cut])
     body[at % len(body)] ^= bits
-    spoken(long_open, framed(bytes(body)))
+    spoken(long_open, frame(bytes(body)))
     assert_lets_in(long_open)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import kvell
-from kvell.wire.frames import framed
+from kvell.wire.frames import frame
 from tests.wire.listeners import LISTENERS, Listener
 from tests.wire.test_wire_decoding import HOSTILE
 
@@ -77,8 +77,8 @@ NONSENSE = {
     "ones": b"\xff" * 4096,
     "HTTP": b"GET /health HTTP/1.1\r\nX: \xff\r\nContent-Length: -1\r\n\r\n",
     "TLS": bytes.fromhex("16030100f8010000f40303") + bytes(237),
-    "half a frame": framed(b"hello")[:-1],
-    **{f"framed: {name}": framed(body) for name, body in HOSTILE.items()},
+    "half a frame": frame(b"hello")[:-1],
+    **{f"framed: {name}": frame(body) for name, body in HOSTILE.items()},
 }
 
 
@@ -107,7 +107,7 @@ def test_whoever_leaves_at_once_leaves_nothing(
         listener.meet()
 
 
-@pytest.mark.parametrize("words", [b"", b"\0", framed(b"x" * 100)[:50]])
+@pytest.mark.parametrize("words", [b"", b"\0", frame(b"x" * 100)[:50]])
 def test_more_silent_ones_than_are_heard_keep_nobody_out(listener: Listener, words: bytes) -> None:
     with ExitStack() as stack:
         for _ in range(listener.most + 8):

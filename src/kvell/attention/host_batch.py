@@ -72,11 +72,11 @@ class OnHost:
     def __getattr__(self, name: str) -> Any:
         if name not in type(self).MADE:
             raise AttributeError(f"{type(self).__name__} has no {name}")
-        for field, part in zip(type(self).MADE, self.made(), strict=True):
+        for field, part in zip(type(self).MADE, self.make_fields(), strict=True):
             object.__setattr__(self, field, part)
         return getattr(self, name)
 
-    def made(self) -> Sequence[torch.Tensor]:
+    def make_fields(self) -> Sequence[torch.Tensor]:
         """Return the tensors of the fields in ``MADE``, in order."""
         return self.rows.tensors
 
@@ -109,7 +109,7 @@ class HostStateBatch(OnHost, StateBatch):
     MADE = tuple(field.name for field in fields(StateBatch) if field.name != "end_page_ids")
 
     @override
-    def made(self) -> Sequence[torch.Tensor]:
+    def make_fields(self) -> Sequence[torch.Tensor]:
         query_starts, starts, page_ids = self.rows.tensors
         pages = page_ids.view(len(starts), -1)
         none = starts[:0]

@@ -107,7 +107,7 @@ class PortableKernels:
                 before = [_padded_state(record[rows], tile, layer.kv_heads) for record in records]
                 states = [*before, *_sections(request.spans, tile, params)]
                 if states:
-                    _put(_folded(states).normalised(ROW_TOKENS), tile.used, _rows_of(into, rows))
+                    _put(_folded(states).normalise(ROW_TOKENS), tile.used, _rows_of(into, rows))
         return whole
 
 

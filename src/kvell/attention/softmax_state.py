@@ -44,7 +44,7 @@ class SoftmaxState:
             self.output * keep[..., None] + later.output * add[..., None],
         )
 
-    def normalised(self, tokens: int) -> Partial:
+    def normalise(self, tokens: int) -> Partial:
         """Return the rows as [T, heads] and [T, heads, output_size], 0 if they read nothing."""
         divisor = torch.where(self.denominator == 0, 1.0, self.denominator)
         return Partial(

@@ -25,7 +25,7 @@ SHORTEST_SECONDS = 1e-9
 
 
 @dataclass(frozen=True)
-class Seen:
+class SideSeconds:
     """Seconds of one side: of the fastest round, of the median one, of the slowest."""
 
     best: float
@@ -33,7 +33,7 @@ class Seen:
     worst: float
 
     @classmethod
-    def of(cls, seconds: Sequence[float]) -> "Seen":
+    def of(cls, seconds: Sequence[float]) -> "SideSeconds":
         """Summarise the seconds of all rounds."""
         return cls(min(seconds), median(seconds), max(seconds))
 
@@ -87,7 +87,7 @@ class CopyRig:
             work=tuple(self._work(n, start, new_tokens, draw) for n in range(requests)),
         )
 
-    def rounds(self, plans: Sequence[StepPlan], count: int) -> list[dict[str, Seen]]:
+    def rounds(self, plans: Sequence[StepPlan], count: int) -> list[dict[str, SideSeconds]]:
         """Time all sides of all plans in turn, ``count`` times, after one round that warms up.
 
         A disturbance on the machine thus affects all plans and sides alike.
@@ -102,7 +102,7 @@ class CopyRig:
                     took_seconds = self._clock.now_seconds() - began_seconds
                     if number:
                         times[side].append(max(SHORTEST_SECONDS, took_seconds))
-        return [{side: Seen.of(some) for side, some in times.items()} for times in seconds]
+        return [{side: SideSeconds.of(some) for side, some in times.items()} for times in seconds]
 
     def _sides(self, plan: StepPlan) -> dict[str, Callable[[], object]]:
         bare = replace(plan, offloads=plan.offloads[:0], fetches=plan.fetches[:0])

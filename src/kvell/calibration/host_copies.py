@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from kvell.calibration.copy_rig import ALONE, NONE, UNDER, CopyRig, Seen, moved_bytes
+from kvell.calibration.copy_rig import ALONE, NONE, UNDER, CopyRig, SideSeconds, moved_bytes
 from kvell.clock import Clock
 from kvell.cost.calibration import HostCopies
 from kvell.engine.requests.plan import StepPlan
@@ -20,7 +20,7 @@ ROUNDS = 16
 MOST_SLOWS = 3.0
 STEPS_OF_ONE = 100
 
-Measured = tuple[StepPlan, Mapping[str, Seen]]
+Measured = tuple[StepPlan, Mapping[str, SideSeconds]]
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,12 @@ class KnownSeconds:
 
 
 def link_of(
-    plan: StepPlan, seen: Mapping[str, Seen], layout: Layout, *, on_host: bool, slows: float = 1.0
+    plan: StepPlan,
+    seen: Mapping[str, SideSeconds],
+    layout: Layout,
+    *,
+    on_host: bool,
+    slows: float = 1.0,
 ) -> WithHostLink:
     """Return the replay's link at the rate of the copies alone, with medians of rounds."""
     rate = moved_bytes(plan, layout) / seen[ALONE].middle
@@ -44,7 +49,7 @@ def link_of(
     return WithHostLink(machine, layout, rate, on_host=on_host, slows=slows)
 
 
-def fitted(measured: Sequence[Measured], layout: Layout) -> float:
+def fit_slowdown(measured: Sequence[Measured], layout: Layout) -> float:
     """Return the ``slows`` nearest to the medians during passes, of hundredths up to MOST_SLOWS.
 
     The sum of relative misses decides, so that one disturbed step is outvoted.
@@ -88,4 +93,4 @@ def measure_host_copies(
     plans = [rig.plan(REQUESTS, 1, CONTEXT_TOKENS, count) for count in PAGES]
     measured = list(zip(plans, rig.rounds(plans, rounds), strict=True))
     rate = median(moved_bytes(plan, rig.layout) / seen[ALONE].middle for plan, seen in measured)
-    return HostCopies(rate, under_pass, fitted(measured, rig.layout))
+    return HostCopies(rate, under_pass, fit_slowdown(measured, rig.layout))

@@ -24,7 +24,7 @@ class Repeats:
     point: Point
     steps: list[TimedStep] = field(default_factory=list)
 
-    def measured(self) -> MeasuredStep:
+    def median(self) -> MeasuredStep:
         """Return the point's median as one measured step."""
         seconds = [step.seconds for step in self.steps]
         return MeasuredStep(self.steps[0].work, float(np.quantile(seconds, QUANTILE)))
@@ -47,14 +47,14 @@ def measure(
     for turn in range(rounds + 1):
         for index, repeats in enumerate(points_repeats):
             progress("timing steps", (turn + index / len(points_repeats)) / (rounds + 1))
-            steps = timed(rig, repeats.point)
+            steps = time_point(rig, repeats.point)
             if turn:
                 repeats.steps += steps
     rig.clear()
     return points_repeats
 
 
-def timed(rig: Rig, point: Point) -> list[TimedStep]:
+def time_point(rig: Rig, point: Point) -> list[TimedStep]:
     """Time a point's step once in a round; decode steps several times."""
     rig.decoding([point.context_tokens] * point.decodes)
     if point.new_tokens:

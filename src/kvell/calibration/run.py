@@ -49,9 +49,9 @@ def calibrate(
     rate = product_flops_per_second(
         clock, subject.inner_size, subject.inner_size * 2, subject.dtype, device
     )
-    operators = fit_operators(subject.shape, [each.measured() for each in fitted_to])
+    operators = fit_operators(subject.shape, [each.median() for each in fitted_to])
     share = constant_share(operators, subject.print.active_weights, rate)
-    operators = fit_operators(subject.shape, [each.measured() for each in fitted_to], share)
+    operators = fit_operators(subject.shape, [each.median() for each in fitted_to], share)
     made = Calibration(
         machine_print(device.type),
         software_print(),
@@ -85,7 +85,7 @@ def errors(operators: Operators, repeats: Sequence[Repeats]) -> HeldOut:
     """Return the relative misses of predictions by kind of step; 0 for a kind without steps."""
 
     def error(kind: str) -> float:
-        steps = [each.measured() for each in _of_kind(repeats, kind)]
+        steps = [each.median() for each in _of_kind(repeats, kind)]
         return median_error(operators.step_seconds, steps) if steps else 0.0
 
     return HeldOut(len(repeats), error("prefill"), error("decode"), error("mixed"))

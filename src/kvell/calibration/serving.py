@@ -40,7 +40,7 @@ STOP_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class Served:
+class ServingRound:
     """One round: the number of concurrent requests, and the medians of their latencies."""
 
     batch: int
@@ -81,9 +81,9 @@ def server(command: Sequence[str]) -> Iterator[str]:
 
 def measure_serving(
     url: str, vocab_size: int, progress: Progress, rounds: int = ROUNDS
-) -> tuple[list[Served], list[LongPrompt]]:
+) -> tuple[list[ServingRound], list[LongPrompt]]:
     """Send batches of requests to a server, round by round; the first round is not counted."""
-    rounds_served: list[Served] = []
+    rounds_served: list[ServingRound] = []
     alone: list[LongPrompt] = []
     asker = _Asker(url, vocab_size)
     for turn in range(rounds + 1):
@@ -96,8 +96,8 @@ def measure_serving(
     return rounds_served, alone
 
 
-def _served(outcomes: Sequence[Outcome]) -> Served:
-    return Served(
+def _served(outcomes: Sequence[Outcome]) -> ServingRound:
+    return ServingRound(
         len(outcomes),
         median(outcome.ttft_seconds for outcome in outcomes),
         median(outcome.tpot_seconds or 0.0 for outcome in outcomes),
@@ -135,7 +135,7 @@ class _Asker:
 
 
 def fit_serving(
-    calibration: Calibration, served: Sequence[Served], prompts: Sequence[LongPrompt] = ()
+    calibration: Calibration, served: Sequence[ServingRound], prompts: Sequence[LongPrompt] = ()
 ) -> Serving:
     """Return what remains without the engine's own steps; no part is negative."""
     context = PROMPT_TOKENS + OUTPUT_TOKENS // 2

@@ -64,12 +64,12 @@ def calibrate(
             raise ChangeSomething(flag, getattr(settings, name), "cannot be calibrated", "drop it")
     settings = with_kv_memory(settings, session)
     with progress_bar("loading") as progress:
-        outcome = measured(session, settings, progress, quick=quick)
+        outcome = run_calibration(session, settings, progress, quick=quick)
         made = outcome.calibration
         if serving:
             made = with_serving(made, settings, progress, quick=quick)
     with writing("--out", out):
-        out.write_bytes(made.encoded())
+        out.write_bytes(made.encode())
     report = {"file": str(out), **summary(made)}
     if as_json:
         click.echo(json.dumps(report))
@@ -77,7 +77,7 @@ def calibrate(
         _print(report)
 
 
-def measured(
+def run_calibration(
     session: Session, settings: EngineSettings, progress: Any, *, quick: bool
 ) -> "Outcome":
     """Calibrate the engine in this process."""

@@ -93,11 +93,11 @@ def instance(
     with contextlib.ExitStack() as stack:
         serve: Callable[[Engine], None]
         if pool_host:
-            from kvell.serving.door import FrontDoor, read_secret
+            from kvell.serving.door import FrontListener, read_secret
             from kvell.serving.loop import serve_fronts
 
             secret = read_secret(sys.stdin.fileno())
-            door = stack.enter_context(FrontDoor(pool_host, secret, instance_id, incarnation))
+            door = stack.enter_context(FrontListener(pool_host, secret, instance_id, incarnation))
             door.ends_with(sys.stdin.fileno())
             click.echo(door.address)  # the launcher reads it
             serve = partial(serve_fronts, door=door)

@@ -19,7 +19,7 @@ from kvell.cli.plot import plot
 from kvell.cli.replay.command import replay
 from kvell.cli.serve import serve
 from kvell.cli.terminal.environment import prepare_process, process_cache_dir
-from kvell.cli.terminal.faults import guarded
+from kvell.cli.terminal.faults import run_guarded
 from kvell.cli.terminal.options import debug_option
 from kvell.cli.terminal.session import Session
 from kvell.cli.top.command import top
@@ -64,7 +64,7 @@ def run(args: Sequence[str], session: Session) -> int:
         with root.make_context("kvell", list(args), obj=session) as context:
             root.invoke(context)
 
-    return guarded(work, session.debug)
+    return run_guarded(work, session.debug)
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from kvell.server.api.door.face_options import (
     FaceOptions,
     checked_origins,
     checked_root_path,
-    listed,
+    parse_list,
 )
 from kvell.server.api.door.http_bounds import KEEP_ALIVE_SECONDS, MAX_CONNECTIONS
 
@@ -251,12 +251,12 @@ def _face(
 ) -> FaceOptions:
     cross_origin = CrossOrigin(
         checked_origins(allowed_origins),
-        listed("allowed_methods", allowed_methods),
-        listed("allowed_headers", allowed_headers),
+        parse_list("allowed_methods", allowed_methods),
+        parse_list("allowed_headers", allowed_headers),
         allow_credentials,
     )
     return FaceOptions(
-        listed("served_model_name", served_model_name),
+        parse_list("served_model_name", served_model_name),
         checked_root_path(root_path),
         cross_origin,
         enable_tokenizer_info_endpoint,

@@ -51,7 +51,7 @@ class FrontTable:
         else:
             self._fronts[front] = _Front(until_seconds)
 
-    def heard(
+    def on_beat(
         self,
         front: str,
         loads: Mapping[str, int],
@@ -75,7 +75,7 @@ class FrontTable:
         self.roles, self.role_changes = dict(roles), role_changes
         return True
 
-    def left(self, front: str, now_seconds: float, *, ends_cluster: bool = False) -> None:
+    def on_left(self, front: str, now_seconds: float, *, ends_cluster: bool = False) -> None:
         """Remove a front that ended on purpose.
 
         The cluster ends with the only front that it has ever had.  Several fronts may be replaced,

@@ -30,19 +30,19 @@ class PrefixDirectory:
         self._groups: tuple[TreeGroup, ...] = ()
         self._memo = HashMemo()
 
-    def joined(self, instance_id: str, role: str, indexed: Sequence[IndexedGroup]) -> None:
+    def on_joined(self, instance_id: str, role: str, indexed: Sequence[IndexedGroup]) -> None:
         """Add an incarnation of an instance, whose notices cover these groups."""
         self._groups = self._groups or tuple(map(TreeGroup.of, indexed))
         self._roles[instance_id] = role
         if role not in self._trees:
             self._trees[role] = PromptTree(self._groups)
 
-    def noticed(
+    def on_notice(
         self, instance_id: str, incarnation: int, notice: IndexNotice, now_seconds: float
     ) -> bool:
         """Apply a notice; return False if a whole notice must be requested."""
         tree = self._tree(instance_id)
-        return tree is None or tree.noticed(instance_id, incarnation, notice, now_seconds)
+        return tree is None or tree.on_notice(instance_id, incarnation, notice, now_seconds)
 
     def lost(self, instance_id: str) -> None:
         """Forget the prefixes of an instance that died or left."""
@@ -68,7 +68,7 @@ class PrefixDirectory:
             hits.update(tree.match(chain, now_seconds))
         return hits
 
-    def routed(
+    def on_routed(
         self, instance_id: str, incarnation: int, chain: PromptChain, now_seconds: float
     ) -> None:
         """Expect an instance to cache the prompt of a request that was routed to it."""

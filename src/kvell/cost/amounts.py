@@ -11,7 +11,7 @@ SCAN_TOKENS = 64
 
 
 @dataclass(frozen=True)
-class Reach:
+class AttentionSpan:
     """Layers whose tokens attend to the same earlier tokens.
 
     :param window_tokens: number of last tokens that a token reads, itself included; 0 for all.
@@ -72,7 +72,7 @@ class ModelShape:
     :param window_bytes: for each window, the bytes that one token stores in its layers.
     """
 
-    reaches: tuple[Reach, ...]
+    reaches: tuple[AttentionSpan, ...]
     state_layers: int = 0
     token_bytes: int = 0
     state_bytes: int = 0
@@ -113,7 +113,7 @@ def shape_of(layers: Iterable[LayerSpec]) -> ModelShape:
             reaching.setdefault((window, layer.kind is GroupKind.CHUNKED), []).append(layer)
     sizes = {key: sum(spec.token_bytes for spec in members) for key, members in reaching.items()}
     return ModelShape(
-        reaches=tuple(Reach(len(members), *key) for key, members in reaching.items()),
+        reaches=tuple(AttentionSpan(len(members), *key) for key, members in reaching.items()),
         state_layers=len(states),
         token_bytes=sizes.get((0, False), 0),
         state_bytes=sum(layer.token_bytes for layer in states),

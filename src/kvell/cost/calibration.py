@@ -145,7 +145,7 @@ class Calibration:
         """Return the same model over several such devices."""
         return replace(self, operators=replace(self.operators, parallel=parallel))
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         """Return the calibration as a JSON file."""
         return msgspec.json.format(msgspec.json.encode(self), indent=1) + b"\n"
 
@@ -153,7 +153,7 @@ class Calibration:
 _JSON = msgspec.json.Decoder()
 
 
-def decoded(data: bytes, name: str) -> Calibration:
+def decode_calibration(data: bytes, name: str) -> Calibration:
     """Decode the file of a calibration.
 
     :param name: of the file, as the user gave it.

@@ -130,7 +130,7 @@ def check_unmap(home: AddressRange, area: AddressRange, positions: Ints) -> None
     area.check_mapped(positions)
 
 
-def uncommitted(home: AddressRange, chunks: Ints) -> Ints:
+def find_uncommitted(home: AddressRange, chunks: Ints) -> Ints:
     """Return those of ``chunks`` that have no memory yet, each once, in their order.
 
     :raises ValueError: for a chunk that does not exist.

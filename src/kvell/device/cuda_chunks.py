@@ -15,7 +15,7 @@ from kvell.device.chunks import (
     Ints,
     check_map,
     check_unmap,
-    uncommitted,
+    find_uncommitted,
 )
 from kvell.errors import ChangeSomething, TryLater
 from kvell.runs import runs
@@ -83,7 +83,7 @@ class CudaChunks:
     def commit(self, chunks: Ints) -> None:
         """Implement :meth:`ChunkDevice.commit`."""
         self._require_open()
-        for chunk in uncommitted(self.home, chunks).tolist():
+        for chunk in find_uncommitted(self.home, chunks).tolist():
             (handle,) = self._call("cuMemCreate", self.chunk_bytes, self._prop, 0)
             try:
                 self._map_one(self.home, chunk, handle)

@@ -11,7 +11,7 @@ from kvell.device.chunks import (
     Ints,
     check_map,
     check_unmap,
-    uncommitted,
+    find_uncommitted,
 )
 from kvell.errors import TryLater
 
@@ -51,7 +51,7 @@ class FakeChunks:
     def commit(self, chunks: Ints) -> None:
         """Implement :meth:`ChunkDevice.commit`."""
         self._require_open()
-        for chunk in uncommitted(self.home, chunks).tolist():
+        for chunk in find_uncommitted(self.home, chunks).tolist():
             self._pass("commit")
             self._chunks[chunk] = bytearray(self._kept_bytes)
             self.home.table[chunk] = chunk

@@ -17,7 +17,7 @@ from kvell.device.chunks import (
     Ints,
     check_map,
     check_unmap,
-    uncommitted,
+    find_uncommitted,
 )
 from kvell.device.host import CHUNK_BYTES
 from kvell.errors import ChangeSomething, TryLater
@@ -45,7 +45,7 @@ class HostChunks:
 
         :param flag: the flag that sets the number, for errors.
         :param beyond_bytes: addresses right after home, for the memory of other owners: see
-            :class:`kvell.mempool.transports.neighbours.Neighbours`.
+            :class:`kvell.mempool.transports.neighbours.MappedPeers`.
         :raises ChangeSomething: if the system refuses that number.
         """
         self.num_chunks = num_chunks
@@ -71,7 +71,7 @@ class HostChunks:
     def commit(self, chunks: Ints) -> None:
         """Implement :meth:`ChunkDevice.commit`."""
         self._require_open()
-        bare = np.ascontiguousarray(uncommitted(self.home, chunks), np.int32)
+        bare = np.ascontiguousarray(find_uncommitted(self.home, chunks), np.int32)
         done, huge, error = _system.commit_chunks(
             self.home.address, CHUNK_BYTES, bare.ctypes.data, len(bare)
         )

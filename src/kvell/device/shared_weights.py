@@ -111,7 +111,7 @@ class SharedWeights:
                 ends = [piece.end_bytes for model in entries for piece in model.pieces]
                 memory = _Writable(self._descriptor, max(ends, default=MANIFEST_BYTES))
                 yield memory
-                self._append(ModelEntry(key, memory.finished()), at_bytes)
+                self._append(ModelEntry(key, memory.finish()), at_bytes)
             return entry
         finally:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
@@ -158,7 +158,7 @@ class _Writable:
         self._end_bytes = entry.end_bytes
         return WeightPiece(mapped)
 
-    def finished(self) -> tuple[PieceEntry, ...]:
+    def finish(self) -> tuple[PieceEntry, ...]:
         """Make all pieces read-only and return their positions."""
         for mapped in self._mapped:
             protect(mapped)

@@ -306,7 +306,7 @@ class Balloon:
         self.position[list(revived)] = list(revived.values())
         self.withheld[list(plan.restored)] = True
 
-    def unmapped(self, positions: Sequence[int]) -> None:
+    def on_unmapped(self, positions: Sequence[int]) -> None:
         """Mark stale positions that the device has unmapped as bare."""
         self.slots.clear(positions)
         self.chunk_at[list(positions)] = NOWHERE

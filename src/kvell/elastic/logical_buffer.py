@@ -41,7 +41,7 @@ class SloWindow:
         return sum(self.late) >= LATE_ITERATIONS
 
 
-def scaled(
+def scale(
     logical: int, physical: int, *, ttft: bool, tpot: bool, alpha: int = ALPHA, wanted: int = 0
 ) -> int:
     """Return the new logical size, in chunks, after violations (Algorithm 2).
@@ -95,7 +95,7 @@ class CpuBuffer:
         self._tpot.note(tpot_late)
         if self._is_fixed or not self.physical_chunks:
             return
-        size = scaled(
+        size = scale(
             self.logical_chunks,
             self.physical_chunks,
             ttft=self._ttft.is_violated,

@@ -208,7 +208,7 @@ class ElasticMemory:
         if not due:
             return 0
         done = self.device.unmap(self.area, _ints(map(self._mirrored, due)))
-        self.balloon.unmapped(due[:done])
+        self.balloon.on_unmapped(due[:done])
         self.counts.unmapped += done
         return done
 

@@ -23,7 +23,7 @@ from kvell.engine.core.index_watch import indexed_groups
 from kvell.engine.core.journal import CoreCommand, Journal, JournaledCore
 from kvell.engine.core.lateness import Lateness
 from kvell.engine.core.page_map import PageMap
-from kvell.engine.core.unseen import ended, refused, without_images
+from kvell.engine.core.unseen import end, refuse, without_images
 from kvell.engine.failed_steps import FailedSteps
 from kvell.engine.failing.failures import StepFailed, StepFailure
 from kvell.engine.protocol.leading import Introduce, Lead
@@ -183,23 +183,23 @@ class Engine:
             try:
                 core_command = self._sent_images.take(command)
             except ChangeSomething as problem:
-                return [refused(command, problem)]
+                return [refuse(command, problem)]
         events = self._handled(core_command)
-        self._sent_images.told(events)
+        self._sent_images.release_ended(events)
         return events
 
     def _handled(self, command: CoreCommand) -> list[Event]:
         if isinstance(command, Submit) and not self._knows_images(command):
             return [without_images(command)]
         if isinstance(command, Submit):
-            self._times.submitted(command.request_id)
+            self._times.on_submitted(command.request_id)
             try:
                 if self.grammars.awaits(command):
                     return []
             except (ChangeSomething, TryLater) as problem:
-                return self._times.told([refused(command, problem)])
+                return self._times.add_times([refuse(command, problem)])
         if isinstance(command, Cancel) and (waiting := self.grammars.cancel(command)):
-            return self._times.told([ended(waiting, "cancelled")])
+            return self._times.add_times([end(waiting, "cancelled")])
         return self._entered(command)
 
     def _entered(self, command: CoreCommand) -> list[Event]:
@@ -208,8 +208,8 @@ class Engine:
         events += self._told.tell(command)
         self._do_actions()
         if self._objectives is not None and isinstance(command, Submit | Cancel):
-            self._objectives.heard(command, events)
-        return self._times.told(events)
+            self._objectives.on_command(command, events)
+        return self._times.add_times(events)
 
     def _shown(self, command: AskPages | AskLargePage) -> Event:
         """Return the pages that a viewer of the pool asked for."""
@@ -236,13 +236,13 @@ class Engine:
         """Process entries of other instances, copies and time, and compiled grammars."""
         events: list[Event] = []
         self._bell.clear()
-        for command, problem in self.grammars.ended():
-            events += [refused(command, problem)] if problem else self._entered(command)
+        for command, problem in self.grammars.take_compiled():
+            events += [refuse(command, problem)] if problem else self._entered(command)
         for entry in self._link.entries() if self._link is not None else ():
-            events += self._told.heard(entry)
+            events += self._told.on_entry(entry)
             self._do_actions()
-        self._sent_images.told(events)
-        return self._times.told(events)
+        self._sent_images.release_ended(events)
+        return self._times.add_times(events)
 
     def close(self) -> None:
         """Close the link to other instances and the processes for grammars; no step may follow."""
@@ -254,7 +254,7 @@ class Engine:
         """Stop accepting requests from other instances."""
         if self.core.handovers is None:
             return []
-        events = self._told.heard(Draining())
+        events = self._told.on_entry(Draining())
         self._do_actions()
         return events
 
@@ -264,7 +264,7 @@ class Engine:
         if self._link is None or now - self._tick < TICK_MILLISECONDS:
             return []
         self._tick = now
-        events = self._told.heard(Ticked(now))
+        events = self._told.on_entry(Ticked(now))
         self._do_actions()
         return events
 
@@ -317,7 +317,7 @@ class Engine:
         except StepFailed as failed:
             return self._committed(self.failed_steps.contain(plan, failed))
         if plan.work:
-            self.failed_steps.succeeded()
+            self.failed_steps.on_success()
         return self._committed(computed)
 
     def _plan(self) -> StepPlan:
@@ -325,7 +325,7 @@ class Engine:
         if plan.streams:  # the agent offers their pages before the step runs
             self._do_actions()
         if plan.admitted:
-            self._times.admitted(plan.admitted)
+            self._times.on_admitted(plan.admitted)
         return plan
 
     def _prepared(self, plan: StepPlan, begun: Callable[[], None]) -> Callable[[], StepResult]:
@@ -352,8 +352,8 @@ class Engine:
         self._do_actions()
         if self._objectives is not None:
             self._note(self._objectives.after_step(events))
-        self._sent_images.told(events)
-        return self._times.told(events)
+        self._sent_images.release_ended(events)
+        return self._times.add_times(events)
 
     def _note(self, late: Lateness) -> None:
         """Report lateness to the core until its window of steps contains no late request."""

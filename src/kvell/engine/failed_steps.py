@@ -34,7 +34,7 @@ class FailedSteps:
         self._in_a_row = self._untold = 0
         self._told_seconds: float | None = None
 
-    def succeeded(self) -> None:
+    def on_success(self) -> None:
         """Reset the number of consecutive failures, since a step was computed."""
         self._in_a_row = 0
 

@@ -6,7 +6,7 @@ possible come last.
 
 from collections.abc import Iterable, Sequence
 
-from kvell.cluster.steering.placements import NO_REACH, Reach
+from kvell.cluster.steering.placements import NO_REACH, ContextLimits
 from kvell.engine.protocol.messages import (
     Cancel,
     Event,
@@ -38,7 +38,7 @@ class Dispatch:
         self.queue = queue
         self.is_closing = False
 
-    def added(self, entry: LogEntry, now: float) -> Commands:
+    def add(self, entry: LogEntry, now: float) -> Commands:
         """Add a request.
 
         :raises TryLater: when the queue is full.
@@ -51,7 +51,7 @@ class Dispatch:
         """Submit the requests that can be submitted now."""
         return [] if self.is_closing else [*self.queue.due(now)]
 
-    def dropped(self, request_id: RequestId, end_as: FinishReason, now: float) -> Commands:
+    def drop(self, request_id: RequestId, end_as: FinishReason, now: float) -> Commands:
         """End a request early."""
         return [*self.queue.drop(request_id, end_as, now), *self.submittable(now)]
 
@@ -65,7 +65,7 @@ class Dispatch:
         free_bytes: int,
         token_bytes: int,
         joins_others: bool,
-        reach: Reach = NO_REACH,
+        reach: ContextLimits = NO_REACH,
         indexed: Sequence[IndexedGroup] = (),
         watches: WatchIndex | None = None,
     ) -> Commands:
@@ -87,12 +87,12 @@ class Dispatch:
             subscriptions = [(instance_id, watches)]
         return [*subscriptions, *self.submittable(now)]
 
-    def said(self, instance_id: str, events: Iterable[Event], now: float) -> Commands:
+    def on_events(self, instance_id: str, events: Iterable[Event], now: float) -> Commands:
         """Handle events of an instance."""
         commands: Commands = []
         kinds: set[type[Event]] = set()
         for event in events:
-            commands += self.queue.heard(instance_id, event, now)
+            commands += self.queue.on_event(instance_id, event, now)
             kinds.add(type(event))
         # A credit is free again, or a first token lets a new instance have more requests.
         frees = Finished in kinds or (Tokens in kinds and self.queue.waiting)

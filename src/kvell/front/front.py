@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from kvell.clock import Clock, MonotonicClock
 from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
-from kvell.cluster.steering.placements import Reach
+from kvell.cluster.steering.placements import ContextLimits
 from kvell.cluster.steering.roles import RoleChanger
 from kvell.engine.protocol.messages import Event, Finished, Ready, Submit
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
@@ -245,7 +245,7 @@ class Front:
             due_seconds=None if deadline_seconds is None else now + deadline_seconds,
             **details,
         )
-        self._tell(self._dispatch.added(entry, now))
+        self._tell(self._dispatch.add(entry, now))
         ended = False
         try:
             while not ended:
@@ -321,7 +321,7 @@ class Front:
             free_bytes=ready.kv_pool_bytes,
             token_bytes=ready.token_bytes,
             joins_others=others and self._started,
-            reach=Reach.of(ready),
+            reach=ContextLimits.of(ready),
             indexed=ready.indexed,
             watches=None if self._index_observer is None else WatchIndex(),
         )
@@ -330,8 +330,8 @@ class Front:
 
     def _instance_said(self, instance_id: str, event: Event) -> None:
         if isinstance(event, IndexNotice) and self._index_observer is not None:
-            self._index_observer.noticed(instance_id, event)
-        self._tell(self._dispatch.said(instance_id, (event,), self.now_seconds()))
+            self._index_observer.on_notice(instance_id, event)
+        self._tell(self._dispatch.on_events(instance_id, (event,), self.now_seconds()))
         self._note_idle()
 
     def _instance_lost(self, instance_id: str, death: InstanceDeath) -> None:
@@ -381,7 +381,7 @@ class Front:
             raise InstanceDied("the server is shutting down")
 
     def _drop(self, request_id: RequestId, end_as: Literal["cancelled", "stop"]) -> None:
-        self._tell(self._dispatch.dropped(request_id, end_as, self.now_seconds()))
+        self._tell(self._dispatch.drop(request_id, end_as, self.now_seconds()))
 
     def _tell(self, commands: Iterable[tuple[str, Command]]) -> None:
         for instance_id, command in commands:
@@ -397,4 +397,4 @@ class Front:
         except ProtocolError as error:
             request_id, attempt = submission.request_id, submission.attempt
             refusal = Finished(request_id, attempt, "refused", message=str(error))
-            self._request_queue.finished(refusal, self.now_seconds())
+            self._request_queue.on_finished(refusal, self.now_seconds())

@@ -46,7 +46,7 @@ class InFlight:
         """Note that another instance continues a request, whose prompt is computed."""
         self.line_of(entry).remove(entry)
         line.add(entry)
-        line.emitted(entry, 0)
+        line.on_tokens(entry, 0)
 
     def take_back(self, entry: LogEntry) -> None:
         """Take back a request that its instance has ended."""

@@ -6,7 +6,7 @@ from kvell.cluster.routing.costs import FIT_CONTEXT_TOKENS, pairs
 from kvell.cluster.routing.ramp import Ramp
 from kvell.cluster.routing.views import InstanceView
 from kvell.cluster.steering.lending.views import LendingView
-from kvell.cluster.steering.placements import NO_REACH, Reach
+from kvell.cluster.steering.placements import NO_REACH, ContextLimits
 from kvell.cluster.steering.relief import MemoryView, MovableView, is_short
 from kvell.cluster.steering.roles import RoleView
 from kvell.cluster.steering.steering import Steered
@@ -102,7 +102,7 @@ class InstanceLoad:
         free_bytes: int = 0,
         token_bytes: int = 0,
         joins_others: bool = False,
-        reach: Reach = NO_REACH,
+        reach: ContextLimits = NO_REACH,
     ) -> None:
         """Open the line to a new incarnation.
 
@@ -142,7 +142,7 @@ class InstanceLoad:
             self.close()
         self._pauses = True
 
-    def heard(self, beat: Heartbeat) -> None:
+    def on_heartbeat(self, beat: Heartbeat) -> None:
         """Replace the estimates by the instance's heartbeat."""
         self._free_bytes, self._view, self._pauses = beat.free_bytes, None, False
         self._pool_bytes, self._waiting = beat.pool_bytes, beat.waiting
@@ -181,7 +181,7 @@ class InstanceLoad:
             len(self.coming),
         )
 
-    def steered(self) -> Steered:
+    def to_steered(self) -> Steered:
         """Return the instance as decisions need it, if no other front uses it."""
         takes = self.role != "prefill" and self.has_room
         return Steered(self.memory(), self.part(), takes, self._lends())
@@ -257,7 +257,7 @@ class InstanceLoad:
             else entry.pending_prompt_tokens * self._token_bytes
         )
 
-    def emitted(self, entry: LogEntry, count: int) -> None:
+    def on_tokens(self, entry: LogEntry, count: int) -> None:
         """Count tokens of a request of this line; the first ones show that its prompt is done."""
         self._view = None
         self.held_tokens += count

@@ -55,7 +55,7 @@ class Placements:
         """Return the lines at which a long request can be placed now."""
         return [line for line in self._borrowers(lines) if self._planned(entry, line)]
 
-    def ended(self, entry: LogEntry) -> None:
+    def on_ended(self, entry: LogEntry) -> None:
         """Count the memory of an ended request as free before heartbeats report it."""
         home = self._lines.get(entry.line)
         if not entry.placement or home is None:

@@ -58,11 +58,11 @@ class RequestObserver(Protocol):
         """Handle ``count`` more tokens, ``seconds`` after those before."""
         ...
 
-    def ended(self, request: EndedRequest) -> None:
+    def on_ended(self, request: EndedRequest) -> None:
         """Handle the end of an admitted request."""
         ...
 
-    def rejected(self, bound: Bound) -> None:
+    def on_rejected(self, bound: Bound) -> None:
         """Handle a request that was rejected, since it exceeded a bound."""
         ...
 
@@ -74,11 +74,11 @@ class RequestObserver(Protocol):
 class RequestTrace(Protocol):
     """An observer of one request (tracing)."""
 
-    def admitted(self) -> None:
+    def on_admitted(self) -> None:
         """Handle the admission of the request, whose end will follow."""
         ...
 
-    def ended(self, request: EndedRequest) -> None:
+    def on_ended(self, request: EndedRequest) -> None:
         """Handle the end of the request."""
         ...
 
@@ -210,7 +210,7 @@ class LogEntry:
             return None
         return self.due_seconds - now
 
-    def ended(self, finished: Finished, now: float) -> EndedRequest:
+    def to_record(self, finished: Finished, now: float) -> EndedRequest:
         """Return the record of the ended request."""
         submitted = now if self.submitted_seconds is None else self.submitted_seconds
         first = self.first_token_seconds

@@ -24,7 +24,7 @@ class RequestNames:
         """Return the name at instances."""
         return RequestId(self.prefix + shown)
 
-    def shown(self, name: RequestId) -> RequestId:
+    def shorten(self, name: RequestId) -> RequestId:
         """Return the name that people see; names of other fronts stay whole."""
         return RequestId(name.removeprefix(self.prefix))
 
@@ -32,12 +32,14 @@ class RequestNames:
         """Return an instance's large pages, with the names that people see."""
         if not self.prefix or not pages.misses:
             return pages
-        misses = (replace(miss, request_id=self.shown(miss.request_id)) for miss in pages.misses)
+        misses = (replace(miss, request_id=self.shorten(miss.request_id)) for miss in pages.misses)
         return replace(pages, misses=tuple(misses))
 
     def large_page(self, page: LargePage) -> LargePage:
         """Return a large page, with the names that people see."""
         if not self.prefix:
             return page
-        owners = (replace(owner, request_id=self.shown(owner.request_id)) for owner in page.owners)
+        owners = (
+            replace(owner, request_id=self.shorten(owner.request_id)) for owner in page.owners
+        )
         return replace(page, owners=tuple(owners))

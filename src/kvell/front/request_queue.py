@@ -15,7 +15,7 @@ from dataclasses import replace
 from kvell.cluster.prefix_directory import PrefixDirectory
 from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.routing.policies import Router
-from kvell.cluster.steering.placements import NO_REACH, Reach
+from kvell.cluster.steering.placements import NO_REACH, ContextLimits
 from kvell.cluster.steering.roles import RoleChanger
 from kvell.cluster.steering.steering import Steering
 from kvell.engine.protocol.logprobs import PromptLogprobs
@@ -118,7 +118,7 @@ class RequestQueue:
         free_bytes: int,
         token_bytes: int,
         joins_others: bool,
-        reach: Reach = NO_REACH,
+        reach: ContextLimits = NO_REACH,
         indexed: Sequence[IndexedGroup] = (),
     ) -> list[tuple[str, WatchIndex]]:
         """Open the line to an incarnation of an instance; see :meth:`.InstanceLoad.open`.
@@ -137,7 +137,7 @@ class RequestQueue:
         )
         if self._locality is None:
             return []
-        self._locality.joined(instance_id, line.role, indexed)
+        self._locality.on_joined(instance_id, line.role, indexed)
         return [(instance_id, WatchIndex(with_tokens=False))]
 
     def remove_line(self, instance_id: str) -> None:
@@ -160,11 +160,11 @@ class RequestQueue:
             raise ChangeSomething("request_id", entry.shown_id, "is in use", "choose another")
         if self._waiting.is_full(self._most_waiting()):
             if self._observer is not None:
-                self._observer.rejected("max_waiting")
+                self._observer.on_rejected("max_waiting")
             raise TryLater(f"{len(self._waiting)} requests are waiting; retry in a moment")
         self._waiting.add(entry)
         if entry.trace is not None:
-            entry.trace.admitted()
+            entry.trace.on_admitted()
 
     def due(self, now: float) -> list[tuple[str, Submit]]:
         """Return the submissions that can go out now, each with its instance, in turn.
@@ -196,20 +196,20 @@ class RequestQueue:
         targets = [entry.line, *([entry.goes_to] if entry.goes_to else [])]
         return [(target, Cancel(request_id, entry.attempt)) for target in targets]
 
-    def heard(
+    def on_event(
         self, instance_id: str, event: Event, now: float
     ) -> list[tuple[str, Cancel | Migrate | MoveKvCache | WatchIndex]]:
         """Handle an event of an instance; return commands to instances."""
         if isinstance(event, Tokens):
             self.tokens(event, now)
         elif isinstance(event, Finished):
-            return [*self.finished(event, now)]
+            return [*self.on_finished(event, now)]
         elif isinstance(event, PromptLogprobs):
-            self.scored(event)
+            self.on_scores(event)
         elif isinstance(event, MigrationRefused):
             self.stays(event)
         elif isinstance(event, Heartbeat):
-            self.line(instance_id).heard(event)
+            self.line(instance_id).on_heartbeat(event)
             self._waiting.note_memory()
             self._waiting.look(self.in_flight, self.lines.values(), now)
             is_short = self.lines[instance_id].is_short
@@ -217,7 +217,7 @@ class RequestQueue:
             return [*self._steer(now)]
         elif isinstance(event, IndexNotice) and self._locality is not None:
             incarnation = self.line(instance_id).incarnation
-            if not self._locality.noticed(instance_id, incarnation, event, now):
+            if not self._locality.on_notice(instance_id, incarnation, event, now):
                 return [(instance_id, WatchIndex(with_tokens=False))]
         return []
 
@@ -228,20 +228,20 @@ class RequestQueue:
         if entry is None or not fresh:
             return
         count = len(fresh)
-        self._in_flight.line_of(entry).emitted(entry, count)
-        self._waiting.made(entry, count)
+        self._in_flight.line_of(entry).on_tokens(entry, count)
+        self._waiting.charge(entry, count)
         self._observe_tokens(entry, count, now)
         entry.note_tokens(now)
         if entry.early_end is not None and not entry.has_gap:
-            self.finished(entry.early_end, now)
+            self.on_finished(entry.early_end, now)
 
-    def scored(self, event: PromptLogprobs) -> None:
+    def on_scores(self, event: PromptLogprobs) -> None:
         """Pass on a prompt's log probabilities; drop those of unknown requests and old attempts."""
         entry = self._in_flight.get(event.request_id)
         if entry is not None:
             entry.take_scores(event)
 
-    def finished(self, event: Finished, now: float) -> list[tuple[str, Migrate]]:
+    def on_finished(self, event: Finished, now: float) -> list[tuple[str, Migrate]]:
         """Handle the end of a request at its instance; its credit is free.  Return commands.
 
         An instance that drains by itself (SIGTERM), or that got requests from others, may still be
@@ -256,13 +256,13 @@ class RequestQueue:
         taker = self._routes.taker(entry) if event.reason == "moved" else None
         if taker is not None:
             self._in_flight.hand_over(entry, taker)
-            self._routes.moved(entry)
+            self._routes.on_moved(entry)
             return [] if taker.is_open else self.evacuate(taker.instance_id)
         self._routes.set_target(entry, "")
         line = self._in_flight.line_of(entry)
         if event.embedding:  # the only sign that the prompt is computed
-            line.emitted(entry, 0)
-        self.placements.ended(entry)
+            line.on_tokens(entry, 0)
+        self.placements.on_ended(entry)
         self._in_flight.take_back(entry)
         self._waiting.note_memory()
         if event.not_taken and not entry.is_dropped:
@@ -323,7 +323,7 @@ class RequestQueue:
         is_needed = steering is not None and (self._short or steering.changes_roles)
         if steering is None or not is_needed or not steering.is_due(now):
             return []
-        views = [line.steered() for line in self.lines.values() if line.is_open]
+        views = [line.to_steered() for line in self.lines.values() if line.is_open]
         orders = steering.decide(views, lambda instance_id: self.lines[instance_id].movable(), now)
         moved = (self.move(move.request_id, move.target, move.num_blocks) for move in orders.moves)
         return [*self.set_roles(orders.roles), *itertools.chain.from_iterable(moved)]
@@ -405,4 +405,4 @@ class RequestQueue:
         entry.mailbox.finish(finished)
         for observer in (self._observer, entry.trace):
             if observer is not None:
-                observer.ended(entry.ended(finished, now))
+                observer.on_ended(entry.to_record(finished, now))

@@ -123,7 +123,7 @@ class Routes:
         is_same = line is not None and line.incarnation == entry.goes_to_incarnation
         return line if is_same else None
 
-    def moved(self, entry: LogEntry) -> None:
+    def on_moved(self, entry: LogEntry) -> None:
         """Note that a request has moved to its target."""
         self.set_target(entry, "")
         if self._histories is not None:
@@ -151,7 +151,7 @@ class Routes:
             entry.hit_tokens = hits[entry.pulls_from]
         for name in filter(None, (line.instance_id, entry.goes_to)):
             incarnation = self._lines[name].incarnation
-            self._locality.routed(name, incarnation, chain, now_seconds)
+            self._locality.on_routed(name, incarnation, chain, now_seconds)
 
     def _pulls(self, entry: LogEntry, line: InstanceLoad, histories: Histories) -> None:
         """Note where the request's text will be, and the instance to fetch its history from."""

@@ -165,7 +165,7 @@ class WaitingLine:
         line.take(entry)
         line.charge(entry.request_id, entry.prompt_cost_tokens)
 
-    def made(self, entry: LogEntry, tokens: int) -> None:
+    def charge(self, entry: LogEntry, tokens: int) -> None:
         """Charge the party of a request for its tokens."""
         if not self._turns.charge(entry.request_id, tokens):
             self._long.charge(entry.request_id, tokens)

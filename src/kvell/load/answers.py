@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from kvell.load.prompts import Answer
+from kvell.load.prompts import AnswerTokens
 from kvell.wire.decoding import MalformedError, decode
 
 DONE = b"[DONE]"
@@ -93,9 +93,9 @@ class AnswerReader:
         return self._content_seconds or self._silent_seconds
 
     @property
-    def answer(self) -> Answer:
+    def answer(self) -> AnswerTokens:
         """The answer so far."""
-        return Answer("".join(self._texts), self._token_ids)
+        return AnswerTokens("".join(self._texts), self._token_ids)
 
     @property
     def output_tokens(self) -> int:

@@ -12,7 +12,7 @@ _ARRIVALS, _THINKING, _HANGING_UP = range(1, 4)
 """The separate random streams, so that one option does not change the draws of the others."""
 
 
-def retimed(
+def retime(
     rows: Sequence[TraceRow], *, rate: float | None, time_scale: float = 1.0, seed: int = 0
 ) -> list[TraceRow]:
     """Return the rows with new arrival times, the first at 0.

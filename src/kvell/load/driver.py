@@ -17,7 +17,7 @@ from typing import Any
 
 from kvell.errors import ChangeSomething
 from kvell.load.answers import AnswerReader
-from kvell.load.http.wire import Client, ConnectionFailed, Refused, Wire
+from kvell.load.http.wire import Client, ConnectionFailed, RefusedResponse, Wire
 from kvell.load.outcome import Outcome
 from kvell.load.prompts import Prompts
 from kvell.simulator.replay.schedule import Schedule
@@ -109,7 +109,7 @@ class Driver:
             now = self._now()
             outcome = Outcome(index, due_seconds, now, now, failure=NO_ANSWER_BEFORE)
         self._outcomes.append(outcome)
-        self._schedule.ended(index, outcome.ended_seconds)
+        self._schedule.on_ended(index, outcome.ended_seconds)
         self._something_ended.set()
         self._on_ended(len(self._outcomes), len(self._load.rows))
 
@@ -119,7 +119,7 @@ class Driver:
         failure = await self._failure(index, body, reader)
         hung_up = failure is None and not reader.has_ended
         if failure is None:
-            self._prompts.answered(index, reader.answer)
+            self._prompts.on_answer(index, reader.answer)
         usage, ended_seconds = reader.usage, self._now()
         details = usage.prompt_tokens_details if usage else None
         return Outcome(
@@ -144,7 +144,7 @@ class Driver:
             return f"no complete answer within {self._load.timeout_seconds:g} s"
         except ConnectionFailed as error:
             return str(error)
-        except Refused as error:
+        except RefusedResponse as error:
             return self._refusal(error)
         return None if left else reader.problem()
 
@@ -158,7 +158,7 @@ class Driver:
                     return True
         return False
 
-    def _refusal(self, error: Refused) -> str:
+    def _refusal(self, error: RefusedResponse) -> str:
         """Return the failure; raise if the first answer shows that every request would fail."""
         is_wrong = 400 <= error.status < 500 and error.status not in RETRY_STATUSES
         if is_wrong and not self._outcomes:
@@ -169,7 +169,7 @@ class Driver:
         return asyncio.get_running_loop().time() - self._started_seconds
 
 
-def refused_from_the_start(error: Refused, model: str) -> ChangeSomething:
+def refused_from_the_start(error: RefusedResponse, model: str) -> ChangeSomething:
     """Return the error to show when the first request was refused."""
     says = f"({error})"
     if error.status in (401, 403):

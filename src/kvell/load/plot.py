@@ -10,7 +10,7 @@ import numpy as np
 from kvell.errors import ChangeSomething
 from kvell.load.outcome import Outcome
 from kvell.load.report import Objectives, open_over_time
-from kvell.simulator.report.pictures import FORMATS, GREY, INK, STYLE, quiet, saved
+from kvell.simulator.report.pictures import FORMATS, GREY, INK, STYLE, quiet, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -55,9 +55,9 @@ def draw_load(
     """
     figure = _figure(title, outcomes, objectives)
     if path.suffix.lower() == ".png":
-        path.write_bytes(saved(figure, "png"))
+        path.write_bytes(save(figure, "png"))
         return
-    svg = saved(figure, "svg").decode()
+    svg = save(figure, "svg").decode()
     whole = svg if path.suffix.lower() == ".svg" else _page(title, svg, report)
     path.write_text(whole, encoding="utf-8")
 

@@ -26,7 +26,7 @@ _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True)
-class Answer:
+class AnswerTokens:
     """An answer of the server.
 
     :param token_ids: empty if the server does not report them.
@@ -49,7 +49,7 @@ class TokenSource:
         """Return a source of ids below ``size`` that are ordinary tokens in most vocabularies."""
         return cls(seed, min(FIRST_ORDINARY_ID, size // 2), size)
 
-    def asked(self, row: TraceRow, index: int, count: int) -> Ids:
+    def make_prompt(self, row: TraceRow, index: int, count: int) -> Ids:
         """Return a request's shared blocks and own tokens, int64 ``[count]``."""
         size = row.block_tokens
         named = min(len(row.block_ids) * size, count)
@@ -87,11 +87,11 @@ class Prompts(Generic[Said]):
         source: TokenSource,
         field: str,
         to_prompt: Callable[[Ids], Said],
-        answered: Callable[[Answer], Said],
+        answered: Callable[[AnswerTokens], Said],
     ) -> None:
         self._rows, self._source, self._field = rows, source, field
         self._asked: Callable[[Ids], Said] = to_prompt
-        self._answered: Callable[[Answer], Said] = answered
+        self._answered: Callable[[AnswerTokens], Said] = answered
         self._before = [
             before if row.continues else None
             for row, before in zip(rows, predecessors(rows), strict=True)
@@ -113,14 +113,14 @@ class Prompts(Generic[Said]):
         row, before = self._rows[index], self._before[index]
         said_tokens = 0 if before is None else self._rows[before].num_tokens
         count = row.prompt_tokens - said_tokens
-        prompt = self._asked(self._source.asked(row, index, count))
+        prompt = self._asked(self._source.make_prompt(row, index, count))
         if before is not None:
             prompt = self._said.pop(before) + prompt
         if index in self._goes_on:
             self._prompts[index] = prompt
         return {self._field: prompt}
 
-    def answered(self, index: int, answer: Answer) -> None:
+    def on_answer(self, index: int, answer: AnswerTokens) -> None:
         """Store an answer, whole or up to the client's disconnection."""
         if index in self._prompts:
             self._said[index] = self._prompts.pop(index) + self._answered(answer)
@@ -138,7 +138,7 @@ def id_prompts(
     """
     source = TokenSource.of_vocabulary(seed, vocab_size)
 
-    def answered(answer: Answer) -> list[int]:
+    def answered(answer: AnswerTokens) -> list[int]:
         return answer.token_ids or encode(answer.text)
 
     return Prompts(rows, source, "prompt", Ids.tolist, answered)
@@ -152,7 +152,7 @@ def whole_prompts(rows: Sequence[TraceRow], seed: int, vocab_size: int) -> list[
     for index, row in enumerate(rows):
         all_ids.append(prompts.ask(index)["prompt"])
         answer = made_up.answer(index, row.output_tokens).tolist()
-        prompts.answered(index, Answer("", answer))
+        prompts.on_answer(index, AnswerTokens("", answer))
     return all_ids
 
 

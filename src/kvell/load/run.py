@@ -6,14 +6,14 @@ from typing import Any
 
 from kvell.load.driver import Driver, Load
 from kvell.load.http.preflight import served_model
-from kvell.load.http.scrape import scraped
+from kvell.load.http.scrape import scrape
 from kvell.load.http.wire import Client, Wire
 from kvell.load.outcome import Outcome
 from kvell.load.prompts import Prompts
 
 
 @dataclass(frozen=True)
-class Measured:
+class LoadResult:
     """The results of a run.
 
     :param server: figures from the server's own counters; see
@@ -32,14 +32,14 @@ async def measure(
     prompts: Prompts[Any],
     load: Load,
     on_ended: Callable[[int, int], None] = lambda _ended, _all: None,
-) -> Measured:
+) -> LoadResult:
     """Send a load and return its outcomes.
 
     :param wire: an empty model is replaced by the server's only one.
     :raises ChangeSomething: if the server does not answer or refuses the requests.
     """
     wire = replace(wire, model=await served_model(client, base_url, wire.model or None))
-    before = await scraped(client)
+    before = await scrape(client)
     outcomes = await Driver(client, wire, prompts, load, on_ended).run()
-    after = await scraped(client)
-    return Measured(wire.model, outcomes, after.since(before))
+    after = await scrape(client)
+    return LoadResult(wire.model, outcomes, after.since(before))

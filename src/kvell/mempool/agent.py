@@ -104,10 +104,10 @@ class Agent:
         for action in actions:
             followed.append(action)
             if isinstance(action, Ended):
-                self.copies.ended(action.transfer)
-                followed += self.asking.ended(action)
+                self.copies.on_ended(action.transfer)
+                followed += self.asking.on_ended(action)
             elif isinstance(action, Arrived) and action.is_inserted:
-                followed += self.asking.arrived(action)
+                followed += self.asking.on_arrived(action)
         return followed
 
     def _handled(self, entry: PeerEntry) -> list[Action]:
@@ -115,7 +115,7 @@ class Agent:
             return self._heard(entry.peer, entry.message)
         if isinstance(entry, PullEnded):
             part = self.loans.lending if entry.transfer in self.loans.lending else self.receiving
-            return part.pulled(entry.transfer, entry.problem)
+            return part.on_pulled(entry.transfer, entry.problem)
         if isinstance(entry, PeerLost):
             return self._instance_died(entry.peer, entry.incarnation)
         if isinstance(entry, Draining):
@@ -133,26 +133,26 @@ class Agent:
 
     def _heard(self, peer: str, message: PeerMessage) -> list[Action]:
         if isinstance(message, LoanMessage):
-            return self.loans.heard(peer, message, self.now)
+            return self.loans.on_message(peer, message, self.now)
         if isinstance(message, Prepare):
             if message.transfer in self.loans.lending:
                 return [Send(peer, Abandon(message.transfer, "it fills a loan"))]
             return self.receiving.prepare(peer, message, self.now)
         if isinstance(message, Prepared):
-            return self.sending.prepared(peer, message)
+            return self.sending.on_prepared(peer, message)
         if isinstance(message, Offer):
             return self.receiving.offer(peer, message)
         if isinstance(message, Pulled):
-            return self.sending.pulled(peer, message)
+            return self.sending.on_pulled(peer, message)
         if isinstance(message, Ask):
             return self.asking.answer(peer, message, self.now)
         if isinstance(message, Declined):
-            return self.asking.declined(peer, message)
+            return self.asking.on_declined(peer, message)
         if isinstance(message, Written):
-            return []  # ``Mover`` handles it
+            return []  # ``PullExecutor`` handles it
         assert isinstance(message, Abandon)
-        mine = self.sending.abandoned(peer, message)
-        return mine + self.receiving.abandoned(peer, message)
+        mine = self.sending.on_abandoned(peer, message)
+        return mine + self.receiving.on_abandoned(peer, message)
 
     def _tick(self, now: Tick) -> list[Action]:
         """End late transfers and loans, and then expired holds."""

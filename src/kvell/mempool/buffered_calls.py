@@ -11,7 +11,7 @@ from kvell.memory import Layout
 from kvell.mempool.addresses import Address, Lease, Medium
 from kvell.mempool.agent import Agent
 from kvell.mempool.buffer import MEDIA, HostBuffer, Media
-from kvell.mempool.node import Node
+from kvell.mempool.node import PageTransferThread
 from kvell.mempool.owners import HoldKind, Owner, Tick
 
 
@@ -22,7 +22,7 @@ class _Pool(Protocol):
     instance: str
     incarnation: int
     _agent: Agent
-    _node: Node
+    _node: PageTransferThread
     _buffer: HostBuffer | None
 
     def _owner(self, kind: HoldKind) -> Owner: ...

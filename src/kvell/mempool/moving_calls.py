@@ -14,7 +14,7 @@ from kvell.mempool.agent import Agent
 from kvell.mempool.buffer import HostBuffer
 from kvell.mempool.buffered_calls import BufferedCalls
 from kvell.mempool.holds import Hold
-from kvell.mempool.node import News, Node
+from kvell.mempool.node import News, PageTransferThread
 from kvell.mempool.owners import HoldKind, Owner
 from kvell.mempool.transfers.actions import Arrived, Ended, Fetched
 from kvell.mempool.transfers.asking import NOTHING_MORE
@@ -35,7 +35,7 @@ class MovingCalls(BufferedCalls):
     incarnation: int
     core: HoldingCore
     _agent: Agent
-    _node: Node
+    _node: PageTransferThread
     _buffer: HostBuffer | None
     _arrivals: "queue.SimpleQueue[Arrived]"
     _sent: dict[Transfer, Future[None]]

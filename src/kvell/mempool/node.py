@@ -1,7 +1,7 @@
 """The I/O of one instance's part in the pool: sockets, time and copies, on a separate thread.
 
-``Node`` passes events to the owner of the agent: the agent of a library answers on this thread, the
-agent of an engine between two engine steps.
+``PageTransferThread`` passes events to the owner of the agent: a library's agent answers on this
+thread, an engine's between two steps.
 """
 
 import contextlib
@@ -40,8 +40,8 @@ from kvell.mempool.transfers.actions import (
 from kvell.mempool.transfers.messages import PeerMessage, Transfer, Written
 from kvell.mempool.transports.creditors import Creditors
 from kvell.mempool.transports.lent_attention import LentAttention, RightsWords
-from kvell.mempool.transports.mover import Mover
-from kvell.mempool.transports.neighbours import Neighbours
+from kvell.mempool.transports.mover import PullExecutor
+from kvell.mempool.transports.neighbours import MappedPeers
 from kvell.mempool.transports.page_copies import Bytes, pieces_of
 from kvell.mempool.transports.peer import Peer, PeerGone
 from kvell.mempool.transports.rights import Rights
@@ -59,7 +59,7 @@ REACHERS = 4
 """The threads that connect to instances to which a message is to be sent."""
 
 
-class Node:
+class PageTransferThread:
     """The I/O thread of an agent, which runs from :meth:`start` to :meth:`close`.
 
     ``tells`` receives news on the node's thread, in order with the executed actions.
@@ -91,7 +91,7 @@ class Node:
         secret: bytes = b"",
         tells: Callable[[News], None] = lambda _: None,
         clock: Clock | None = None,
-        neighbours: Neighbours | None = None,
+        neighbours: MappedPeers | None = None,
         lends: Callable[[RightsWords], LentAttention] | None = None,
     ) -> None:
         listener = listening(address, secret)
@@ -111,7 +111,7 @@ class Node:
             lambda peer: self.ask(lambda: self._enter(peer)),
             None if self._lent is None else self._lent.answer,
         )
-        self.mover = Mover(groups, memory, self._pull_ended)
+        self.mover = PullExecutor(groups, memory, self._pull_ended)
         self.creditors = Creditors(neighbours, fingerprint)
         self._peers: dict[str, Peer] = {}
         self._beside: dict[str, list[Peer]] = {}

@@ -34,7 +34,7 @@ from kvell.mempool.agent import Agent
 from kvell.mempool.buffer import HostBuffer, Media
 from kvell.mempool.entries import PeerEntry
 from kvell.mempool.moving_calls import LEASE_SECONDS, MovingCalls
-from kvell.mempool.node import Node
+from kvell.mempool.node import PageTransferThread
 from kvell.mempool.transfers.actions import Action, Arrived, Fetched
 from kvell.mempool.transfers.copies import whole
 from kvell.mempool.transfers.messages import Transfer
@@ -84,7 +84,7 @@ class MemPool(MovingCalls):
                 self._buffer = HostBuffer(
                     self.core, self._agent.holds, self.memory, cpu_buffer_bytes
                 )
-            self._node = Node(
+            self._node = PageTransferThread(
                 instance,
                 self.incarnation,
                 self._agent.fingerprint,

@@ -14,7 +14,7 @@ from kvell.models.forward.forward_batch import ForwardBatch, ModelMemory
 from kvell.models.forward.kv_memory import layer_pages, storing_layer
 from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.fused.decoder import FusedDecoder
-from kvell.models.fused.team import Passed
+from kvell.models.fused.team import PassRecord
 from kvell.models.images.image_store import ImageStore
 from kvell.models.states.state_memory import state_memory
 from kvell.pages.layout import GroupKind, Layout
@@ -81,7 +81,7 @@ class PagedModel:
         return self._modules.activations if self._modules else self._fused.buffers
 
     @property
-    def passed(self) -> Passed | None:
+    def passed(self) -> PassRecord | None:
         """The record of the last compiled pass; None: there was none."""
         return self.fused.passed if self.fused else None
 

@@ -42,7 +42,7 @@ Key = tuple[int, int, int]
 class CachedPages(Protocol):
     """The evictor, notified when pages become or cease to be evictable."""
 
-    def cached(self, group: int, page: int, key: Key) -> None:
+    def on_cached(self, group: int, page: int, key: Key) -> None:
         """Handle a page that lost its last user and is kept."""
         ...
 
@@ -235,7 +235,7 @@ class PagePool:
         self.used[large] -= 1
         if page in self.indexed[group]:
             self.cached[large] += 1
-            self._observer.cached(group, page, self.indexed[group][page])
+            self._observer.on_cached(group, page, self.indexed[group][page])
         else:
             self._make_empty(group, page)
         self._settle(large)

@@ -61,7 +61,7 @@ def num_written(stages: Sequence[Stage], layer: int) -> int:
     return bisect_right([stage.last_layer for stage in stages], layer)
 
 
-def joined(stages: Sequence[Stage]) -> dict[int, Part]:
+def join_stages(stages: Sequence[Stage]) -> dict[int, Part]:
     """Return, by group, the part of a page that consecutive stages have together."""
     parts: dict[int, Part] = {}
     for stage in stages:

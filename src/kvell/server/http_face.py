@@ -11,7 +11,7 @@ from functools import partial
 import uvicorn
 from fastapi import FastAPI
 
-from kvell.engine.sampling.model_defaults import recommended
+from kvell.engine.sampling.model_defaults import find_recommended
 from kvell.front.front import Front
 from kvell.server.access.visit import VisitTracer
 from kvell.server.api.door.access_guard import Access
@@ -47,7 +47,7 @@ class HttpFace:
     def tell_sampling_defaults(self) -> None:
         """Log the defaults that are taken from the models' ``generation_config.json``."""
         for model in self._texts.models:
-            if taken := recommended(model.sampling_defaults):
+            if taken := find_recommended(model.sampling_defaults):
                 tell(logger, logging.INFO, "sampling_defaults", model=model.name, **taken)
 
     def server(

@@ -180,7 +180,7 @@ def _joins(command: Sequence[str], options: ServeOptions, keys: ServingKeys) -> 
         *(options.cluster_name, tuple(command), dict(options.instances)),
         *(options.limits, options.pool, secrets.token_bytes(SECRET_BYTES)),
     )
-    return FollowedCluster(manager_finder(options.cluster, settings), key_uses=keys.shared())
+    return FollowedCluster(manager_finder(options.cluster, settings), key_uses=keys.shared_use())
 
 
 @asynccontextmanager

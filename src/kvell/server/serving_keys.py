@@ -38,7 +38,7 @@ class ServingKeys:
         self.ring.replace(keys, self._clock.now_seconds())
         tell(logger, logging.INFO, "keys_read", keys=len(keys))
 
-    def shared(self) -> SharedUse:
+    def shared_use(self) -> SharedUse:
         """Return the use of the keys, which the fronts of a cluster exchange."""
         return SharedUse(self.ring, self._clock)
 

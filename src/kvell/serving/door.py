@@ -43,7 +43,7 @@ def read_secret(descriptor: int) -> bytes:
     return secret
 
 
-class FrontDoor:
+class FrontListener:
     """A listener for fronts; authenticated connections queue until the loop accepts them.
 
     :param host: address of this machine for the fronts.
@@ -63,7 +63,7 @@ class FrontDoor:
         self.address = str(self._doorway.address)
         self._doorway.open()
 
-    def __enter__(self) -> "FrontDoor":
+    def __enter__(self) -> "FrontListener":
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -74,7 +74,7 @@ class FrontDoor:
         """A descriptor, readable when a front has connected or :attr:`is_over` is set."""
         return self._bell.descriptor
 
-    def left(self, front: ConnectedFront) -> None:
+    def on_left(self, front: ConnectedFront) -> None:
         """Do nothing: other fronts may connect (:class:`.Arrivals`)."""
 
     def arrivals(self) -> list[Arrival]:

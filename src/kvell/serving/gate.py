@@ -87,7 +87,7 @@ class _Share:
         self.sum_tokens -= self.pending_tokens.get(request_id, 0)
         self.pending_tokens[request_id] = 0
 
-    def ended(self, request_id: RequestId) -> None:
+    def on_ended(self, request_id: RequestId) -> None:
         self.sum_tokens -= self.pending_tokens.pop(request_id, 0)
         self.came.discard(request_id)
 
@@ -214,7 +214,7 @@ class CommandGate:
         share = self._shares.get(front)
         if share is None:
             return []
-        share.ended(request_id)
+        share.on_ended(request_id)
         share.ending.discard(request_id)
         again = share.again.pop(request_id, None)
         if not share.pending_tokens and again is None:

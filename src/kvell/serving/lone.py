@@ -36,7 +36,7 @@ class LoneFront:
         arrivals, self._arrivals = self._arrivals, []
         return arrivals
 
-    def left(self, front: ConnectedFront) -> None:
+    def on_left(self, front: ConnectedFront) -> None:
         """End the instance with its front.
 
         :raises ProtocolError: if the front violated the protocol.

@@ -56,7 +56,7 @@ class Arrivals(Protocol):
         """Return the fronts that have connected since the last call."""
         ...
 
-    def left(self, front: ConnectedFront) -> None:
+    def on_left(self, front: ConnectedFront) -> None:
         """Note that a front's connection has ended."""
         ...
 
@@ -144,7 +144,7 @@ class _Serving:
         for front in self._fronts:
             if front.is_over(now_seconds):
                 self.drop(front)
-                self._door.left(front)
+                self._door.on_left(front)
         if self._may_step():
             self._tell(self._gate.advance())
 

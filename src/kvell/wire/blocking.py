@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from kvell.wire.decoding import Decoder, decode
-from kvell.wire.frames import HEADER_BYTES, FrameReader, ProtocolError, framed
+from kvell.wire.frames import HEADER_BYTES, FrameReader, ProtocolError, frame
 
 LOOK_SECONDS = 0.1
 """The time between two checks of the stop condition while no bytes are transferred."""
@@ -25,7 +25,7 @@ Part = bytes | bytearray | memoryview
 Message = TypeVar("Message")
 
 
-class Stopped(Exception):  # noqa: N818 - what happened
+class WaitStopped(Exception):  # noqa: N818 - what happened
     """The caller no longer waits for the result."""
 
 
@@ -41,11 +41,11 @@ def within(seconds: float) -> Look:
 
 
 def unless(stop: threading.Event) -> Look:
-    """Return a check that raises :class:`Stopped` once an event is set."""
+    """Return a check that raises :class:`WaitStopped` once an event is set."""
 
     def look() -> None:
         if stop.is_set():
-            raise Stopped
+            raise WaitStopped
 
     return look
 
@@ -63,7 +63,7 @@ class BlockingSocket:
 
         :raises OSError: when the connection fails.
         """
-        self.send([framed(msgspec.msgpack.encode(message))], look)
+        self.send([frame(msgspec.msgpack.encode(message))], look)
 
     def hear(self, decoder: Decoder[Message], most_bytes: int, look: Look) -> Message:
         """Receive a message.

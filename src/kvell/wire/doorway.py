@@ -25,7 +25,7 @@ from kvell.wire.bell import Bell
 from kvell.wire.endpoints import Endpoint, endpoint_of, keep
 from kvell.wire.frames import ProtocolError
 from kvell.wire.greeting import GREETING_BYTES, GREETING_SECONDS, Greeting
-from kvell.wire.session import Answering, OtherReleaseError, Purpose
+from kvell.wire.session import OtherReleaseError, Purpose, ServerHandshake
 
 MOST_STRANGERS = 64
 """The largest number of connections that are not authenticated yet."""
@@ -159,7 +159,7 @@ class Doorway:
         if sock.family != socket.AF_UNIX:
             keep(sock)
         deadline = self._clock.now_seconds() + self._greeting_seconds
-        answering = Answering(self._told, self._secret, self._enters)
+        answering = ServerHandshake(self._told, self._secret, self._enters)
         stranger = _Stranger(sock, host, answering, deadline)
         self._strangers[sock] = stranger
         self._selector.register(sock, selectors.EVENT_READ, stranger)
@@ -214,7 +214,7 @@ class _Stranger:
     """
 
     def __init__(
-        self, sock: socket.socket, host: str, answering: Answering, deadline: float
+        self, sock: socket.socket, host: str, answering: ServerHandshake, deadline: float
     ) -> None:
         self.sock, self.host, self.deadline = sock, host, deadline
         self._answering, self._outgoing = answering, b""

@@ -28,7 +28,7 @@ class ProtocolError(KvellError):
     """The peer violated the protocol. The connection is unusable."""
 
 
-def framed(body: bytes) -> bytes:
+def frame(body: bytes) -> bytes:
     """Return a body with its header.
 
     :raises ProtocolError: when the body exceeds ``MAX_FRAME_BYTES``.

@@ -53,7 +53,7 @@ def proven(greeting: Greeting, secret: bytes, session: bytes) -> Greeting:
     return msgspec.structs.replace(greeting, proof=_proof(greeting, secret, session))
 
 
-def checked(body: bytes, secret: bytes, session: bytes) -> Greeting:
+def check(body: bytes, secret: bytes, session: bytes) -> Greeting:
     """Read and verify a greeting.
 
     :raises ProtocolError: when the greeting is malformed or its proof is wrong.

@@ -23,13 +23,13 @@ from kvell.errors import ChangeSomething
 from kvell.release import RELEASE
 from kvell.wire.blocking import BlockingSocket, within
 from kvell.wire.decoding import decode
-from kvell.wire.frames import FrameReader, ProtocolError, framed
+from kvell.wire.frames import FrameReader, ProtocolError, frame
 from kvell.wire.greeting import (
     GREETING_BYTES,
     GREETING_SECONDS,
     VERSION,
     Greeting,
-    checked,
+    check,
     proven,
 )
 
@@ -102,7 +102,7 @@ class Opening:
         self._frames = FrameReader(GREETING_BYTES)
         self._nonce = secrets.token_bytes(NONCE_BYTES)
         self._nonces: bytes | None = None
-        self.hello = framed(msgspec.msgpack.encode(Hello(VERSION, purpose, self._nonce)))
+        self.hello = frame(msgspec.msgpack.encode(Hello(VERSION, purpose, self._nonce)))
         self.met: Greeting | None = None
 
     @property
@@ -121,7 +121,7 @@ class Opening:
     def _heard(self, body: bytes) -> bytes:
         if self._nonces is not None:
             session = _session("answers", self._purpose, self._nonces)
-            self.met = _other(checked(body, self._secret, session), self._told)
+            self.met = _other(check(body, self._secret, session), self._told)
             return b""
         hello = _hello(body)
         if (hello.version, hello.release) != (VERSION, RELEASE):
@@ -132,10 +132,10 @@ class Opening:
             raise ProtocolError("the peer answers for another purpose")
         self._nonces = self._nonce + hello.nonce
         session = _session("opens", self._purpose, self._nonces)
-        return framed(msgspec.msgpack.encode(proven(self._told, self._secret, session)))
+        return frame(msgspec.msgpack.encode(proven(self._told, self._secret, session)))
 
 
-class Answering:
+class ServerHandshake:
     """The answering side of a session. It does no I/O.
 
     :param greeting: the identity of this process.
@@ -169,7 +169,7 @@ class Answering:
     def _answered(self, body: bytes) -> bytes:
         """Return the answer to the peer's hello."""
         hello = _hello(body)
-        answer = framed(msgspec.msgpack.encode(Hello(VERSION, hello.purpose, self._nonce)))
+        answer = frame(msgspec.msgpack.encode(Hello(VERSION, hello.purpose, self._nonce)))
         if hello.version != VERSION:
             problem = f"the peer speaks version {hello.version}, not {VERSION}"
             raise OtherReleaseError(problem, answer)
@@ -184,10 +184,10 @@ class Answering:
         """Return the answer to the peer's greeting."""
         assert self._hello is not None, "the first words come before"
         purpose, nonces = self._hello.purpose, self._hello.nonce + self._nonce
-        peer = _other(checked(body, self._secret, _session("opens", purpose, nonces)), self._told)
+        peer = _other(check(body, self._secret, _session("opens", purpose, nonces)), self._told)
         self.met = purpose, peer
         answer = proven(self._told, self._secret, _session("answers", purpose, nonces))
-        return framed(msgspec.msgpack.encode(answer))
+        return frame(msgspec.msgpack.encode(answer))
 
 
 def check_secret(secret: bytes) -> None:

@@ -58,7 +58,7 @@ class App:
                 decode_seconds=1.5,
             )
             self.metrics.first_tokens(0.75, tokens, 5)
-            self.metrics.ended(EndedRequest(end, 2.25, 0.0, tokens, tokens))
+            self.metrics.on_ended(EndedRequest(end, 2.25, 0.0, tokens, tokens))
 
     async def _stream(self, body: dict[str, Any], receive: Any, send: Any) -> None:
         self.bodies.append(body)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import click
 import pytest
 
-from kvell.cli.terminal.faults import Debug, as_flags, guarded
+from kvell.cli.terminal.faults import Debug, as_flags, run_guarded
 from kvell.errors import ChangeSomething, InstanceDied
 
 
@@ -33,7 +33,7 @@ CHANGE = ChangeSomething("kv_memory_bytes", "1KiB", "holds no page", "use at lea
 def test_one_line_and_a_code(
     error: Exception, code: int, line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert guarded(raising(error), Debug()) == code
+    assert run_guarded(raising(error), Debug()) == code
     captured = capsys.readouterr()
     assert captured.err.startswith(line)
     assert captured.err.count("\n") == 1
@@ -44,7 +44,7 @@ def test_one_line_and_a_code(
 def test_debug_shows_the_traceback_too(
     error: Exception, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    guarded(raising(error), Debug(on=True))
+    run_guarded(raising(error), Debug(on=True))
     stderr = capsys.readouterr().err
     assert "Traceback (most recent call last)" in stderr
     assert stderr.splitlines()[-1].startswith("kvell: ")
@@ -52,16 +52,16 @@ def test_debug_shows_the_traceback_too(
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), click.Abort()])
 def test_interrupt_says_nothing(error: BaseException, capsys: pytest.CaptureFixture[str]) -> None:
-    assert guarded(raising(error), Debug()) == 130
+    assert run_guarded(raising(error), Debug()) == 130
     assert capsys.readouterr().err == ""
 
 
 def test_done() -> None:
-    assert guarded(lambda: None, Debug()) == 0
+    assert run_guarded(lambda: None, Debug()) == 0
 
 
 def test_code_that_click_asks_for() -> None:
-    assert guarded(raising(click.exceptions.Exit(3)), Debug()) == 3
+    assert run_guarded(raising(click.exceptions.Exit(3)), Debug()) == 3
 
 
 @pytest.mark.parametrize(

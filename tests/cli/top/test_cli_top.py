@@ -14,9 +14,9 @@ from kvell.cli.top.screen import (
     BAR_CELLS,
     CACHED,
     FREE,
-    LENT,
     MOST_REQUESTS,
     USED,
+    WITHHELD,
     memory_bar,
     screen,
     sections_text,
@@ -31,7 +31,7 @@ from kvell.cli.top.seen import (
     Miss,
     Request,
     Requests,
-    Seen,
+    ServerSnapshot,
     Uses,
     read,
 )
@@ -41,32 +41,32 @@ Kvell = Callable[..., Any]
 MIB = 1 << 20
 
 
-def stats(used: int = 1, cached: int = 2, lent: int = 0, output: int = 10) -> InstanceStats:
-    uses = Uses(8 * MIB, used * MIB, cached * MIB, lent * MIB)
+def stats(used: int = 1, cached: int = 2, withheld: int = 0, output: int = 10) -> InstanceStats:
+    uses = Uses(8 * MIB, used * MIB, cached * MIB, withheld * MIB)
     return InstanceStats(3, 1, uses, 100, 40, output, 90, 5)
 
 
-def seen(at_seconds: float = 1.0, told: InstanceStats | None = None, **more: Any) -> Seen:
+def seen(at_seconds: float = 1.0, told: InstanceStats | None = None, **more: Any) -> ServerSnapshot:
     instance = Instance("mixed-0", "serving", 0, told, **more)
-    return Seen(at_seconds, (instance,), Requests(0, 0))
+    return ServerSnapshot(at_seconds, (instance,), Requests(0, 0))
 
 
-def shown(one: Seen, before: Seen | None = None) -> str:
+def shown(one: ServerSnapshot, before: ServerSnapshot | None = None) -> str:
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(screen(one, before))
     return console.export_text()
 
 
 @given(st.integers(0, 8), st.integers(0, 8), st.integers(0, 8))
-def test_a_bar_has_one_length_and_shows_all_there_is(used: int, cached: int, lent: int) -> None:
-    if used + cached + lent > 8:
+def test_a_bar_has_one_length_and_shows_all_there_is(used: int, cached: int, withheld: int) -> None:
+    if used + cached + withheld > 8:
         return
-    bar = memory_bar(stats(used, cached, lent))
+    bar = memory_bar(stats(used, cached, withheld))
     assert len(bar) == BAR_CELLS
-    for sign, size in ((USED, used), (CACHED, cached), (LENT, lent)):
+    for sign, size in ((USED, used), (CACHED, cached), (WITHHELD, withheld)):
         assert abs(bar.count(sign) - BAR_CELLS * size / 8) <= 2
-        assert (sign in bar) == bool(size) or used + cached + lent == 8
-    assert (FREE in bar) == (used + cached + lent < 8)
+        assert (sign in bar) == bool(size) or used + cached + withheld == 8
+    assert (FREE in bar) == (used + cached + withheld < 8)
 
 
 def team(threads: int, had: float, lost: float) -> dict[str, float]:
@@ -124,7 +124,7 @@ def test_requests_and_how_many_are_left_out() -> None:
         for number in range(MOST_REQUESTS + 5)
     )
     waiting = Request("last", "", "waiting", 7, 0, 0.1)
-    one = Seen(0.0, (), Requests(30, 4, (waiting, *rows)))
+    one = ServerSnapshot(0.0, (), Requests(30, 4, (waiting, *rows)))
     text = shown(one)
     assert "(and 14 more)" in text and "250 ms" in text and "31.4 ms" in text
     assert "r18" in text and "r19" not in text

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.cluster.routing.costs import ExecCosts, fitted, pairs, pull_or_recompute
+from kvell.cluster.routing.costs import ExecCosts, pairs, prices_of, pull_or_recompute
 from kvell.cluster.routing.views import InstanceView, RequestView
 from kvell.cost.amounts import shape_of
 from kvell.cost.model import prefill_seconds, transfer_pays
@@ -120,7 +120,7 @@ class TestFitted:
     )
 
     def costs(self, model: Steps) -> ExecCosts:
-        return fitted(
+        return prices_of(
             model,
             shape_of(self.LAYERS),
             fetch_bytes_per_second=1e9,
@@ -182,7 +182,7 @@ class TestPullOrRecompute:
 
     def test_it_agrees_with_the_cost_models_rule(self) -> None:
         model = Steps()
-        costs = fitted(
+        costs = prices_of(
             model,
             shape_of(TestFitted.LAYERS),
             fetch_bytes_per_second=1e9,

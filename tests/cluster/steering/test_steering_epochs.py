@@ -36,14 +36,14 @@ def test_a_manager_that_starts_is_newer_than_all_that_it_finds(
     ran = [before.next_incarnation() for _ in range(3)]
     assert ran == sorted(set(ran)) and set(map(epoch_of, ran)) == {before.epoch}
     one = Leadership(floor)
-    one.found(ran)
+    one.on_incarnations(ran)
     for epoch in told:
-        assert one.heard(epoch) in ("leads", "rose")
+        assert one.on_epoch(epoch) in ("leads", "rose")
     assert one.epoch > before.epoch
     assert one.epoch >= max(told, default=0)
     one.settle()
-    assert one.heard(one.epoch) == "leads" and one.heard(one.epoch + 1) == "outranked"
-    assert one.heard(0) == "outranked", "it does not come back"
+    assert one.on_epoch(one.epoch) == "leads" and one.on_epoch(one.epoch + 1) == "outranked"
+    assert one.on_epoch(0) == "outranked", "it does not come back"
 
 
 def test_incarnations_of_one_epoch_differ_when_their_numbers_begin_again() -> None:
@@ -72,7 +72,7 @@ class ManagersOfOneCluster(RuleBasedStateMachine):
     def starts(self, floor: int) -> None:
         """Its clock may be behind: 1 to 3 is the order of nothing."""
         one = Leadership(floor)
-        one.found(self.ran)
+        one.on_incarnations(self.ran)
         self.managers.append(one)
 
     @rule(data=st.data())
@@ -86,7 +86,7 @@ class ManagersOfOneCluster(RuleBasedStateMachine):
         instance = data.draw(st.sampled_from(self.instances))
         told = instance.seen.outranking(one.epoch, str(id(one)))
         if told:
-            assert one.heard(told) != "leads"
+            assert one.on_epoch(told) != "leads"
         else:
             instance.obeyed.append((one.epoch, id(one)))
             self.ran.append(one.next_incarnation())
@@ -107,7 +107,7 @@ class ManagersOfOneCluster(RuleBasedStateMachine):
         refused = []
         for instance in self.instances:
             told = instance.seen.outranking(one.epoch, str(id(one)))
-            refused.append(bool(told) and one.heard(told) != "leads")
+            refused.append(bool(told) and one.on_epoch(told) != "leads")
         return refused
 
     @invariant()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.cluster.steering.placements import Placement, Reach, lendable_blocks, placement
+from kvell.cluster.steering.placements import ContextLimits, Placement, lendable_blocks, placement
 from kvell.cluster.steering.relief import MemoryView
 from kvell.vocabulary import RequestId
 
@@ -88,7 +88,7 @@ def test_a_part_of_every_pool_is_never_lent() -> None:
 
 
 def test_reach_is_what_all_hold_together() -> None:
-    reach = Reach(1088, 8192, 512 * 10)
+    reach = ContextLimits(1088, 8192, 512 * 10)
     assert reach.local_blocks == 2
     assert reach.with_others([]) == 1088
     assert reach.with_others([1088 * 10]) == (2 + 2) * 512
@@ -96,8 +96,11 @@ def test_reach_is_what_all_hold_together() -> None:
     assert reach.with_others([1088 * 10] * 50) == 8192
 
 
-@pytest.mark.parametrize("reach", [Reach(), Reach(1088), Reach(1088, 8192), Reach(300, 8192, 9)])
-def test_who_borrows_nothing_reaches_no_further(reach: Reach) -> None:
+@pytest.mark.parametrize(
+    "reach",
+    [ContextLimits(), ContextLimits(1088), ContextLimits(1088, 8192), ContextLimits(300, 8192, 9)],
+)
+def test_who_borrows_nothing_reaches_no_further(reach: ContextLimits) -> None:
     assert reach.with_others([1 << 30] * 9) == reach.alone_tokens
 
 

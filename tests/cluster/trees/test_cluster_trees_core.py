@@ -73,7 +73,7 @@ class Followed:
     def hear(self, events: Sequence[Event]) -> None:
         for event in events:
             if isinstance(event, IndexNotice):
-                assert self.tree.noticed("mixed-0", 1, event, 0.0)
+                assert self.tree.on_notice("mixed-0", 1, event, 0.0)
 
     def run(self, steps: int) -> None:
         for _ in range(steps):
@@ -147,7 +147,7 @@ def test_after_a_lost_notice_an_instance_tells_all_again(name: str) -> None:
     lost = [event for event in followed.watched.step() if isinstance(event, IndexNotice)]
     assert lost
     late = [event for event in followed.watched.step() if isinstance(event, IndexNotice)]
-    assert not followed.tree.noticed("mixed-0", 1, late[0], 0.0)
+    assert not followed.tree.on_notice("mixed-0", 1, late[0], 0.0)
     followed.run(1000)
     assert followed.tree.match(PromptChain.of(np.asarray(prompt), followed.groups), 0.0) == {}
     memory = followed.watched.memory

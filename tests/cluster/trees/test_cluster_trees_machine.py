@@ -105,7 +105,7 @@ class Trees(RuleBasedStateMachine):
         one = self.instances[name]
         for _ in range(min(count, len(one.notices))):
             incarnation, notice = one.notices.popleft()
-            complete = self.tree.noticed(name, incarnation, notice, self.now)
+            complete = self.tree.on_notice(name, incarnation, notice, self.now)
             assert complete == self.follow(name, incarnation, notice)
             if not complete and not loses_answer:
                 one.tell(whole(one.sequence, one.cached))

@@ -121,7 +121,7 @@ class Watched:
     def indexed(self) -> set[KnownBlock]:
         """Whole blocks that the index names; states only with all of their pages."""
         pages: dict[KnownBlock, int] = {}
-        for group, _, node, (end, _) in self.memory._store.tree.named():
+        for group, _, node, (end, _) in self.memory._store.tree.named_pages():
             if end % PAGE_TOKENS == 0:
                 name, tokens = _path(node, end)
                 key = (group, root_digest(name.partition("/")[2]), tokens)
@@ -253,9 +253,9 @@ def test_runs_end_where_another_group_or_branch_begins() -> None:
     changes = BlockChanges(LAYOUTS[1].groups)
     token = b"\1\0\0\0"
     for group, block, parent in [(0, 1, NO_BLOCK), (0, 2, 1), (1, 1, NO_BLOCK), (0, 3, 1)]:
-        changes.stored(Block(group, block, parent, token, "", 1))
-    changes.removed(0, 2)
-    changes.removed(0, 1)
-    changes.removed(1, 1)
-    told = [(change.group, change.hashes) for change in changes.told()]
+        changes.on_stored(Block(group, block, parent, token, "", 1))
+    changes.on_removed(0, 2)
+    changes.on_removed(0, 1)
+    changes.on_removed(1, 1)
+    told = [(change.group, change.hashes) for change in changes.take()]
     assert told == [(0, (1, 2)), (1, (1,)), (0, (3,)), (0, (2, 1)), (1, (1,))]

@@ -14,7 +14,7 @@ def token(request: RequestId, index: int = 0) -> Tokens:
 def watch() -> LatenessWatch:
     """Five seconds to the first token, one between tokens; a request came at 0."""
     made = LatenessWatch(5.0, 1.0)
-    made.submitted(A, 0.0)
+    made.on_submitted(A, 0.0)
     return made
 
 
@@ -39,7 +39,7 @@ def test_answers_are_slow_on_average_and_while_nothing_comes() -> None:
 
 def test_an_answer_of_many_tokens_may_wait_for_its_second() -> None:
     late = LatenessWatch(5.0, 1.0, expected_tokens=10)
-    late.submitted(A, 0.0)
+    late.on_submitted(A, 0.0)
     late.step([token(A)], 1.0)
     assert late.step([], 11.0) == Lateness(False, False)
     assert late.step([], 11.1) == Lateness(False, True)
@@ -47,7 +47,7 @@ def test_an_answer_of_many_tokens_may_wait_for_its_second() -> None:
 
 def test_who_is_over_is_late_no_more() -> None:
     late = watch()
-    late.submitted(B, 0.0)
+    late.on_submitted(B, 0.0)
     late.step([token(A), Finished(A, 0, "length")], 1.0)
     assert late.step([], 4.0) == Lateness(False, False)
     assert late.step([Finished(B, 0, "cancelled")], 9.0).ttft_late
@@ -58,7 +58,7 @@ def test_who_is_over_is_late_no_more() -> None:
 def test_answers_are_expected_to_be_as_long_as_those_that_have_ended() -> None:
     late = LatenessWatch(5.0, 1.0, expected_tokens=2)
     for name in (A, B):
-        late.submitted(name, 0.0)
+        late.on_submitted(name, 0.0)
     late.step([token(A), token(B)], 0.0)
     assert late.step([], 2.5).tpot_late, "two were expected"
     for index in range(1, 10):
@@ -70,7 +70,7 @@ def test_answers_are_expected_to_be_as_long_as_those_that_have_ended() -> None:
 
 def test_first_tokens_count_as_late_long_before_their_objective_and_others_before_theirs() -> None:
     late = LatenessWatch.ahead_of(100.0, 1.0, expected_tokens=10)
-    late.submitted(A, 0.0)
+    late.on_submitted(A, 0.0)
     assert late.step([], 100.0 * EARLY_TTFT) == Lateness(False, False)
     assert late.step([], 100.0 * EARLY_TTFT + 0.1).ttft_late
     assert EARLY_TTFT * 25 > 1, "nobody's own prompt makes it late"

@@ -52,7 +52,7 @@ class Dice(ObjectiveWatch):
     def __init__(self, seed: int) -> None:
         self._draw = random.Random(seed)
 
-    def heard(self, command: Submit | Cancel, events: Sequence[Event]) -> None:
+    def on_command(self, command: Submit | Cancel, events: Sequence[Event]) -> None:
         """Ignore all commands and events."""
 
     def after_step(self, events: Sequence[Event]) -> Lateness:

@@ -21,7 +21,7 @@ from kvell.engine.cpu_buffer.buffered_prefixes import BufferedPrefixes
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.request import Request
 from kvell.memory import GroupKind, Implementation, VisibleCore, audit, create_core
-from kvell.mempool.tiers.buffered import Place, needed
+from kvell.mempool.tiers.buffered import Place, needed_pages
 from kvell.mempool.tiers.digests import PrefixDigests
 from kvell.mempool.tiers.lookup import Tiers
 from kvell.vocabulary import RequestId
@@ -118,7 +118,7 @@ class TwoTiers(RuleBasedStateMachine):
     @rule(index=st.integers(0, 9))
     def end(self, index: int) -> None:
         request = self.running.pop(index % len(self.running))
-        self.prefixes.ended(request)
+        self.prefixes.on_ended(request)
         self.core.close(request.handle)
 
     @rule(wanted=st.sampled_from([2, 99]))
@@ -202,7 +202,7 @@ class TwoTiers(RuleBasedStateMachine):
             if all(
                 (index, place) in found or self.buffered(text, index, place)
                 for index, spec in enumerate(self.groups)
-                for _, place in needed(spec, length)
+                for _, place in needed_pages(spec, length)
             ):
                 return length
         return 0
@@ -229,7 +229,7 @@ class TwoTiers(RuleBasedStateMachine):
         places = [
             (index, at, place)
             for index, spec in enumerate(self.groups)
-            for at, place in needed(spec, computed)
+            for at, place in needed_pages(spec, computed)
         ]
         for index, at, place in places:
             assert self.in_pool[index, pages[index, at]] == self.content(text, index, place)
@@ -245,7 +245,7 @@ class TwoTiers(RuleBasedStateMachine):
         assert self.prefixes.hit_tokens - counted == len(came & set(range(hit, computed))) > 0
         self.note(
             [
-                [(index, place) in found for _, place in needed(spec, computed)]
+                [(index, place) in found for _, place in needed_pages(spec, computed)]
                 for index, spec in enumerate(self.groups)
             ]
         )

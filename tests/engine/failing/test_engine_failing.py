@@ -95,7 +95,7 @@ class Served:
 
     def take(self, events: list[Event]) -> None:
         for event in events:
-            self.queue.heard(ONLY, event, self.now)
+            self.queue.on_event(ONLY, event, self.now)
 
     def step(self) -> None:
         for _, command in self.queue.due(self.now):
@@ -285,7 +285,7 @@ def test_so_many_failures_in_a_row_end_it_too() -> None:
         for _ in range(MOST_IN_A_ROW):
             told = steps.contain(PLAN, failed(cause))
             assert told == StepFailure(StepNumber(3), "a step failed (ValueError)")
-        steps.succeeded()
+        steps.on_success()
     for _ in range(MOST_IN_A_ROW):
         steps.contain(PLAN, failed(cause))
     with pytest.raises(ValueError, match="secret"):

@@ -198,7 +198,7 @@ def test_a_creditor_that_needs_it_takes_it_from_a_debtor_that_is_silent() -> Non
     cluster.messages.clear()  # the recall among them
     creditor = cluster.instances["d"]
     cluster.now += 1_000_000
-    cluster.hear(creditor, creditor.engine.heard(Ticked(cluster.now)))
+    cluster.hear(creditor, creditor.engine.on_entry(Ticked(cluster.now)))
     cluster.messages.clear()
     for _ in range(8):
         cluster.step("d")
@@ -234,7 +234,7 @@ def test_nothing_goes_where_nothing_may() -> None:
     request.short_rope_tokens = 0
     cluster.lend(NAME, 2, "nobody")
     turn(cluster)
-    cluster.hear(debtor, debtor.engine.heard(PeerLost("nobody", 0)))
+    cluster.hear(debtor, debtor.engine.on_entry(PeerLost("nobody", 0)))
     assert len(borrowed) == 0 or away(debtor) == 0
     cluster.lend(NAME, 2, "p")
     end(cluster)

@@ -151,7 +151,7 @@ def test_where_nobody_lends_it_is_refused_and_may_come_later() -> None:
     assert debtor.core.running[0].is_held_up
     for _ in range(40):
         cluster.now += PATIENCE_TICKS // 10
-        cluster.hear(debtor, debtor.engine.heard(Ticked(cluster.now)))
+        cluster.hear(debtor, debtor.engine.on_entry(Ticked(cluster.now)))
         cluster.messages.clear()
         cluster.step("p")
     ended = cluster.entries[NAME].end
@@ -197,7 +197,7 @@ def give_way(cluster: Cluster, at: str = "p") -> Request:
     debtor = cluster.instances[at]
     (request,) = debtor.core.running
     debtor.core._scheduler.start_again(request)
-    cluster.hear(debtor, debtor.engine.heard(Ticked(cluster.now)))
+    cluster.hear(debtor, debtor.engine.on_entry(Ticked(cluster.now)))
     return request
 
 

@@ -191,14 +191,14 @@ class Cluster:
         )
         self.instances[name] = self.ever[incarnation] = instance
         beyond = instance.model.beyond = Beyond(self.layout, self, incarnation)
-        self.hear(instance, instance.engine.heard(Ticked(self.now)))
+        self.hear(instance, instance.engine.on_entry(Ticked(self.now)))
         for other in self.instances.values():
             for one, met in ((instance, other), (other, instance)):
                 if one is not met:
                     first = beyond.first_large(met.incarnation)
                     first = BY_QUERIES if self.by_queries else first
                     entry = PeerMapped(met.name, met.incarnation, first)
-                    self.hear(one, one.engine.heard(entry))
+                    self.hear(one, one.engine.on_entry(entry))
 
     # ------------------------------------------------------------------ the front
 
@@ -289,7 +289,7 @@ class Cluster:
         result = instance.model.run(plan)
         self.now += ticks
         if ticks:
-            self.hear(instance, instance.engine.heard(Ticked(self.now)))
+            self.hear(instance, instance.engine.on_entry(Ticked(self.now)))
         self.hear(instance, instance.engine.commit(result))
 
     def act(self, instance: Instance, actions: Sequence[Action]) -> None:
@@ -322,7 +322,7 @@ class Cluster:
         if loses or not is_alive or target not in self.instances:
             return
         to = self.instances[target]
-        self.hear(to, to.engine.heard(Heard(source, message)))
+        self.hear(to, to.engine.on_entry(Heard(source, message)))
 
     def copy(self, name: str, index: int, count: int) -> None:
         instance = self.instances[name]
@@ -340,12 +340,12 @@ class Cluster:
             del instance.copying[transfer]
             whole = is_done and is_there and transfer in source.granted
             ended = PullEnded(transfer, "" if whole else "the right to read was revoked")
-            self.hear(instance, instance.engine.heard(ended))
+            self.hear(instance, instance.engine.on_entry(ended))
 
     def pass_time(self, ticks: int) -> None:
         self.now += ticks
         for instance in self.instances.values():
-            self.hear(instance, instance.engine.heard(Ticked(self.now)))
+            self.hear(instance, instance.engine.on_entry(Ticked(self.now)))
 
     def crash(self, name: str) -> None:
         """An instance dies; the front gives what it had to others, which go on."""
@@ -353,7 +353,7 @@ class Cluster:
         self.start(name)
         for other in list(self.instances.values()):
             if other.name != name:
-                self.hear(other, other.engine.heard(PeerLost(name, died)))
+                self.hear(other, other.engine.on_entry(PeerLost(name, died)))
         for request, entry in self.entries.items():
             if entry.end is None and entry.at == name:
                 others = [one for one in self.names if one != name]

@@ -40,7 +40,7 @@ def test_a_request_that_came_after_its_cancel_makes_way(salt: str) -> None:
     cluster.start("p")
     entry.attempt += 1
     cluster.submit(NAME, entry, "d", "")
-    cluster.hear(receiver, receiver.engine.heard(PeerLost("p", died)))
+    cluster.hear(receiver, receiver.engine.on_entry(PeerLost("p", died)))
     cluster.settle()
     assert entry.end is not None and entry.end.reason == "length"
     assert entry.emitted == expected_output(entry.prompt, 9)

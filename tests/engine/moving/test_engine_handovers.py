@@ -590,7 +590,7 @@ def test_a_draining_instance_takes_no_request_in(begun: bool) -> None:
         while cluster.messages:  # it has room
             cluster.deliver(0)
     drained = cluster.instances["d"]
-    cluster.hear(drained, drained.engine.heard(Draining()))
+    cluster.hear(drained, drained.engine.on_entry(Draining()))
     if not begun:
         for _ in range(4):
             cluster.step("p")

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.engine.planning.proposals import LOOKUP_WINDOW_TOKENS, propose, verified
+from kvell.engine.planning.proposals import LOOKUP_WINDOW_TOKENS, propose, verify
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import StepPlan, StepResult, TokenWork
 from kvell.engine.requests.request import Request
@@ -94,7 +94,7 @@ def work(tokens: list[int], draft_tokens: int = 0, samples: bool = True) -> Toke
 
 
 def yields(sampled: list[int], *works: TokenWork) -> list[tuple[int, ...]]:
-    result = verified(StepPlan(StepNumber(4), work=works), sampled)
+    result = verify(StepPlan(StepNumber(4), work=works), sampled)
     assert result.step == 4
     return result.by_work()
 
@@ -124,8 +124,8 @@ def test_each_work_is_verified_on_its_own() -> None:
 
 def test_a_step_without_draft_tokens_says_nothing_of_counts() -> None:
     plan = StepPlan(StepNumber(4), work=(work([5]), work([6])))
-    assert verified(plan, [1, 2]) == StepResult(StepNumber(4), (1, 2))
-    assert verified(StepPlan(StepNumber(5)), []) == StepResult(StepNumber(5), ())
+    assert verify(plan, [1, 2]) == StepResult(StepNumber(4), (1, 2))
+    assert verify(StepPlan(StepNumber(5)), []) == StepResult(StepNumber(5), ())
 
 
 @pytest.mark.parametrize("counts", [(1,), (2, 2), (3, 0), (4, -1)])

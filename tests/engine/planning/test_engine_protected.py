@@ -196,7 +196,7 @@ def test_several_reach_a_prefix_in_one_step(hit_tokens: int, leases: int) -> Non
     prompts = (np.array([*article(1), 48, number], np.int32) for number in range(4))
     asking = [Asking(prompt) for prompt in prompts]
     for request in asking:
-        protected.admitted(cast(Any, request), expected_output=2, unfinished=4)
+        protected.on_admitted(cast(Any, request), expected_output=2, unfinished=4)
     protected.renew(cast(Any, asking))
     assert (protected.prefixes, len(core.held)) == (leases, leases)
     assert protected.tokens == 24 * leases

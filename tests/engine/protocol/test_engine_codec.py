@@ -41,7 +41,7 @@ from kvell.engine.protocol.statistics import GroupStats, Stats
 from kvell.errors import ChangeSomething
 from kvell.vocabulary import RequestId
 from kvell.wire import frames
-from kvell.wire.frames import HEADER_BYTES, FrameReader, ProtocolError, framed
+from kvell.wire.frames import HEADER_BYTES, FrameReader, ProtocolError, frame
 
 LENGTH_AND_ITS_CHECKSUM_BYTES = 8
 
@@ -278,11 +278,11 @@ def test_a_message_too_long_for_a_frame_is_refused(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_header_is_the_length_its_checksum_and_that_of_the_body() -> None:
-    frame = framed(b"123456789")
-    assert frame[:4] == b"\x09\0\0\0"
-    assert frame[4:8] == zlib.crc32(b"\x09\0\0\0").to_bytes(4, "little")
-    assert frame[8:HEADER_BYTES] == (0xCBF43926).to_bytes(4, "little")  # the known check value
-    assert frame[HEADER_BYTES:] == b"123456789"
+    data = frame(b"123456789")
+    assert data[:4] == b"\x09\0\0\0"
+    assert data[4:8] == zlib.crc32(b"\x09\0\0\0").to_bytes(4, "little")
+    assert data[8:HEADER_BYTES] == (0xCBF43926).to_bytes(4, "little")  # the known check value
+    assert data[HEADER_BYTES:] == b"123456789"
 
 
 def test_several_answers_are_never_one_submission() -> None:

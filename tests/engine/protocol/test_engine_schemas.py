@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.engine.protocol.schemas.choices import are_apart
-from kvell.engine.protocol.schemas.following import MOST_PARTS, check_strict, followed
+from kvell.engine.protocol.schemas.following import MOST_PARTS, check_strict, make_enforceable
 from kvell.engine.protocol.schemas.references import within
 from kvell.errors import ChangeSomething
 from tests.depth import many
@@ -21,20 +21,20 @@ CLOSED = {"additionalProperties": False}
 
 def test_texts_for_readers_make_no_other_grammar() -> None:
     told = OBJECT | {"title": "T", "description": "…", "$schema": "x", "default": {}, "x-y": 1}
-    assert followed(told) == followed(OBJECT)
-    assert followed(OBJECT).schema == {**OBJECT, **CLOSED}
+    assert make_enforceable(told) == make_enforceable(OBJECT)
+    assert make_enforceable(OBJECT).schema == {**OBJECT, **CLOSED}
 
 
 def test_what_was_sent_stays_as_it_was() -> None:
     schema = {"allOf": [{"$ref": "#/$defs/O"}, OBJECT], "$defs": {"O": OBJECT}, "not": {}}
     before = json.dumps(schema)
-    followed(schema)
+    make_enforceable(schema)
     assert json.dumps(schema) == before
 
 
 @pytest.mark.parametrize("other", [True, False, None, 7, "text", [OBJECT]])
 def test_what_is_no_schema_is_left_to_the_grammar(other: object) -> None:
-    assert followed(other).schema == other
+    assert make_enforceable(other).schema == other
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_what_is_no_schema_is_left_to_the_grammar(other: object) -> None:
     ],
 )
 def test_keywords_that_others_can_say_are_followed(schema: Any, same: Any) -> None:
-    found = followed(schema)
+    found = make_enforceable(schema)
     assert found.unfollowed == ()
     assert found.schema == same
 
@@ -110,7 +110,7 @@ def test_keywords_that_others_can_say_are_followed(schema: Any, same: Any) -> No
     ],
 )
 def test_what_is_not_followed_is_left_out_and_named(schema: Any, keyword: str, left: Any) -> None:
-    found = followed(schema)
+    found = make_enforceable(schema)
     assert [one.path for one in found.unfollowed][0] == keyword  # noqa: RUF015
     assert found.schema == left
     for inner, place in (
@@ -164,9 +164,9 @@ def test_references_stay_in_the_document(reference: object, names: list[str] | N
     }
     if names is None:
         with pytest.raises(ValueError, match="has no target"):
-            followed(root)
+            make_enforceable(root)
         return
-    schema: Any = followed(root).schema
+    schema: Any = make_enforceable(root).schema
     target = schema["$defs"][schema["items"]["$ref"].removeprefix("#/$defs/")]
     assert list(target["properties"]) == names
 
@@ -230,7 +230,7 @@ SCHEMAS = st.recursive(
 def test_whatever_is_sent_is_rewritten_or_refused(schema: object) -> None:
     before = json.dumps(schema)
     with contextlib.suppress(ValueError):
-        json.dumps(followed(schema).schema)
+        json.dumps(make_enforceable(schema).schema)
     assert json.dumps(schema) == before
 
 
@@ -238,15 +238,15 @@ def test_rewriting_is_bounded() -> None:
     names = {f"n{i}": INT for i in range(400)}
     wide = {"type": "object", "properties": names, "anyOf": [{"required": ["n1"]}] * 400}
     with pytest.raises(ValueError, match=f"too complex: it has more than {MOST_PARTS} parts"):
-        followed(wide)
+        make_enforceable(wide)
     deep: dict[str, Any] = {}
     for _ in range(2000):
         deep = {"items": deep}
     with pytest.raises(ValueError, match="too complex: it is nested too deeply"):
-        followed(deep)
+        make_enforceable(deep)
     chain: dict[str, Any] = {f"D{i}": {"items": {"$ref": f"#/$defs/D{i + 1}"}} for i in range(3000)}
     chain["D3000"] = INT
-    schema: Any = followed({"$ref": "#/$defs/D0", "$defs": chain}).schema
+    schema: Any = make_enforceable({"$ref": "#/$defs/D0", "$defs": chain}).schema
     assert len(schema["$defs"]) == 3001
 
 
@@ -258,4 +258,4 @@ def test_schemas_that_lead_to_themselves_end() -> None:
         {"$defs": {"L": {"anyOf": [{"$ref": "#/$defs/L"}, OBJECT]}}, "$ref": "#/$defs/L"},
         {"$defs": {"L": {"$ref": "#/$defs/L"}}, "oneOf": [{"$ref": "#/$defs/L"}, INT]},
     ):
-        followed(schema)
+        make_enforceable(schema)

@@ -32,54 +32,54 @@ def clock() -> VirtualClock:
 
 def test_three_stages_follow_one_another(clock: VirtualClock) -> None:
     times = StageTimes(clock)
-    times.submitted(A)
+    times.on_submitted(A)
     clock.advance(1)
-    times.admitted([A])
+    times.on_admitted([A])
     clock.advance(2)
-    times.told([tokens(A)])
+    times.add_times([tokens(A)])
     clock.advance(4)
-    [_, event] = times.told([tokens(A, 1), end(A)])
+    [_, event] = times.add_times([tokens(A, 1), end(A)])
     assert stages(event) == (1, 2, 4)
 
 
 def test_a_preempted_request_waits_only_once(clock: VirtualClock) -> None:
     times = StageTimes(clock)
-    times.submitted(A)
-    times.admitted([A])
+    times.on_submitted(A)
+    times.on_admitted([A])
     clock.advance(5)
-    times.admitted([A])
-    [event] = times.told([end(A)])
+    times.on_admitted([A])
+    [event] = times.add_times([end(A)])
     assert stages(event) == (0, 5, 0)
 
 
 def test_who_was_never_admitted_only_waited(clock: VirtualClock) -> None:
     times = StageTimes(clock)
-    times.submitted(A)
+    times.on_submitted(A)
     clock.advance(3)
-    [event] = times.told([end(A, "cancelled")])
+    [event] = times.add_times([end(A, "cancelled")])
     assert stages(event) == (3, 0, 0)
 
 
 def test_requests_are_told_apart_and_names_may_come_again(clock: VirtualClock) -> None:
     times = StageTimes(clock)
-    times.submitted(A)
+    times.on_submitted(A)
     clock.advance(1)
-    times.submitted(B)
-    times.submitted(B)
+    times.on_submitted(B)
+    times.on_submitted(B)
     clock.advance(1)
-    times.admitted([A, B])
-    [first, second] = times.told([end(A), end(B)])
+    times.on_admitted([A, B])
+    [first, second] = times.add_times([end(A), end(B)])
     assert (stages(first)[0], stages(second)[0]) == (2, 1)
-    times.submitted(A)
-    [again] = times.told([end(A)])
+    times.on_submitted(A)
+    [again] = times.add_times([end(A)])
     assert stages(again) == (0, 0, 0)
 
 
 def test_what_it_does_not_know_passes_unchanged(clock: VirtualClock) -> None:
     times = StageTimes(clock)
-    times.admitted([A])
+    times.on_admitted([A])
     events: list[Event] = [tokens(A), end(A)]
-    assert times.told(events) == events
+    assert times.add_times(events) == events
 
 
 def test_times_travel_but_make_no_two_ends_different() -> None:

@@ -13,8 +13,8 @@ from kvell.engine.protocol.pages import Miss
 from kvell.engine.requests.misses import (
     MARKS,
     Admission,
+    GroupHit,
     MissLog,
-    Reach,
     marks_within,
     prefix_digests,
 )
@@ -36,12 +36,12 @@ def never_asked() -> bool:
     raise AssertionError("nothing was seen, so nobody needs to look")
 
 
-def none_asked() -> Sequence[Reach]:
+def none_asked() -> Sequence[GroupHit]:
     raise AssertionError("nothing was seen, so nobody needs to look")
 
 
-def reaching(**lengths: int) -> Callable[[], list[Reach]]:
-    return lambda: [Reach(group, length) for group, length in lengths.items()]
+def reaching(**lengths: int) -> Callable[[], list[GroupHit]]:
+    return lambda: [GroupHit(group, length) for group, length in lengths.items()]
 
 
 class Story:
@@ -59,14 +59,14 @@ class Story:
         root: str = "",
         model: str = "",
         computing: Callable[[], bool] = never_asked,
-        reaches: Callable[[], Sequence[Reach]] = none_asked,
+        reaches: Callable[[], Sequence[GroupHit]] = none_asked,
         steps: int = 1,
     ) -> Miss | None:
         """The miss of this admission; None if it is none."""
         self.step += steps
         name = RequestId(f"r{self.step}")
         admission = Admission(name, tokens, root, model, self.step, hit)
-        self.log.admitted(admission, computing, reaches)
+        self.log.on_admitted(admission, computing, reaches)
         latest = self.log.latest
         return latest[-1] if latest and latest[-1].request_id == name else None
 
@@ -173,7 +173,7 @@ def test_the_answer_belongs_to_what_was_seen_once_a_request_has_ended() -> None:
     story = Story()
     story.admit(text(64))
     turn = np.concatenate([text(64), text(64, 3)])
-    story.log.ended(turn, "", "", 2)
+    story.log.on_ended(turn, "", "", 2)
     story.step = 4
     longer = np.concatenate([turn, text(40, 4)])
     miss = found(

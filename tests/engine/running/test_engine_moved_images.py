@@ -11,7 +11,7 @@ from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.running import moved_images
 from kvell.engine.running.moved_images import MovedImages
-from kvell.engine.running.sent_images import SentImages, sent
+from kvell.engine.running.sent_images import SentImages, to_sent
 from kvell.memory import create_core
 from kvell.mempool.agent import Agent
 from kvell.mempool.entries import Heard, PeerLost, Ticked
@@ -83,7 +83,7 @@ def ids_of(command: Submit) -> "np.ndarray[Any, np.dtype[np.int32]]":
 
 def submit(prompt: Prompt, name: str = NAME, attempt: int = 0) -> Submit:
     ids = np.asarray(prompt.token_ids, "<i4").tobytes()
-    tensors = tuple(sent(key, tensor) for key, tensor in prompt.tensors.items())
+    tensors = tuple(to_sent(key, tensor) for key, tensor in prompt.tensors.items())
     return Submit(RequestId(name), ids, SamplingParams(), attempt=attempt, tensors=tensors)
 
 
@@ -132,7 +132,7 @@ def arrive(a: Side, b: Side, command: Submit) -> None:
     b.moved.settle()
     attempt = command.request_id, command.attempt
     assert b.store.num_spans and b.sent.of(attempt) is None
-    b.agent.receiving.pulled(told.message.transfer, "")
+    b.agent.receiving.on_pulled(told.message.transfer, "")
     b.here.add(attempt)
     b.moved.settle()
 
@@ -144,7 +144,7 @@ def test_what_has_come_is_known_until_it_ends_and_can_go_on(a: Side, b: Side) ->
     assert taken is not None and (taken.prompt, taken.tensors) == (command.prompt, command.tensors)
     again = b.moved.outgoing(b.begin(told_to(b, command)))
     assert isinstance(again, Send) and isinstance(again.message, Prepare)
-    b.sent.told([Finished(NAME, 0, "moved")])
+    b.sent.release_ended([Finished(NAME, 0, "moved")])
     assert not b.store.num_spans and not len(b.sent)
 
 
@@ -159,9 +159,9 @@ def told_to(side: Side, command: Submit) -> Submit:
 def test_the_end_of_an_earlier_attempt_releases_only_its_own(a: Side, b: Side) -> None:
     b.sent.take(submit(prompt_of()))
     arrive(a, b, submit(prompt_of(), attempt=1))
-    b.sent.told([Finished(NAME, 0, "cancelled")])
+    b.sent.release_ended([Finished(NAME, 0, "cancelled")])
     assert b.store.num_spans == 1 and b.sent.of((NAME, 1)) is not None
-    b.sent.told([Finished(NAME, 1, "stop")])
+    b.sent.release_ended([Finished(NAME, 1, "stop")])
     assert not b.store.num_spans
 
 

@@ -10,7 +10,7 @@ from kvell.engine.protocol.codec import decode_command, encode_frame
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.tensors import SIZES, SentTensor
-from kvell.engine.running.sent_images import SentImages, sent, tensor_of
+from kvell.engine.running.sent_images import SentImages, tensor_of, to_sent
 from kvell.errors import ChangeSomething
 from kvell.models.images.image_families import PatchImages
 from kvell.models.images.image_store import ImageStore
@@ -22,7 +22,7 @@ NAME = RequestId("a")
 
 def submit(prompt: Prompt) -> Submit:
     ids = np.asarray(prompt.token_ids, "<i4").tobytes()
-    tensors = tuple(sent(name, tensor) for name, tensor in prompt.tensors.items())
+    tensors = tuple(to_sent(name, tensor) for name, tensor in prompt.tensors.items())
     return Submit(NAME, ids, SamplingParams(), tensors=tensors)
 
 
@@ -36,7 +36,7 @@ def store() -> ImageStore:
 def test_tensors_come_as_they_were_sent(name: str, shape: tuple[int, ...]) -> None:
     dtype: torch.dtype = getattr(torch, name)
     tensor = (torch.arange(int(np.prod(shape, dtype=int))) % 2).to(dtype).reshape(shape)
-    command = Submit(NAME, b"", SamplingParams(), tensors=(sent("pixels", tensor),))
+    command = Submit(NAME, b"", SamplingParams(), tensors=(to_sent("pixels", tensor),))
     decoded = decode_command(encode_frame(command)[12:])
     assert isinstance(decoded, Submit)
     [told] = decoded.tensors
@@ -66,11 +66,11 @@ def test_a_requests_images_are_known_until_it_is_over(store: ImageStore) -> None
     [(start, tokens, count)] = told.images
     content = int(ids[start + tokens - 1])
     assert content < 0 and count > 0 and not told.tensors and store.knows([content])
-    images.told([Tokens(NAME, 0, 0, (1,)), Finished(RequestId("other"), 0, "stop")])
+    images.release_ended([Tokens(NAME, 0, 0, (1,)), Finished(RequestId("other"), 0, "stop")])
     assert store.knows([content])
-    images.told([Finished(NAME, 0, "cancelled")])
+    images.release_ended([Finished(NAME, 0, "cancelled")])
     assert not store.knows([content])
-    images.told([Finished(NAME, 0, "cancelled")])
+    images.release_ended([Finished(NAME, 0, "cancelled")])
 
 
 def test_images_that_cannot_be_are_refused_and_leave_nothing(store: ImageStore) -> None:

@@ -38,7 +38,7 @@ class SlowGrammars(Grammars):
     def known(self, asked: StructuredOutputs) -> bool:
         return False
 
-    def tried(self, asked: StructuredOutputs, tenant: str = "") -> Future[Verdict]:
+    def begin_check(self, asked: StructuredOutputs, tenant: str = "") -> Future[Verdict]:
         self.asked.append(Future())
         return self.asked[-1]
 

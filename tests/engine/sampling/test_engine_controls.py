@@ -14,9 +14,9 @@ from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.engine.requests.plan import NO_TOKEN, TokenWork
 from kvell.engine.running.runner import rows_of
 from kvell.engine.sampling.adjust import adjust
-from kvell.engine.sampling.controls import Controls, Drawn
+from kvell.engine.sampling.controls import Controls, SampledPart
 from kvell.engine.sampling.draw import sample
-from kvell.engine.sampling.grammars import Allowed, Grammars, Wanted
+from kvell.engine.sampling.grammars import Allowed, Grammars, MaskedRequest
 from kvell.engine.sampling.likelihood import token_logprobs
 from kvell.vocabulary import RequestId
 
@@ -31,10 +31,10 @@ class FixedGrammars(Grammars):
     """Allows what it is told to, by handle; notes what it was asked and what to forget."""
 
     allows: Mapping[int, Sequence[int] | None]
-    wanted: list[Wanted] = field(default_factory=list)
+    wanted: list[MaskedRequest] = field(default_factory=list)
     released: list[int] = field(default_factory=list)
 
-    def masks(self, wanted: Sequence[Wanted]) -> Future[dict[int, Allowed | None]]:
+    def masks(self, wanted: Sequence[MaskedRequest]) -> Future[dict[int, Allowed | None]]:
         self.wanted.extend(wanted)
         found: Future[dict[int, Allowed | None]] = Future()
         known = [one.handle for one in wanted if one.handle in self.allows]
@@ -112,11 +112,13 @@ def logits_of(work: Sequence[TokenWork], seed: int = 4) -> torch.Tensor:
     return torch.randn(rows, WORDS, generator=torch.Generator().manual_seed(seed)) * 3
 
 
-def drawn(work: Sequence[TokenWork], logits: torch.Tensor, by: Controls | None = None) -> Drawn:
+def drawn(
+    work: Sequence[TokenWork], logits: torch.Tensor, by: Controls | None = None
+) -> SampledPart:
     """What a step draws; plain ones without controls, as the runner does it."""
     begun = (by or controls()).begin(work)
     if begun is None:
-        return Drawn(sample(logits.clone(), rows_of(work)))
+        return SampledPart(sample(logits.clone(), rows_of(work)))
     return begun.draw(logits.clone(), rows_of(work))
 
 

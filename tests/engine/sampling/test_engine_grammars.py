@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
-from kvell.engine.sampling.grammars import Grammars, Wanted
+from kvell.engine.sampling.grammars import Grammars, MaskedRequest
 from kvell.errors import ChangeSomething
 from kvell.models.text.tokenizer import Tokenizer
 from tests.engine.sampling.random_schemas import random_schema
@@ -65,7 +65,7 @@ def test_requests_of_one_batch_do_not_touch_each_other(grammars: Grammars) -> No
     asked = [StructuredOutputs(json=json.dumps(random_schema(seed))) for seed in range(3)]
     outputs = [walk(grammars, one, seed) for seed, one in enumerate(asked)]
     halves = [np.array(output[: len(output) // 2], np.int32) for output in outputs]
-    wanted = [Wanted(20 + i, asked[i], halves[i]) for i in range(3)]
+    wanted = [MaskedRequest(20 + i, asked[i], halves[i]) for i in range(3)]
     together = grammars.masks(wanted).result()
     assert list(together) == [20, 21, 22]
     for index, handle in enumerate(together):
@@ -158,7 +158,7 @@ def test_a_model_may_have_more_or_fewer_logits_than_its_tokenizer_has_tokens(
     grammars: Grammars, tokenizer: Tokenizer
 ) -> None:
     wide = Grammars(tokenizer.as_json, VOCAB + 45, [END])
-    wanted = Wanted(1, StructuredOutputs(regex="(.|\n)*"), np.empty(0, np.int32))
+    wanted = MaskedRequest(1, StructuredOutputs(regex="(.|\n)*"), np.empty(0, np.int32))
     mask = wide.masks([wanted]).result()[1]
     assert mask is not None
     assert mask.shape == (VOCAB + 45,)

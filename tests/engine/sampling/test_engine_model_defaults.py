@@ -7,7 +7,12 @@ from typing import Any
 import pytest
 
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.sampling.model_defaults import NEUTRAL, limited, recommended, sampling_defaults
+from kvell.engine.sampling.model_defaults import (
+    NEUTRAL,
+    find_recommended,
+    limit_answer,
+    sampling_defaults,
+)
 from kvell.errors import ChangeSomething
 
 FULL: dict[str, Any] = {
@@ -30,17 +35,17 @@ def test_vllms_fields_are_taken_and_others_left(tmp_path: Path) -> None:
     expected = {**FULL, "max_tokens": FULL["max_new_tokens"]}
     del expected["max_new_tokens"]
     found = sampling_defaults(path)
-    assert recommended(found) == expected
+    assert find_recommended(found) == expected
     assert found == SamplingParams(**expected)
-    assert limited(found) == found
+    assert limit_answer(found) == found
 
 
 def test_nothing_is_recommended_without_a_file_or_where_nobody_wants_it(tmp_path: Path) -> None:
     assert sampling_defaults(tmp_path) == NEUTRAL
     assert sampling_defaults(write(tmp_path, temperature=None)) == NEUTRAL
     assert sampling_defaults(write(tmp_path, **FULL), "vllm") == NEUTRAL
-    assert recommended(NEUTRAL) == {}
-    assert limited(NEUTRAL) == SamplingParams()
+    assert find_recommended(NEUTRAL) == {}
+    assert limit_answer(NEUTRAL) == SamplingParams()
 
 
 @pytest.mark.parametrize(

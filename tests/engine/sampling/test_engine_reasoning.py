@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from kvell.engine.protocol.structured_outputs import Reasoning, StructuredOutputs
-from kvell.engine.sampling.grammars import Allowed, Grammars, Wanted
+from kvell.engine.sampling.grammars import Allowed, Grammars, MaskedRequest
 from kvell.models.text.tokenizer import Tokenizer
 from tests.depth import few
 from tests.engine.sampling.random_schemas import random_schema
@@ -62,7 +62,7 @@ def encoded(tokenizer: Tokenizer, *texts: str) -> list[int]:
 def masks(
     grammars: Grammars, asked: StructuredOutputs, output: list[int], handle: int = 1
 ) -> dict[int, Allowed | None]:
-    return grammars.masks([Wanted(handle, asked, np.array(output, np.int32))]).result()
+    return grammars.masks([MaskedRequest(handle, asked, np.array(output, np.int32))]).result()
 
 
 def mask(grammars: Grammars, asked: StructuredOutputs, output: list[int], handle: int) -> Allowed:
@@ -257,9 +257,11 @@ def test_requests_that_reason_and_those_that_do_not_share_a_batch(
 ) -> None:
     known = np.array(encoded(tokenizer, "a thought"), np.int32)
     wanted = [
-        Wanted(1, behind(YES, INSIDE), known),
-        Wanted(2, YES, known[:0]),
-        Wanted(3, behind(YES, INSIDE), np.append(known, encoded(tokenizer, STOP)).astype(np.int32)),
+        MaskedRequest(1, behind(YES, INSIDE), known),
+        MaskedRequest(2, YES, known[:0]),
+        MaskedRequest(
+            3, behind(YES, INSIDE), np.append(known, encoded(tokenizer, STOP)).astype(np.int32)
+        ),
     ]
     found = grammars.masks(wanted).result()
     assert list(found) == [2, 3]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
-from kvell.engine.sampling.grammars import Allowed, Grammars, Wanted
+from kvell.engine.sampling.grammars import Allowed, Grammars, MaskedRequest
 from kvell.models.text.tokenizer import Tokenizer
 
 VOCAB = 49_152
@@ -18,7 +18,7 @@ MOST_TOKENS = 600
 def allowed(
     grammars: Grammars, asked: StructuredOutputs, output: Sequence[int], handle: int = 1
 ) -> Allowed:
-    wanted = Wanted(handle, asked, np.array(output, np.int32))
+    wanted = MaskedRequest(handle, asked, np.array(output, np.int32))
     mask = grammars.masks([wanted]).result()[handle]
     assert mask is not None
     assert mask.shape == (VOCAB,)

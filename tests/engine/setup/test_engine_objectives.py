@@ -37,7 +37,7 @@ def test_nobody_is_watched_without_objectives() -> None:
 
 def test_it_is_early_that_a_first_token_is_late() -> None:
     late, clock = watch(ttft=10.0)
-    late.heard(make_submit("a", [1, 2]), [])
+    late.on_command(make_submit("a", [1, 2]), [])
     clock.advance(10.0 * EARLY_TTFT)
     assert late.after_step([]) == NONE
     clock.advance(0.1)
@@ -46,13 +46,13 @@ def test_it_is_early_that_a_first_token_is_late() -> None:
 
 def test_an_objective_that_is_not_given_is_never_missed() -> None:
     late, clock = watch(ttft=None, tpot=1.0)
-    late.heard(make_submit("a", [1, 2]), [])
+    late.on_command(make_submit("a", [1, 2]), [])
     clock.advance(1e9)
     assert late.after_step([Tokens(NAME, 0, 0, (1,))]) == NONE
     clock.advance(1e9)
     assert late.after_step([]) == Lateness(ttft_late=False, tpot_late=True)
     first_only, clock = watch(ttft=1.0)
-    first_only.heard(make_submit("a", [1, 2]), [])
+    first_only.on_command(make_submit("a", [1, 2]), [])
     first_only.after_step([Tokens(NAME, 0, 0, (1,)), Tokens(NAME, 0, 1, (1,))])
     clock.advance(1e9)
     assert first_only.after_step([]) == NONE
@@ -60,13 +60,13 @@ def test_an_objective_that_is_not_given_is_never_missed() -> None:
 
 def test_who_is_refused_was_never_late_and_who_is_cancelled_is_late_no_more() -> None:
     late, clock = watch(ttft=1.0)
-    late.heard(make_submit("a", [1]), [Finished(NAME, 0, "refused")])
+    late.on_command(make_submit("a", [1]), [Finished(NAME, 0, "refused")])
     clock.advance(9.0)
     assert late.after_step([]) == NONE
-    late.heard(make_submit("b", [1]), [])
+    late.on_command(make_submit("b", [1]), [])
     clock.advance(9.0)
     assert late.after_step([]).ttft_late
-    late.heard(Cancel(RequestId("b")), [Finished(RequestId("b"), 0, "cancelled")])
+    late.on_command(Cancel(RequestId("b")), [Finished(RequestId("b"), 0, "cancelled")])
     assert late.after_step([]) == NONE
 
 

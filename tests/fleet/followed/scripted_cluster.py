@@ -29,7 +29,7 @@ from kvell.fleet.manager.messages import (
 )
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.front.front import Front
-from kvell.serving.door import FrontDoor
+from kvell.serving.door import FrontListener
 from kvell.serving.loop import serve_fronts
 from kvell.testing.instance import FakeEngine, fake_token
 from kvell.wire.blocking import BlockingSocket
@@ -76,7 +76,7 @@ class ScriptedInstance:
     ) -> None:
         self.name, self.incarnation = name, incarnation
         self.engine = HeardEngine(incarnation=incarnation, step_seconds=step_seconds, **settings)
-        self.door = FrontDoor("127.0.0.1", SECRET, name, incarnation)
+        self.door = FrontListener("127.0.0.1", SECRET, name, incarnation)
         self._thread = threading.Thread(
             target=serve_fronts,
             args=(self.engine, self.door),

@@ -14,11 +14,11 @@ from kvell.engine.protocol.leading import Drained
 from kvell.engine.protocol.messages import AskStats, Cancel, Command, Drain, Event, Tokens
 from kvell.fleet.instance.instance_line import InstanceLine
 from kvell.vocabulary import RequestId
-from kvell.wire.frames import FrameReader, ProtocolError, framed
+from kvell.wire.frames import FrameReader, ProtocolError, frame
 
 T = TypeVar("T")
 Told = tuple[Event | None, list[Event]]
-GARBAGE = framed(b"abc")
+GARBAGE = frame(b"abc")
 
 
 def tokens(index: int) -> Tokens:

@@ -9,7 +9,7 @@ from kvell.fleet.instance.reaching import (
     LONGEST_PAUSE_SECONDS,
     Pauses,
     hang_up_after,
-    reached,
+    reach,
 )
 from tests.front.scenarios import run, until
 
@@ -42,7 +42,7 @@ def test_what_is_reached_is_not_hung_up() -> None:
     async def scenario() -> None:
         dialed = Dialed()
         dialed.answers.set()
-        assert await reached(dialed.dial(), dialed.hung_up.append) == "a line"
+        assert await reach(dialed.dial(), dialed.hung_up.append) == "a line"
         assert not dialed.hung_up
 
     run(scenario())
@@ -53,7 +53,7 @@ def test_errors_of_a_dial_are_the_callers() -> None:
         dialed = Dialed(ConnectionRefusedError("nobody"))
         dialed.answers.set()
         with pytest.raises(ConnectionRefusedError):
-            await reached(dialed.dial(), dialed.hung_up.append)
+            await reach(dialed.dial(), dialed.hung_up.append)
 
     run(scenario())
 
@@ -62,7 +62,7 @@ def test_errors_of_a_dial_are_the_callers() -> None:
 def test_what_comes_too_late_is_hung_up(error: OSError | None) -> None:
     async def scenario() -> None:
         dialed = Dialed(error)
-        waiting = asyncio.create_task(reached(dialed.dial(), dialed.hung_up.append))
+        waiting = asyncio.create_task(reach(dialed.dial(), dialed.hung_up.append))
         await asyncio.sleep(0)
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -61,7 +61,7 @@ def test_a_first_start_that_goes_wrong_is_tried_again(problem: Exception) -> Non
         supervisor, listening = supervised(repeat(problem), attempts=3)
         supervisor.start_soon()
         async with asyncio.timeout(10):
-            await supervisor.settled()  # whoever waits for all does not wait for this one
+            await supervisor.wait_settled()  # whoever waits for all does not wait for this one
             while not listening.given_up:
                 await asyncio.sleep(0)
             assert supervisor.state == "failing" and supervisor.restarts >= 3
@@ -91,7 +91,7 @@ def test_what_the_user_must_change_is_not_tried_again() -> None:
         supervisor, listening = supervised(iter([problem]), attempts=3)
         supervisor.start_soon()
         async with asyncio.timeout(10):
-            await supervisor.settled()
+            await supervisor.wait_settled()
         assert (supervisor.state, supervisor.restarts, listening.given_up) == ("failed", 0, 1)
 
     asyncio.run(scenario())

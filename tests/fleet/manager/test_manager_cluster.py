@@ -13,7 +13,7 @@ from kvell.engine.protocol.messages import Ready
 from kvell.fleet.instance.dialing import dial_instance
 from kvell.fleet.manager.messages import FrontBeat, Leave
 from kvell.fleet.placing.cluster_site import ClusterSite
-from kvell.fleet.placing.placement import Found, PlacingError
+from kvell.fleet.placing.placement import PlacedInstance, PlacingError
 from kvell.wire.greeting import Greeting
 from tests.fleet.manager.front_client import SECRET, Managed, joined, managed
 from tests.fleet.placing.host_placement import HostPlacement
@@ -121,11 +121,11 @@ def test_a_placer_that_does_not_answer_is_asked_again(monkeypatch: pytest.Monkey
     class Away(HostPlacement):
         asked = 0
 
-        async def found(self) -> list[Found]:
+        async def find(self) -> list[PlacedInstance]:
             self.asked += 1
             if self.asked < 4:
                 raise PlacingError("Ray: no answer")
-            return await super().found()
+            return await super().find()
 
     async def scenario() -> None:
         placer = Away(SECRET)

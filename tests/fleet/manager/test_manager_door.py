@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from kvell.errors import ChangeSomething
 from kvell.fleet.instance.dialing import dial
-from kvell.fleet.manager.fronts_door import FrontsDoor
+from kvell.fleet.manager.fronts_door import ManagerFrontListener
 from kvell.wire.endpoints import connect_to
-from kvell.wire.frames import HEADER_BYTES, ProtocolError, framed
+from kvell.wire.frames import HEADER_BYTES, ProtocolError, frame
 from kvell.wire.greeting import Greeting
 from kvell.wire.session import Purpose
 from tests.depth import few
@@ -31,7 +31,7 @@ class Opened:
     """A door, and who has come in."""
 
     entered: list[tuple[str, socket.socket]] = field(default_factory=list)
-    door: FrontsDoor = field(init=False)
+    door: ManagerFrontListener = field(init=False)
 
     async def enters(self, front: Greeting, sock: socket.socket) -> None:
         self.entered.append((front.instance, sock))
@@ -57,7 +57,7 @@ class Opened:
 @asynccontextmanager
 async def opened() -> AsyncIterator[Opened]:
     one = Opened()
-    one.door = FrontsDoor("127.0.0.1", 0, TOLD, SECRET, one.enters)
+    one.door = ManagerFrontListener("127.0.0.1", 0, TOLD, SECRET, one.enters)
     one.door.open()
     try:
         yield one
@@ -139,7 +139,7 @@ def test_a_front_with_other_settings_hears_of_ours_and_stays_out() -> None:
 @given(
     st.one_of(
         st.binary(min_size=1, max_size=200),
-        st.binary(max_size=100).map(framed),
+        st.binary(max_size=100).map(frame),
         st.integers(0, (1 << 32) - 1).map(lambda size: struct.pack("<III", size, 0, 0)),
     )
 )
@@ -209,6 +209,6 @@ def test_at_the_end_nobody_is_let_in() -> None:
 def test_a_short_secret_and_an_address_of_others_are_refused() -> None:
     one = Opened()
     with pytest.raises(ChangeSomething, match="secret"):
-        FrontsDoor("127.0.0.1", 0, TOLD, b"short", one.enters)
+        ManagerFrontListener("127.0.0.1", 0, TOLD, b"short", one.enters)
     with pytest.raises(ChangeSomething, match="cannot be bound"):
-        FrontsDoor("203.0.113.1", 0, TOLD, SECRET, one.enters)
+        ManagerFrontListener("203.0.113.1", 0, TOLD, SECRET, one.enters)

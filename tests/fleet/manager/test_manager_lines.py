@@ -16,7 +16,7 @@ from kvell.fleet.manager.messages import (
     Roster,
     encode_message,
 )
-from kvell.wire.frames import framed
+from kvell.wire.frames import frame
 from kvell.wire.greeting import Greeting
 from tests.fleet.manager.front_client import SECRET, HeldSite, joined, managed
 from tests.front.scenarios import run, until
@@ -38,8 +38,8 @@ def announced(length_bytes: int) -> bytes:
     "words",
     [
         b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        framed(b""),
-        framed(b"\x81\xa4type"),
+        frame(b""),
+        frame(b"\x81\xa4type"),
         damaged(BEAT),
         BEAT + damaged(BEAT),
         encode_message(Roster(1, ())),

@@ -48,22 +48,22 @@ def test_four_fronts_at_one_instance_move_one_request_in_a_beat() -> None:
     """When each decided for itself, all four moved one to the same instance."""
     one = FleetSteering(Steering(None, SETTLING_LOOKS))
     for front in FRONTS:
-        one.heard(front, beat(front, "mixed-0", 3))
+        one.on_beat(front, beat(front, "mixed-0", 3))
     beats = {"mixed-0": heartbeat(100), "mixed-1": heartbeat(900)}
     orders = decided(one, 1.0, beats)
     assert orders == Orders(7, (), (Move("front-d:0", "mixed-0", "mixed-1"),))
     assert one.messages(orders) == [("front-d", MoveRequest(7, "front-d:0", "mixed-1"))]
     for look in range(SETTLING_LOOKS):
         assert not decided(one, 2.0 + look, beats).moves, "it is not told yet that it moves"
-    one.heard("front-d", beat("front-d", "mixed-0", 2, leaving=1))
+    one.on_beat("front-d", beat("front-d", "mixed-0", 2, leaving=1))
     assert not decided(one, 9.0, beats).moves, "it is still on its way"
-    one.heard("front-d", beat("front-d", "mixed-0", 2))
+    one.on_beat("front-d", beat("front-d", "mixed-0", 2))
     assert len(decided(one, 10.0, beats).moves) == 1
 
 
 def test_requests_of_fronts_that_are_gone_are_nobodys() -> None:
     one = FleetSteering(Steering())
-    one.heard("front-z", beat("front-z", "mixed-0", 3))
+    one.on_beat("front-z", beat("front-z", "mixed-0", 3))
     assert not decided(one, 1.0, {"mixed-0": heartbeat(100), "mixed-1": heartbeat(900)}).moves
 
 
@@ -82,7 +82,7 @@ def test_an_instance_is_in_one_move_of_a_look_at_most(
             name: Pressed(0, tuple(Movable(f"{front}:{name}:{n}", 30) for n in range(count)))
             for name in names
         }
-        one.heard(front, FrontBeat(pressed=pressed))
+        one.on_beat(front, FrontBeat(pressed=pressed))
     busy: list[set[str]] = []
     for look in range(looks):
         moves = decided(one, float(look), beats).moves
@@ -133,7 +133,7 @@ def test_sections_of_the_longest_request_go_so_that_one_that_waits_has_room() ->
     """Its front is told, by its name in the request's."""
     one = FleetSteering(Steering(None, SETTLING_LOOKS))
     for front in FRONTS:
-        one.heard(front, FrontBeat())
+        one.on_beat(front, FrontBeat())
 
     def beats() -> dict[str, Heartbeat]:
         long = RequestPlacementEntry(RequestId("front-b:0"), "mixed-0", 8, local=True)

@@ -6,7 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvell.fleet.placing.launcher import Launcher
-from kvell.fleet.placing.placement import Ended, Found, Placed, PlacingError
+from kvell.fleet.placing.placement import (
+    IncarnationEnd,
+    InstancePlace,
+    PlacedInstance,
+    PlacingError,
+)
 
 FAKE = (sys.executable, str(Path(__file__).parents[1] / "fake_instance.py"))
 
@@ -32,9 +37,9 @@ class HostPlacement:
     def enter(self, instance_id: str) -> None:
         self._launchers[instance_id] = Launcher(self._secret, self._host, 1, self._program)
 
-    async def found(self) -> list[Found]:
+    async def find(self) -> list[PlacedInstance]:
         return [
-            Found(name, *(launcher.runs() or (0, None)))
+            PlacedInstance(name, *(launcher.runs() or (0, None)))
             for name, launcher in self._launchers.items()
         ]
 
@@ -50,13 +55,13 @@ class HostPlacement:
 
     async def start(
         self, instance_id: str, words: Sequence[str], incarnation: int, within_seconds: float
-    ) -> Placed:
+    ) -> InstancePlace:
         launcher = self._reached(instance_id)
         self.started.append((instance_id, incarnation))
         return await asyncio.to_thread(launcher.start, words, incarnation)
 
-    async def ended(self, instance_id: str, incarnation: int) -> Ended | None:
-        return await asyncio.to_thread(self._reached(instance_id).ended, incarnation)
+    async def end_of(self, instance_id: str, incarnation: int) -> IncarnationEnd | None:
+        return await asyncio.to_thread(self._reached(instance_id).end_of, incarnation)
 
     async def stop(self, instance_id: str, incarnation: int) -> None:
         await asyncio.to_thread(self._reached(instance_id).stop, incarnation)

@@ -13,7 +13,7 @@ import pytest
 
 from kvell.cluster.steering.epochs import Leadership
 from kvell.fleet.placing.launcher import LAST_LINES, Launcher
-from kvell.fleet.placing.placement import Ended, Placed
+from kvell.fleet.placing.placement import IncarnationEnd, InstancePlace
 from kvell.mempool.rendezvous import SECRET_BYTES
 from tests.front.scenarios import is_gone
 
@@ -37,9 +37,9 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def ended(launcher: Launcher, incarnation: int) -> Ended:
-    until(lambda: launcher.ended(incarnation) is not None)
-    told = launcher.ended(incarnation)
+def ended(launcher: Launcher, incarnation: int) -> IncarnationEnd:
+    until(lambda: launcher.end_of(incarnation) is not None)
+    told = launcher.end_of(incarnation)
     assert told is not None
     return told
 
@@ -68,7 +68,7 @@ def test_the_child_hears_the_secret_and_nobody_sees_it(
     for name in ("cmdline", "environ"):
         assert SECRET not in Path(f"/proc/{pid}/{name}").read_bytes()
         assert SECRET.hex().encode() not in Path(f"/proc/{pid}/{name}").read_bytes()
-    assert launcher.ended(5) is None
+    assert launcher.end_of(5) is None
 
 
 def test_what_its_machine_knows_is_filled_in(keep: Callable[..., Launcher], tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_what_its_machine_knows_is_filled_in(keep: Callable[..., Launcher], tmp_
         tmp_path / "said",
     )
     launcher.start([str(said), "--threads", "{threads}", "{host}", "{x}"], 1)
-    assert ended(launcher, 1) == Ended(0)
+    assert ended(launcher, 1) == IncarnationEnd(0)
     assert said.read_text() == "--threads 3 10.0.0.7 {x}"
 
 
@@ -92,12 +92,12 @@ def test_the_same_incarnation_is_started_once_and_another_ends_it(
     assert second != first
     assert is_gone(first.pid)
     assert launcher.runs() == (6, second)
-    assert launcher.ended(5) == Ended(
+    assert launcher.end_of(5) == IncarnationEnd(
         -9
     )  # it is not there any more, and was not asked how it ended
-    assert launcher.ended(6) is None
+    assert launcher.end_of(6) is None
     launcher.stop(5)  # not the one that runs
-    assert launcher.ended(6) is None
+    assert launcher.end_of(6) is None
     launcher.stop(6)
     assert ended(launcher, 6).exit_code == -signal.SIGKILL
     assert launcher.runs() is None
@@ -122,14 +122,14 @@ def test_an_end_is_told_with_the_last_words(
     launcher = keep(f"import sys\nfor n in range({lines}): print(n, file=sys.stderr)\nsys.exit(2)")
     launcher.start([], 1)
     told = ended(launcher, 1)
-    assert told == Ended(2, "".join(f"{n}\n" for n in range(4, lines)))
+    assert told == IncarnationEnd(2, "".join(f"{n}\n" for n in range(4, lines)))
     assert capfd.readouterr().err.split() == [str(n) for n in range(lines)]
 
 
 def test_a_child_that_ends_before_it_is_told_the_secret(keep: Callable[..., Launcher]) -> None:
     launcher = keep("import os; os.close(0); os._exit(3)")
     assert launcher.start([], 1).address == ""
-    assert ended(launcher, 1) == Ended(3)
+    assert ended(launcher, 1) == IncarnationEnd(3)
 
 
 def test_a_child_that_never_listens_is_killed(
@@ -148,7 +148,7 @@ def test_a_stop_ends_a_start_that_waits(keep: Callable[..., Launcher], tmp_path:
         started = pool.submit(launcher.start, [str(heard)], 5)
         until(lambda: heard.exists() and heard.read_bytes() == SECRET)
         assert launcher.runs() is None  # it does not listen yet
-        assert launcher.ended(5) is None
+        assert launcher.end_of(5) is None
         assert not started.done()
         launcher.stop(5)
         assert started.result(PATIENCE_SECONDS).address == ""
@@ -158,8 +158,8 @@ def test_a_stop_ends_a_start_that_waits(keep: Callable[..., Launcher], tmp_path:
 def test_a_start_that_its_stop_overtook_starts_nothing(keep: Callable[..., Launcher]) -> None:
     launcher = keep(STAYS)
     launcher.stop(5)
-    assert launcher.start([], 5) == Placed("10.0.0.7", 0, "")
-    assert launcher.ended(5) == Ended(-9)
+    assert launcher.start([], 5) == InstancePlace("10.0.0.7", 0, "")
+    assert launcher.end_of(5) == IncarnationEnd(-9)
     assert launcher.runs() is None
 
 

@@ -43,7 +43,7 @@ def saying(reply: bytes) -> tuple[str, ...]:
 
 
 def test_settings_cross_whole() -> None:
-    assert ClusterSettings.decoded(SETTINGS.encoded()) == SETTINGS
+    assert ClusterSettings.decode(SETTINGS.encode()) == SETTINGS
 
 
 @pytest.mark.parametrize(

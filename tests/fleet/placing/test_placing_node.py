@@ -11,7 +11,7 @@ import pytest
 
 from kvell.errors import KvellError, TryLater
 from kvell.fleet.placing import node_record
-from kvell.fleet.placing.node_record import NodeRecord, record_of, recorded, started_at
+from kvell.fleet.placing.node_record import NodeRecord, read_record, record_of, started_at
 from kvell.fleet.placing.ray import node as ray_node
 from kvell.fleet.placing.ray import node_settings
 from kvell.fleet.placing.ray.node import RayNode
@@ -144,14 +144,14 @@ def test_a_record_is_of_one_process(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
         record = record_of(child.pid, "10.0.0.1:6379", folder)
         record.save(tmp_path / "cache")
-        assert recorded(tmp_path / "cache") == record
+        assert read_record(tmp_path / "cache") == record
         assert record.runs()
         other = NodeRecord(child.pid, record.started + 1, record.address, record.folder)
         assert not other.runs()  # the same process id, and another process
         record.end(tmp_path / "cache", PATIENCE_SECONDS)
         assert child.wait(PATIENCE_SECONDS) == -15
     assert not record.runs()
-    assert recorded(tmp_path / "cache") is None
+    assert read_record(tmp_path / "cache") is None
     assert not folder.exists()
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -160,7 +160,7 @@ def test_a_process_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "60"]) as child:
         other = NodeRecord(child.pid, started_at(child.pid) - 1, "", str(tmp_path / "none"))
         other.save(tmp_path)
-        assert recorded(tmp_path) is None
+        assert read_record(tmp_path) is None
         other.end(tmp_path, PATIENCE_SECONDS)
         assert child.poll() is None
         child.kill()
@@ -174,7 +174,7 @@ def test_one_that_does_not_end_in_time_is_said(tmp_path: Path) -> None:
         record.save(tmp_path)
         with pytest.raises(TryLater, match="has not ended"):
             record.end(tmp_path, 0.2)
-        assert recorded(tmp_path) == record
+        assert read_record(tmp_path) == record
         child.kill()
 
 
@@ -182,4 +182,4 @@ def test_one_that_does_not_end_in_time_is_said(tmp_path: Path) -> None:
 def test_a_file_that_says_nothing_is_none(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / node_record.FILE).write_bytes(content)
-    assert recorded(tmp_path) is None
+    assert read_record(tmp_path) is None

@@ -36,7 +36,7 @@ def test_whoever_asks_the_same_shares_one_answer() -> None:
         sent = Sent()
         asked = [asyncio.create_task(sent.watch.pages(SECONDS)) for _ in range(5)]
         await asyncio.sleep(0)
-        sent.watch.heard(PAGES)
+        sent.watch.on_answer(PAGES)
         assert await asyncio.gather(*asked) == [PAGES] * 5
         assert sent.commands == [AskPages()]
 
@@ -51,7 +51,7 @@ def test_answers_go_to_those_who_asked_in_order() -> None:
         await asyncio.sleep(0)
         assert sent.commands == [AskPages(), AskLargePage(3), AskLargePage(8)]
         for answer in (PAGES, LargePage(3, 1), LargePage(8, 1)):
-            sent.watch.heard(answer)
+            sent.watch.on_answer(answer)
         assert await pages == PAGES
         assert [(await one).large_page for one in numbers] == [3, 8, 3]
 
@@ -61,12 +61,12 @@ def test_answers_go_to_those_who_asked_in_order() -> None:
 def test_what_nobody_asked_for_is_dropped() -> None:
     async def scenario() -> None:
         sent = Sent()
-        sent.watch.heard(PAGES)
+        sent.watch.on_answer(PAGES)
         asked = asyncio.create_task(sent.watch.large_page(3, SECONDS))
         await asyncio.sleep(0)
-        sent.watch.heard(LargePage(4, 1))
-        sent.watch.heard(PAGES)
-        sent.watch.heard(LargePage(3, 1))
+        sent.watch.on_answer(LargePage(4, 1))
+        sent.watch.on_answer(PAGES)
+        sent.watch.on_answer(LargePage(3, 1))
         assert await asked == LargePage(3, 1)
 
     run(scenario())
@@ -81,7 +81,7 @@ def test_a_silent_instance_is_waited_for_only_so_long_and_not_asked_twice() -> N
         assert sent.commands == [AskPages()]
         later = asyncio.create_task(sent.watch.pages(SECONDS))
         await asyncio.sleep(0)
-        sent.watch.heard(PAGES)
+        sent.watch.on_answer(PAGES)
         assert await later == PAGES
 
     run(scenario())
@@ -110,7 +110,7 @@ def test_nobody_waits_for_a_dead_instance() -> None:
             await asked
         again = asyncio.create_task(sent.watch.pages(SECONDS))
         await asyncio.sleep(0)
-        sent.watch.heard(PAGES)
+        sent.watch.on_answer(PAGES)
         assert await again == PAGES
         assert sent.commands == [AskPages()] * 2
 
@@ -122,7 +122,7 @@ def test_instances_that_are_silent_are_left_out() -> None:
         heard, silent = Sent(), Sent()
         asked = asyncio.create_task(pages_of([("a", heard.watch), ("b", silent.watch)], 0.2))
         await until(lambda: bool(heard.commands and silent.commands))
-        heard.watch.heard(PAGES)
+        heard.watch.on_answer(PAGES)
         assert await asked == {"a": PAGES}
 
     run(scenario())

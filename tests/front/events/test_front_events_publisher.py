@@ -35,7 +35,7 @@ async def subscribed(
     socket.connect(publisher.endpoint)
     socket.setsockopt_string(zmq.SUBSCRIBE, topic)
     while not await socket.poll(10):
-        publisher.noticed("mixed-0", removed(1))
+        publisher.on_notice("mixed-0", removed(1))
     while await socket.poll(50):
         await socket.recv_multipart()
     return socket
@@ -52,11 +52,11 @@ def test_subscribers_hear_of_each_instance_in_order() -> None:
         config = KvEventsConfig("tcp://127.0.0.1:*", topic="kv@pod")
         async with EventsPublisher(config) as publisher:
             socket = await subscribed(context, publisher, "kv@")
-            publisher.noticed("mixed-0", removed(7))
-            publisher.noticed("mixed-1", removed(8))
+            publisher.on_notice("mixed-0", removed(7))
+            publisher.on_notice("mixed-1", removed(8))
             publisher.lost("mixed-0")
             publisher.lost("mixed-5")  # never said anything
-            publisher.noticed("mixed-0", removed(9))
+            publisher.on_notice("mixed-0", removed(9))
             batches = [await next_batch(socket) for _ in range(4)]
             socket.close()
         context.destroy(linger=0)
@@ -77,7 +77,7 @@ def test_missed_batches_are_replayed_as_far_as_they_are_kept(tmp_path: Path) -> 
         config = KvEventsConfig("tcp://127.0.0.1:*", replay, buffer_steps=4)
         async with EventsPublisher(config) as publisher:
             for block in range(10):
-                publisher.noticed("mixed-0", removed(block))
+                publisher.on_notice("mixed-0", removed(block))
             client = context.socket(zmq.DEALER)
             client.connect(replay)
             await client.send_multipart([b"", b"no request"])  # is passed over
@@ -136,7 +136,7 @@ def test_nobody_needs_to_listen(tmp_path: Path) -> None:
         config = KvEventsConfig(f"ipc://{tmp_path}/nobody", hwm=1)
         async with EventsPublisher(config) as publisher:
             for block in range(100):
-                publisher.noticed("mixed-0", removed(block))
+                publisher.on_notice("mixed-0", removed(block))
 
     run(test)
 

@@ -9,7 +9,7 @@ import pytest
 from kvell.cost.swap_rule import BytesPerToken
 from kvell.elastic.page_buffer import PageBuffer
 from kvell.memory import GroupSpec
-from kvell.mempool.tiers.buffered import BufferedPages, key, needed
+from kvell.mempool.tiers.buffered import BufferedPages, key, needed_pages
 from kvell.mempool.tiers.digests import PrefixDigests
 from kvell.mempool.tiers.lookup import Tiers
 from tests.pages.pools import group, pool_of, state
@@ -187,10 +187,10 @@ class TestBothTiers:
         assert both.buffered([(1, 14, 0)]).tiers().longest == 14
 
     def test_places_of_a_length(self) -> None:
-        assert list(needed(FULL, 0)) == []
-        assert list(needed(FULL, 6)) == [(0, (4, 0)), (1, (6, 0))]
-        assert list(needed(WINDOW, 16)) == [(2, (12, 0)), (3, (16, 0))]
-        assert list(needed(STATE, 3)) == [(0, (3, 0)), (1, (3, 1))]
+        assert list(needed_pages(FULL, 0)) == []
+        assert list(needed_pages(FULL, 6)) == [(0, (4, 0)), (1, (6, 0))]
+        assert list(needed_pages(WINDOW, 16)) == [(2, (12, 0)), (3, (16, 0))]
+        assert list(needed_pages(STATE, 3)) == [(0, (3, 0)), (1, (3, 1))]
 
 
 class TestBestLength:

@@ -102,7 +102,7 @@ def test_of_what_is_there_already_nothing_comes_again(mix: str) -> None:
     assert isinstance(answer, Send) and isinstance(answer.message, Prepared)
     missing = np.frombuffer(answer.message.missing, "<i4").reshape(-1, 2).tolist()
     assert missing == [[0, 6], [0, 7]]
-    b.receiving.abandoned("a", Abandon(transfer, "enough"))
+    b.receiving.on_abandoned("a", Abandon(transfer, "enough"))
     a.core.close(handle)
     for instance in (a, b):
         assert not any(instance.core.snapshot().used)

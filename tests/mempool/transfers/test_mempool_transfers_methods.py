@@ -10,8 +10,8 @@ from kvell.mempool.transfers.methods import (
     ALWAYS,
     COPIED,
     SENT,
+    LayerPull,
     StreamCosts,
-    Streamed,
     pays_by_layer,
     seconds_by_layer,
     seconds_by_request,
@@ -20,7 +20,7 @@ from kvell.mempool.transfers.methods import (
 COSTS = StreamCosts(
     bytes_per_second=100.0, piece_seconds=0.01, stage_seconds=0.1, token_seconds=0.5, slows=0.0
 )
-WHAT = Streamed(size_bytes=800, pages=5, stages=4, tokens=80)
+WHAT = LayerPull(size_bytes=800, pages=5, stages=4, tokens=80)
 
 costs_drawn = st.builds(
     StreamCosts,
@@ -31,7 +31,7 @@ costs_drawn = st.builds(
     st.floats(0, 1),
 )
 whats = st.builds(
-    Streamed,
+    LayerPull,
     st.integers(1, 1 << 32),
     st.integers(1, 5000),
     st.integers(1, 8),
@@ -71,9 +71,9 @@ def test_nothing_to_bring_or_no_stages_never_pay() -> None:
     assert pays_by_layer(replace(WHAT, size_bytes=1, pages=1, stages=2, tokens=1), ALWAYS)
 
 
-def small_model(tokens: int) -> Streamed:
+def small_model(tokens: int) -> LayerPull:
     """A prompt of a small model: 23 KiB for each token, 16 tokens in a page."""
-    return Streamed(tokens * 23 << 10, -(-tokens // 16), 8, tokens)
+    return LayerPull(tokens * 23 << 10, -(-tokens // 16), 8, tokens)
 
 
 def test_copies_pay_for_long_prompts() -> None:
@@ -98,7 +98,7 @@ def test_a_pass_that_loses_what_is_hidden_gains_nothing() -> None:
 
 @given(whats, costs_drawn)
 def test_by_layer_never_beats_its_last_stage_and_pays_only_if_it_is_quicker(
-    what: Streamed, costs: StreamCosts
+    what: LayerPull, costs: StreamCosts
 ) -> None:
     last_seconds = what.size_bytes / what.stages / costs.bytes_per_second
     assert seconds_by_layer(what, costs) >= last_seconds
@@ -107,7 +107,7 @@ def test_by_layer_never_beats_its_last_stage_and_pays_only_if_it_is_quicker(
 
 
 @given(whats, costs_drawn, st.integers(1, 4096))
-def test_a_longer_pass_never_hides_less(what: Streamed, costs: StreamCosts, more: int) -> None:
+def test_a_longer_pass_never_hides_less(what: LayerPull, costs: StreamCosts, more: int) -> None:
     longer = replace(what, tokens=what.tokens + more)
     assert seconds_by_layer(longer, costs) <= seconds_by_layer(what, costs)
     assert pays_by_layer(longer, costs) or not pays_by_layer(what, costs)

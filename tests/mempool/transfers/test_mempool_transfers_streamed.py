@@ -229,10 +229,10 @@ def test_the_right_is_granted_with_the_first_offer_and_once() -> None:
     assert pairs
     assert grants(first) == [Grant(transfer, "b", np.asarray(pairs, "<i4").tobytes())]
     assert sender.sending.early(transfer, places, STAGES) == []
-    assert sender.sending.pulled("b", Pulled(transfer)) == [], "it is not whole yet"
+    assert sender.sending.on_pulled("b", Pulled(transfer)) == [], "it is not whole yet"
     assert grants(sender.sending.ready(transfer, places)) == []
     assert sender.sending.early(transfer, places, STAGES) == []
-    assert sender.sending.pulled("b", Pulled(transfer))[0] == Revoke(transfer)
+    assert sender.sending.on_pulled("b", Pulled(transfer))[0] == Revoke(transfer)
 
 
 # ------------------------------------------------------------------------- the receiver
@@ -254,7 +254,7 @@ def test_a_second_offer_of_other_pages_ends_it() -> None:
     stop, answer = receiver.receiving.offer("a", other)
     assert stop == StopPull(first.transfer)
     assert isinstance(answer, Send) and isinstance(answer.message, Abandon)
-    receiver.receiving.pulled(first.transfer, "it was stopped")
+    receiver.receiving.on_pulled(first.transfer, "it was stopped")
     assert not len(receiver.holds)
 
 
@@ -268,7 +268,7 @@ def test_offers_that_are_said_again_do_nothing() -> None:
     assert receiver.receiving.offer("a", second) == [PullRest(first.transfer)]
     assert receiver.receiving.offer("a", second) == []
     assert receiver.receiving.offer("a", first) == []
-    sent, arrived = receiver.receiving.pulled(first.transfer, "")
+    sent, arrived = receiver.receiving.on_pulled(first.transfer, "")
     assert sent == Send("a", Pulled(first.transfer))
     assert getattr(arrived, "private", b"") == b"told"
     assert receiver.receiving.offer("a", first) == [Send("a", Pulled(first.transfer))]

@@ -9,7 +9,7 @@ import pytest
 
 from kvell.mempool.transfers.actions import Pull
 from kvell.mempool.transfers.messages import Transfer
-from kvell.mempool.transports.mover import THREADS, Mover
+from kvell.mempool.transports.mover import THREADS, PullExecutor
 from kvell.mempool.transports.page_copies import Bytes, Piece
 from kvell.mempool.transports.source import STOPPED
 from tests.mempool.pools import layout_of
@@ -57,7 +57,7 @@ class Moves:
     def __init__(self) -> None:
         self.ends: SimpleQueue[tuple[int, str]] = SimpleQueue()
         memory = np.zeros(LAYOUT.pool_bytes, np.uint8)
-        self.mover = Mover(
+        self.mover = PullExecutor(
             LAYOUT.groups, memory, lambda transfer, why: self.ends.put((transfer.number, why))
         )
 

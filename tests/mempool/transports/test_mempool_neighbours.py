@@ -16,7 +16,7 @@ from kvell.device import host_chunks, portable
 from kvell.device.host import CHUNK_BYTES
 from kvell.device.host_chunks import HostChunks
 from kvell.errors import TryLater
-from kvell.mempool.transports.neighbours import Neighbours
+from kvell.mempool.transports.neighbours import MappedPeers
 from kvell.mempool.transports.places import MOST_BEYOND_BYTES, place_bytes
 
 LARGE = 3 * 4096 * 5
@@ -36,7 +36,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def own_pool(most: int) -> HostChunks:
-    beyond = Neighbours.beyond_bytes(POOL, LARGE, most)
+    beyond = MappedPeers.beyond_bytes(POOL, LARGE, most)
     return HostChunks(-(-POOL // CHUNK_BYTES), beyond_bytes=beyond)
 
 
@@ -51,7 +51,7 @@ def neighbour(byte: int, size_bytes: int = POOL) -> int:
 
 
 def test_numbers_of_large_pages_go_on_behind_ones_own(device: HostChunks) -> None:
-    neighbours = Neighbours(device, POOL, LARGE)
+    neighbours = MappedPeers(device, POOL, LARGE)
     firsts = []
     for byte in (50, 100):
         descriptor = neighbour(byte)
@@ -66,7 +66,7 @@ def test_numbers_of_large_pages_go_on_behind_ones_own(device: HostChunks) -> Non
 
 
 def test_a_neighbour_sees_in_place_what_is_written_later(device: HostChunks) -> None:
-    neighbours, descriptor = Neighbours(device, POOL, LARGE), neighbour(0)
+    neighbours, descriptor = MappedPeers(device, POOL, LARGE), neighbour(0)
     first = neighbours.map(descriptor, POOL)
     with mmap.mmap(descriptor, POOL) as owner:
         owner[7 * LARGE] = 77
@@ -77,7 +77,7 @@ def test_a_neighbour_sees_in_place_what_is_written_later(device: HostChunks) -> 
 
 def test_ones_own_memory_is_as_it_was(device: HostChunks) -> None:
     device.view(device.home)[5] = 9
-    neighbours, descriptor = Neighbours(device, POOL, LARGE), neighbour(1)
+    neighbours, descriptor = MappedPeers(device, POOL, LARGE), neighbour(1)
     neighbours.map(descriptor, POOL)
     os.close(descriptor)
     assert device.view_beyond()[5] == 9
@@ -85,7 +85,7 @@ def test_ones_own_memory_is_as_it_was(device: HostChunks) -> None:
 
 
 def test_places_run_out_and_come_back(device: HostChunks) -> None:
-    neighbours, descriptor = Neighbours(device, POOL, LARGE), neighbour(1)
+    neighbours, descriptor = MappedPeers(device, POOL, LARGE), neighbour(1)
     firsts = [neighbours.map(descriptor, POOL) for _ in range(neighbours.most)]
     assert len(set(firsts)) == neighbours.most == 3
     with pytest.raises(TryLater, match="no addresses left"):
@@ -98,7 +98,7 @@ def test_places_run_out_and_come_back(device: HostChunks) -> None:
 
 
 def test_a_larger_neighbour_takes_several_places(device: HostChunks) -> None:
-    neighbours = Neighbours(device, POOL, LARGE)
+    neighbours = MappedPeers(device, POOL, LARGE)
     size = place_bytes(POOL, LARGE) + LARGE
     descriptor = neighbour(3, size)
     first = neighbours.map(descriptor, size)
@@ -117,7 +117,7 @@ def test_a_larger_neighbour_takes_several_places(device: HostChunks) -> None:
 
 
 def test_what_is_no_memory_is_refused_and_takes_no_place(device: HostChunks) -> None:
-    neighbours = Neighbours(device, POOL, LARGE)
+    neighbours = MappedPeers(device, POOL, LARGE)
     read, write = os.pipe()
     for _ in range(neighbours.most + 1):
         with pytest.raises(TryLater, match="cannot map"):
@@ -131,7 +131,7 @@ def test_what_is_no_memory_is_refused_and_takes_no_place(device: HostChunks) -> 
 
 def test_without_addresses_behind_it_a_pool_has_no_neighbours() -> None:
     device = own_pool(0)
-    neighbours, descriptor = Neighbours(device, POOL, LARGE), neighbour(1)
+    neighbours, descriptor = MappedPeers(device, POOL, LARGE), neighbour(1)
     assert device.beyond_bytes == neighbours.most == 0
     with pytest.raises(TryLater):
         neighbours.map(descriptor, POOL)
@@ -174,7 +174,7 @@ def test_every_place_begins_at_a_large_page_and_at_a_chunk(
     pool = large * count
     place = place_bytes(pool, large)
     assert place >= pool and place % large == 0 and place % CHUNK_BYTES == 0
-    beyond = Neighbours.beyond_bytes(pool, large, most)
+    beyond = MappedPeers.beyond_bytes(pool, large, most)
     assert beyond <= MOST_BEYOND_BYTES + place
     device_bytes = -(-pool // CHUNK_BYTES) * CHUNK_BYTES + beyond
     assert device_bytes // place - 1 == most if beyond else most == 0

@@ -18,7 +18,7 @@ from kvell.mempool.transports.tcp.partials import (
     PartialsServer,
 )
 from kvell.wire.blocking import BlockingSocket
-from kvell.wire.frames import framed
+from kvell.wire.frames import frame
 from tests.depth import few
 from tests.mempool.transports.test_mempool_tcp_pages import until
 
@@ -198,7 +198,7 @@ def test_rubbish_from_a_creditor_ends_its_connection(said: bytes) -> None:
 def test_who_stops_in_the_middle_of_a_query_is_given_up() -> None:
     with asked(answer_seconds=0.3) as (_, creditor):
         channel = creditor.opens()
-        channel.socket.sendall(framed(b"abc")[:-1])
+        channel.socket.sendall(frame(b"abc")[:-1])
         channel.socket.settimeout(PATIENCE_SECONDS)
         assert channel.socket.recv(1) == b""
         until(lambda: not len(creditor.server._peers))

@@ -21,11 +21,11 @@ from kvell.mempool.rendezvous import PageTransport
 from kvell.mempool.transfers.numbers import SLOTS
 from kvell.mempool.transports.page_copies import Piece
 from kvell.mempool.transports.rights import Extent, Rights, RightsOfPeer
-from kvell.mempool.transports.tcp.reading import ReadEnded, ReadPages, Reply, packed
+from kvell.mempool.transports.tcp.reading import ReadEnded, ReadPages, Reply, pack
 from kvell.wire.blocking import BlockingSocket, within
 from kvell.wire.descriptors import exchange_descriptors
 from kvell.wire.endpoints import connect_to
-from kvell.wire.frames import framed
+from kvell.wire.frames import frame
 from kvell.wire.greeting import VERSION, Greeting
 from kvell.wire.session import NONCE_BYTES, Hello, open_session
 from tests.mempool.filled import NAME
@@ -80,9 +80,9 @@ def test_a_stranger_gets_no_descriptor_of_the_pool(tmp_path: Path, knows: str) -
         sock.connect(str(tmp_path / NAME))
         if knows != "nothing":
             hello = Hello(VERSION, "messages", b"n" * NONCE_BYTES)
-            sock.sendall(framed(msgspec.msgpack.encode(hello)))
+            sock.sendall(frame(msgspec.msgpack.encode(hello)))
         if knows == "the words, not the secret":
-            sock.sendall(framed(msgspec.msgpack.encode(MEMBER)))
+            sock.sendall(frame(msgspec.msgpack.encode(MEMBER)))
         said, descriptors = all_that_comes(sock)
         assert descriptors == []
         assert NAME.encode() not in said, "it says who it is to strangers"
@@ -122,7 +122,7 @@ def test_a_member_reads_no_page_that_nobody_offered(filled_at: str, number: int)
     channel = BlockingSocket(connect_to(filled_at, PATIENCE_SECONDS))
     open_session(channel, MEMBER, SECRET, "pages")
     look = within(PATIENCE_SECONDS)
-    channel.say(ReadPages(number, packed([(0, 4096)])), look)
+    channel.say(ReadPages(number, pack([(0, 4096)])), look)
     reply = channel.hear(REPLIES, 4096, look)
     channel.close()
     assert isinstance(reply, ReadEnded) and reply.problem

@@ -22,11 +22,11 @@ from kvell.mempool.transports.tcp.reading import (
     PIECE_PARTS,
     ReadPages,
     in_pieces,
-    packed,
-    unpacked,
+    pack,
+    unpack,
 )
 from kvell.mempool.transports.tcp.tcp_pages import TcpPages
-from kvell.wire.frames import framed
+from kvell.wire.frames import frame
 from tests.depth import few
 from tests.mempool.transports.owners import GRANTED, Owner, channel_to, pages_at
 from tests.mempool.transports.relay import Flip, Hold, Relay
@@ -142,10 +142,10 @@ def test_both_sides_cut_extents_alike(extents: list[tuple[int, int]], moved: int
 def test_only_extents_inside_the_pool_are_read(extents: list[tuple[int, int]]) -> None:
     inside = all(start >= 0 and size > 0 and start + size <= 100 for start, size in extents)
     if extents and inside and sum(size for _, size in extents) <= 100:
-        assert unpacked(packed(extents), 100) == extents
+        assert unpack(pack(extents), 100) == extents
     else:
         with pytest.raises(ValueError, match=r"offered|no such"):
-            unpacked(packed(extents), 100)
+            unpack(pack(extents), 100)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_only_extents_inside_the_pool_are_read(extents: list[tuple[int, int]]) -
 )
 def test_extents_that_overflow_are_refused(extents: list[tuple[int, int]]) -> None:
     with pytest.raises(ValueError, match=r"offered|no such"):
-        unpacked(packed(extents), SMALL_BYTES)
+        unpack(pack(extents), SMALL_BYTES)
 
 
 # ------------------------------------------------------------------- what does not count
@@ -293,7 +293,7 @@ def test_an_owner_that_closes_waits_for_nobody() -> None:
 
 
 def request(extents: list[tuple[int, int]], number: int = GRANTED) -> bytes:
-    return framed(msgspec.msgpack.encode(ReadPages(number, packed(extents))))
+    return frame(msgspec.msgpack.encode(ReadPages(number, pack(extents))))
 
 
 def test_a_peer_that_reads_nothing_is_given_up_while_others_are_served() -> None:
@@ -326,9 +326,9 @@ def test_a_peer_that_reads_nothing_is_given_up_while_others_are_served() -> None
         request([(0, 1)])[:-1],
         request([(0, 1)] * (MOST_EXTENTS + 99)),
         b"GET / HTTP/1.1\r\nHost: a\r\n\r\n",
-        framed(b"\xc1"),
-        framed(msgspec.msgpack.encode({"type": "ReadPages"})),
-        framed(b"x" * 20)[:-1] + b"y",
+        frame(b"\xc1"),
+        frame(msgspec.msgpack.encode({"type": "ReadPages"})),
+        frame(b"x" * 20)[:-1] + b"y",
     ],
     ids=["half a header", "half a request", "too long", "http", "rubbish", "fields", "damaged"],
 )

@@ -39,7 +39,7 @@ from kvell.models.families.refusals import (
     TEXT,
     WRITES_NOTHING,
     class_run,
-    needed,
+    find_needed,
     require_plain_weights,
 )
 from kvell.models.loading.loading import check_architecture, check_model
@@ -260,7 +260,7 @@ def text(**fields: Any) -> SimpleNamespace:
     ],
 )
 def test_what_a_config_would_need(config: Any, need: str) -> None:
-    assert need in needed(config)
+    assert need in find_needed(config)
 
 
 def test_a_type_that_is_text_and_more_is_run_as_what_it_is() -> None:

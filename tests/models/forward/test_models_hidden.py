@@ -9,7 +9,7 @@ import torch
 
 from kvell.models.forward.head_input import HeadInput
 from kvell.models.forward.segments import LayerCallbacks
-from kvell.models.fused.need import FLOAT_BYTES, aligned
+from kvell.models.fused.need import FLOAT_BYTES, align
 from kvell.models.paged_model import ForwardBatch, PagedModel
 from tests.models.cases import families
 from tests.models.harness import FAMILIES, paged, prompt_ids, runner_over, tiny_module
@@ -104,7 +104,7 @@ def test_the_compiled_pass_has_it_where_the_layout_says() -> None:
             shape.element_bytes * shape.hidden,
             FLOAT_BYTES * shape.projected,
         )
-        assert sum(aligned(size * tokens) for size in sizes) == query
+        assert sum(align(size * tokens) for size in sizes) == query
 
 
 def test_logits_are_the_same_whether_or_not_it_is_wanted() -> None:
@@ -134,6 +134,6 @@ def test_nothing_is_kept_of_a_step_that_did_not_want_it() -> None:
 def test_the_hook_goes_even_if_the_pass_fails() -> None:
     module = copy.deepcopy(tiny_module("LlamaForCausalLM"))
     kept = HeadInput(module)
-    with pytest.raises(RuntimeError, match="a fault"), kept.kept(True):
+    with pytest.raises(RuntimeError, match="a fault"), kept.recording(True):
         raise RuntimeError("a fault")
     assert not module.get_output_embeddings()._forward_pre_hooks

@@ -8,7 +8,7 @@ from kvell.models.fused.packing import (
     PANEL,
     Rows,
     WeightStore,
-    gated,
+    interleave_gates,
     item_numbers,
     packed_bytes,
     rows_of,
@@ -83,7 +83,7 @@ def test_what_is_no_number_keeps_its_sign() -> None:
 @every_dtype
 def test_rows_of_several_lie_as_they_are_joined(dtype: torch.dtype) -> None:
     a, b = torch.randn(21, 12).to(dtype), torch.randn(21, 12).to(dtype)
-    for join in (torch.cat, lambda both: gated(*both)):
+    for join in (torch.cat, lambda both: interleave_gates(*both)):
         made = packed(rows_of([a, b], join), dtype)
         assert torch.equal(made, by_panels(join([a, b])))
 
@@ -128,14 +128,14 @@ def test_an_odd_width_is_filled_up_with_zeros() -> None:
 @pytest.mark.parametrize("rows", [16, 32, 20])
 def test_gates_and_their_ups_share_a_panel(rows: int) -> None:
     gate, up = torch.arange(rows).float()[:, None] + 1, -(torch.arange(rows).float()[:, None] + 1)
-    turns = gated(gate, up)
+    turns = interleave_gates(gate, up)
     assert turns.shape[0] % PANEL == 0
     for row in range(rows):
         panel, lane = divmod(row, PANEL // 2)
         assert turns[panel * PANEL + lane, 0] == row + 1
         assert turns[panel * PANEL + PANEL // 2 + lane, 0] == -(row + 1)
     assert turns.count_nonzero() == 2 * rows
-    assert torch.equal(gated(gate[:, 0], up[:, 0]), turns[:, 0])
+    assert torch.equal(interleave_gates(gate[:, 0], up[:, 0]), turns[:, 0])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from kvell.models.fused.grouped import Form, GroupedWeight, grouped
+from kvell.models.fused.grouped import Form, GroupedWeight, quantise
 from kvell.models.loading.random_weights import random_module
 from kvell.models.paged_model import PagedModel
 from tests.models.cases import covering, families
@@ -34,8 +34,8 @@ def unpacked_module(module: Any, quantization: str) -> Any:
     for name, linear in mine.named_modules():
         if isinstance(linear, nn.Linear):
             fours = quantization == "int4" and name != "lm_head"
-            made = grouped(linear.weight, Form.INT4 if fours else Form.INT8)
-            linear.weight.data = made.unpacked()
+            made = quantise(linear.weight, Form.INT4 if fours else Form.INT8)
+            linear.weight.data = made.unpack()
     return mine
 
 
@@ -192,10 +192,10 @@ def test_blocks_that_a_model_brings_are_kept_where_rows_lie_together() -> None:
     for index, layer in enumerate(module.model.layers):
         for name in names:
             form = Form.INT4 if index == 1 and name == "v_proj" else Form.INT8
-            made = grouped(getattr(layer.self_attn, name).weight, form)
+            made = quantise(getattr(layer.self_attn, name).weight, form)
             blocks[f"model.layers.{index}.self_attn.{name}.weight"] = made
             if index != 1:
                 linear = getattr(oracle.model.layers[index].self_attn, name)
-                linear.weight.data = made.unpacked()
+                linear.weight.data = made.unpack()
     model = fused_model(module, quantization="int4", blocks=blocks)
     assert_exact(steps_of(model, ids, [12]), oracle_logits(oracle, ids))

@@ -14,7 +14,7 @@ from bench.busy_program import busy_program
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.llm import LLM
 from kvell.models.fused.partials.remote_sections import RemoteSections
-from kvell.models.fused.team import Passed, TeamRule, Way
+from kvell.models.fused.team import PassRecord, TeamRule, Way
 from kvell.models.loading.random_weights import random_module
 from kvell.models.paged_model import PagedModel
 from tests.depth import few
@@ -41,13 +41,13 @@ class DrawnTeam(TeamRule):
     def __init__(self, ways: Sequence[Way]) -> None:
         super().__init__(1)
         self._ways, self._next = ways, 0
-        self.passed: list[Passed] = []
+        self.passed: list[PassRecord] = []
 
     def way(self, tokens: int) -> Way:
         self._next += 1
         return self._ways[self._next % len(self._ways)]
 
-    def note(self, passed: Passed) -> None:
+    def note(self, passed: PassRecord) -> None:
         assert len(passed.lost_ns) == passed.way.threads
         assert min(passed.lost_ns) >= 0 < passed.took_ns
         self.passed.append(passed)

@@ -11,7 +11,7 @@ from kvell.models.fused.team import (
     MOST_RESTING_TOKENS,
     SHARED_ABOVE,
     WEIGHT,
-    Passed,
+    PassRecord,
     TeamRule,
     Way,
 )
@@ -24,7 +24,7 @@ SOON, LATER = 24, 48
 
 def step(rule: TeamRule, lost_ns: Sequence[int]) -> Way:
     way = rule.way(1)
-    rule.note(Passed(way, TOOK_NS, lost_ns))
+    rule.note(PassRecord(way, TOOK_NS, lost_ns))
     return way
 
 

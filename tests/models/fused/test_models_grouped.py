@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from kvell.models.fused.forms import join, widen
-from kvell.models.fused.grouped import GROUP, Form, GroupedWeight, grouped
+from kvell.models.fused.grouped import GROUP, Form, GroupedWeight, quantise
 from kvell.models.fused.packing import (
     PANEL,
     WeightStore,
-    gated,
     group_bytes,
+    interleave_gates,
     item_numbers,
     packed_bytes,
     packed_groups,
@@ -31,26 +31,26 @@ def drawn(out: int, width: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("width", [32, 96, 40, 7])
 def test_a_number_is_at_most_half_a_step_away(form: Form, width: int) -> None:
     weight = drawn(9, width)
-    made = grouped(weight, form)
+    made = quantise(weight, form)
     assert made.form is form
     assert made.shape == (9, width)
     for start in range(0, width, GROUP):
-        part, near = weight[:, start : start + GROUP], made.unpacked()[:, start : start + GROUP]
+        part, near = weight[:, start : start + GROUP], made.unpack()[:, start : start + GROUP]
         size = part.abs().amax(1) / 127 if form is Form.INT8 else (part.amax(1) - part.amin(1)) / 15
         assert ((part - near).abs() <= 0.51 * size[:, None] + 1e-4).all()
 
 
 @every_form
 def test_numbers_that_are_of_the_form_stay_as_they_are(form: Form) -> None:
-    once = grouped(drawn(8, 64), form).unpacked()
-    again = grouped(once, form).unpacked()
+    once = quantise(drawn(8, 64), form).unpack()
+    again = quantise(once, form).unpack()
     assert (once - again).abs().max() <= 2e-4 * once.abs().max()
 
 
 @every_form
 @pytest.mark.parametrize("value", [0.0, -0.25, 3.0])
 def test_rows_of_one_number(form: Form, value: float) -> None:
-    made = grouped(torch.full((2, 40), value), form).unpacked()
+    made = quantise(torch.full((2, 40), value), form).unpack()
     assert torch.allclose(made, torch.full((2, 40), value), rtol=1e-3)
 
 
@@ -60,7 +60,7 @@ def test_numbers_that_half_precision_cannot_scale_are_refused(form: Form, bad: f
     weight = drawn(4, 64)
     weight[2, 40] = bad
     with pytest.raises(ValueError, match="weight"):
-        grouped(weight, form)
+        quantise(weight, form)
 
 
 @covering(
@@ -70,7 +70,7 @@ def test_numbers_that_half_precision_cannot_scale_are_refused(form: Form, bad: f
 def test_every_number_is_where_the_layout_says(
     out: int, width: int, form: Form, dtype: torch.dtype
 ) -> None:
-    weight, numbers = grouped(drawn(out, width), form), item_numbers(dtype)
+    weight, numbers = quantise(drawn(out, width), form), item_numbers(dtype)
     made = packed_groups(weight, dtype)
     assert made.nbytes == packed_bytes((out, width, form), dtype)
     assert made.shape[2] == group_bytes(form)
@@ -94,7 +94,7 @@ def test_every_number_is_where_the_layout_says(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_minima_follow_the_scales(dtype: torch.dtype) -> None:
-    weight = grouped(drawn(32, 64), Form.INT4)
+    weight = quantise(drawn(32, 64), Form.INT4)
     assert weight.minima is not None
     made = packed_groups(weight, dtype)[0, :, 2 * PANEL : 4 * PANEL].contiguous()
     assert torch.equal(made.view(torch.float16), weight.minima.T)
@@ -104,20 +104,20 @@ def test_minima_follow_the_scales(dtype: torch.dtype) -> None:
 def test_rows_are_joined_after_they_are_grouped(form: Form) -> None:
     """Joining and taking turns move rows; a group lies inside one."""
     parts = [drawn(20, 64, seed) for seed in range(2)]
-    weights = [grouped(part, form) for part in parts]
-    for how in (torch.cat, lambda both: gated(*both)):
+    weights = [quantise(part, form) for part in parts]
+    for how in (torch.cat, lambda both: interleave_gates(*both)):
         made = join(weights, how)
         assert isinstance(made, GroupedWeight)
-        assert torch.equal(made.unpacked(), how([one.unpacked() for one in weights]))
+        assert torch.equal(made.unpack(), how([one.unpack() for one in weights]))
 
 
 @every_form
 def test_inputs_are_added_at_the_end(form: Form) -> None:
-    weight = grouped(drawn(4, 52), form)
+    weight = quantise(drawn(4, 52), form)
     wide = widen(weight, 80)
     assert isinstance(wide, GroupedWeight)
     assert wide.shape == (4, 80)
-    assert torch.equal(wide.unpacked()[:, :52], weight.unpacked())
+    assert torch.equal(wide.unpack()[:, :52], weight.unpack())
     assert packed_groups(wide, torch.float32).shape[1] == 3
 
 
@@ -127,7 +127,7 @@ def test_a_store_holds_forms_side_by_side(dtype: torch.dtype) -> None:
     store = WeightStore(store_bytes(shapes, dtype))
     for out, width, form in shapes:
         weight = drawn(out, width).to(dtype)
-        made = rows_of([weight]) if form is Form.PLAIN else grouped(weight, form)
+        made = rows_of([weight]) if form is Form.PLAIN else quantise(weight, form)
         matrix = store.add(made, None, dtype)
         assert matrix.args == (matrix.address, 0, 0, out, width, int(form))
     assert store.used_bytes == store_bytes(shapes, dtype)

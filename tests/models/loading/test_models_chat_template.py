@@ -50,7 +50,7 @@ TWO_PARTS = [{"type": "text", "text": "Hi "}, {"type": "text", "text": "you"}]
 
 
 def template_of(tokenizer: Tokenizer, text: str, **more: Any) -> ChatTemplate:
-    found = tokenizer.templated(chosen_template(text, **more))
+    found = tokenizer.choose_template(chosen_template(text, **more))
     assert found is not None
     return found
 

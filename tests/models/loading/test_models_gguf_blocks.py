@@ -38,7 +38,7 @@ def test_rows_say_what_the_library_says(kind: str) -> None:
     made = read_rows(rows, kind)
     assert made.form is (Form.INT8 if kind == "Q8_0" else Form.INT4)
     said = gguf.dequantize(rows.numpy(), gguf.GGMLQuantizationType[kind])
-    assert torch.equal(made.unpacked(), torch.from_numpy(said))
+    assert torch.equal(made.unpack(), torch.from_numpy(said))
 
 
 def write_source(path: Path, kinds: dict[str, str]) -> dict[str, torch.Tensor]:
@@ -68,8 +68,8 @@ def test_weights_find_their_blocks_whatever_the_order_of_their_rows(tmp_path: Pa
     write_blocks(tmp_path / "model.gguf", tmp_path)
     blocks = blocks_of(tmp_path)
     assert set(blocks) == {"q", "head"}
-    assert torch.equal(blocks["q"].unpacked(), turned)
-    assert torch.equal(blocks["head"].unpacked(), said["b"])
+    assert torch.equal(blocks["q"].unpack(), turned)
+    assert torch.equal(blocks["head"].unpack(), said["b"])
 
 
 def test_bytes_that_have_no_size_are_not_served(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_the_packaged_model_is_served_as_it_is(
         matrices = [name for name in weights.keys() if "norm" not in name]  # noqa: SIM118
         assert set(blocks) == set(matrices)
         for name in matrices[::17]:
-            assert torch.equal(blocks[name].unpacked(), weights.get_tensor(name))
+            assert torch.equal(blocks[name].unpack(), weights.get_tensor(name))
     ids = smollm2_tokenizer.encode("In the beginning the universe was created. " * 3).tolist()
     kernels = choose_kernels(torch.device("cpu"))
     if kernels.name != "native":

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kvell.engine.cpu_buffer.swapping import Swapping
-from kvell.mempool.tiers.buffered import needed
+from kvell.mempool.tiers.buffered import needed_pages
 from kvell.vocabulary import MIB
 from tests.engine.copying import damage_buffer
 from tests.engine.swapping import Always
@@ -128,7 +128,7 @@ def test_half_in_the_pool_and_half_in_the_buffer_is_one_hit(
     in_pool = run.engine.core.memory.peek(np.asarray(turn, np.int32), "")
     cached = run.ask("next turn", turn, 8).cached_tokens
     assert cached >= len(TEXT) > in_pool
-    needs = sum(sum(1 for _ in needed(one, cached)) for one in run.layout.groups)
+    needs = sum(sum(1 for _ in needed_pages(one, cached)) for one in run.layout.groups)
     assert 0 < swapping.buffer.counts.in_pages < needs, "some pages came, and some were there"
     assert swapping.prefixes is not None
     assert 0 < swapping.prefixes.hit_tokens <= cached - in_pool

@@ -7,7 +7,7 @@ from kvell.engine.engine import Engine
 from kvell.engine.requests.plan import StepPlan
 from kvell.engine.running.runner import ModelRunner
 from kvell.mempool.rendezvous import PageTransport
-from kvell.mempool.transports.mover import Mover
+from kvell.mempool.transports.mover import PullExecutor
 from kvell.pages.stages import stages_of
 from tests.models.harness import prompt_ids
 from tests.models.serving.test_models_handed_over import (
@@ -22,7 +22,7 @@ from tests.models.serving.test_models_handed_over import (
 )
 
 
-def mover_of(engine: Engine) -> Mover:
+def mover_of(engine: Engine) -> PullExecutor:
     link = engine._link
     assert link is not None
     return link._node.mover

@@ -152,6 +152,6 @@ def test_nothing_cached_nothing_found() -> None:
 
 def test_an_evictor_that_watches_nothing_says_so() -> None:
     evictor = Evictor(1)
-    evictor.cached(0, 3, key(1, 1, 4))
+    evictor.on_cached(0, 3, key(1, 1, 4))
     with pytest.raises(RuntimeError, match="watches no pool"):
         evictor.oldest_page(0, in_used_large=False)

@@ -11,8 +11,8 @@ from kvell.memory import GroupKind, LayerSpec, create_core, plan_layout
 from kvell.pages.layout import GroupSpec, Layout
 from kvell.prefix import _core
 from kvell.prefix.eviction import hazard
-from kvell.prefix.eviction.hazard import BOUNDS, NUM_CLASSES, Learned
-from kvell.prefix.eviction.hazard_fit import AGES, Floats, fitted
+from kvell.prefix.eviction.hazard import BOUNDS, NUM_CLASSES, FittedHazard
+from kvell.prefix.eviction.hazard_fit import AGES, Floats, fit
 from kvell.prefix.eviction.hazard_rule import LearnedHazard
 from tests.depth import machine, many
 from tests.models.cases import covering, some_fast
@@ -22,13 +22,13 @@ from tests.prefix.core.test_prefix_compiled import LockStep, Pair, ints, pool_of
 Counts = tuple[list[float], list[float], list[float], int]
 
 
-def eager(entered: Floats, returned: Floats, events: Floats, requests: int) -> Learned:
+def eager(entered: Floats, returned: Floats, events: Floats, requests: int) -> FittedHazard:
     """Believes what it has seen at once, so that a few requests stir the order of classes."""
     rates = (returned.reshape(NUM_CLASSES, AGES) + 0.01) / (
         entered.reshape(NUM_CLASSES, AGES) + 0.1
     )
     index = np.minimum.accumulate(rates + 0.001 * events[:, None], axis=1)
-    return Learned(index, 0.75, requests + 2)
+    return FittedHazard(index, 0.75, requests + 2)
 
 
 def eager_rule() -> LearnedHazard:
@@ -46,8 +46,8 @@ TestLearningLockStep = LearningLockStep.TestCase
 TestLearningLockStep.settings = machine(weight=0.5)
 
 
-def noting(seen: list[Counts]) -> Callable[[Floats, Floats, Floats, int], Learned]:
-    def learn(entered: Floats, returned: Floats, events: Floats, requests: int) -> Learned:
+def noting(seen: list[Counts]) -> Callable[[Floats, Floats, Floats, int], FittedHazard]:
+    def learn(entered: Floats, returned: Floats, events: Floats, requests: int) -> FittedHazard:
         seen.append(
             (entered.ravel().tolist(), returned.ravel().tolist(), events.tolist(), requests)
         )
@@ -75,7 +75,7 @@ def compiled_fit(entered: Floats, returned: Floats, events: Floats) -> Floats:
 @given(st.integers(0, 2**32))
 def test_both_fits_say_the_same(seed: int) -> None:
     counts = counts_of(seed)
-    expected = fitted(*counts)
+    expected = fit(*counts)
     index = compiled_fit(*counts).reshape(expected.shape)
     np.testing.assert_allclose(index, expected, rtol=1e-9, atol=1e-13)
     assert (np.diff(index, axis=1) <= 0).all(), "the older is worth no more"
@@ -84,7 +84,7 @@ def test_both_fits_say_the_same(seed: int) -> None:
 
 def test_both_fits_say_the_same_when_nothing_was_seen() -> None:
     nothing = np.zeros((NUM_CLASSES, AGES)), np.zeros((NUM_CLASSES, AGES)), np.zeros(NUM_CLASSES)
-    expected = fitted(*nothing)
+    expected = fit(*nothing)
     index = compiled_fit(*nothing).reshape(expected.shape)
     np.testing.assert_allclose(index, expected, rtol=1e-9, atol=1e-13)
     assert (index == index[0]).all(), "no class is told from another"
@@ -100,9 +100,9 @@ def test_a_fit_of_counts_of_another_size_is_refused() -> None:
 
 def test_without_a_compiler_the_same_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = counts_of(2)
-    compiled = hazard.learned(*counts, 100)
+    compiled = hazard.learn(*counts, 100)
     monkeypatch.setattr(hazard, "_compiled_fit", None)
-    portable = hazard.learned(*counts, 100)
+    portable = hazard.learn(*counts, 100)
     np.testing.assert_allclose(compiled.index, portable.index, rtol=1e-9, atol=1e-13)
     assert (compiled.fading, compiled.next_refit) == (portable.fading, portable.next_refit)
 
@@ -203,8 +203,8 @@ def test_a_lease_that_nobody_claims_is_no_request() -> None:
 
 
 def test_an_index_of_another_size_is_refused() -> None:
-    def learn(entered: Floats, returned: Floats, events: Floats, requests: int) -> Learned:
-        return Learned(entered[:3], 1.0, requests + 1)
+    def learn(entered: Floats, returned: Floats, events: Floats, requests: int) -> FittedHazard:
+        return FittedHazard(entered[:3], 1.0, requests + 1)
 
     rule = LearnedHazard(60, chunk_tokens=2, first_refit=1, learn=learn)
     core = Pair(pool_of(20, group(2, 3)), lambda: rule).cores[1]

@@ -226,13 +226,13 @@ def ending(tokens: int) -> Ending:
 
 def test_classes_are_told_in_tokens_by_whole_chunks() -> None:
     rule = LearnedHazard(10_000)
-    (run,) = rule.accessed(ending(5 * CHUNK_TOKENS + 7), 1)
+    (run,) = rule.on_access(ending(5 * CHUNK_TOKENS + 7), 1)
     assert run.end == 5 * CHUNK_TOKENS
     assert run.eviction_class == class_of(1, None, 0)
-    first, rest = rule.accessed(ending(6 * CHUNK_TOKENS), 2)
+    first, rest = rule.on_access(ending(6 * CHUNK_TOKENS), 2)
     assert (first.end, rest.end) == (5 * CHUNK_TOKENS, 6 * CHUNK_TOKENS)
     assert rest.eviction_class == class_of(2, None, 0)
-    assert not rule.accessed(ending(CHUNK_TOKENS - 1), 3)
+    assert not rule.on_access(ending(CHUNK_TOKENS - 1), 3)
 
 
 def test_what_follows_the_last_chunk_is_of_its_class() -> None:

@@ -17,7 +17,7 @@ from kvell.prefix.eviction.shadow import (
     chain_of,
     hit_rates,
     luck,
-    renewed,
+    renew,
     shared_chunks,
     work_tokens,
 )
@@ -76,7 +76,7 @@ class ObviousShadow:
     def value(self, key: int) -> float:
         value = None
         for at in self.uses[key]:
-            value = renewed(value, times()[at])
+            value = renew(value, times()[at])
         assert value is not None
         return value
 
@@ -142,10 +142,10 @@ def test_roots_share_no_keys_and_the_same_prompt_has_the_same_ones() -> None:
 
 
 def test_a_value_grows_with_uses_and_fades_with_time() -> None:
-    once_now = renewed(None, 1.0)
-    assert renewed(renewed(None, 0.0), 0.0) == pytest.approx(1.0), "two uses at once: 2^1"
-    assert renewed(renewed(None, 0.0), 0.0) == pytest.approx(once_now), "one use, a half-life later"
-    assert renewed(renewed(None, 0.0), 1.0) > once_now
+    once_now = renew(None, 1.0)
+    assert renew(renew(None, 0.0), 0.0) == pytest.approx(1.0), "two uses at once: 2^1"
+    assert renew(renew(None, 0.0), 0.0) == pytest.approx(once_now), "one use, a half-life later"
+    assert renew(renew(None, 0.0), 1.0) > once_now
 
 
 def past(*asked: Chain, hit_tokens: int = 0) -> list[PastRequest]:

@@ -106,7 +106,7 @@ def test_a_page_that_straddles_a_split_stays_with_the_old_branch() -> None:
     assert page_at(new, 0, 8) is None
     assert tree.put(new, 0, (8, 0), 61), "the new branch gets its own"
     assert page_at(old, 0, 8) == 51
-    assert {(page, node.start, place) for _, page, node, place in tree.named()} == {
+    assert {(page, node.start, place) for _, page, node, place in tree.named_pages()} == {
         (50, 0, (4, 0)),
         (51, 6, (8, 0)),
         (61, 6, (8, 0)),
@@ -161,7 +161,7 @@ def test_groups_that_come_later_name_pages_in_nodes_that_were_there() -> None:
     node = insert(tree, [1, 2, 3])
     tree.add_groups(2)
     assert tree.put(node, 2, (3, 0), 5)
-    assert list(tree.named()) == [(2, 5, node, (3, 0))]
+    assert list(tree.named_pages()) == [(2, 5, node, (3, 0))]
     assert insert(tree, [1, 7]).pages == [{}, {}, {}]
 
 

@@ -43,7 +43,7 @@ class OneFront:
         return int(self.account.headers(0.0)["x-ratelimit-remaining-requests"])
 
     def meets(self, **others: "OneFront") -> None:
-        self.uses.heard({name: one.uses.told() for name, one in others.items()})
+        self.uses.on_uses({name: one.uses.take() for name, one in others.items()})
 
 
 def test_what_another_front_let_in_is_counted_once() -> None:
@@ -107,7 +107,7 @@ def test_others_in_flight_count_while_they_are_there() -> None:
 
 def test_keys_without_limits_and_keys_of_others_are_not_counted() -> None:
     free, other = OneFront(ApiKey("a", digest_of(b"a"))), OneFront()
-    assert free.uses.told() == {}
+    assert free.uses.take() == {}
     free.meets(other=other)
     assert free.uses._heard == {"other": {}}
 
@@ -117,7 +117,7 @@ def test_a_beat_tells_of_so_many_keys_and_of_the_busiest() -> None:
     one = OneFront(*keys)
     busy = list(one.ring)[-1]
     busy.account.take_request(0.0)
-    told = one.uses.told()
+    told = one.uses.take()
     assert len(told) == MOST_KEYS_TOLD
     assert told[busy.key.digest.hex()[:16]] == KeyUse(requests=1, missing_requests=1)
     assert len(encode_message(FrontBeat(used=told))) < 32_000
@@ -131,5 +131,5 @@ def test_a_beat_tells_of_so_many_keys_and_of_the_busiest() -> None:
 def test_so_many_fronts_are_remembered() -> None:
     one = OneFront()
     for n in range(2 * MOST_FRONTS):
-        one.uses.heard({f"front-{n}": {}})
+        one.uses.on_uses({f"front-{n}": {}})
     assert len(one.uses._heard) == MOST_FRONTS

@@ -7,14 +7,16 @@ from hypothesis import strategies as st
 from kvell.clock import VirtualClock
 from kvell.errors import ChangeSomething
 from kvell.server.access.accounts import Account, RateExceeded
-from kvell.server.access.visit import Visit
+from kvell.server.access.visit import RequestContext
 from kvell.server.text.text_stream import TextDelta, Usage
 
 LIMIT = 1000
 
 
-def visit(account: Account | None, clock: VirtualClock | None = None, tenant: str = "t") -> Visit:
-    return Visit("POST", "/v1/completions", tenant, account, clock or VirtualClock())
+def visit(
+    account: Account | None, clock: VirtualClock | None = None, tenant: str = "t"
+) -> RequestContext:
+    return RequestContext("POST", "/v1/completions", tenant, account, clock or VirtualClock())
 
 
 def left(account: Account) -> int:
@@ -28,7 +30,7 @@ def pieces(counts: list[int], cached: int = 0) -> list[TextDelta]:
     return [TextDelta("x", token_ids=(7,) * count, usage=usage) for count, usage in each]
 
 
-def count(one: Visit, deltas: list[TextDelta]) -> None:
+def count(one: RequestContext, deltas: list[TextDelta]) -> None:
     for delta in deltas:
         one.count(delta)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from kvell.server.answers.deltas import AnswerDelta, AnswerParser, ParsedAnswer, merged, parsed
+from kvell.server.answers.deltas import AnswerDelta, AnswerParser, ParsedAnswer, merge, parse
 from kvell.server.answers.named import parser_named
 
 WEATHER: dict[str, Any] = {
@@ -76,7 +76,7 @@ def cut(text: str, cuts: Sequence[int]) -> list[str]:
 
 def deltas_of(parser: AnswerParser, pieces: Sequence[str]) -> list[AnswerDelta]:
     """All of an answer's deltas, merged."""
-    return merged([*(delta for piece in pieces for delta in parser.push(piece)), *parser.finish()])
+    return merge([*(delta for piece in pieces for delta in parser.push(piece)), *parser.finish()])
 
 
 def read(tool: str, text: str, reasoning: str = "none", prompt: str | None = None) -> ParsedAnswer:
@@ -84,7 +84,7 @@ def read(tool: str, text: str, reasoning: str = "none", prompt: str | None = Non
     named = parser_named(tool, reasoning)
     whole = deltas_of(named.parser(TOOLS, prompt=prompt), [text])
     assert deltas_of(named.parser(TOOLS, prompt=prompt), list(text)) == whole
-    return parsed(whole)
+    return parse(whole)
 
 
 def calls(answer: ParsedAnswer) -> list[tuple[str, Any]]:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kvell.errors import ChangeSomething
-from kvell.server.answers.deltas import Content, ParsedAnswer, ToolCall, ToolCallArguments, parsed
+from kvell.server.answers.deltas import Content, ParsedAnswer, ToolCall, ToolCallArguments, parse
 from kvell.server.answers.forced import (
     NamedFunction,
     ToolChoice,
@@ -153,7 +153,7 @@ def forced(choice: ToolChoice, text: str, reasoning: str = "none") -> ParsedAnsw
         parser = parser_named("hermes", reasoning).parser([F], forced=mode)
         answers.append(deltas_of(parser, pieces))
     assert answers[0] == answers[1]
-    return parsed(answers[0])
+    return parse(answers[0])
 
 
 def test_required_answers_are_read() -> None:
@@ -208,7 +208,7 @@ def test_gpt_oss_is_forced_behind_its_reasoning(
     for pieces in ([text], list(text)):
         mode = forced_tool_calls(NamedFunction("f"))
         parser = parser_named("openai", "gpt_oss").parser([F], forced=mode)
-        answer = parsed(deltas_of(parser, pieces))
+        answer = parse(deltas_of(parser, pieces))
         calls = tuple(ToolCall("f", one) for one in arguments)
         assert answer == ParsedAnswer(content, reasoning, calls)
 
@@ -216,4 +216,4 @@ def test_gpt_oss_is_forced_behind_its_reasoning(
 def test_without_reasoning_gpt_oss_is_forced_from_its_first_character() -> None:
     mode = forced_tool_calls(NamedFunction("f"))
     parser = parser_named("openai", "none").parser([F], forced=mode)
-    assert parsed(deltas_of(parser, ['{"a": 1}'])).calls == (ToolCall("f", '{"a": 1}'),)
+    assert parse(deltas_of(parser, ['{"a": 1}'])).calls == (ToolCall("f", '{"a": 1}'),)

@@ -10,7 +10,7 @@ from kvell.server.answers.deltas import (
     Reasoning,
     ToolCallArguments,
     ToolCallBegin,
-    merged,
+    merge,
     parsed_text,
 )
 from kvell.server.answers.named import (
@@ -62,7 +62,7 @@ def test_parsers_go_together_unless_only_one_is_gpt_oss(tool: str, reasoning: st
     channels = (tool == "openai", reasoning == "gpt_oss")
     if channels[0] == channels[1] or "none" in (tool, reasoning):
         parser = parser_named(tool, reasoning).parser()
-        assert merged([*parser.push("x"), *parser.finish()])
+        assert merge([*parser.push("x"), *parser.finish()])
     else:
         with pytest.raises(ChangeSomething, match="cannot be combined with"):
             parser_named(tool, reasoning)
@@ -145,7 +145,7 @@ def test_some_formats_need_special_tokens() -> None:
 
 
 def test_merging_joins_neighbours_of_one_kind() -> None:
-    deltas = merged(
+    deltas = merge(
         [
             Content("a"),
             Content("b"),

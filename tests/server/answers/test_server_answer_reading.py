@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.server.answers.deltas import AnswerDelta, Content, Reasoning, merged
+from kvell.server.answers.deltas import AnswerDelta, Content, Reasoning, merge
 from kvell.server.answers.reading.brackets import PYTHON, BracketSpan
 from kvell.server.answers.reading.json_calls import ArgumentsObject, CallObject, is_name
 from kvell.server.answers.reading.json_text import DEEPEST, read_json, write_json
@@ -157,8 +157,8 @@ def run(mode: Mode, pieces: list[str]) -> tuple[list[AnswerDelta], str | None]:
         new, rest = mode.push(piece)
         deltas += new
         if rest is not None:
-            return merged(deltas), rest + "".join(pieces[i + 1 :])
-    return merged([*deltas, *mode.finish()]), None
+            return merge(deltas), rest + "".join(pieces[i + 1 :])
+    return merge([*deltas, *mode.finish()]), None
 
 
 @given(st.text("<>ab[] \n", max_size=16), CUTS, st.booleans(), st.booleans())
@@ -209,7 +209,7 @@ def test_whitespace_alone_is_shown_where_it_should_be() -> None:
 
 def test_long_pushes_are_cut() -> None:
     text = "word " * 5000
-    assert merged(ModeParser(PlainText()).push(text)) == [Content(text)]
+    assert merge(ModeParser(PlainText()).push(text)) == [Content(text)]
 
 
 @given(st.text('{}[]":,\\ naemrgutsf', max_size=24), CUTS)

@@ -11,7 +11,7 @@ from kvell.server.answers.deltas import (
     Reasoning,
     ToolCallArguments,
     ToolCallBegin,
-    parsed,
+    parse,
 )
 from kvell.server.answers.forced import NamedFunction, forced_tool_calls
 from kvell.server.answers.named import TOOL_PARSERS, parser_named
@@ -68,7 +68,7 @@ def test_forced_answers_do_not_depend_on_how_they_are_cut(
 @pytest.mark.parametrize("tool", [name for name in TOOL_PARSERS if name != "openai"])
 @given(texts())
 def test_text_without_a_call_is_content_to_the_last_character(tool: str, text: str) -> None:
-    answer = parsed(deltas_of(parser_named(tool, "none").parser(TOOLS), [text]))
+    answer = parse(deltas_of(parser_named(tool, "none").parser(TOOLS), [text]))
     if not answer.calls:
         assert answer.content == text
 
@@ -131,7 +131,7 @@ def test_any_string_is_the_value_of_a_tagged_parameter(value: str, cuts: list[in
     if "</parameter>" in value:
         return
     text = f"<tool_call>\n<function=weather>\n<parameter=city>\n{value}\n</parameter>\n</function>"
-    answer = parsed(deltas_of(parser_named("qwen3_coder", "none").parser(TOOLS), cut(text, cuts)))
+    answer = parse(deltas_of(parser_named("qwen3_coder", "none").parser(TOOLS), cut(text, cuts)))
     assert json.loads(answer.calls[0].arguments) == {"city": value}
     assert answer.content == ""
 
@@ -199,11 +199,11 @@ def test_hostile_text_neither_recurses_nor_grows_costly(tool: str, attack: str) 
 @pytest.mark.parametrize("tool", ["hermes", "llama3_json", "mistral"])
 def test_deep_arguments_are_streamed_as_they_came(tool: str) -> None:
     deep = '{"a":' * DEEP + "1" + "}" * DEEP
-    answer = parsed(deltas_of(parser_named(tool, "none").parser(TOOLS), [JSON_FORMS[tool] % deep]))
+    answer = parse(deltas_of(parser_named(tool, "none").parser(TOOLS), [JSON_FORMS[tool] % deep]))
     assert [(call.name, call.arguments == deep) for call in answer.calls] == [("f", True)]
 
 
 def test_deep_arguments_that_would_have_to_be_read_are_content() -> None:
     deep = '<tool_call>{"arguments": ' + '{"a":' * DEEP + "1" + "}" * DEEP + ', "name": "f"}'
-    answer = parsed(deltas_of(parser_named("hermes", "none").parser(TOOLS), [deep]))
+    answer = parse(deltas_of(parser_named("hermes", "none").parser(TOOLS), [deep]))
     assert (answer.content == deep, answer.calls) == (True, ())

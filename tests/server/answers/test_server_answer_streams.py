@@ -12,7 +12,7 @@ from kvell.server.answers.deltas import (
     ToolCall,
     ToolCallArguments,
     ToolCallBegin,
-    parsed,
+    parse,
 )
 from kvell.server.answers.named import parser_named
 from tests.server.answers.answer_texts import TOOLS
@@ -41,13 +41,13 @@ def test_only_what_may_become_a_marker_is_held_back(tool: str, pieces: list[str]
     came = shown = ""
     for piece in pieces:
         came += piece
-        shown += parsed(parser.push(piece)).content
+        shown += parse(parser.push(piece)).content
         held = came[len(shown) :].lstrip(" \n")
         assert came.startswith(shown)
         assert not held or any(marker.startswith(held) for marker in MARKERS[tool])
         if tool == "none":
             assert shown == came
-    assert shown + parsed(parser.finish()).content == text
+    assert shown + parse(parser.finish()).content == text
 
 
 @given(st.lists(st.text("ab</think> \n", min_size=1, max_size=5), max_size=8))
@@ -57,10 +57,10 @@ def test_reasoning_is_held_back_no_longer_either(pieces: list[str]) -> None:
         return
     parser = parser_named("none", "deepseek_r1").parser(TOOLS)
     came = "x"
-    shown = parsed(parser.push("x")).reasoning
+    shown = parse(parser.push("x")).reasoning
     for piece in pieces:
         came += piece
-        shown += parsed(parser.push(piece)).reasoning
+        shown += parse(parser.push(piece)).reasoning
         held = came[len(shown) :].lstrip(" \n")
         assert came.startswith(shown)
         assert not held or "</think>".startswith(held)
@@ -109,7 +109,7 @@ def test_mistral_token_by_token() -> None:
     deltas = streamed("mistral", "none", pieces)
     assert [len(one) for one in deltas] == [0, 0, 0, 2, 1, 1, 1, 1, 0, 0, 0, 2, 0]
     calls = (ToolCall("weather", '{"city": "Bern"}'), ToolCall("now", "{}"))
-    assert parsed(delta for one in deltas for delta in one) == ParsedAnswer(calls=calls)
+    assert parse(delta for one in deltas for delta in one) == ParsedAnswer(calls=calls)
 
 
 def test_qwen_coder_token_by_token() -> None:
@@ -139,7 +139,7 @@ def test_gpt_oss_token_by_token() -> None:
     deltas = streamed("openai", "gpt_oss", pieces)
     assert [len(one) for one in deltas] == [0] * 3 + [1] * 3 + [0] * 14 + [1] + [1] * 5 + [0]
     expected = ParsedAnswer("", "Need weather.", (ToolCall("weather", '{"city":"Bern"}'),))
-    assert parsed(delta for one in deltas for delta in one) == expected
+    assert parse(delta for one in deltas for delta in one) == expected
 
 
 def test_llama_token_by_token() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.server.answers.deltas import ParsedAnswer, parsed
+from kvell.server.answers.deltas import ParsedAnswer, parse
 from kvell.server.answers.named import parser_named
 from tests.server.answers.answer_texts import calls, cut, deltas_of
 
@@ -118,7 +118,7 @@ def test_what_was_written_is_read(
     text = data.draw(st.text("abc é.\n", max_size=10)).strip() if has_text else ""
     written = writer(text, made)
     parser = parser_named(tool, "none").parser(tools_for(made))
-    answer = parsed(deltas_of(parser, cut(written, cuts)))
+    answer = parse(deltas_of(parser, cut(written, cuts)))
     assert calls(answer) == made
     assert answer.content.strip() == text
 
@@ -141,7 +141,7 @@ def test_reasoning_before_calls_is_read(
         return
     written = form.format(thought) + hermes("Ok", made)
     parser = parser_named("hermes", reasoning).parser(tools_for(made), prompt=lead or None)
-    answer = parsed(deltas_of(parser, cut(written, cuts)))
+    answer = parse(deltas_of(parser, cut(written, cuts)))
     assert (answer.reasoning, answer.content.strip(), calls(answer)) == (thought, "Ok", made)
 
 
@@ -152,7 +152,7 @@ def test_an_answer_that_is_cut_off_keeps_whole_calls(
     written = hermes("Ok", made)
     written = written[: length % (len(written) + 1)]
     parser = parser_named("hermes", "none").parser(tools_for(made))
-    answer = parsed(deltas_of(parser, cut(written, cuts)))
+    answer = parse(deltas_of(parser, cut(written, cuts)))
     whole = written.count("\n</tool_call>")
     assert calls(ParsedAnswer(calls=answer.calls[:whole])) == made[:whole]
     assert len(answer.calls) <= whole + 1

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
-from kvell.server.answers.deltas import ToolCall, parsed
+from kvell.server.answers.deltas import ToolCall, parse
 from kvell.server.answers.named import TOOL_PARSERS, parser_named
 from tests.engine.sampling.byte_grammars import accepts
 from tests.server.answers.answer_texts import deltas_of
@@ -59,7 +59,7 @@ def test_what_a_parser_reads_as_calls_may_stand_for_the_format(
     answers = parser_named(name, "none")
     asked = StructuredOutputs(json=FORM, calls=answers.calls_instead(TOOLS))
     for text, calls in WRITTEN[name]:
-        assert parsed(deltas_of(answers.parser(TOOLS), [text])).calls == calls
+        assert parse(deltas_of(answers.parser(TOOLS), [text])).calls == calls
         assert accepts(asked, text, tags), text
     assert accepts(asked, '{"name": "weather"}', tags)
     assert not accepts(asked, "It rains.", tags)

@@ -35,10 +35,10 @@ class Notes:
     refusals: list[tuple[str, str, str, int, str]] = field(default_factory=list)
     ends: list[EndedVisit] = field(default_factory=list)
 
-    def refused(self, method: str, path: str, client: str, status: int, tenant: str) -> None:
+    def on_refused(self, method: str, path: str, client: str, status: int, tenant: str) -> None:
         self.refusals.append((method, path, client, status, tenant))
 
-    def ended(self, visit: EndedVisit) -> None:
+    def on_ended(self, visit: EndedVisit) -> None:
         self.ends.append(visit)
 
 

@@ -19,7 +19,7 @@ from kvell.server.api.door.face_options import (
     FaceOptions,
     checked_origins,
     checked_root_path,
-    listed,
+    parse_list,
 )
 from kvell.server.api.openai_api import build_app
 from kvell.server.metrics.front_metrics import ServerMetrics
@@ -279,9 +279,9 @@ def test_what_is_no_origin_is_refused(one: str) -> None:
 
 
 def test_a_list_names_its_flag() -> None:
-    assert listed("allowed_methods", ['["GET", "POST"]', "PUT"]) == ("GET", "POST", "PUT")
+    assert parse_list("allowed_methods", ['["GET", "POST"]', "PUT"]) == ("GET", "POST", "PUT")
     with pytest.raises(ChangeSomething, match=r"allowed_headers=\[1\]"):
-        listed("allowed_headers", ["[1]"])
+        parse_list("allowed_headers", ["[1]"])
 
 
 def test_root_paths() -> None:

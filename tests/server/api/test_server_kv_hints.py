@@ -12,7 +12,7 @@ from kvell.server.api.schemas.chat import ChatRequest
 from kvell.server.api.schemas.generation import CompletionRequest
 from kvell.server.api.schemas.kv_hints import MAX_ACTIONS, MAX_DIRECTIVES, KvHints
 from kvell.server.api.schemas.responses import ResponsesRequest
-from kvell.server.logs.ignored import LONGEST_NAME, MOST_TOLD, Ignored
+from kvell.server.logs.ignored import LONGEST_NAME, MOST_TOLD, OncePerName
 from kvell.server.logs.lines import FIELDS
 from kvell.server.text.context_length import AnswerRoom
 
@@ -156,10 +156,10 @@ def test_kinds_that_are_not_followed_are_named_once(caplog: pytest.LogCaptureFix
     given = KvHints.model_validate(
         hints(FETCH, retain(KEPT), FETCH, action("kv.retain", "2.0"), action("x" * 200))
     )
-    told = Ignored(EVENT, "action")
+    told = OncePerName(EVENT, "action")
     with caplog.at_level(logging.INFO, logger="kvell"):
         for _ in range(3):
-            told.note(given.ignored())
+            told.note(given.find_ignored())
         kinds = [getattr(one, FIELDS)["action"] for one in caplog.records if one.msg == EVENT]
         assert kinds == ["kv.fetch@1.0", "kv.retain@2.0", "x" * LONGEST_NAME]
         told.note(f"kind-{number}" for number in range(1000))

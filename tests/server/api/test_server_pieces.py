@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from starlette.responses import StreamingResponse
 
 from kvell.clock import VirtualClock
-from kvell.engine.protocol.logprobs import KeptLogprobs, TokenLogprobs, kept
+from kvell.engine.protocol.logprobs import KeptLogprobs, TokenLogprobs, concatenate
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.equal_parts import EqualParts
 from kvell.errors import ChangeSomething, TryLater
-from kvell.server.access.visit import Visit
+from kvell.server.access.visit import RequestContext
 from kvell.server.api.bodies.pieces import (
     PIECE_BYTES,
     Lazy,
@@ -110,12 +110,12 @@ def test_arrays_hold_what_tuples_do(
     held.extend(second)
     assert list(held) == first + second
     assert list(held[part]) == (first + second)[part]
-    assert held == kept(first, second) and (held == first) == (not second)
+    assert held == concatenate(first, second) and (held == first) == (not second)
     assert not held or held[-1] == (first + second)[-1]
 
 
-def visit(tenant: str = "a") -> Visit:
-    return Visit("POST", "/", tenant, None, VirtualClock())
+def visit(tenant: str = "a") -> RequestContext:
+    return RequestContext("POST", "/", tenant, None, VirtualClock())
 
 
 def pool(numbers: int) -> EqualParts:

@@ -13,7 +13,7 @@ from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.chat import ChatRequest
 from kvell.server.api.schemas.request_body import RequestBody
 from kvell.server.api.schemas.responses import ResponsesRequest
-from kvell.server.logs.ignored import MOST_TOLD, Ignored
+from kvell.server.logs.ignored import MOST_TOLD, OncePerName
 from kvell.server.text.context_length import AnswerRoom
 from scripts.reference.http.request_fields import BODIES, PAGE, page
 
@@ -203,7 +203,7 @@ def test_fields_that_nobody_knows_are_named_by_their_path() -> None:
 def test_each_unknown_field_is_told_once_and_not_without_end(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    ignored = Ignored("field_ignored", "field")
+    ignored = OncePerName("field_ignored", "field")
     with caplog.at_level(logging.INFO, "kvell"):
         for _ in range(3):
             ignored.note({"colour", "sparkle"})

@@ -12,7 +12,7 @@ from openai.types.responses import response_input_item_param, tool_param
 from starlette.responses import Response
 
 from kvell.clock import MonotonicClock
-from kvell.server.access.visit import Visit
+from kvell.server.access.visit import RequestContext
 from kvell.server.api.http_errors import UnknownModel
 from kvell.server.api.routes.responses import ResponsesApi
 from kvell.server.api.schemas.responses import ResponsesRequest
@@ -153,7 +153,7 @@ def test_each_type_is_told_once_and_not_without_end(caplog: pytest.LogCaptureFix
 
     @app.middleware("http")
     async def visiting(request: Request, call_next: Any) -> Response:
-        request.state.visit = Visit("POST", "/v1/responses", "", None, MonotonicClock())
+        request.state.visit = RequestContext("POST", "/v1/responses", "", None, MonotonicClock())
         answered: Response = await call_next(request)
         return answered
 

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from kvell.errors import TryLater
 from kvell.server.api.streaming import (
     ClientGone,
-    merged,
-    primed,
+    merge,
+    prime,
     sse,
     until_gone,
     with_error_event,
@@ -66,7 +66,7 @@ def test_merging_keeps_each_streams_order() -> None:
 
     async def scenario() -> list[list[int]]:
         items: list[list[int]] = [[], [], []]
-        async for index, item in merged([source.items() for source in sources]):
+        async for index, item in merge([source.items() for source in sources]):
             items[index].append(item)
         return items
 
@@ -77,7 +77,7 @@ def test_a_failing_stream_ends_the_others() -> None:
     endless, failing = Source(1 << 60), Source(2, TryLater("full"))
 
     async def scenario() -> None:
-        await drained(merged([endless.items(), failing.items()]))
+        await drained(merge([endless.items(), failing.items()]))
 
     with pytest.raises(TryLater, match="full"):
         run(scenario())
@@ -89,9 +89,9 @@ def test_a_single_stream_is_merged_with_none() -> None:
     source, failing = Source(3), Source(2, TryLater("full"))
 
     async def scenario() -> list[tuple[int, int]]:
-        items = [item async for item in merged([source.items()])]
+        items = [item async for item in merge([source.items()])]
         with pytest.raises(TryLater, match="full"):
-            await drained(merged([failing.items()]))
+            await drained(merge([failing.items()]))
         return items
 
     assert run(scenario()) == [(0, 0), (0, 1), (0, 2)]
@@ -104,7 +104,7 @@ def test_leaving_a_merge_closes_every_stream(count: int) -> None:
     sources = [Source(1 << 60) for _ in range(count)]
 
     async def scenario() -> None:
-        stream = merged([source.items() for source in sources])
+        stream = merge([source.items() for source in sources])
         await anext(stream)
         await stream.aclose()
 
@@ -116,8 +116,8 @@ def test_priming_loses_no_item_and_closes_its_source() -> None:
     source, left = Source(3), Source(3)
 
     async def scenario() -> list[int]:
-        items = [item async for item in await primed(source.items())]
-        stream = await primed(left.items())
+        items = [item async for item in await prime(source.items())]
+        stream = await prime(left.items())
         await anext(stream)
         await stream.aclose()
         return items
@@ -131,7 +131,7 @@ def test_what_fails_before_the_first_item_is_raised_while_priming() -> None:
     source = Source(0, TryLater("full"))
 
     async def scenario() -> None:
-        await primed(source.items())
+        await prime(source.items())
 
     with pytest.raises(TryLater):
         run(scenario())

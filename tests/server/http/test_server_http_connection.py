@@ -40,7 +40,7 @@ class Observed:
         self.bounds: list[Bound] = []
         self.statuses: list[int] = []
 
-    def rejected(self, bound: Bound) -> None:
+    def on_rejected(self, bound: Bound) -> None:
         self.bounds.append(bound)
 
     def answered_over_http(self, path: str, status: int) -> None:

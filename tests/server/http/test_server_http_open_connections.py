@@ -23,7 +23,7 @@ def test_the_one_goes_that_has_waited_longest_for_a_head() -> None:
 def test_unfinished_bodies_go_next_and_answers_never() -> None:
     found = connections("arriving", "answer", "body")
     assert found.longest_waiting() == 2
-    found.closed(2)
-    found.closed(2)
+    found.on_closed(2)
+    found.on_closed(2)
     assert found.longest_waiting() is None
     assert (len(found), found.count("answer"), found.count("body")) == (2, 1, 0)

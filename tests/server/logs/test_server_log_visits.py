@@ -23,9 +23,9 @@ def fields(told: pytest.LogCaptureFixture) -> list[dict[str, object]]:
 
 
 def test_requests_are_told_only_if_that_is_asked_for(told: pytest.LogCaptureFixture) -> None:
-    VisitLines(tells_requests=False).ended(ENDED)
+    VisitLines(tells_requests=False).on_ended(ENDED)
     assert told.records == []
-    VisitLines(tells_requests=True).ended(ENDED)
+    VisitLines(tells_requests=True).on_ended(ENDED)
     assert [record.getMessage() for record in told.records] == ["request_ended"]
     assert fields(told) == [
         {
@@ -46,22 +46,22 @@ def test_requests_are_told_only_if_that_is_asked_for(told: pytest.LogCaptureFixt
 def test_all_requests_are_counted_whether_or_not_they_get_a_line() -> None:
     counted: list[tuple[str, int]] = []
     lines = VisitLines(tells_requests=False, count=lambda *what: counted.append(what))
-    lines.ended(ENDED)
+    lines.on_ended(ENDED)
     for _ in range(2 * REFUSALS_PER_MINUTE):
-        lines.refused("GET", "/v1/models", "10.0.0.1", 401, "")
+        lines.on_refused("GET", "/v1/models", "10.0.0.1", 401, "")
     assert counted[0] == ("/v1/completions", 200)
     assert counted[1:] == [("/v1/models", 401)] * (2 * REFUSALS_PER_MINUTE)
 
 
 def test_a_request_without_an_answer_has_no_tokens(told: pytest.LogCaptureFixture) -> None:
-    VisitLines(tells_requests=True).ended(EndedVisit("GET", "/health", "", 200, 0.5))
+    VisitLines(tells_requests=True).on_ended(EndedVisit("GET", "/health", "", 200, 0.5))
     assert fields(told) == [{"method": "GET", "path": "/health", "status": 200, "seconds": 0.5}]
 
 
 def test_refused_keys_are_always_told(told: pytest.LogCaptureFixture) -> None:
     lines = VisitLines(tells_requests=False)
-    lines.refused("POST", "/v1/x" + "y" * 500, "10.0.0.1", 401, "")
-    lines.refused("GET", "/cluster", "10.0.0.1", 403, "team")
+    lines.on_refused("POST", "/v1/x" + "y" * 500, "10.0.0.1", 401, "")
+    lines.on_refused("GET", "/cluster", "10.0.0.1", 403, "team")
     one, other = fields(told)
     assert (one["status"], one["client"], one["untold"]) == (401, "10.0.0.1", 0)
     assert len(str(one["path"])) == 100
@@ -74,11 +74,11 @@ def test_who_tries_many_keys_does_not_fill_the_log(told: pytest.LogCaptureFixtur
     clock = VirtualClock()
     lines = VisitLines(tells_requests=False, clock=clock)
     for _ in range(1000):
-        lines.refused("POST", "/v1/x", "10.0.0.1", 401, "")
+        lines.on_refused("POST", "/v1/x", "10.0.0.1", 401, "")
     assert len(told.records) == REFUSALS_PER_MINUTE
     clock.advance(1.0)
-    lines.refused("POST", "/v1/x", "10.0.0.1", 401, "")
+    lines.on_refused("POST", "/v1/x", "10.0.0.1", 401, "")
     clock.advance(1.0)
-    lines.refused("POST", "/v1/x", "10.0.0.1", 401, "")
+    lines.on_refused("POST", "/v1/x", "10.0.0.1", 401, "")
     *_, after, last = fields(told)
     assert (after["untold"], last["untold"]) == (1000 - REFUSALS_PER_MINUTE, 0)

@@ -96,7 +96,7 @@ def test_cells_change_as_requests_come_and_go(page: BrowserPage, map_url: str) -
     page.wait_for(f"{CACHED} > 40")
     page.wait_for("window.kvellMap.latest.requests.running === 0")
     assert pixels(page) != during
-    assert "no request just now" in page.evaluate("document.querySelector('#requests').innerText")
+    assert "no request now" in page.evaluate("document.querySelector('#requests').innerText")
 
 
 @pytest.mark.long
@@ -107,7 +107,7 @@ def test_instances_stand_side_by_side_and_count_their_pages(page: BrowserPage) -
     assert len(boxes) == 2 and boxes[0]["top"] == boxes[1]["top"]
     assert boxes[0]["right"] <= boxes[1]["left"]
     data = page.evaluate("({...document.querySelector('.cells').dataset})")
-    states = ("used", "cached", "lent", "empty")
+    states = ("used", "cached", "withheld", "empty")
     assert sum(int(data[state]) for state in states) == int(data["total"]) == 400
     label = page.evaluate("document.querySelector('.cells').getAttribute('aria-label')")
     assert label.startswith("400 large pages of mixed-0: ")

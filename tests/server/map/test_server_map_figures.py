@@ -16,7 +16,7 @@ from kvell.front.request_log import LogEntry
 from kvell.front.waiting_line import Entries, IdleWait
 from kvell.server.map.figures import (
     MOST_REQUESTS,
-    Seen,
+    InstanceSnapshot,
     bytes_by_use,
     large_page_body,
     map_body,
@@ -72,11 +72,13 @@ def test_bytes_are_divided_without_a_remainder() -> None:
         "kv_used": 6000,
         "kv_cached": 2000,
         "kv_free": 24_000,
-        "lent": 8000,
+        "withheld": 8000,
         "activation": 1500,
         "cpu_buffer": 20_000,
     }
-    assert told["pool"] == sum(told[n] or 0 for n in ("kv_used", "kv_cached", "kv_free", "lent"))
+    assert told["pool"] == sum(
+        told[n] or 0 for n in ("kv_used", "kv_cached", "kv_free", "withheld")
+    )
 
 
 def test_what_there_is_not_is_told_from_nothing() -> None:
@@ -115,7 +117,9 @@ def test_states_follow_a_request() -> None:
 def test_no_prompt_answer_or_salt_is_told() -> None:
     made = entry(tokens=3)
     made.prompt = b"secret prompt   "
-    body = msgspec.json.encode(map_body([Seen(STATUS, STATS, PAGES)], Entries([made], []), 13.0))
+    body = msgspec.json.encode(
+        map_body([InstanceSnapshot(STATUS, STATS, PAGES)], Entries([made], []), 13.0)
+    )
     assert b"secret" not in body and b"a salt" not in body
     assert set(decoded(request_row(made, 13.0))) == {
         "id", "instance", "state", "prompt_tokens", "output_tokens", "age_seconds",
@@ -124,7 +128,7 @@ def test_no_prompt_answer_or_salt_is_told() -> None:
 
 
 def test_an_instance_that_is_silent_is_shown_without_figures() -> None:
-    (told,) = map_body([Seen(STATUS, None, None)], Entries([], []), 1.0)["instances"]
+    (told,) = map_body([InstanceSnapshot(STATUS, None, None)], Entries([], []), 1.0)["instances"]
     assert told == {
         "id": "mixed-0",
         "role": "mixed",
@@ -136,7 +140,9 @@ def test_an_instance_that_is_silent_is_shown_without_figures() -> None:
 
 
 def test_columns_are_base64_and_misses_are_told() -> None:
-    (told,) = decoded(map_body([Seen(STATUS, STATS, PAGES)], Entries([], []), 1.0))["instances"]
+    (told,) = decoded(map_body([InstanceSnapshot(STATUS, STATS, PAGES)], Entries([], []), 1.0))[
+        "instances"
+    ]
     columns = told["pages"]["columns"]
     assert columns["group"] == "AAD///7/" and columns["used"] == "AwAAAAAAAAAAAAAA"
     (miss,) = told["pages"]["misses"]
@@ -145,10 +151,10 @@ def test_columns_are_base64_and_misses_are_told() -> None:
 
 
 def test_hit_rates_are_of_what_was_asked_for() -> None:
-    (told,) = map_body([Seen(STATUS, STATS, None)], Entries([], []), 1.0)["instances"]
+    (told,) = map_body([InstanceSnapshot(STATUS, STATS, None)], Entries([], []), 1.0)["instances"]
     assert [group["hit_rate"] for group in told["stats"]["groups"]] == [0.25, 0.1]
     nothing = Stats(*(0,) * 6, 0.0, *(0,) * 5, groups=STATS.groups)
-    (told,) = map_body([Seen(STATUS, nothing, None)], Entries([], []), 1.0)["instances"]
+    (told,) = map_body([InstanceSnapshot(STATUS, nothing, None)], Entries([], []), 1.0)["instances"]
     assert [group["hit_rate"] for group in told["stats"]["groups"]] == [None, None]
 
 

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from kvell.clock import VirtualClock
-from kvell.server.map.refreshed import Refreshed
+from kvell.server.map.refreshed import LatestAnswer
 from tests.front.scenarios import run
 
 
@@ -18,7 +18,7 @@ class Counting:
         self.go_on = asyncio.Event()
         self.go_on.set()
         self.failure: Exception | None = None
-        self.answers = Refreshed(self._make, self.clock.now_seconds, every_seconds)
+        self.answers = LatestAnswer(self._make, self.clock.now_seconds, every_seconds)
 
     async def _make(self) -> bytes:
         self.made += 1

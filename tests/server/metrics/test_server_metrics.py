@@ -78,7 +78,7 @@ def ended(reason: FinishReason, **changes: float) -> EndedRequest:
 def test_requests_are_counted_by_reason() -> None:
     metrics = ServerMetrics("m")
     for reason in ("stop", "stop", "length"):
-        metrics.ended(ended(reason))
+        metrics.on_ended(ended(reason))
     assert sample(metrics, "request_success_total", finished_reason="stop") == 2
     assert sample(metrics, "request_success_total", finished_reason="length") == 1
     assert sample(metrics, "request_success_total", finished_reason="error") == 0
@@ -86,7 +86,7 @@ def test_requests_are_counted_by_reason() -> None:
 
 def test_a_whole_request_is_told_by_its_stages() -> None:
     metrics = ServerMetrics("m")
-    metrics.ended(ended("length"))
+    metrics.on_ended(ended("length"))
     expected = {
         "e2e_request_latency_seconds": 6.0,
         "request_queue_time_seconds": 0.75,
@@ -107,7 +107,7 @@ def test_a_whole_request_is_told_by_its_stages() -> None:
 
 def test_requests_without_an_answer_are_counted_but_have_no_latency() -> None:
     metrics = ServerMetrics("m")
-    metrics.ended(ended("cancelled"))
+    metrics.on_ended(ended("cancelled"))
     assert sample(metrics, "request_success_total", finished_reason="cancelled") == 1
     assert sample(metrics, "e2e_request_latency_seconds_count") == 0
 
@@ -149,9 +149,9 @@ def test_threads_of_steps_and_what_they_lost_are_told_where_a_compiled_pass_comp
 
 def test_prompts_with_several_answers() -> None:
     metrics = ServerMetrics("m")
-    metrics.asked(4)
-    metrics.answered(9)
-    metrics.rejected("max_waiting")
+    metrics.on_prompt(4)
+    metrics.on_answered(9)
+    metrics.on_rejected("max_waiting")
     assert sample(metrics, "request_params_n_sum") == 4
     assert sample(metrics, "request_max_num_generation_tokens_sum") == 9
     assert sample(metrics, "admission_rejections_total", reason="max_waiting") == 1
@@ -292,7 +292,7 @@ def test_attempts_after_a_death_are_counted_when_the_request_ends() -> None:
         end = dataclasses.replace(
             ended("length"), finished=Finished(RequestId("r"), attempt, "stop")
         )
-        metrics.ended(end)
+        metrics.on_ended(end)
     assert sample(metrics, "request_retries_total") == 3
 
 

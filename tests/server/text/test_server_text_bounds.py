@@ -111,11 +111,11 @@ def test_all_that_fits_is_encoded_as_ever(tokenizer: Tokenizer) -> None:
         work = TextWork()
         encoder = TextEncoder(model, 1000, work)
         for text in ("\n" + " " * 80) * 999, " " * 64 * 999, "<|endoftext|>" * 999:
-            ids = await encoder.encoded("prompt", text)
+            ids = await encoder.encode("prompt", text)
             assert len(ids) <= 1000
             assert ids.tolist() == tokenizer.encode(text).tolist()
         with pytest.raises(ContextTooLong):
-            await encoder.encoded("prompt", "a b " * 10_000)
+            await encoder.encode("prompt", "a b " * 10_000)
         work.close()
 
     asyncio.run(scenario())

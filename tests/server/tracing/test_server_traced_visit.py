@@ -24,15 +24,15 @@ def begun(
 def test_it_has_what_each_of_them_told() -> None:
     written: list[VisitRecord] = []
     visit = begun(written)
-    visit.asked("m", SAMPLING)
+    visit.on_parsed("m", SAMPLING)
     answers = [visit.answer(index) for index in range(2)]
     for answer in answers:
-        answer.admitted()
+        answer.on_admitted()
     ends = [request("stop"), request("length")]
-    answers[1].ended(ends[1])
-    answers[0].ended(ends[0])
+    answers[1].on_ended(ends[1])
+    answers[0].on_ended(ends[0])
     assert written == []
-    visit.ended(VISIT, "/v1/completions")
+    visit.on_ended(VISIT, "/v1/completions")
     [record] = written
     assert (record.visit, record.route, record.asked) == (
         VISIT,
@@ -46,7 +46,7 @@ def test_it_has_what_each_of_them_told() -> None:
 def test_of_the_headers_only_the_trace_context_is_kept() -> None:
     written: list[VisitRecord] = []
     states = [(b"tracestate", b"a=1"), (b"tracestate", b"b=\xff")]
-    begun(written, HEADERS + states).ended(VISIT, "")
+    begun(written, HEADERS + states).on_ended(VISIT, "")
     assert written[0].parent == {"traceparent": [PARENT], "tracestate": ["a=1", "b=\xff"]}
 
 
@@ -59,10 +59,10 @@ def test_a_client_that_leaves_is_recorded_once_the_front_has_ended_its_request()
     written: list[VisitRecord] = []
     visit = begun(written)
     answer = visit.answer(0)
-    answer.admitted()
-    visit.ended(VISIT, "/v1/completions")
+    answer.on_admitted()
+    visit.on_ended(VISIT, "/v1/completions")
     assert written == []
-    answer.ended(request("cancelled"))
+    answer.on_ended(request("cancelled"))
     assert [one.finished.reason for one in written[0].requests.values()] == ["cancelled"]
 
 
@@ -70,7 +70,7 @@ def test_an_answer_that_was_not_let_in_is_not_waited_for() -> None:
     written: list[VisitRecord] = []
     visit = begun(written)
     visit.answer(0)
-    visit.ended(VISIT, "/v1/completions")
+    visit.on_ended(VISIT, "/v1/completions")
     assert [one.requests for one in written] == [{}]
 
 
@@ -82,23 +82,23 @@ def test_whatever_ends_last_it_is_written_once(order: list[int], admitted_late: 
     answers = [visit.answer(index) for index in range(4)]
     early = answers[:2] if admitted_late else answers
     for answer in early:
-        answer.admitted()
+        answer.on_admitted()
     late = [index for index in order if index < 4 and answers[index] not in early]
     known = [index for index in order if index not in late]
     for index in known[:-1]:
-        answers[index].ended(request()) if index < 4 else visit.ended(VISIT, "")
+        answers[index].on_ended(request()) if index < 4 else visit.on_ended(VISIT, "")
     for index in late:
-        answers[index].admitted()
-        answers[index].ended(request())
+        answers[index].on_admitted()
+        answers[index].on_ended(request())
     assert written == []
     last = known[-1]
-    answers[last].ended(request()) if last < 4 else visit.ended(VISIT, "")
+    answers[last].on_ended(request()) if last < 4 else visit.on_ended(VISIT, "")
     assert [sorted(one.requests) for one in written] == [[0, 1, 2, 3]]
 
 
 def test_times_of_the_clock_become_times_of_day() -> None:
     written: list[VisitRecord] = []
-    begun(written).ended(VISIT, "")
+    begun(written).on_ended(VISIT, "")
     assert written[0].at_ns(BEGAN_SECONDS) == BEGAN_NS
     assert written[0].at_ns(BEGAN_SECONDS + 1.5) == BEGAN_NS + 1_500_000_000
 
@@ -107,4 +107,4 @@ def test_it_is_what_the_door_and_the_handlers_ask_for() -> None:
     tracer: VisitTracer = Tracer(lambda _: None)
     trace: VisitTrace | None = tracer.begin("/v1/x", [], 0.0)
     assert trace is not None
-    trace.asked("m", SamplingParams())
+    trace.on_parsed("m", SamplingParams())

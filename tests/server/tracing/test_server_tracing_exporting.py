@@ -14,7 +14,7 @@ from kvell.clock import VirtualClock
 from kvell.errors import ChangeSomething
 from kvell.server.logs.lines import FIELDS
 from kvell.server.tracing.complaints import LONGEST_PROBLEM, Complaints, complaints_told
-from kvell.server.tracing.exporting import exported
+from kvell.server.tracing.exporting import exporting
 from kvell.server.tracing.opening import traces_to
 from kvell.server.tracing.traced_visit import Tracer
 from tests.server.tracing.collector import DEADLINE_SECONDS, collecting
@@ -25,7 +25,7 @@ def visited(tracer: Tracer, times: int = 1) -> None:
     for _ in range(times):
         visit = tracer.begin("/v1/completions", [], 0.0)
         assert visit is not None
-        visit.ended(VISIT, "/v1/completions")
+        visit.on_ended(VISIT, "/v1/completions")
 
 
 def events(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -112,7 +112,7 @@ def test_a_collector_that_refuses_is_told_with_its_reason(
 
 def test_a_silent_collector_is_left_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     """Its own time is ten seconds for each batch; the end is not waited for that long."""
-    with silent_port() as port, exported(f"http://127.0.0.1:{port}/", 0.05) as tracer:
+    with silent_port() as port, exporting(f"http://127.0.0.1:{port}/", 0.05) as tracer:
         visited(tracer, 600)
     assert events(caplog) == ["traces_not_flushed"]
 
@@ -123,7 +123,7 @@ def test_a_stuck_export_holds_nobody_up_and_the_oldest_are_dropped(
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "100")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "50")
     stuck = Stuck()
-    with exported("unused", DEADLINE_SECONDS, lambda _: stuck) as tracer:
+    with exporting("unused", DEADLINE_SECONDS, lambda _: stuck) as tracer:
         visited(tracer, 50)
         assert stuck.is_busy.wait(DEADLINE_SECONDS)
         visited(tracer, 5000)

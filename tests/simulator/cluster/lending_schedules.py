@@ -100,7 +100,7 @@ class LendingRun(Run):
         if front.num_done == len(front.requests):
             return
         lines = [one for one in front.queue.lines.values() if one.is_open]
-        views = [one.steered() for one in lines]
+        views = [one.to_steered() for one in lines]
         movable = {one.instance_id: one.movable() for one in lines}
         self.cluster.loop.after(late, partial(self._order, steering, views, movable))
         self.cluster.loop.after(every, partial(self._look, steering, every, late))

@@ -203,14 +203,14 @@ def test_instances_with_nothing_to_do_beat_too_and_a_cluster_at_rest_ends() -> N
     """Who decides on moves must know what memory others have that have computed nothing yet."""
     cluster = VirtualCluster(spec_of({"mixed": 2}), [row(4, 10)])
     said: list[tuple[str, float]] = []
-    heard = cluster.front.queue.heard
+    heard = cluster.front.queue.on_event
 
     def hears(name: str, event: Event, now: float) -> list[Any]:
         if isinstance(event, Heartbeat):
             said.append((name, now))
         return heard(name, event, now)
 
-    cluster.front.queue.heard = hears  # type: ignore[method-assign,assignment]
+    cluster.front.queue.on_event = hears  # type: ignore[method-assign,assignment]
     cluster.run()
     ends_seconds = cluster.loop.now_seconds
     assert ends_seconds > 4 * HEARTBEAT_SECONDS

@@ -14,7 +14,7 @@ from kvell.memory import GroupKind, LayerSpec, Layout, plan_layout
 from kvell.mempool.entries import NOT_IN_PLACE
 from kvell.mempool.transports.places import MOST_NEIGHBOURS
 from kvell.simulator.clock.links import Link
-from kvell.simulator.cluster.behind import Behind
+from kvell.simulator.cluster.behind import PeerMappings
 from kvell.simulator.cluster.cluster import ClusterSpec
 from kvell.simulator.cluster.figures import cluster_figures
 from kvell.simulator.cluster.network import Links
@@ -169,7 +169,7 @@ def test_a_creditor_whose_burst_is_over_leaves_the_debtor_what_it_reads(mix: str
 
 
 def test_rows_that_count_without_their_rights_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(StepPlan, "missed", lambda _plan, _stands: ())
+    monkeypatch.setattr(StepPlan, "find_missed", lambda _plan, _stands: ())
     monkeypatch.setattr(Scheduler, "wants_memory", lambda _: True)
 
     def is_seen(at: float) -> bool:
@@ -187,7 +187,7 @@ def test_rows_that_count_without_their_rights_are_noticed(monkeypatch: pytest.Mo
 
 @dataclass
 class Named:
-    """What lies behind a pool, as far as :class:`.Behind` looks at it."""
+    """What lies behind a pool, as far as :class:`.PeerMappings` looks at it."""
 
     name: str
     incarnation: int = 1
@@ -205,8 +205,8 @@ class Named:
         del self.mapped[first_large]
 
 
-def behind_of(me: Named) -> Behind:
-    return Behind(me.device, 10 * 4096, 4096)
+def behind_of(me: Named) -> PeerMappings:
+    return PeerMappings(me.device, 10 * 4096, 4096)
 
 
 def test_each_neighbour_has_a_place_until_there_are_none() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvell.cluster.routing.costs import fitted
+from kvell.cluster.routing.costs import prices_of
 from kvell.cost.amounts import shape_of
 from kvell.cost.analytic import AnalyticModel
 from kvell.engine.lending.sections import section_bytes
@@ -34,7 +34,7 @@ memory."""
 
 
 def spec_of(**changes: Any) -> ClusterSpec:
-    costs = fitted(
+    costs = prices_of(
         AnalyticModel(MACHINE.profile, MACHINE.cost),
         shape_of(LAYERS),
         fetch_bytes_per_second=1e9,

@@ -50,7 +50,7 @@ class TestWithoutSessions:
     def test_an_end_calls_nobody(self) -> None:
         plan = schedule([at(0.0), at(9.0)])
         plan.pop()
-        plan.ended(0, 1.0)
+        plan.on_ended(0, 1.0)
         assert len(plan) == 1
 
 
@@ -58,27 +58,27 @@ class TestSessions:
     def test_a_turn_keeps_the_gap_of_the_trace(self) -> None:
         plan = schedule([at(1.0, "s"), at(6.0, "s")])
         assert times(plan) == [(1.0, 0)]
-        plan.ended(0, 3.0)
+        plan.on_ended(0, 3.0)
         assert times(plan) == [(6.0, 1)]
 
     def test_but_waits_for_the_answer(self) -> None:
         plan = schedule([at(1.0, "s"), at(6.0, "s"), at(8.0, "s")])
         plan.pop()
-        plan.ended(0, 20.0)
+        plan.on_ended(0, 20.0)
         assert times(plan) == [(20.0, 1)]
-        plan.ended(1, 21.0)
+        plan.on_ended(1, 21.0)
         assert times(plan) == [(22.0, 2)]  # 2 s after the turn before it came, as in the trace
 
     def test_from_the_start_a_turn_comes_with_the_answer(self) -> None:
         plan = schedule([at(1.0, "s"), at(6.0, "s")], "start")
         assert times(plan) == [(0.0, 0)]
-        plan.ended(0, 3.0)
+        plan.on_ended(0, 3.0)
         assert times(plan) == [(3.0, 1)]
 
     def test_sessions_do_not_wait_for_each_other(self) -> None:
         plan = schedule([at(0.0, "a"), at(1.0, "b"), at(2.0, "a"), at(3.0, "b"), at(4.0)])
         assert times(plan) == [(0.0, 0), (1.0, 1), (4.0, 4)]
-        plan.ended(1, 1.5)
+        plan.on_ended(1, 1.5)
         assert times(plan) == [(3.0, 3)]
 
     @pytest.mark.parametrize(("arrivals", "comes"), [("trace", 5.0), ("start", 0.0)])
@@ -93,7 +93,7 @@ class TestSessions:
     def test_a_refused_turn_in_the_middle(self) -> None:
         plan = schedule([at(1.0, "s"), at(4.0, "s"), at(9.0, "s")], refused=[1])
         plan.pop()
-        plan.ended(0, 6.0)
+        plan.on_ended(0, 6.0)
         assert plan.refused == [1]
         assert times(plan) == [(11.0, 2)]
 
@@ -142,7 +142,7 @@ def test_everyone_comes_once_and_after_the_answer(
         came[index] = came_seconds
         now_seconds += service_seconds
         ends[index] = now_seconds
-        plan.ended(index, now_seconds)
+        plan.on_ended(index, now_seconds)
     assert sorted([*came, *plan.refused]) == list(range(len(rows)))
     for index, before in enumerate(predecessors(rows)):
         if before in ends and index in came:
@@ -161,12 +161,12 @@ class TestThinking:
     def test_begins_when_the_answer_has_ended(self) -> None:
         plan = self.plan()
         assert times(plan) == [(1.0, 0), (2.0, 2)]
-        plan.ended(0, 3.0)
+        plan.on_ended(0, 3.0)
         assert times(plan) == [(3.5, 1)]
-        plan.ended(1, 30.0)
+        plan.on_ended(1, 30.0)
         assert times(plan) == [(30.0, 3)]
 
     def test_others_keep_their_times(self) -> None:
         plan = self.plan()
-        plan.ended(2, 50.0)
+        plan.on_ended(2, 50.0)
         assert times(plan) == [(1.0, 0), (2.0, 2)]

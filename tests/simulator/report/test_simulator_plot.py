@@ -20,7 +20,7 @@ from kvell.simulator.report.shares import (
     mean_parts,
     mean_running,
     state_bytes,
-    thinned,
+    thin,
     unit_of,
 )
 from kvell.simulator.report.timeline import GroupMoment, Moment, Timeline
@@ -89,7 +89,7 @@ class TestScales:
 
     @given(st.integers(1, 500), st.integers(2, 60))
     def test_thinning_keeps_both_ends(self, count: int, most: int) -> None:
-        steps = [each.step for each in thinned([moment(i) for i in range(count)], most)]
+        steps = [each.step for each in thin([moment(i) for i in range(count)], most)]
         assert len(steps) == min(count, most)
         assert (steps[0], steps[-1]) == (0, count - 1)
         assert steps == sorted(set(steps))

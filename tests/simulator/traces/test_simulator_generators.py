@@ -14,7 +14,7 @@ from kvell.simulator.traces.rows import (
     TraceRow,
     ideal_hit_rate,
     ideal_hit_tokens,
-    placed,
+    place,
     predecessors,
 )
 from kvell.simulator.traces.trace import read_trace, write_trace
@@ -102,7 +102,7 @@ def test_image_questions_have_the_papers_lengths() -> None:
     rows = generate_trace("mmmu-pro", 400)
     assert {r.prompt_tokens for r in rows} == {43}
     assert {(len(r.images), r.images[0].tokens, r.images[0].start) for r in rows} == {(1, 6_193, 0)}
-    assert {placed(r, True).prompt_tokens for r in rows} == {6_193 + 43}
+    assert {place(r, True).prompt_tokens for r in rows} == {6_193 + 43}
     assert max(r.output_tokens for r in rows) <= 64
     uses = Counter(r.images[0].id for r in rows)
     assert sorted(uses) == list(range(len(uses)))

@@ -6,13 +6,13 @@ import pytest
 
 from kvell.engine.core.journal import Journal
 from kvell.engine.protocol.messages import Submit
-from kvell.simulator.traces.hints import hinted, is_wrong
+from kvell.simulator.traces.hints import add_hints, is_wrong
 from kvell.simulator.traces.rows import TraceRow
 from tests.simulator.replays import layout_of, make_replay, row
 
 
 def told(*rows: TraceRow, wrong: float = 0.0) -> list[bool | None]:
-    return [each.will_return for each in hinted(rows, wrong)]
+    return [each.will_return for each in add_hints(rows, wrong)]
 
 
 def test_who_shares_the_last_full_block_with_a_later_row_returns() -> None:

@@ -11,14 +11,14 @@ from kvell.errors import ChangeSomething
 from kvell.simulator.traces.prompts import PromptMaker
 from kvell.simulator.traces.rows import (
     ImageRow,
-    Placed,
+    PlacedPrompt,
     TraceRow,
     continuation_problem,
     ideal_hit_rate,
     ideal_hit_tokens,
-    placed,
+    place,
     predecessors,
-    repeated,
+    repeat,
 )
 from tests.simulator.replays import row
 
@@ -32,13 +32,13 @@ class TestPlaced:
     ROW = replace(row(10, 1), images=(ImageRow(0, 5, 1), ImageRow(0, 3, 2), ImageRow(7, 5, 1)))
 
     def test_images_in_the_text(self) -> None:
-        assert placed(self.ROW, True) == Placed(23, ((0, 5, 5), (5, 3, 3), (15, 5, 5)))
+        assert place(self.ROW, True) == PlacedPrompt(23, ((0, 5, 5), (5, 3, 3), (15, 5, 5)))
 
     def test_one_token_stands_for_an_image(self) -> None:
-        assert placed(self.ROW, False) == Placed(13, ((0, 1, 5), (1, 1, 3), (9, 1, 5)))
+        assert place(self.ROW, False) == PlacedPrompt(13, ((0, 1, 5), (1, 1, 3), (9, 1, 5)))
 
     def test_no_images(self) -> None:
-        assert placed(row(10, 1), True) == placed(row(10, 1), False) == Placed(10, ())
+        assert place(row(10, 1), True) == place(row(10, 1), False) == PlacedPrompt(10, ())
 
 
 class TestImageTokens:
@@ -46,7 +46,7 @@ class TestImageTokens:
     def test_spans_hold_the_contents_id_and_nothing_else_does(self, images_in_text: bool) -> None:
         rows = [replace(row(9, 1, [7, 8]), images=(ImageRow(0, 4, 5), ImageRow(6, 2, 0)))]
         prompt = PromptMaker(rows, images_in_text).prompt(0)
-        where = placed(rows[0], images_in_text)
+        where = place(rows[0], images_in_text)
         assert len(prompt) == where.prompt_tokens
         assert prompt.dtype == np.int32
         rest = prompt.copy()
@@ -76,7 +76,7 @@ class TestSessions:
         assert predecessors(rows) == [None, None, None, 0, None, 3, 1]
 
     def test_repetitions_are_sessions_of_their_own(self) -> None:
-        rows = repeated([turn(3, 1, continues=False), turn(6, 1), turn(2, 2, None)], 3)
+        rows = repeat([turn(3, 1, continues=False), turn(6, 1), turn(2, 2, None)], 3)
         assert [r.session for r in rows] == ["s", "s", None, "s#1", "s#1", None, "s#2", "s#2", None]
         assert predecessors(rows) == [None, 0, None, None, 3, None, None, 6, None]
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvell.errors import ChangeSomething
 from kvell.simulator.traces.prompts import PromptMaker
-from kvell.simulator.traces.trace import ImageRow, ideal_hit_rate, read_trace, repeated, write_trace
+from kvell.simulator.traces.trace import ImageRow, ideal_hit_rate, read_trace, repeat, write_trace
 from tests.simulator.replays import row
 
 GOOD = {"arrival_s": 0.5, "prompt_tokens": 9, "output_tokens": 2}
@@ -47,7 +47,7 @@ class TestReading:
         assert len(read_trace(path, 2)) == 2
 
     def test_repeats_keep_ids_and_shift_arrivals(self) -> None:
-        rows = repeated([row(9, 2, [7, 8], at=1.0), row(3, 1, at=4.0)], 3)
+        rows = repeat([row(9, 2, [7, 8], at=1.0), row(3, 1, at=4.0)], 3)
         assert [r.arrival_s for r in rows] == [1.0, 4.0, 4.0, 7.0, 7.0, 10.0]
         assert [len(r.block_ids) for r in rows] == [2, 0] * 3
 

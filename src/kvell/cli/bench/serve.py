@@ -145,13 +145,13 @@ def serve(
 
 
 def _measured(session: Session, source: Source, flags: Flags, progress: Any) -> Any:
-    from kvell.load.arrivals import hang_ups, retimed, think_times
+    from kvell.load.arrivals import hang_ups, retime, think_times
     from kvell.load.driver import Load
     from kvell.load.http.client import HttpClient
     from kvell.load.http.wire import Wire
     from kvell.load.run import measure
 
-    rows = retimed(source.rows(), rate=flags.rate, time_scale=flags.time_scale, seed=source.seed)
+    rows = retime(source.rows(), rate=flags.rate, time_scale=flags.time_scale, seed=source.seed)
     thinks = None
     if flags.think_time is not None:
         thinks = think_times(len(rows), flags.think_time, source.seed)

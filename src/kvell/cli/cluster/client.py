@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import click
 import msgspec
 
-from kvell.cli.cluster.state import Answer, Cluster
+from kvell.cli.cluster.state import Cluster, ClusterAnswer
 from kvell.errors import ChangeSomething, KvellError, TryLater
 from kvell.load.answers import error_text
 from kvell.wire.decoding import MalformedError, decode
@@ -39,7 +39,7 @@ class ClusterClient:
         if api_key is not None and not api_key.isprintable():
             raise ChangeSomething("--api-key", "…", "cannot be sent", "give the server's key")
 
-    def status(self) -> Answer:
+    def status(self) -> ClusterAnswer:
         """Return the state of all instances.
 
         :raises ChangeSomething: if the server does not answer, refuses the key, or is not Kvell.
@@ -60,7 +60,7 @@ class ClusterClient:
         self._check(status, body)
         return body
 
-    def scale(self, counts: Mapping[str, int]) -> Answer:
+    def scale(self, counts: Mapping[str, int]) -> ClusterAnswer:
         """Start scaling each role to the given number of instances; return the state after that.
 
         :raises ChangeSomething: as :meth:`status` does.
@@ -68,7 +68,7 @@ class ClusterClient:
         """
         return self._read(*self._asked("POST", "/cluster/scale", {"instances": dict(counts)}))
 
-    def drain(self, instance_id: str) -> Answer:
+    def drain(self, instance_id: str) -> ClusterAnswer:
         """Start draining an instance; return the state after that.
 
         :raises ChangeSomething: as :meth:`status` does.
@@ -109,10 +109,10 @@ class ClusterClient:
         if status >= 400:
             raise click.ClickException(error_text(body))
 
-    def _read(self, status: int, body: bytes) -> Answer:
+    def _read(self, status: int, body: bytes) -> ClusterAnswer:
         self._check(status, body)
         try:
-            return Answer(decode(_CLUSTER, body), decode(_FIELDS, body))
+            return ClusterAnswer(decode(_CLUSTER, body), decode(_FIELDS, body))
         except MalformedError as error:
             raise self._not_ours() from error
 

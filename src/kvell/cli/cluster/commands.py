@@ -16,7 +16,7 @@ from kvell.cluster.instances import parse_instances
 
 if TYPE_CHECKING:
     from kvell.cli.cluster.client import ClusterClient
-    from kvell.cli.cluster.state import Answer
+    from kvell.cli.cluster.state import ClusterAnswer
     from kvell.cli.cluster.waiting import Goal
 
 Command = Callable[..., Any]
@@ -29,7 +29,7 @@ class Server:
     client: "ClusterClient"
     as_json: bool
 
-    def show(self, answer: "Answer") -> None:
+    def show(self, answer: "ClusterAnswer") -> None:
         """Print the answer as JSON or as a table."""
         if self.as_json:
             click.echo(json.dumps(answer.raw))
@@ -122,12 +122,12 @@ def scale(
 
     The youngest are drained first. Requests that they have go on to their end.
     """
-    from kvell.cli.cluster.waiting import Scaled
+    from kvell.cli.cluster.waiting import ScaleGoal
 
     counts = parse_instances(instances, "instances")
     answer = server.client.scale(counts)
     if wait:
-        answer = _waited(session, server, Scaled(counts), answer, timeout_seconds)
+        answer = _waited(session, server, ScaleGoal(counts), answer, timeout_seconds)
     server.show(answer)
 
 
@@ -143,17 +143,17 @@ def drain(
 
     It gets no further requests, and ends when it has finished those that it has.
     """
-    from kvell.cli.cluster.waiting import Gone
+    from kvell.cli.cluster.waiting import RemovalGoal
 
     answer = server.client.drain(instance_id)
     if wait:
-        answer = _waited(session, server, Gone(instance_id), answer, timeout_seconds)
+        answer = _waited(session, server, RemovalGoal(instance_id), answer, timeout_seconds)
     server.show(answer)
 
 
 def _waited(
-    session: Session, server: Server, goal: "Goal", answer: "Answer", timeout_seconds: float
-) -> "Answer":
+    session: Session, server: Server, goal: "Goal", answer: "ClusterAnswer", timeout_seconds: float
+) -> "ClusterAnswer":
     from kvell.cli.cluster.waiting import wait_until
 
     with progress_bar("waiting") as progress:

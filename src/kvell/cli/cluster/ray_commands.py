@@ -57,13 +57,13 @@ def up(
 
     It runs until kvell cluster down.
     """
-    from kvell.fleet.placing.node_record import record_of, recorded
+    from kvell.fleet.placing.node_record import read_record, record_of
     from kvell.fleet.placing.opening import check_ray
     from kvell.fleet.placing.ray.node import RayNode
     from kvell.fleet.placing.ray.node_settings import NodeSettings
 
     check_ray(joins or "up")
-    if (running := recorded(session.cache_dir)) is not None:
+    if (running := read_record(session.cache_dir)) is not None:
         problem = f"runs on this machine already (pid {running.pid})"
         raise ChangeSomething("cluster", running.address, problem, "use it, or: kvell cluster down")
     settings = NodeSettings(joins, host, port, cpus, client_port)
@@ -96,10 +96,10 @@ def down(session: Session, /) -> None:
 
     Instances that run here end too; their server starts them elsewhere.
     """
-    from kvell.fleet.placing.node_record import recorded
+    from kvell.fleet.placing.node_record import read_record
     from kvell.fleet.placing.ray.node import END_SECONDS
 
-    running = recorded(session.cache_dir)
+    running = read_record(session.cache_dir)
     if running is None:
         click.echo("no Ray of kvell cluster up runs on this machine", err=True)
         return

@@ -71,7 +71,7 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ClusterAnswer:
     """A server's answer, decoded and raw."""
 
     cluster: Cluster

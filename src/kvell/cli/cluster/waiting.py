@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvell.cli.cluster.state import Answer, Cluster, Instance
+from kvell.cli.cluster.state import Cluster, ClusterAnswer, Instance
 from kvell.clock import Clock
 from kvell.errors import KvellError, TryLater
 
@@ -26,7 +26,7 @@ class Goal(Protocol):
 
 
 @dataclass(frozen=True)
-class Scaled:
+class ScaleGoal:
     """The goal that each role has the given number of serving instances and no others."""
 
     counts: Mapping[str, int]
@@ -51,7 +51,7 @@ class Scaled:
 
 
 @dataclass(frozen=True)
-class Gone:
+class RemovalGoal:
     """The goal that no instance has this id."""
 
     instance_id: str
@@ -69,12 +69,12 @@ class Gone:
 
 def wait_until(
     goal: Goal,
-    answer: Answer,
-    ask: Callable[[], Answer],
+    answer: ClusterAnswer,
+    ask: Callable[[], ClusterAnswer],
     clock: Clock,
     timeout_seconds: float,
     report: Callable[[str], None],
-) -> Answer:
+) -> ClusterAnswer:
     """Poll the state until the goal is reached; return the last answer.
 
     :param answer: answer to the request for the change.  It may still list an instance that had

@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvell.cli.plan.devices import DeviceFit
-from kvell.cluster.steering.placements import Reach
+from kvell.cluster.steering.placements import ContextLimits
 from kvell.engine.lending.sections import local_reason, section_bytes
 from kvell.engine.requests.limits import Limits
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
@@ -70,7 +70,7 @@ class PlanReport:
         groups, alone_tokens = self.layout.groups, self.longest_request_tokens
         if alone_tokens >= self.max_model_len or self.beside or local_reason("", groups):
             return {}
-        reach = Reach(alone_tokens, self.max_model_len, section_bytes(groups))
+        reach = ContextLimits(alone_tokens, self.max_model_len, section_bytes(groups))
         pool_bytes = self.layout.pool_bytes
         return {count: reach.with_others([pool_bytes] * (count - 1)) for count in INSTANCES}
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Buffered:
+class BufferParts:
     """The parts of a replay with a CPU buffer.
 
     :param machine: step timer that includes copies.
@@ -25,9 +25,9 @@ class Buffered:
     swapping: Callable[[MemoryCore], "Swapping"]
 
 
-def buffered(
+def make_buffer(
     size_bytes: int, layout: Layout, machine: "StepTimer", weights: int, hardware: str
-) -> Buffered:
+) -> BufferParts:
     """Return the buffer of an engine on this machine without latency objectives.
 
     :param weights: number of weights per token, by which copies are compared with recomputation.
@@ -58,4 +58,4 @@ def buffered(
         ledger = PageBuffer(layout.groups, count)
         return Swapping(core, ledger, rule, BufferedPrefixes(core, ledger, rule))
 
-    return Buffered(calibrated_link(machine, layout), swapping)
+    return BufferParts(calibrated_link(machine, layout), swapping)

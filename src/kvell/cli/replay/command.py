@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import click
 
-from kvell.cli.replay.buffer import buffered
+from kvell.cli.replay.buffer import make_buffer
 from kvell.cli.replay.instances import (
     Together,
     check_rows,
@@ -159,7 +159,7 @@ def replay(
         require_directory(flag, path)
     rows = source.requests(token_counter(chosen.model, session))
     arrivals = "trace" if source.rate is not None else arrivals
-    draft_tokens, models = chosen.draft_tokens, chosen.described(session)
+    draft_tokens, models = chosen.draft_tokens, chosen.describe(session)
     pool_bytes = kv_memory_bytes or default_kv_memory_bytes(session.available_bytes())
     layout = plan_layout(models.layers, pool_bytes, manager=manager)
     machine = step_timer(hardware, chosen.model, chosen.dtype, models, any_machine=any_machine)
@@ -196,7 +196,7 @@ def replay(
     swapping = None
     if cpu_buffer_bytes is not None:
         weights = models.cost.weight_bytes // chosen.number_bytes
-        buffer = buffered(cpu_buffer_bytes, layout, machine, weights, hardware)
+        buffer = make_buffer(cpu_buffer_bytes, layout, machine, weights, hardware)
         machine, swapping = buffer.machine, buffer.swapping
     timeline = Timeline() if timeline_path else None
     run = Replay(

@@ -33,7 +33,7 @@ def _calibrated(
     hardware: str, model: str, dtype: str, models: ReplayModels, any_machine: bool
 ) -> "StepTimer":
     from kvell.calibration.prints import machine_print, model_print, software_print
-    from kvell.cost.calibration import decoded, require_fresh
+    from kvell.cost.calibration import decode_calibration, require_fresh
     from kvell.simulator.replay.runner import CalibratedMachine
 
     if models.draft_cost is not None:
@@ -44,7 +44,7 @@ def _calibrated(
     except OSError as error:
         problem = f"cannot be read ({error.strerror})"
         raise ChangeSomething("--hardware", hardware, problem, "run `kvell calibrate`") from error
-    calibration = decoded(data, hardware)
+    calibration = decode_calibration(data, hardware)
     require_fresh(
         calibration,
         hardware,

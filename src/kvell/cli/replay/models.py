@@ -60,7 +60,7 @@ class ModelFlags:
         """The bytes of one stored number."""
         return ELEMENT_BYTES[self.dtype]
 
-    def described(self, session: Session) -> "ReplayModels":
+    def describe(self, session: Session) -> "ReplayModels":
         """Read both models from their configs.
 
         :raises ChangeSomething: if a config cannot be found or described.

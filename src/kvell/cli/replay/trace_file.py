@@ -45,14 +45,14 @@ class TraceFlags:
 
         :param count_tokens: returns the tokens of a text, for files with texts.
         """
-        from kvell.load.arrivals import retimed
-        from kvell.simulator.traces.hints import hinted
-        from kvell.simulator.traces.rows import repeated
+        from kvell.load.arrivals import retime
+        from kvell.simulator.traces.hints import add_hints
+        from kvell.simulator.traces.rows import repeat
 
-        rows = repeated(load_rows(self.trace, self.limit, self.seed, count_tokens), self.repeat)
+        rows = repeat(load_rows(self.trace, self.limit, self.seed, count_tokens), self.repeat)
         if self.rate is not None:
-            rows = retimed(rows, rate=self.rate, seed=self.seed)
-        return rows if self.wrong_hints is None else hinted(rows, self.wrong_hints)
+            rows = retime(rows, rate=self.rate, seed=self.seed)
+        return rows if self.wrong_hints is None else add_hints(rows, self.wrong_hints)
 
 
 def trace_options(command: Command) -> Command:

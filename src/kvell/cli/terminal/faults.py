@@ -55,7 +55,7 @@ class Debug:
     on: bool = False
 
 
-def guarded(work: Callable[[], object], debug: Debug) -> int:
+def run_guarded(work: Callable[[], object], debug: Debug) -> int:
     """Run ``work`` and return the exit code; report errors on stderr."""
     try:
         work()

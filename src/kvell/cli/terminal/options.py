@@ -11,7 +11,7 @@ import click
 from kvell.cli.terminal.session import Session
 from kvell.cli.terminal.sizes import SIZE
 from kvell.device.available import default_kv_memory_bytes
-from kvell.engine.setup.engine_settings import EngineSettings, flagged, opposite
+from kvell.engine.setup.engine_settings import EngineSettings, opposite, settings_with_flag
 from kvell.engine.setup.options import Flag, Kind
 from kvell.errors import ChangeSomething
 
@@ -52,7 +52,9 @@ def models_option(command: Command) -> Command:
 
 def setting_option(name: str) -> Option:
     """Return the flag of a setting of :class:`EngineSettings`; its parameter has the same name."""
-    return next(_option_of(field, flag) for field, flag in flagged() if field.name == name)
+    return next(
+        _option_of(field, flag) for field, flag in settings_with_flag() if field.name == name
+    )
 
 
 def _option_of(field: Field[object], flag: Flag) -> Option:
@@ -159,7 +161,7 @@ _TYPES: Mapping[Kind, click.ParamType[object]] = {
 _METAVARS = {"seconds": "SECONDS", "count": "N", "at-least-one": "N"}
 _ENGINE_OPTIONS: tuple[Option, ...] = (
     models_option,
-    *(_option_of(field, flag) for field, flag in flagged()),
+    *(_option_of(field, flag) for field, flag in settings_with_flag()),
     debug_option,
 )
 

@@ -30,7 +30,7 @@ def top(url: str, api_key: str | None, every_seconds: float, once: bool, as_json
     from kvell.cli.cluster.client import ClusterClient
     from kvell.cli.terminal.figures import wide_console
     from kvell.cli.top.screen import screen
-    from kvell.cli.top.seen import Seen, read
+    from kvell.cli.top.seen import ServerSnapshot, read
 
     looks = _looks(ClusterClient(url, api_key).pages, every_seconds, once=once)
     if as_json:
@@ -40,7 +40,7 @@ def top(url: str, api_key: str | None, every_seconds: float, once: bool, as_json
     if once:
         wide_console().print(screen(read(next(looks))))
         return
-    before: Seen | None = None
+    before: ServerSnapshot | None = None
     with Live(console=wide_console(), auto_refresh=False, screen=True) as live:
         for body in looks:
             seen = read(body)

@@ -8,15 +8,15 @@ from rich.table import Table
 from rich.text import Text
 
 from kvell.cli.terminal.sizes import format_bytes
-from kvell.cli.top.seen import IdleSpell, Instance, InstanceStats, Request, Seen
+from kvell.cli.top.seen import IdleSpell, Instance, InstanceStats, Request, ServerSnapshot
 
 BAR_CELLS = 30
-USED, CACHED, LENT, FREE = "█", "▒", "╱", "·"
+USED, CACHED, WITHHELD, FREE = "█", "▒", "╱", "·"
 MOST_REQUESTS = 20
 LEAST_LOST = 0.01
 
 
-def screen(seen: Seen, before: Seen | None = None) -> Group:
+def screen(seen: ServerSnapshot, before: ServerSnapshot | None = None) -> Group:
     """Return the whole screen.
 
     :param before: previous snapshot, for rates; None for the first.
@@ -31,7 +31,7 @@ def memory_bar(stats: InstanceStats, cells: int = BAR_CELLS) -> str:
     A part that is not empty has at least one cell.
     """
     uses = stats.bytes
-    parts = [(USED, uses.kv_used), (CACHED, uses.kv_cached), (LENT, uses.lent)]
+    parts = [(USED, uses.kv_used), (CACHED, uses.kv_cached), (WITHHELD, uses.withheld)]
     bar = "".join(
         sign * max(1, round(cells * size / uses.pool)) for sign, size in parts if size and uses.pool
     )
@@ -59,7 +59,9 @@ def threads_text(now: Mapping[str, float], before: Mapping[str, float]) -> str:
     return f"{now['threads']:.0f}" + (f" −{share:.0%}" if share >= LEAST_LOST else "")
 
 
-def tokens_per_second(seen: Seen, before: Seen | None, instance_id: str) -> float | None:
+def tokens_per_second(
+    seen: ServerSnapshot, before: ServerSnapshot | None, instance_id: str
+) -> float | None:
     """Return output tokens per second between two snapshots; None if unknown."""
     now, then = _stats(seen, instance_id), _stats(before, instance_id)
     if before is None or now is None or then is None:
@@ -68,8 +70,8 @@ def tokens_per_second(seen: Seen, before: Seen | None, instance_id: str) -> floa
     return tokens / seconds if seconds > 0 and tokens >= 0 else None  # fewer: it was restarted
 
 
-def _instances(seen: Seen, before: Seen | None) -> Table:
-    legend = f"{USED} used  {CACHED} cached  {LENT} withheld for activations  {FREE} free"
+def _instances(seen: ServerSnapshot, before: ServerSnapshot | None) -> Table:
+    legend = f"{USED} used  {CACHED} cached  {WITHHELD} withheld for activations  {FREE} free"
     waiting = seen.requests.waiting
     table = Table(title=f"{legend}   ({waiting:,} requests wait in front)", title_justify="left")
     for name in ("instance", "state", "KV memory", "of", "buffer", "sections", "threads"):
@@ -107,7 +109,7 @@ def _instance(
     )
 
 
-def _requests(seen: Seen) -> Table:
+def _requests(seen: ServerSnapshot) -> Table:
     rows = seen.requests.rows[:MOST_REQUESTS]
     more = seen.requests.running + seen.requests.waiting - len(rows)
     table = Table(title="requests" + (f" (and {more:,} more)" if more else ""))
@@ -139,7 +141,7 @@ def _idle_wait(wait: IdleSpell) -> Text:
     return Text(f"{begin} although every instance is idle: {wait.why}", style="bold red")
 
 
-def _misses(seen: Seen) -> Text:
+def _misses(seen: ServerSnapshot) -> Text:
     counts = Counter(
         miss.reason
         for instance in seen.instances
@@ -152,6 +154,6 @@ def _misses(seen: Seen) -> Text:
     return Text(f"why the last {counts.total()} misses missed: {reasons}")
 
 
-def _stats(seen: Seen | None, instance_id: str) -> InstanceStats | None:
+def _stats(seen: ServerSnapshot | None, instance_id: str) -> InstanceStats | None:
     instances = () if seen is None else seen.instances
     return next((instance.stats for instance in instances if instance.id == instance_id), None)

@@ -13,7 +13,7 @@ class Uses(Struct, frozen=True):
     pool: int
     kv_used: int
     kv_cached: int
-    lent: int
+    withheld: int
     activation: int | None = None
     cpu_buffer: int | None = None
 
@@ -86,7 +86,7 @@ class Requests(Struct, frozen=True):
     idle_wait: IdleSpell | None = None
 
 
-class Seen(Struct, frozen=True):
+class ServerSnapshot(Struct, frozen=True):
     """One snapshot of a server."""
 
     at_seconds: float
@@ -94,10 +94,10 @@ class Seen(Struct, frozen=True):
     requests: Requests
 
 
-_SEEN = msgspec.json.Decoder(Seen)
+_SEEN = msgspec.json.Decoder(ServerSnapshot)
 
 
-def read(body: bytes) -> Seen:
+def read(body: bytes) -> ServerSnapshot:
     """Decode one snapshot.
 
     :raises ChangeSomething: if the body has another form.

@@ -165,7 +165,7 @@ def pairs(prompt_tokens: int, cached_tokens: int) -> int:
     return new * (2 * prompt_tokens - new + 1) // 2
 
 
-def fitted(
+def prices_of(
     model: CostModel,
     shape: ModelShape,
     *,

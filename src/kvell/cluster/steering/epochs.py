@@ -78,7 +78,7 @@ class Leadership:
         """Note that all instances are taken over: a higher epoch is now a newer manager's."""
         self._is_settled = True
 
-    def heard(self, epoch: int) -> Standing:
+    def on_epoch(self, epoch: int) -> Standing:
         """Handle an epoch that another process has seen; after "rose", send the new one to all."""
         if self.is_outranked:
             return "outranked"
@@ -90,14 +90,14 @@ class Leadership:
         self.epoch = epoch + 1
         return "rose"
 
-    def found(self, incarnations: Iterable[int]) -> Standing:
+    def on_incarnations(self, incarnations: Iterable[int]) -> Standing:
         """Handle the incarnations that run.
 
         Those of a newer manager have a higher epoch.  Before this manager's first start, those of
         the same epoch are another manager's too.
         """
         highest = max(map(epoch_of, incarnations), default=0)
-        return self.heard(highest if self._number or highest < self.epoch else highest + 1)
+        return self.on_epoch(highest if self._number or highest < self.epoch else highest + 1)
 
     def next_incarnation(self) -> int:
         """Return the incarnation of the next start; it rises in an epoch, and with the epoch."""

@@ -22,7 +22,7 @@ NOTHING_SHARED: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Reach:
+class ContextLimits:
     """The maximum length of an instance's requests, alone and with loans.
 
     :param alone_tokens: most tokens of a request without loans.
@@ -39,11 +39,11 @@ class Reach:
     host: str = ""
 
     @classmethod
-    def of(cls, ready: Ready) -> "Reach":
+    def of(cls, ready: Ready) -> "ContextLimits":
         """Return the limits of an instance from its ``Ready``; all that lend are on one host."""
         return cls(ready.max_model_len, ready.reach_tokens, ready.section_bytes)
 
-    def meets(self, other: "Reach") -> bool:
+    def meets(self, other: "ContextLimits") -> bool:
         """Return whether instances read each other's sections in place."""
         return 0 < self.block_bytes == other.block_bytes and self.host == other.host
 
@@ -61,7 +61,7 @@ class Reach:
         return max(self.alone_tokens, min(self.most_tokens, reached_tokens))
 
 
-NO_REACH = Reach()
+NO_REACH = ContextLimits()
 
 
 def lendable_blocks(pool_bytes: int, block_bytes: int) -> int:

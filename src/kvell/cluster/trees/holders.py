@@ -40,7 +40,7 @@ class HolderMap:
     def add(self, hashes: Sequence[int], bit: int) -> None:
         """Add a holder of the blocks."""
         if self._old:
-            self.found(hashes)
+            self.find(hashes)
         _add(self._young, hashes, bit)
 
     def remove(self, hashes: Sequence[int], bit: int) -> None:
@@ -48,7 +48,7 @@ class HolderMap:
         _remove(self._young, hashes, bit)
         _remove(self._old, hashes, bit)
 
-    def found(self, hashes: Sequence[int]) -> list[int]:
+    def find(self, hashes: Sequence[int]) -> list[int]:
         """Return the holders of each block, 0 without any, and renew the blocks."""
         held = list(map(self._young.get, hashes, _NOBODY))
         if self._old and not all(held):

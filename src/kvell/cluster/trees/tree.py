@@ -80,7 +80,7 @@ class PromptTree:
         """Number of guessed blocks, of all groups."""
         return sum(map(len, self._guesses.values()))
 
-    def noticed(
+    def on_notice(
         self, instance_id: str, incarnation: int, notice: IndexNotice, now_seconds: float
     ) -> bool:
         """Apply a notice of an instance about its index.
@@ -206,12 +206,12 @@ class PromptTree:
         blocks, guesses = self._blocks[index], self._guesses[index]
         held = self._asked[index] = []
         if self._groups[index].kind not in WHOLE:
-            held += blocks.found(hashes)
+            held += blocks.find(hashes)
             return guesses.added_to(held, hashes)
         holders: list[int] = []
         while len(holders) < len(hashes):
             some = hashes[len(holders) : 2 * len(holders) + FIRST_LOOK]
-            held += (bits := blocks.found(some))
+            held += (bits := blocks.find(some))
             holders += (bits := guesses.added_to(bits, some))
             if not all(bits):
                 break
@@ -221,7 +221,7 @@ class PromptTree:
         """Return the holders of the first blocks at least, mostly from the match just before."""
         held = self._asked.get(index) if chain is self._asked_of else None
         if held is None or self._groups[index].kind is GroupKind.STATE:
-            return self._blocks[index].found(hashes)
+            return self._blocks[index].find(hashes)
         return held
 
     @staticmethod

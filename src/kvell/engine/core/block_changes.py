@@ -47,7 +47,7 @@ class BlockChanges:
         self._groups = groups
         self._changes: list[_Stored | tuple[int, list[int]]] = []
 
-    def stored(self, block: Block) -> None:
+    def on_stored(self, block: Block) -> None:
         """Add a block that is cached now."""
         last = self._changes[-1] if self._changes else None
         if isinstance(last, _Stored) and last.take(block):
@@ -56,7 +56,7 @@ class BlockChanges:
         new.take(block)
         self._changes.append(new)
 
-    def removed(self, group: int, block_hash: int) -> None:
+    def on_removed(self, group: int, block_hash: int) -> None:
         """Add a block that is no longer cached."""
         last = self._changes[-1] if self._changes else None
         if isinstance(last, tuple) and last[0] == group:
@@ -64,7 +64,7 @@ class BlockChanges:
         else:
             self._changes.append((group, [block_hash]))
 
-    def told(self) -> tuple[BlocksStored | BlocksRemoved, ...]:
+    def take(self) -> tuple[BlocksStored | BlocksRemoved, ...]:
         """Return all changes as records of the instance protocol."""
         return tuple(
             self._of_stored(change)

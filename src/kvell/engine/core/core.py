@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvell.engine.core.emptying import abandon, reset_prefix_cache
-from kvell.engine.core.entering import Entrance
+from kvell.engine.core.entering import RequestFactory
 from kvell.engine.core.figures import Figures
 from kvell.engine.core.index_watch import IndexWatch
 from kvell.engine.core.lateness import Lateness
 from kvell.engine.core.miss_watch import MissWatch
-from kvell.engine.core.yields import StepInFlight, StepsInFlight, Yields, end_of, yields_of
+from kvell.engine.core.yields import StepCommitter, StepInFlight, StepsInFlight, end_of, yields_of
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.failing.failures import StepFailure, end_failed, forget_text
@@ -98,9 +98,9 @@ class EngineCore:
         self.handovers: Handovers | None = None
         if agent is not None:
             self.handovers = Handovers(self._scheduler, agent, pd_caching, streams)
-        self._entrance = Entrance(rules, is_cached=agent is None or pd_caching > 0)
+        self._entrance = RequestFactory(rules, is_cached=agent is None or pd_caching > 0)
         self._figures = Figures(incarnation, core, self._scheduler, misses, self.handovers)
-        self._yields = Yields(core, rules, self._figures)
+        self._yields = StepCommitter(core, rules, self._figures)
         self._is_idle = False
         self.max_running = self.last_decoding = 0
 
@@ -144,12 +144,12 @@ class EngineCore:
             self.handovers.move_kvcache(request, command.num_blocks, command.dst)
         return []
 
-    def heard(self, entry: PeerEntry) -> list[Event]:
+    def on_entry(self, entry: PeerEntry) -> list[Event]:
         """Process an entry of other instances, copies or time; then call :meth:`take_actions`."""
         if self.handovers is None:
             raise RuntimeError("this engine is not part of a pool of several instances")
         self._is_idle = False
-        happened = self.handovers.heard(entry, is_owed_a_result=bool(self._in_flight))
+        happened = self.handovers.on_entry(entry, is_owed_a_result=bool(self._in_flight))
         return self._handed_over(self.handovers, *happened) + self._noticed()
 
     def take_actions(self) -> list[Action]:
@@ -196,7 +196,7 @@ class EngineCore:
         """End a request; release its pages now, or with the result of the step in flight."""
         self._is_idle = False  # pages may become free that were held for the request's arrival
         if self.handovers is not None:
-            self.handovers.cancelled(command)
+            self.handovers.on_cancelled(command)
         request = self._requests.get(command.request_id)
         if request is None or request.finish_reason or command.spares(request.attempt):
             return []
@@ -266,7 +266,7 @@ class EngineCore:
             if self._index_watch is not None:
                 self._index_watch.computes(work.handle, request)
         if self.handovers is not None and not self._in_flight:
-            streams = self.handovers.planned(plan, requests)
+            streams = self.handovers.on_planned(plan, requests)
             plan = replace(plan, streams=streams) if streams else plan
         self._in_flight.begin(StepInFlight(plan, requests))
         return plan
@@ -281,12 +281,12 @@ class EngineCore:
         self._in_flight.pop(result.step)
         self._scheduler.charge_for(events := self._yields.take(step, result, tokens))
         if result.missed and self.handovers is not None:
-            self.handovers.missed(result.missed)
+            self.handovers.on_missed(result.missed)
         for request in step.requests:
             if request.finish_reason is not None:
                 events += self._end(request)
         if self.handovers is not None:
-            happened = self.handovers.computed(result.step, step.requests)
+            happened = self.handovers.on_computed(result.step, step.requests)
             events += self._handed_over(self.handovers, *happened)
             self._is_idle = step.plan.is_idle and self.handovers.holds_pages
         if self._scheduler.steps_put_off >= MOST_STEPS_PUT_OFF and self._scheduler.running:
@@ -334,7 +334,7 @@ class EngineCore:
         """Report the end once; release pages unless a step in flight may touch them."""
         is_reported = self._requests.get(request.request_id) is not request
         if self.handovers is not None:
-            self.handovers.ended(request)
+            self.handovers.on_ended(request)
         if not self._in_flight.has(request):
             self._scheduler.finish(request)
             if request.is_spoiled and not request.step_failed:
@@ -342,7 +342,7 @@ class EngineCore:
             if self.handovers is not None and not is_reported:
                 self.handovers.send_back(request)
         if self._misses is not None and not is_reported and self._scheduler.looks_up(request):
-            self._misses.ended(request, self.step)
+            self._misses.on_ended(request, self.step)
         return [] if is_reported else [self._told(request)]
 
     def _told(self, request: Request) -> Finished:

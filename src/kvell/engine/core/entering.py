@@ -23,7 +23,7 @@ from kvell.memory import Tokens
 from kvell.vocabulary import RequestId
 
 
-class Entrance:
+class RequestFactory:
     """The factory of one engine core's requests, which it numbers.
 
     :param rules: by the model's name; commands that name no model mean the first.

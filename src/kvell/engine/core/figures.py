@@ -55,7 +55,7 @@ class Figures:
             self._prompt_tokens += len(request.prompt)
             self._hit_tokens += request.cached_tokens or 0
             if self._misses is not None and self._scheduler.looks_up(request):
-                self._misses.admitted(request, plan.step, self._scheduler.running)
+                self._misses.on_admitted(request, plan.step, self._scheduler.running)
 
     def count_end(self, reason: FinishReason) -> None:
         """Count the end of a request."""

@@ -96,7 +96,7 @@ class IndexWatch:
             elif (block := self._block_at.pop((group, page), None)) is not None:
                 self._block_at[group, other] = block
         self._forget(computing)
-        records = changes.told()
+        records = changes.take()
         if not records:
             return None
         self._sequence += 1
@@ -128,7 +128,7 @@ class IndexWatch:
             if self._with_tokens:
                 tokens = text.tokens(end - size, end).astype("<i4").tobytes()
             root = root_digest(text.cache_root)
-            changes.stored(Block(group, block, parent, tokens, root, size))
+            changes.on_stored(Block(group, block, parent, tokens, root, size))
 
     def _dropped(self, changes: BlockChanges, group: int, page: int) -> None:
         block = self._block_at.pop((group, page), None)
@@ -136,7 +136,7 @@ class IndexWatch:
             return
         spec, count = self._core.layout.groups[group], self._pages_of[group, block]
         if count == _pages(spec):
-            changes.removed(group, block)
+            changes.on_removed(group, block)
         if count > 1:
             self._pages_of[group, block] = count - 1
         else:

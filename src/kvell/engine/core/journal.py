@@ -68,10 +68,10 @@ class JournaledCore:
         self._note(entry)
         return _given(entry, self.core)
 
-    def heard(self, entry: PeerEntry) -> list[Event]:
+    def on_entry(self, entry: PeerEntry) -> list[Event]:
         """Pass an entry of other instances, copies or time to the core."""
         self._note(entry)
-        return self.core.heard(entry)
+        return self.core.on_entry(entry)
 
     def warm(self, chunks: int) -> None:
         """Report to the core that the next ``chunks`` chunks have memory; 0: no more will."""
@@ -135,7 +135,7 @@ def replay(
         elif isinstance(entry, Lateness):
             core.note(entry)
         elif isinstance(entry, PeerEntry):
-            core.heard(entry)
+            core.on_entry(entry)
         else:
             plans.append(core.plan())
         if each is not None:

@@ -56,7 +56,7 @@ class LatenessWatch:
         """Return a watch that calls requests late before they miss these objectives."""
         return cls(EARLY_TTFT * ttft_seconds, EARLY_TPOT * tpot_seconds, expected_tokens)
 
-    def submitted(self, request_id: RequestId, now_seconds: float) -> None:
+    def on_submitted(self, request_id: RequestId, now_seconds: float) -> None:
         """Record a submitted request."""
         self._waiting[request_id] = now_seconds
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvell.engine.protocol.pages import Miss
-from kvell.engine.requests.misses import Admission, MissLog, Reach
+from kvell.engine.requests.misses import Admission, GroupHit, MissLog
 from kvell.engine.requests.request import Request
 from kvell.memory import VisibleCore, common_prefix, policy_of
 
@@ -25,13 +25,13 @@ class MissWatch:
         """Misses since the start, by reason."""
         return self._log.counts
 
-    def admitted(self, request: Request, step: int, running: Sequence[Request]) -> None:
+    def on_admitted(self, request: Request, step: int, running: Sequence[Request]) -> None:
         """Record the first admission of a request whose prefix was looked up.
 
         :param running: all running requests; may contain ``request``.
         """
         hit_tokens = request.cached_tokens or 0
-        self._log.admitted(
+        self._log.on_admitted(
             Admission(
                 request.request_id,
                 request.prompt,
@@ -44,12 +44,12 @@ class MissWatch:
             lambda: self._reaches(request),
         )
 
-    def ended(self, request: Request, step: int) -> None:
+    def on_ended(self, request: Request, step: int) -> None:
         """Record the computed tokens of a request that ends."""
         tokens = request.tokens(0, request.settled)
-        self._log.ended(tokens, request.cache_root, request.model, step)
+        self._log.on_ended(tokens, request.cache_root, request.model, step)
 
-    def _reaches(self, request: Request) -> list[Reach]:
+    def _reaches(self, request: Request) -> list[GroupHit]:
         """Return how long a hit each group allows alone, of the groups that a hit requires."""
         lengths = self._core.reach(
             request.prompt,
@@ -59,7 +59,7 @@ class MissWatch:
             model=request.model,
         ).tolist()
         return [
-            Reach(group.name, length)
+            GroupHit(group.name, length)
             for group, length in zip(self._core.layout.groups, lengths, strict=True)
             if length >= 0 and policy_of(group).required_for_hit
         ]

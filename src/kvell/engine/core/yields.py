@@ -83,7 +83,7 @@ class StepsInFlight:
         return {work.handle for step in self._steps for work in step.plan.work}
 
 
-class Yields:
+class StepCommitter:
     """The committer of steps: appends tokens to requests, and publishes computed pages.
 
     :param rules: by the model's name.

@@ -89,7 +89,7 @@ class BufferedPrefixes:
 
     # --------------------------------------------------------------------------- out
 
-    def ended(self, request: Request) -> None:
+    def on_ended(self, request: Request) -> None:
         """Remember an ended request that is about to leave its pages in the cache."""
         if not request.settled or not self._serves(request):
             return

@@ -32,7 +32,7 @@ SWAPPABLE = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED, Gro
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedPages:
     """A request's pages in the buffer.
 
     :param computed: tokens whose KV or state they hold.
@@ -62,7 +62,7 @@ class Swapping:
         self.rungs = dict.fromkeys(("swap_out", "swap_in", "recompute", "buffer_full"), 0)
         self.buffer, self.prefixes = buffer, prefixes
         self._core, self._rule = core, rule
-        self._saved: dict[RequestId, Saved] = {}
+        self._saved: dict[RequestId, SavedPages] = {}
         self._next_holder = 1
 
     def begin(self) -> None:
@@ -114,7 +114,7 @@ class Swapping:
         taken = [iter(some) for some in pages]
         out = np.array([(g, page, next(taken[g])) for g, _, page in rows.tolist()], np.int32)
         places = map(tuple, rows[:, :2].tolist())
-        self._saved[request.request_id] = Saved(
+        self._saved[request.request_id] = SavedPages(
             self._next_holder,
             request.computed,
             request.repeats,
@@ -189,14 +189,14 @@ class Swapping:
         self.rungs["swap_in"] += 1
         return fetched
 
-    def _is_computed(self, group: int, position: int, saved: Saved) -> bool:
+    def _is_computed(self, group: int, position: int, saved: SavedPages) -> bool:
         spec = self._core.layout.groups[group]
         return not spec.kind.counts_tokens or position * spec.page_tokens < saved.computed
 
-    def ended(self, request: Request) -> None:
+    def on_ended(self, request: Request) -> None:
         """Remember an ended request whose pages are about to be cached on the device."""
         if self.prefixes is not None:
-            self.prefixes.ended(request)
+            self.prefixes.on_ended(request)
 
     def copy_out(self, wanted_large: int) -> NewPages:
         """Return the pages [m, 3] to copy out before a plan evicts them: group, page, buffer page.

@@ -213,7 +213,7 @@ class Borrowed:
             return []
         if index < borrower.away:
             if isinstance(news, LoanRecalled) and self._recalls.moves(borrower, index):
-                return self._recalls.recalled(borrower, index)
+                return self._recalls.on_recall(borrower, index)
             return self._lose(borrower, index)
         # No step reads it yet.  Later sections stay here too, so that the local rest is one run.
         borrower.creditors.clear()
@@ -249,7 +249,7 @@ class Borrowed:
             rows += self.sections.rows(borrower, sections)
         return np.array(rows, np.int32).reshape(-1, 4)
 
-    def planned(self, plan: StepPlan, rows: NewPages) -> tuple[StepPlan, list[Action]]:
+    def on_planned(self, plan: StepPlan, rows: NewPages) -> tuple[StepPlan, list[Action]]:
         """Return the plan with its remote reads and copies back, and the actions that precede it.
 
         :param rows: the result of :meth:`before_plan`.
@@ -285,7 +285,7 @@ class Borrowed:
         )
         return plan, actions
 
-    def missed(self, handles: Sequence[int]) -> list[Action]:
+    def on_missed(self, handles: Sequence[int]) -> list[Action]:
         """Handle rows that do not count: their requests recompute what they lost."""
         actions: list[Action] = []
         late = [debtor for debtor in self._borrowers.values() if debtor.handle in handles]
@@ -298,7 +298,7 @@ class Borrowed:
             actions += self._lose(borrower, lost or 0)
         return actions
 
-    def ended(self, request: Request) -> list[Action]:
+    def on_ended(self, request: Request) -> list[Action]:
         """End the loans of a request that ends: creditors get their memory back."""
         self._placements.pop(request.request_id, None)
         borrower = self._borrowers.get(request.request_id)

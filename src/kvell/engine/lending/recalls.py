@@ -32,7 +32,7 @@ class Recalls:
         """Return whether a recalled section can move; it is not copied back across hosts."""
         return not borrower.by_queries or self._goes_on(borrower, index)
 
-    def recalled(self, borrower: Borrower, index: int) -> list[Action]:
+    def on_recall(self, borrower: Borrower, index: int) -> list[Action]:
         """Handle the recall of a section: it is copied back with all later ones, if they fit.
 
         If the request is too long for the local memory, another creditor gets the section.

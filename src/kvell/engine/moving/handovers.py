@@ -45,7 +45,7 @@ from kvell.mempool.owners import Tick
 from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
 from kvell.mempool.transfers.actions import Action, Arrived, Ended, Fetched, RoomGranted
 from kvell.mempool.transfers.messages import Transfer
-from kvell.mempool.transfers.methods import StreamCosts, Streamed, pays_by_layer
+from kvell.mempool.transfers.methods import LayerPull, StreamCosts, pays_by_layer
 from kvell.mempool.transfers.receiving import owner_of
 from kvell.pages.stages import stages_of
 from kvell.vocabulary import RequestId, StepNumber
@@ -218,7 +218,7 @@ class Handovers:
         )
         self._actions += actions
 
-    def heard(
+    def on_entry(
         self, entry: PeerEntry, *, is_owed_a_result: bool = False
     ) -> tuple[list[Request], list[ArrivedRequest]]:
         """Process an entry; return the requests that have moved away, and those that have arrived.
@@ -234,7 +234,7 @@ class Handovers:
             actions += self.borrowed.advance()
         return self._sorted(actions)
 
-    def planned(self, plan: StepPlan, requests: Sequence[Request]) -> tuple[int, ...]:
+    def on_planned(self, plan: StepPlan, requests: Sequence[Request]) -> tuple[int, ...]:
         """Offer the pages of requests whose announced text the plan completes, if that pays.
 
         Call it before the step runs, while no other step does; then call :meth:`take_actions`.
@@ -253,7 +253,7 @@ class Handovers:
             missing = self.agent.sending.missing(transfer)
             groups = [self._core.layout.groups[group] for group, _ in missing]
             size_bytes = sum(group.page_stride_bytes for group in groups)
-            what = Streamed(size_bytes, len(missing), stages, plan.num_tokens)
+            what = LayerPull(size_bytes, len(missing), stages, plan.num_tokens)
             if not work.samples or not pays_by_layer(what, self._streams):
                 continue
             places = places_of(self._core, request)
@@ -262,7 +262,7 @@ class Handovers:
             self._actions += actions
         return tuple(numbers)
 
-    def computed(
+    def on_computed(
         self, step: StepNumber, requests: Sequence[Request]
     ) -> tuple[list[Request], list[ArrivedRequest]]:
         """Begin to move requests whose announced text a step has completed.
@@ -306,22 +306,22 @@ class Handovers:
         if len(self.agent.loans.lending) and self._scheduler.lacks_memory(plan):
             counts = [int(group.kind is GroupKind.FULL) for group in self._core.layout.groups]
             self._sorted(self.agent.loans.lending.recall(counts, self.agent.now, RECALL_TICKS))
-        plan, actions = self.borrowed.planned(plan, rows)
+        plan, actions = self.borrowed.on_planned(plan, rows)
         self._actions += actions
         return plan
 
-    def missed(self, handles: Sequence[int]) -> None:
+    def on_missed(self, handles: Sequence[int]) -> None:
         """Let requests recompute the sections that they read too late at creditors."""
-        self._actions += self.borrowed.missed(handles)
+        self._actions += self.borrowed.on_missed(handles)
 
-    def cancelled(self, command: Cancel) -> None:
+    def on_cancelled(self, command: Cancel) -> None:
         """Refuse a cancelled request that is still on its way here."""
         receiving = self.agent.receiving
         self._actions += receiving.refuse(lambda announced: is_cancelled(announced, command))
 
-    def ended(self, request: Request) -> None:
+    def on_ended(self, request: Request) -> None:
         """End the loans and transfers of a request that ends: no instance may read its pages."""
-        self._actions += self.borrowed.ended(request)
+        self._actions += self.borrowed.on_ended(request)
         self._commands.pop(request.request_id, None)
         self._migrations.forget(request)
         self._awaited.pop(request.number, None)
@@ -372,7 +372,7 @@ class Handovers:
     def _ended(self, action: Ended) -> list[Request]:
         """Handle the end of a transfer; return its request if that has moved."""
         if action.transfer not in self._going:
-            stays = self._migrations.copied(action.transfer, action.problem)
+            stays = self._migrations.on_copied(action.transfer, action.problem)
             self._stays += [] if stays is None else [stays]
             self._actions += self._left()
             return []

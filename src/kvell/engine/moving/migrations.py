@@ -75,7 +75,7 @@ class Migrations:
             self._copies[leaving.copy] = request.request_id
         return actions
 
-    def copied(self, transfer: Transfer, problem: str) -> Request | None:
+    def on_copied(self, transfer: Transfer, problem: str) -> Request | None:
         """Record the end of a transfer; return its request if its copy failed, so that it stays."""
         leaving = self._leaving.get(self._copies.pop(transfer, RequestId("")))
         if leaving is None or leaving.copy != transfer:

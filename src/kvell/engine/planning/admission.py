@@ -8,7 +8,7 @@ from kvell.engine.cpu_buffer.parking import ROOM_TOKENS
 from kvell.engine.planning.chunks import Chunks
 from kvell.engine.planning.embedded import embedded_images
 from kvell.engine.planning.plan_draft import PlanDraft
-from kvell.engine.planning.seats import Seats
+from kvell.engine.planning.seats import RequestQueues
 from kvell.engine.planning.shares import makes_way
 from kvell.engine.requests.cache_roots import DROPPING_ROOT, kept_root
 from kvell.engine.requests.limits import Limits
@@ -34,7 +34,7 @@ class Admission:
         self,
         core: MemoryCore,
         limits: Limits,
-        seats: Seats,
+        seats: RequestQueues,
         chunks: Chunks,
         *,
         shares_pool: bool,
@@ -143,7 +143,7 @@ class Admission:
         if request.runs_alone:
             self._chunks.protected.yield_all()
         kept = request.kept_tokens
-        if kept and self.cached(request) >= kept:
+        if kept and self.count_cached(request) >= kept:
             kept = 0  # it is cached here too
         handle = self._core.open(
             tokens,
@@ -219,7 +219,7 @@ class Admission:
         draft.admitted.append(request.request_id)
         if request.cached_tokens is None:
             request.cached_tokens = request.computed
-            self._chunks.protected.admitted(
+            self._chunks.protected.on_admitted(
                 request,
                 self._expected_output(request),
                 len(self._seats.running) + len(self._seats.waiting),
@@ -249,13 +249,13 @@ class Admission:
         ahead = max(
             (self._shared_ahead(request, other) for other in self._seats.running), default=0
         )
-        if not ahead or ahead <= max(request.kept_tokens, self.cached(request)):
+        if not ahead or ahead <= max(request.kept_tokens, self.count_cached(request)):
             return False
         request.prefix_wait_steps += 1
         self._seats.rungs["wait_for_prefix"] += 1
         return True
 
-    def cached(self, request: Request, *, prompt_alone: bool = False) -> int:
+    def count_cached(self, request: Request, *, prompt_alone: bool = False) -> int:
         """Return the number of a request's cached tokens, after which it could continue.
 
         :param prompt_alone: whether to look up its prompt without its output.

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvell.engine.planning.plan_draft import PlanDraft
 from kvell.engine.planning.protected import ProtectedPrefixes
-from kvell.engine.planning.seats import Seats
+from kvell.engine.planning.seats import RequestQueues
 from kvell.engine.planning.speculation import Speculation
 from kvell.engine.planning.step_memory import RigidMemory, StepMemory
 from kvell.engine.planning.whole_prompts import has_budget, least_end
@@ -29,7 +29,7 @@ class Chunks:
     """
 
     def __init__(
-        self, core: MemoryCore, limits: Limits, seats: Seats, memory: StepMemory | None
+        self, core: MemoryCore, limits: Limits, seats: RequestQueues, memory: StepMemory | None
     ) -> None:
         self.memory: StepMemory = memory or RigidMemory(core)
         self.protected = ProtectedPrefixes(core, limits)

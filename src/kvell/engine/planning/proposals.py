@@ -42,7 +42,7 @@ def propose(history: bytearray, count: int, longest: int, shortest: int) -> Ints
     return tokens[: int(images[0])] if len(images) else tokens
 
 
-def verified(plan: StepPlan, sampled: Sequence[int]) -> StepResult:
+def verify(plan: StepPlan, sampled: Sequence[int]) -> StepResult:
     """Return a step's result: each work's tokens through the first that differs from its draft.
 
     :param sampled: the token drawn from each row of the step's logits, in order.

@@ -41,7 +41,7 @@ class ProtectedPrefixes:
         """Number of protected tokens; shared ones count once."""
         return self._policy.protected_tokens
 
-    def admitted(self, request: Request, expected_output: int, unfinished: int) -> None:
+    def on_admitted(self, request: Request, expected_output: int, unfinished: int) -> None:
         """Record a request that runs for the first time, except requests with images, whose pages
         are not shared."""
         if not self._limits.common_pool or request.images is not None:

@@ -32,7 +32,7 @@ from kvell.engine.planning.admission import Admission
 from kvell.engine.planning.chunks import Chunks
 from kvell.engine.planning.plan_draft import PlanDraft
 from kvell.engine.planning.protected import ProtectedPrefixes
-from kvell.engine.planning.seats import Seats
+from kvell.engine.planning.seats import RequestQueues
 from kvell.engine.planning.step_memory import StepMemory
 from kvell.engine.planning.whole_prompts import require_whole_prompts
 from kvell.engine.protocol.messages import Event, Tokens
@@ -71,7 +71,7 @@ class Scheduler:
         self.limits, self.swapping, self.parking = limits, swapping, parking
         self.steps_put_off = 0
         self._core = core
-        self._seats = Seats(core, limits, swapping, parking)
+        self._seats = RequestQueues(core, limits, swapping, parking)
         self._chunks = Chunks(core, limits, self._seats, memory)
         self._admission = Admission(
             core, limits, self._seats, self._chunks, shares_pool=shares_pool
@@ -270,7 +270,7 @@ class Scheduler:
 
     def cached_prompt_tokens(self, request: Request) -> int:
         """Return how many tokens of its prompt a repeated request would find in the cache."""
-        return self._admission.cached(request, prompt_alone=True)
+        return self._admission.count_cached(request, prompt_alone=True)
 
     def _copies(self, draft: PlanDraft) -> tuple[PageCopy, ...]:
         """Return the copy-on-write copies of this step, without those of preempted requests."""

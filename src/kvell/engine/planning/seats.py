@@ -13,7 +13,7 @@ from kvell.engine.requests.turns import TurnQueue
 from kvell.memory import MemoryCore
 
 
-class Seats:
+class RequestQueues:
     """The queues of requests over one memory core, and the requests that run.
 
     :ivar running: requests that hold pages and are in steps; the first one is preempted last.
@@ -92,7 +92,7 @@ class Seats:
         if request.state is RequestState.RUNNING:
             self.running.remove(request)
             if self.swapping is not None and not request.is_spoiled:
-                self.swapping.ended(request)
+                self.swapping.on_ended(request)
             self._close(request)
         elif request.state is RequestState.MOVING or request in self.arrived:
             if request in self.arrived:

@@ -17,7 +17,7 @@ from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
 from kvell.engine.protocol.statistics import Stats
 from kvell.wire.decoding import MalformedError, decode
-from kvell.wire.frames import ProtocolError, framed
+from kvell.wire.frames import ProtocolError, frame
 
 Message = Command | Event
 
@@ -83,7 +83,7 @@ def encode_frame(message: Message) -> bytes:
 
     :raises ProtocolError: when the body would exceed ``MAX_FRAME_BYTES``.
     """
-    return framed(_ENCODER.encode((type(message).__name__, message)))
+    return frame(_ENCODER.encode((type(message).__name__, message)))
 
 
 def decode_command(body: bytes) -> Command:

@@ -166,11 +166,11 @@ def prompt_token_ids(field: str, value: object) -> npt.NDArray[np.int32]:
     return ids.astype(np.int32)
 
 
-def shown(value: object) -> str:
+def show(value: object) -> str:
     """Return the repr of a value for an error message, cut to ``SHOWN_CHARS``."""
     text = repr(value)
     return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}…"
 
 
 def _wrong(field: str, value: object, problem: str, remedy: str) -> ChangeSomething:
-    return ChangeSomething(field, shown(value), problem, remedy)
+    return ChangeSomething(field, show(value), problem, remedy)

@@ -70,7 +70,7 @@ class KeptLogprobs(Sequence[TokenLogprobs]):
     __hash__ = None  # type: ignore[assignment] # mutable
 
 
-def kept(*parts: Sequence[TokenLogprobs]) -> Sequence[TokenLogprobs]:
+def concatenate(*parts: Sequence[TokenLogprobs]) -> Sequence[TokenLogprobs]:
     """Concatenate parts; a single part that is not empty is returned as it is."""
     filled = [part for part in parts if part]
     if len(filled) < 2:

@@ -21,7 +21,7 @@ class _Stages:
     admitted_seconds: float | None = None
     first_token_seconds: float | None = None
 
-    def told(self, finished: Finished, now: float) -> Finished:
+    def add_times(self, finished: Finished, now: float) -> Finished:
         admitted = now if self.admitted_seconds is None else self.admitted_seconds
         first = now if self.first_token_seconds is None else self.first_token_seconds
         return replace(
@@ -40,13 +40,13 @@ class StageTimes:
         self._stages: dict[RequestId, _Stages] = {}
         self._without_token = 0
 
-    def submitted(self, request_id: RequestId) -> None:
+    def on_submitted(self, request_id: RequestId) -> None:
         """Note a submitted request; a request in flight keeps its time."""
         if request_id not in self._stages:
             self._stages[request_id] = _Stages(self._clock.now_seconds())
             self._without_token += 1
 
-    def admitted(self, request_ids: Iterable[RequestId]) -> None:
+    def on_admitted(self, request_ids: Iterable[RequestId]) -> None:
         """Note requests admitted by the step that begins now; only the first admission counts."""
         now = self._clock.now_seconds()
         for request_id in request_ids:
@@ -54,7 +54,7 @@ class StageTimes:
             if stages is not None and stages.admitted_seconds is None:
                 stages.admitted_seconds = now
 
-    def told(self, events: list[Event]) -> list[Event]:
+    def add_times(self, events: list[Event]) -> list[Event]:
         """Return the events, with times in those that end requests."""
         if not self._without_token and not any(type(event) is Finished for event in events):
             return events
@@ -72,5 +72,5 @@ class StageTimes:
             if stages is None:
                 return event
             self._without_token -= stages.first_token_seconds is None
-            return stages.told(event, now)
+            return stages.add_times(event, now)
         return event

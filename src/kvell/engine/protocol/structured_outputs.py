@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 import msgspec
 
-from kvell.engine.protocol.given import flag, shown, text, texts
+from kvell.engine.protocol.given import flag, show, text, texts
 from kvell.errors import ChangeSomething
 
 MAX_GRAMMAR_CHARS = 131_072
@@ -113,7 +113,7 @@ def json_text(schema: object, field: str) -> str:
         return schema
     if not isinstance(schema, Mapping | bool):
         problem, remedy = "is not a JSON schema", 'give one like {"type": "object"}'
-        raise ChangeSomething(field, shown(schema), problem, remedy)
+        raise ChangeSomething(field, show(schema), problem, remedy)
     if depth_of(schema) > MAX_SCHEMA_DEPTH:
         remedy = f"use at most {MAX_SCHEMA_DEPTH} levels"
         raise ChangeSomething(field, "…", "is nested too deeply", remedy)
@@ -205,7 +205,7 @@ class StructuredOutputs:
         field = self._field("choice")
         choice: object = self.choice
         if isinstance(choice, str):
-            raise ChangeSomething(field, shown(choice), "is one text", "give a list of texts")
+            raise ChangeSomething(field, show(choice), "is one text", "give a list of texts")
         if isinstance(choice, list) and not choice:
             raise ChangeSomething(field, "[]", "has no texts", "leave it out for any text")
         put("choice", texts(field, choice))

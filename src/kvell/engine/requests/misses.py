@@ -46,7 +46,7 @@ class Admission:
 
 
 @dataclass(frozen=True)
-class Reach:
+class GroupHit:
     """The length of the hit that one group allows alone, in tokens."""
 
     group: str
@@ -101,11 +101,11 @@ class MissLog:
         """Number of remembered digests."""
         return len(self._seen)
 
-    def admitted(
+    def on_admitted(
         self,
         admission: Admission,
         is_being_computed: Callable[[], bool],
-        reaches: Callable[[], Sequence[Reach]],
+        reaches: Callable[[], Sequence[GroupHit]],
     ) -> None:
         """Record an admitted request, and why a part of its prompt was not found.
 
@@ -128,7 +128,7 @@ class MissLog:
             self._counts[miss.reason] += 1
         self._remember([*digests, *rooted], admission.step)
 
-    def ended(self, tokens: npt.NDArray[np.int32], root: str, model: str, step: int) -> None:
+    def on_ended(self, tokens: npt.NDArray[np.int32], root: str, model: str, step: int) -> None:
         """Record the tokens of an ended request; a conversation's next turn begins with them."""
         digests = prefix_digests(tokens, model, marks_within(len(tokens)))
         self._remember([*digests, *_rooted(digests, root)], step)
@@ -138,7 +138,7 @@ class MissLog:
         admission: Admission,
         prefixes: tuple[list[int], list[bytes], list[bytes]],
         is_being_computed: Callable[[], bool],
-        reaches: Callable[[], Sequence[Reach]],
+        reaches: Callable[[], Sequence[GroupHit]],
     ) -> Miss:
         marks, digests, rooted = prefixes
         seen_tokens, seen_step = self._longest(marks, rooted)
@@ -187,7 +187,7 @@ def _rooted(digests: Sequence[bytes], root: str) -> list[bytes]:
 def _lost(
     seen_tokens: int,
     is_being_computed: Callable[[], bool],
-    reaches: Callable[[], Sequence[Reach]],
+    reaches: Callable[[], Sequence[GroupHit]],
 ) -> tuple[MissReason, tuple[str, ...]]:
     """Return why a prefix seen under the same root was not found, and the groups that lack it."""
     if is_being_computed():

@@ -203,7 +203,7 @@ class StepPlan:
         """Number of logit rows that the step needs."""
         return sum(work.num_logits for work in self.work)
 
-    def missed(self, stands: Callable[[BorrowedPages], bool] | None) -> tuple[int, ...]:
+    def find_missed(self, stands: Callable[[BorrowedPages], bool] | None) -> tuple[int, ...]:
         """Return the requests whose pages, read in place, may have been reused in the meantime.
 
         Call it after all reads: a right that is valid then was valid during them.

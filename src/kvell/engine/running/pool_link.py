@@ -13,12 +13,12 @@ from kvell.memory import GroupSpec
 from kvell.mempool.agent import Agent
 from kvell.mempool.entries import Heard, PeerEntry, PeerLost
 from kvell.mempool.network_rendezvous import NetworkRendezvous
-from kvell.mempool.node import Node
+from kvell.mempool.node import PageTransferThread
 from kvell.mempool.owners import Tick
 from kvell.mempool.rendezvous import Rendezvous
 from kvell.mempool.transfers.actions import Action, Grant, Revoke, Send
 from kvell.mempool.transfers.messages import Offer, Transfer, Written
-from kvell.mempool.transports.neighbours import Neighbours
+from kvell.mempool.transports.neighbours import MappedPeers
 from kvell.mempool.transports.page_copies import Bytes
 from kvell.mempool.transports.tcp.partials import PartialsLine
 from kvell.models.fused.partials.served_layers import ServedLayers
@@ -26,7 +26,7 @@ from kvell.wire.bell import Bell
 
 
 class PoolLink:
-    """The owner of a :class:`.Node` with the engine core's agent.
+    """The owner of a :class:`.PageTransferThread` with the engine core's agent.
 
     :param memory: the pool, uint8 [pool_bytes]; ``descriptor`` is its memfd.
     :param neighbours: mapping slots after the pool for pools of instances on this host.
@@ -40,7 +40,7 @@ class PoolLink:
         groups: Sequence[GroupSpec],
         memory: Bytes,
         descriptor: int,
-        neighbours: Neighbours | None = None,
+        neighbours: MappedPeers | None = None,
         layers: ServedLayers | None = None,
     ) -> None:
         self.agent = agent
@@ -54,7 +54,7 @@ class PoolLink:
         lends = is_tcp and layers is not None and bool(layers.full_groups)
         self.asks = lends
         """Whether creditors are queried for attention over their pages, not read in place."""
-        self._node = Node(
+        self._node = PageTransferThread(
             agent.instance,
             agent.incarnation,
             agent.fingerprint,

@@ -10,7 +10,7 @@ import torch
 from msgspec import structs
 
 from kvell.engine.failing.failures import StepFailed
-from kvell.engine.planning.proposals import verified
+from kvell.engine.planning.proposals import verify
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import BorrowedPages, StepPlan, StepResult, TeamTime, TokenWork
 from kvell.engine.running.batching import PageTables
@@ -23,7 +23,7 @@ from kvell.engine.running.forward_batches import ForwardBatches
 from kvell.engine.running.lent.queries import Queries
 from kvell.engine.running.pooled import NOTHING_POOLED, PooledRows, pooled_rows
 from kvell.engine.running.slot_memory import SlotMemory
-from kvell.engine.sampling.controls import Controls, Drawn, StepControls
+from kvell.engine.sampling.controls import Controls, SampledPart, StepControls
 from kvell.engine.sampling.draw import GREEDY, RowSampling, sample
 from kvell.memory import GroupSpec, Layout, SlotTable
 from kvell.models.forward.segments import LayerCallbacks
@@ -182,7 +182,7 @@ class ModelRunner:
         }
         tokens = {name: model_drawn.tokens for name, model_drawn in drawn.items()}
         in_order = next(iter(tokens.values())) if len(tokens) == 1 else _in_turn(plan, tokens)
-        result = _told(verified(plan, in_order), drawn)
+        result = _told(verify(plan, in_order), drawn)
         result = structs.replace(result, team=self._team(parts))
         if plan.borrowed:
             result = structs.replace(result, missed=self._missed(plan))
@@ -204,7 +204,7 @@ class ModelRunner:
     def _missed(self, plan: StepPlan) -> tuple[int, ...]:
         """Return the handles of invalid work, which could not read borrowed pages."""
         lacking = () if self.queries is None else self.queries.lacking(plan)
-        return tuple(sorted({*plan.missed(self.stands), *lacking}))
+        return tuple(sorted({*plan.find_missed(self.stands), *lacking}))
 
     def _parts(self, plan: StepPlan, begun: Callable[[], None] | None = None) -> dict[str, _Part]:
         if len(self._models) == 1 and plan.work:
@@ -245,7 +245,7 @@ class ModelRunner:
             return seams
         return WrittenSeams(self._stages, partial(self.tells_written, plan.streams), seams)
 
-    def _draw(self, name: str, part: _Part, seams: LayerCallbacks | None) -> Drawn:
+    def _draw(self, name: str, part: _Part, seams: LayerCallbacks | None) -> SampledPart:
         """Compute one model's part of a step; return a token for each row that draws."""
         model, _ = self._models[name]
         if part.pending.rows:
@@ -254,7 +254,7 @@ class ModelRunner:
         if part.controls is not None:
             drawn = part.controls.draw(logits, part.rows)
         else:
-            drawn = Drawn(model.largest(part.batch) or sample(logits, part.rows))
+            drawn = SampledPart(model.largest(part.batch) or sample(logits, part.rows))
         if part.pooled.rows:
             drawn.pooled = part.pooled.vectors(model.hidden(part.batch))
         return drawn
@@ -280,7 +280,7 @@ def _in_turn(plan: StepPlan, drawn: Mapping[str, list[int]]) -> list[int]:
     return [next(left[work.model]) for work in plan.work for _ in range(work.num_draws)]
 
 
-def _told(result: StepResult, drawn: Mapping[str, Drawn]) -> StepResult:
+def _told(result: StepResult, drawn: Mapping[str, SampledPart]) -> StepResult:
     """Return the result with the logprobs and prompt vectors that requests asked for."""
     if not any(part.logprobs or part.scored or part.pooled for part in drawn.values()):
         return result

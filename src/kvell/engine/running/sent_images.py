@@ -75,7 +75,7 @@ class SentImages:
         if self.store is not None:
             self.store.release(taken.told)
 
-    def told(self, events: Iterable[Event]) -> None:
+    def release_ended(self, events: Iterable[Event]) -> None:
         """Release the images of requests that have ended."""
         if self._taken:
             for event in events:
@@ -96,7 +96,7 @@ def tensor_of(sent: SentTensor) -> torch.Tensor:
     return flat.to(dtype).reshape(sent.shape)
 
 
-def sent(name: str, tensor: torch.Tensor) -> SentTensor:
+def to_sent(name: str, tensor: torch.Tensor) -> SentTensor:
     """Return a tensor in the format that is sent."""
     values = tensor.detach().cpu().contiguous()
     data = values.flatten().view(torch.uint8).numpy().tobytes() if values.numel() else b""

@@ -26,7 +26,7 @@ class AwaitedGrammars:
     """The grammars of an engine's models, and the requests that wait for a grammar.
 
     :param grammars: by model name, the first model first; None if a model supports no grammar.
-    :param ring: called from another thread when :meth:`ended` has requests.
+    :param ring: called from another thread when :meth:`take_compiled` has requests.
     """
 
     def __init__(self, grammars: Mapping[str, Grammars | None], ring: Callable[[], None]) -> None:
@@ -57,10 +57,10 @@ class AwaitedGrammars:
         :raises TryLater: if too many grammars are waiting to be compiled.
         """
         grammars = self._of(model, constraint)
-        return None if grammars.known(constraint) else grammars.tried(constraint)
+        return None if grammars.known(constraint) else grammars.begin_check(constraint)
 
     def awaits(self, command: Submit) -> bool:
-        """Return whether a request must wait for its grammar; :meth:`ended` yields it later.
+        """Return whether a request waits for its grammar; :meth:`take_compiled` yields it later.
 
         :raises ChangeSomething: if its grammar is not supported.
         :raises TryLater: if too many grammars are waiting to be compiled.
@@ -73,7 +73,7 @@ class AwaitedGrammars:
         grammars = self._of(command.model, constraint)
         if grammars.known(constraint):
             return False
-        future = grammars.tried(constraint, command.tenant)
+        future = grammars.begin_check(constraint, command.tenant)
         self._waiting[command.request_id] = command, future
         future.add_done_callback(partial(self._note, command))
         return True
@@ -86,7 +86,7 @@ class AwaitedGrammars:
         del self._waiting[command.request_id]
         return submit
 
-    def ended(self) -> Iterator[tuple[Submit, ChangeSomething | TryLater | None]]:
+    def take_compiled(self) -> Iterator[tuple[Submit, ChangeSomething | TryLater | None]]:
         """Yield requests whose grammar is now compiled, each with the reason to refuse or None."""
         while self._tried:
             submit, future = self._tried.popleft()
@@ -112,7 +112,7 @@ class AwaitedGrammars:
         constraint = submit.sampling.structured_outputs
         assert constraint is not None
         try:
-            self._of(submit.model, constraint).agreed(constraint, future.result())
+            self._of(submit.model, constraint).accept(constraint, future.result())
         except (ChangeSomething, TryLater) as problem:
             return problem
         return None

@@ -21,7 +21,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import NO_TOKEN, TokenWork
 from kvell.engine.sampling.adjust import Ints, adjust
 from kvell.engine.sampling.draw import RowSampling, sample
-from kvell.engine.sampling.grammars import Allowed, Grammars, Wanted
+from kvell.engine.sampling.grammars import Allowed, Grammars, MaskedRequest
 from kvell.engine.sampling.likelihood import all_token_logprobs, token_logprobs
 from kvell.engine.sampling.permitted import permitted_tokens
 
@@ -29,7 +29,7 @@ Masks = Future[dict[int, Allowed | None]]
 
 
 @dataclass
-class Drawn:
+class SampledPart:
     """The results of a model's part of a step.
 
     :param tokens: a token for each row that draws, in order of the work.
@@ -62,7 +62,9 @@ class Controls:
         if all(item.past is None for item in work):
             return None
         wanted = [
-            Wanted(item.handle, item.sampling.structured_outputs, _past(item)[item.prompt_tokens :])
+            MaskedRequest(
+                item.handle, item.sampling.structured_outputs, _past(item)[item.prompt_tokens :]
+            )
             for item in work
             if item.sampling is not None and item.sampling.structured_outputs is not None
         ]
@@ -90,7 +92,7 @@ class StepControls:
         self._work, self._masks, self._ends = work, masks, end_token_ids
 
     @torch.inference_mode()  # the mode in which modules computed the logits
-    def draw(self, logits: torch.Tensor, rows: Sequence[RowSampling]) -> Drawn:
+    def draw(self, logits: torch.Tensor, rows: Sequence[RowSampling]) -> SampledPart:
         """Draw from the logits, float32 [n, vocabulary], and change them.
 
         :param rows: sampling of the rows that draw.
@@ -119,7 +121,7 @@ class StepControls:
             for handle, (row, raw, num_top) in reported.items()
             if tokens[row] >= 0
         }
-        return Drawn(tokens, logprobs, scored)
+        return SampledPart(tokens, logprobs, scored)
 
     def _adjust(self, logits: torch.Tensor, params: SamplingParams, work: TokenWork) -> None:
         adjust(logits, params, _past(work), work.prompt_tokens, self._ends)

@@ -27,14 +27,14 @@ from kvell.engine.sampling.grammar_process.checking import (
 from kvell.engine.sampling.grammar_process.masking import (
     MASK_ROOM_BYTES,
     FoundMask,
+    MaskedRequest,
     MaskWorker,
-    Wanted,
 )
 from kvell.engine.sampling.grammar_process.processes import GrammarProcesses
 from kvell.errors import Bound, ChangeSomething
 from kvell.vocabulary import KIB, MIB
 
-__all__ = ["Allowed", "Grammars", "Wanted", "process_bytes_for"]
+__all__ = ["Allowed", "Grammars", "MaskedRequest", "process_bytes_for"]
 
 Allowed = npt.NDArray[np.bool_]
 TEMPLATE_BYTES = 32 * MIB
@@ -79,17 +79,17 @@ class Grammars:
             why = "needs a token that ends texts, and the model names none"
             raise ChangeSomething(constraint.field_name, "…", why, "leave it out")
         verdict = self._checks.known(constraint)
-        return verdict is not None and self.agreed(constraint, verdict)
+        return verdict is not None and self.accept(constraint, verdict)
 
-    def tried(self, constraint: StructuredOutputs, tenant: str = "") -> Future[Verdict]:
-        """Begin to compile a grammar; pass the verdict to :meth:`agreed`.
+    def begin_check(self, constraint: StructuredOutputs, tenant: str = "") -> Future[Verdict]:
+        """Begin to compile a grammar; pass the verdict to :meth:`accept`.
 
         :param tenant: the tenant whose turn it takes.
         :raises TryLater: if too many grammars wait; the future raises it if no process can start.
         """
-        return self._checks.tried(constraint, tenant)
+        return self._checks.check(constraint, tenant)
 
-    def agreed(self, constraint: StructuredOutputs, verdict: Verdict) -> bool:
+    def accept(self, constraint: StructuredOutputs, verdict: Verdict) -> bool:
         """Return True for the verdict of a supported grammar.
 
         :raises ChangeSomething: for any other verdict, naming the constraint and its problem.
@@ -116,9 +116,9 @@ class Grammars:
         :raises TryLater: if it cannot be compiled now.
         """
         if not self.known(constraint):
-            self.agreed(constraint, self.tried(constraint).result())
+            self.accept(constraint, self.begin_check(constraint).result())
 
-    def masks(self, wanted: Sequence[Wanted]) -> Future[dict[int, Allowed | None]]:
+    def masks(self, wanted: Sequence[MaskedRequest]) -> Future[dict[int, Allowed | None]]:
         """Begin to compute the allowed next tokens of each request, by handle.
 
         The value is bool [vocabulary], or None if the grammar has become too complex.  A request
@@ -142,7 +142,7 @@ class Grammars:
         self._processes.close()
 
     def _found(
-        self, wanted: Sequence[Wanted], forgotten: Sequence[int]
+        self, wanted: Sequence[MaskedRequest], forgotten: Sequence[int]
     ) -> dict[int, Allowed | None]:
         masks = self._masks.masks(wanted, forgotten)
         kept = (request for request in wanted if _binds(masks[request.handle]))

@@ -23,7 +23,7 @@ from kvell.engine.setup.sizes import Sizes
 from kvell.engine.setup.warmer import Warmer
 from kvell.errors import ChangeSomething
 from kvell.memory import Layout, MemoryCore, WithholdingCore
-from kvell.mempool.transports.neighbours import Neighbours
+from kvell.mempool.transports.neighbours import MappedPeers
 from kvell.mempool.transports.places import MOST_NEIGHBOURS
 from kvell.models.forward.kv_memory import host_pool, pool_tensor
 from kvell.models.fused.decoder import FusedDecoder
@@ -49,7 +49,7 @@ class Memory:
     warmer: Warmer | None = None
     chunks: ChunkDevice | None = None
     descriptor: int | None = None
-    neighbours: Neighbours | None = None
+    neighbours: MappedPeers | None = None
     seen: torch.Tensor | None = None
 
     @property
@@ -131,7 +131,7 @@ def memory_of(
 def _own_pool(layout: Layout, place: torch.device, options: EngineOptions) -> Memory:
     """Build a pool in host memory, followed by mapping slots if there are other instances."""
     num_slots = MOST_NEIGHBOURS if options.pool_place is not None else 0
-    beyond_bytes = Neighbours.beyond_bytes(layout.pool_bytes, layout.large_page_bytes, num_slots)
+    beyond_bytes = MappedPeers.beyond_bytes(layout.pool_bytes, layout.large_page_bytes, num_slots)
     num_chunks = -(-layout.pool_bytes // HostChunks.chunk_bytes)
     try:
         cold = HostChunks(num_chunks, "--kv-memory", beyond_bytes)
@@ -144,7 +144,7 @@ def _own_pool(layout: Layout, place: torch.device, options: EngineOptions) -> Me
     memory = Memory(pool, chunks=cold, descriptor=cold.descriptor)
     if not num_slots:
         return memory
-    neighbours = Neighbours(cold, layout.pool_bytes, layout.large_page_bytes)
+    neighbours = MappedPeers(cold, layout.pool_bytes, layout.large_page_bytes)
     return replace(memory, neighbours=neighbours, seen=host_pool(cold.view_beyond()))
 
 

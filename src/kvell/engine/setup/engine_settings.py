@@ -108,7 +108,7 @@ class EngineSettings(EngineOptions):
     def flags(self) -> list[str]:
         """Return command-line flags for these settings."""
         words = [word for model in (self.model, *self.beside) for word in ("--model", model)]
-        for field, flag in flagged():
+        for field, flag in settings_with_flag():
             value = getattr(self, field.name)
             if flag.kind == "switch":
                 words.append(flag.name if value else opposite(flag))
@@ -117,7 +117,7 @@ class EngineSettings(EngineOptions):
         return words
 
 
-def flagged() -> Iterator[tuple["Field[object]", Flag]]:
+def settings_with_flag() -> Iterator[tuple["Field[object]", Flag]]:
     """Yield the settings that have a flag, with the flag."""
     for field in fields(EngineSettings):
         if "flag" in field.metadata:

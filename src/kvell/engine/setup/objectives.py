@@ -42,7 +42,7 @@ class ObjectiveWatch:
     def __init__(self, watch: LatenessWatch, clock: Clock) -> None:
         self._watch, self._clock = watch, clock
 
-    def heard(self, command: Submit | Cancel, events: Sequence[Event]) -> None:
+    def on_command(self, command: Submit | Cancel, events: Sequence[Event]) -> None:
         """Note a command; ``events`` are its immediate answers, if it needs no step.
 
         Refused and cancelled requests are not late.
@@ -51,7 +51,7 @@ class ObjectiveWatch:
         if isinstance(command, Cancel):
             self._watch.step(events, now_seconds)
         elif not events:
-            self._watch.submitted(command.request_id, now_seconds)
+            self._watch.on_submitted(command.request_id, now_seconds)
 
     def after_step(self, events: Sequence[Event]) -> Lateness:
         """Process a step's events; return whether requests are late."""

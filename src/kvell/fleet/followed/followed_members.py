@@ -44,11 +44,11 @@ def _drawn_name() -> str:
 class KeyUses(Protocol):
     """The usage of API keys, here and at other fronts."""
 
-    def told(self) -> dict[str, KeyUse]:
+    def take(self) -> dict[str, KeyUse]:
         """Return the usage of each key at this front."""
         ...
 
-    def heard(self, fronts: Mapping[str, Mapping[str, KeyUse]]) -> None:
+    def on_uses(self, fronts: Mapping[str, Mapping[str, KeyUse]]) -> None:
         """Store the usage of each key at every other front, by front."""
         ...
 
@@ -163,7 +163,7 @@ class FollowedMembers:
         await self._manager.leave(
             self._limits.drain_seconds + LEAVE_SECONDS, ends_cluster=self._joins.ends_cluster
         )
-        await asyncio.gather(*(member.supervisor.ended() for member in self))
+        await asyncio.gather(*(member.supervisor.wait_ended() for member in self))
 
     def roster_came(self, roster: Roster) -> None:
         """Apply a roster.
@@ -176,7 +176,7 @@ class FollowedMembers:
         self._roster = roster
         if self._joins.key_uses is not None:
             others = {name: used for name, used in roster.used.items() if name != self._joins.name}
-            self._joins.key_uses.heard(others)
+            self._joins.key_uses.on_uses(others)
         is_newer = roster.role_changes >= self._role_changes
         if is_newer:
             self._role_changes = roster.role_changes
@@ -211,7 +211,7 @@ class FollowedMembers:
         loads = {part.instance_id: part.work for part in parts}
         roles = {line.instance_id: line.role for line in lines}
         uses = self._joins.key_uses
-        used = {} if uses is None else uses.told()
+        used = {} if uses is None else uses.take()
         pressed = {line.instance_id: _pressed(line) for line in lines if line.is_short}
         coming = {line.instance_id: len(line.coming) for line in lines if line.coming}
         return FrontBeat(

@@ -19,7 +19,7 @@ from kvell.errors import InstanceDied, KvellError
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.fleet.instance.dialing import DialedLine
 from kvell.fleet.instance.instance_process import InstanceStartError, hear_ready
-from kvell.fleet.instance.reaching import Pauses, hang_up_after, reached
+from kvell.fleet.instance.reaching import Pauses, hang_up_after, reach
 from kvell.fleet.instance.supervisor import InstanceListener, InstanceState
 from kvell.fleet.instance.watchdog import Watchdog
 from kvell.fleet.manager.messages import RosterEntry
@@ -123,7 +123,7 @@ class InstanceLink:
             self._task.cancel()
         self._lose(death)
 
-    async def ended(self) -> None:
+    async def wait_ended(self) -> None:
         """Wait until the connection's task has ended, after :meth:`end`."""
         if self._task is not None:
             await asyncio.wait([self._task])
@@ -171,7 +171,7 @@ class InstanceLink:
         while True:
             await asyncio.sleep(self._pauses.next_seconds())
             try:
-                line = await reached(self._dial(self._entry), DialedLine.abort)
+                line = await reach(self._dial(self._entry), DialedLine.abort)
                 ready = await self._ready(line)
             except (OSError, KvellError) as error:
                 if str(error) != self.problem:

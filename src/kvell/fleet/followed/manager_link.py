@@ -18,7 +18,7 @@ from kvell.cluster.steering.epochs import HighestEpoch
 from kvell.errors import ChangeSomething, KvellError, TryLater
 from kvell.fleet.followed.manager_line import ManagerLine
 from kvell.fleet.instance.dialing import dial
-from kvell.fleet.instance.reaching import Pauses, reached
+from kvell.fleet.instance.reaching import Pauses, reach
 from kvell.fleet.manager.messages import (
     BEAT_SECONDS,
     Answer,
@@ -192,7 +192,7 @@ class ManagerLink:
         manager = await self._find()
         greeting = Greeting(self._name, next(self._incarnations), manager.fingerprint, 0)
         dialing = dial(manager.address, greeting, manager.secret, "cluster")
-        sock, peer = await reached(dialing, _hang_up)
+        sock, peer = await reach(dialing, _hang_up)
         if peer.fingerprint != manager.fingerprint:
             sock.close()
             name = manager.cluster or manager.address

@@ -27,7 +27,7 @@ class InstanceDeath:
     cause: Cause
 
 
-def ended(exit_code: int) -> InstanceDeath:
+def death_of(exit_code: int) -> InstanceDeath:
     """Return the death of a process with this exit status; a negative status is a signal."""
     problem = f"the instance process ended unexpectedly (exit {exit_code})"
     is_others = exit_code == 0 or -exit_code in SENT_BY_OTHERS

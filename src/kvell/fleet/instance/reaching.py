@@ -27,7 +27,7 @@ class Pauses:
         self._next_seconds = 0.0
 
 
-async def reached(
+async def reach(
     dialing: Coroutine[Any, Any, Reached], hang_up: Callable[[Reached], None]
 ) -> Reached:
     """Await a connection attempt.  If the caller is cancelled, the connection is closed once it is

@@ -17,7 +17,7 @@ class Site(Protocol):
         """Give back the room of an instance that is gone for good."""
         ...
 
-    async def found(self) -> dict[str, int]:
+    async def find(self) -> dict[str, int]:
         """Return the instances that an earlier manager has started here.
 
         :returns: the incarnation of each instance that runs; 0 for one that does not run.
@@ -25,7 +25,7 @@ class Site(Protocol):
         ...
 
     async def rejoin(self, instance_id: str) -> InstanceProcess | None:
-        """Connect to the incarnation that :meth:`found` has returned.
+        """Connect to the incarnation that :meth:`find` has returned.
 
         :returns: None if there was none, it does not answer, or it was connected to before.
         """

@@ -22,7 +22,7 @@ from kvell.engine.protocol.messages import (
     Tokens,
 )
 from kvell.errors import InstanceDied, KvellError
-from kvell.fleet.instance.death import InstanceDeath, ended
+from kvell.fleet.instance.death import InstanceDeath, death_of
 from kvell.fleet.instance.instance_process import InstanceProcess, InstanceStartError
 from kvell.fleet.instance.restart import RestartPolicy
 from kvell.fleet.instance.watchdog import TICKS, Watchdog
@@ -121,7 +121,7 @@ class Supervisor:
         """Start the first incarnation while others serve; a failure shows in ``state``."""
         self._task = asyncio.create_task(self._kept(self._start_and_supervise()))
 
-    async def settled(self) -> None:
+    async def wait_settled(self) -> None:
         """Wait until the first incarnation serves, or its first start has failed."""
         await self._settled.wait()
 
@@ -243,7 +243,7 @@ class Supervisor:
             look_seconds = self._silence_seconds / TICKS
             ready = await process.reconnect(TICKS, look_seconds, self._startup_seconds)
             if ready is None:
-                return ended(await process.end())
+                return death_of(await process.end())
             logger.info("instance %s kept running: it is connected again", self.name)
             if self._drain is not None:
                 process.send(self._drain)  # the first one may have been lost

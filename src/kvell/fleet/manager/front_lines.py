@@ -46,7 +46,7 @@ class FrontLines:
         del self._by_front[line.front]
         self._leaving.add(line)
 
-    def ended(self, line: FrontLine) -> None:
+    def on_ended(self, line: FrontLine) -> None:
         """Note that either side has ended a connection."""
         self._leaving.discard(line)
         if line in self:

@@ -13,7 +13,7 @@ from kvell.wire.session import check_secret
 logger = logging.getLogger(__name__)
 
 
-class FrontsDoor:
+class ManagerFrontListener:
     """A listener for the fronts of this cluster, from :meth:`open` to :meth:`close`.
 
     :param greeting: of the manager.  A front with other settings has another ``fingerprint``: it

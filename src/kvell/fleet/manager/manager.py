@@ -31,7 +31,7 @@ from kvell.fleet.instance.instance_process import InstanceStartError
 from kvell.fleet.instance.site import Site
 from kvell.fleet.manager.front_line import FrontLine
 from kvell.fleet.manager.front_lines import FrontLines
-from kvell.fleet.manager.fronts_door import FrontsDoor
+from kvell.fleet.manager.fronts_door import ManagerFrontListener
 from kvell.fleet.manager.messages import (
     MANAGER,
     ROSTER_SECONDS,
@@ -43,7 +43,7 @@ from kvell.fleet.manager.messages import (
     RosterEntry,
     ToManager,
 )
-from kvell.fleet.manager.orders import carried_out, refused
+from kvell.fleet.manager.orders import carried_out, refuse
 from kvell.fleet.manager.rosters import entries
 from kvell.fleet.manager.steered import SETTLING_LOOKS, FleetSteering
 from kvell.fleet.started.front_limits import FrontLimits
@@ -110,7 +110,7 @@ class Manager:
         self._site, self._leadership = site, Leadership(int(time.time()))
         self._members = Members(command, limits, site, callbacks, pool, self._leadership)
         greeting = Greeting(MANAGER, self.incarnation, fingerprint, 0)
-        self._door = FrontsDoor(host, port, greeting, secret, self._front_enters)
+        self._door = ManagerFrontListener(host, port, greeting, secret, self._front_enters)
         # Leases must not expire during a time for which the manager was stopped.
         self._clock = AttendedClock(clock or MonotonicClock(), MOST_GAP_SECONDS)
         self._fronts = FrontTable(FRONT_LEASE_SECONDS, lonely_seconds, self._now())
@@ -267,7 +267,7 @@ class Manager:
         line = FrontLine(
             *(front.instance, front.incarnation, self._front_came),
             self._front_said,
-            self._lines.ended,
+            self._lines.on_ended,
         )
         await asyncio.get_running_loop().create_connection(lambda: line, sock=sock)
 
@@ -294,7 +294,7 @@ class Manager:
         elif isinstance(message, Leave):
             self._front_leaves(line, message)
         elif not self._has_started or self._closing is not None:
-            line.send(refused(message, "the cluster does not serve now"))
+            line.send(refuse(message, "the cluster does not serve now"))
         else:
             line.send(carried_out(self._members, message))
             self._announce_soon()
@@ -303,10 +303,10 @@ class Manager:
         now = self._now()
         self._heard_epoch(beat.epoch)
         try:
-            is_newer = self._fronts.heard(front, beat.loads, beat.roles, beat.role_changes, now)
+            is_newer = self._fronts.on_beat(front, beat.loads, beat.roles, beat.role_changes, now)
         except ChangeSomething as error:
             raise ProtocolError(str(error)) from error
-        self._steered.heard(front, beat)
+        self._steered.on_beat(front, beat)
         if beat.used or front in self._used:
             self._used[front] = beat.used
         if is_newer:
@@ -316,7 +316,7 @@ class Manager:
         """Remove a front; one that takes the cluster along stays connected until its end."""
         logger.info("front %s left", line.front)
         self._lines.leave(line)
-        self._fronts.left(line.front, self._now(), ends_cluster=leave.ends_cluster)
+        self._fronts.on_left(line.front, self._now(), ends_cluster=leave.ends_cluster)
         if self._is_over:
             self._woken.set()
         else:
@@ -346,7 +346,7 @@ class Manager:
 
     def _heard_epoch(self, epoch: int) -> None:
         """Handle an epoch that another process has seen: lead on, rise above it, or stand down."""
-        standing = self._leadership.heard(epoch)
+        standing = self._leadership.on_epoch(epoch)
         if standing == "rose":
             self._obeying.clear()
             for member in self._members:
@@ -361,8 +361,8 @@ class Manager:
         """Ask the site, before anything ends, whether a newer manager has the instances."""
         with contextlib.suppress(TimeoutError, KvellError):
             async with asyncio.timeout(LOOK_SECONDS):
-                incarnations = await self._site.found()
-                if self._leadership.found(incarnations.values()) == "outranked":
+                incarnations = await self._site.find()
+                if self._leadership.on_incarnations(incarnations.values()) == "outranked":
                     self._heard_epoch(self._leadership.outranked_by)
 
     def _instance_lost(self, instance_id: str, death: InstanceDeath) -> None:

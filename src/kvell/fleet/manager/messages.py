@@ -23,7 +23,7 @@ import msgspec
 from kvell.fleet.instance.death import Cause
 from kvell.fleet.instance.supervisor import InstanceState
 from kvell.wire.decoding import decode
-from kvell.wire.frames import framed
+from kvell.wire.frames import frame
 
 MANAGER = "manager"
 """The manager's name in its greetings."""
@@ -231,7 +231,7 @@ _TO_FRONT = msgspec.msgpack.Decoder(ToFront)
 
 def encode_message(message: ToManager | ToFront) -> bytes:
     """Encode one message as a whole frame."""
-    return framed(_ENCODER.encode(message))
+    return frame(_ENCODER.encode(message))
 
 
 def decode_to_manager(body: bytes) -> ToManager:

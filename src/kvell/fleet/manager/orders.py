@@ -18,10 +18,10 @@ def carried_out(members: Members, order: Order) -> Answer:
     except ChangeSomething as error:
         return Answer(order.call, error.field, str(error.value), error.problem, error.remedy)
     except KvellError as error:
-        return refused(order, str(error))
+        return refuse(order, str(error))
     return Answer(order.call)
 
 
-def refused(order: Order, problem: str) -> Answer:
+def refuse(order: Order, problem: str) -> Answer:
     """Return the answer to an order that cannot be carried out now."""
     return Answer(order.call, "instances", "", problem, "retry in a moment")

@@ -32,12 +32,12 @@ class ClusterSettings(msgspec.Struct, frozen=True):
         chosen = msgspec.msgpack.encode((self.command, self.pool))
         return hashlib.sha256(chosen).hexdigest()
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         """Encode the settings."""
         return msgspec.msgpack.encode(self)
 
     @staticmethod
-    def decoded(body: bytes) -> "ClusterSettings":
+    def decode(body: bytes) -> "ClusterSettings":
         """Decode settings."""
         return decode(_SETTINGS, body)
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from kvell.cluster.steering.lending.views import LendingView
-from kvell.cluster.steering.placements import Reach
+from kvell.cluster.steering.placements import ContextLimits
 from kvell.cluster.steering.relief import MemoryView, MovableView
 from kvell.cluster.steering.steering import Orders, Steered, Steering
 from kvell.engine.protocol.messages import Heartbeat, Ready
@@ -25,7 +25,7 @@ class FleetSteering:
         self._said: dict[str, tuple[Heartbeat, int]] = {}
         """The last heartbeat of each instance, and the number of different ones so far."""
 
-    def heard(self, front: str, beat: FrontBeat) -> None:
+    def on_beat(self, front: str, beat: FrontBeat) -> None:
         """Store a front's beat, in place of its last one."""
         self._beats[front] = beat
 
@@ -96,7 +96,7 @@ class FleetSteering:
         if heartbeat is not before:
             count += 1
             self._said[name] = heartbeat, count
-        return LendingView.of(heartbeat, count, Reach.of(ready), ready.token_bytes)
+        return LendingView.of(heartbeat, count, ContextLimits.of(ready), ready.token_bytes)
 
     def _movable(self, instance_id: str) -> list[MovableView]:
         """Return the requests of all fronts that could leave an instance, the youngest last.

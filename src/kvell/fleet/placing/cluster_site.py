@@ -23,7 +23,13 @@ from kvell.fleet.instance.instance_process import (
 )
 from kvell.fleet.instance.supervisor import USER_MUST_CHANGE
 from kvell.fleet.manager.messages import MANAGER
-from kvell.fleet.placing.placement import Found, NoRoomError, Placed, Placement, PlacingError
+from kvell.fleet.placing.placement import (
+    InstancePlace,
+    NoRoomError,
+    PlacedInstance,
+    Placement,
+    PlacingError,
+)
 from kvell.fleet.placing.remote_process import KILL_SECONDS, RemoteProcess, log_last_words
 from kvell.wire.frames import ProtocolError
 from kvell.wire.greeting import Greeting, new_incarnation
@@ -47,7 +53,7 @@ class ClusterSite:
     ) -> None:
         self._placement, self._secret, self._pool = placement, secret, pool
         self._placing_seconds = placing_seconds
-        self._found: dict[str, Found] = {}
+        self._found: dict[str, PlacedInstance] = {}
         # A unique name, so that two managers at one instance do not disconnect each other.
         name = f"{MANAGER}-{secrets.token_hex(NAME_BYTES)}"
         self._greeting = Greeting(name, new_incarnation(), "", 0)
@@ -60,7 +66,7 @@ class ClusterSite:
         """Give back the room of an instance."""
         self._placement.leave(instance_id)
 
-    async def found(self) -> dict[str, int]:
+    async def find(self) -> dict[str, int]:
         """Return the instances that an earlier manager has started, with their incarnations.
 
         A placement that does not answer is asked again: a manager that took a running cluster for a
@@ -68,7 +74,7 @@ class ClusterSite:
         """
         while True:
             try:
-                instances = await self._placement.found()
+                instances = await self._placement.find()
                 break
             except PlacingError as error:
                 logger.warning(
@@ -122,7 +128,9 @@ class ClusterSite:
         with contextlib.suppress(PlacingError):  # the cluster has ended before
             await self._placement.close()
 
-    async def _reached(self, instance_id: str, incarnation: int, placed: Placed) -> InstanceProcess:
+    async def _reached(
+        self, instance_id: str, incarnation: int, placed: InstancePlace
+    ) -> InstanceProcess:
         """Connect to an incarnation.
 
         :raises InstanceStartError: when the incarnation does not answer, or another one does.
@@ -150,14 +158,14 @@ class ClusterSite:
             async with asyncio.timeout(KILL_SECONDS):
                 await self._placement.stop(instance_id, incarnation)
 
-    async def _check_alive(self, instance_id: str, incarnation: int, placed: Placed) -> None:
+    async def _check_alive(self, instance_id: str, incarnation: int, placed: InstancePlace) -> None:
         """Check that a started instance listens.
 
         :raises InstanceStartError: when the instance has ended.
         """
         if placed.address:
             return
-        ended = await self._placement.ended(instance_id, incarnation)
+        ended = await self._placement.end_of(instance_id, incarnation)
         if ended is None:
             raise InstanceStartError("the instance does not listen")
         log_last_words(instance_id, placed.host, ended)

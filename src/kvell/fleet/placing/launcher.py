@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from kvell.cluster.steering.epochs import epoch_of
 from kvell.fleet.instance.instance_process import filled_in
-from kvell.fleet.placing.placement import Ended, Placed
+from kvell.fleet.placing.placement import IncarnationEnd, InstancePlace
 
 PROGRAM = (sys.executable, "-m", "kvell.cli.main")
 LAST_LINES = 8
@@ -56,7 +56,7 @@ class Launcher:
         self._stopped = deque[int](maxlen=STOPPED_KEPT)
         self._lock = threading.Lock()
 
-    def start(self, words: Sequence[str], incarnation: int) -> Placed:
+    def start(self, words: Sequence[str], incarnation: int) -> InstancePlace:
         """Start an incarnation and end the one before; return once the new one listens or ended.
 
         The same incarnation is started once, however many calls there are, and never after it was
@@ -67,7 +67,7 @@ class Launcher:
         """
         with self._lock:
             if incarnation in self._stopped:
-                return Placed(self._host, 0, "")
+                return InstancePlace(self._host, 0, "")
             child = self._child
             if child is not None and epoch_of(incarnation) < epoch_of(child.incarnation):
                 raise PermissionError("a newer manager has started the processes here")
@@ -75,22 +75,22 @@ class Launcher:
                 self._end()
                 command = [*self._program, *filled_in(words, self._values)]
                 child = self._child = _Child(command, incarnation, self._secret)
-        return child.placed(self._host, child.wait_address())
+        return child.place(self._host, child.wait_address())
 
-    def runs(self) -> tuple[int, Placed] | None:
+    def runs(self) -> tuple[int, InstancePlace] | None:
         """Return the incarnation that listens, and where; None if none does."""
         child = self._child
         if child is None or not child.address or child.exit_code() is not None:
             return None
-        return child.incarnation, child.placed(self._host, child.address)
+        return child.incarnation, child.place(self._host, child.address)
 
-    def ended(self, incarnation: int) -> Ended | None:
+    def end_of(self, incarnation: int) -> IncarnationEnd | None:
         """Return the end of an incarnation; None while it runs.  An unknown one was killed."""
         child = self._child
         if child is None or incarnation != child.incarnation:
-            return Ended(KILLED)
+            return IncarnationEnd(KILLED)
         code = child.exit_code()
-        return None if code is None else Ended(code, child.last_words())
+        return None if code is None else IncarnationEnd(code, child.last_words())
 
     def stop(self, incarnation: int) -> None:
         """Kill an incarnation, if it is the one that runs.
@@ -139,9 +139,9 @@ class _Child:
             self._process.stdin.write(secret)
             self._process.stdin.flush()
 
-    def placed(self, host: str, address: str) -> Placed:
+    def place(self, host: str, address: str) -> InstancePlace:
         """Return where the process runs."""
-        return Placed(host, self._process.pid, address)
+        return InstancePlace(host, self._process.pid, address)
 
     def wait_address(self) -> str:
         """Wait until the process listens; return "" if it has ended instead."""

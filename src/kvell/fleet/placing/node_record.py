@@ -68,7 +68,7 @@ def record_of(pid: int, address: str, folder: Path) -> NodeRecord:
     return NodeRecord(pid, started_at(pid), address, str(folder))
 
 
-def recorded(directory: Path) -> NodeRecord | None:
+def read_record(directory: Path) -> NodeRecord | None:
     """Return the record of a node that still runs; None without one."""
     try:
         record = decode(_RECORD, (directory / FILE).read_bytes())

@@ -17,7 +17,7 @@ class NoRoomError(PlacingError):
 
 
 @dataclass(frozen=True)
-class Placed:
+class InstancePlace:
     """Machine, process and address of an incarnation.
 
     :param host: address of the machine.
@@ -32,7 +32,7 @@ class Placed:
 
 
 @dataclass(frozen=True)
-class Found:
+class PlacedInstance:
     """An instance that an earlier manager has placed.
 
     :param incarnation: the incarnation that runs; 0 if none does.
@@ -41,11 +41,11 @@ class Found:
 
     instance_id: str
     incarnation: int = 0
-    placed: Placed | None = None
+    placed: InstancePlace | None = None
 
 
 @dataclass(frozen=True)
-class Ended:
+class IncarnationEnd:
     """The end of an incarnation.
 
     :param exit_code: exit status; below 0 the signal that ended the process.
@@ -59,7 +59,7 @@ class Ended:
 class Placement(Protocol):
     """A protocol: start instances on machines that the placement chooses, and watch them there."""
 
-    async def found(self) -> list[Found]:
+    async def find(self) -> list[PlacedInstance]:
         """Return the instances that are placed already; they need not enter again.
 
         :raises PlacingError: when that is not known.
@@ -76,7 +76,7 @@ class Placement(Protocol):
 
     async def start(
         self, instance_id: str, words: Sequence[str], incarnation: int, within_seconds: float
-    ) -> Placed:
+    ) -> InstancePlace:
         """Start an incarnation; an earlier one of the same instance is ended first.
 
         The call returns once the instance listens, or has ended; its weights may not be loaded yet.
@@ -87,7 +87,7 @@ class Placement(Protocol):
         """
         ...
 
-    async def ended(self, instance_id: str, incarnation: int) -> Ended | None:
+    async def end_of(self, instance_id: str, incarnation: int) -> IncarnationEnd | None:
         """Return the end of an incarnation; None while it runs.
 
         :raises PlacingError: when its machine does not answer.

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import signal
 
-from kvell.fleet.placing.placement import Ended, Placed, Placement, PlacingError
+from kvell.fleet.placing.placement import IncarnationEnd, InstancePlace, Placement, PlacingError
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ class RemoteProcess:
     """
 
     def __init__(
-        self, placement: Placement, instance_id: str, incarnation: int, placed: Placed
+        self, placement: Placement, instance_id: str, incarnation: int, placed: InstancePlace
     ) -> None:
         self._placement, self._instance_id = placement, instance_id
         self._incarnation, self._placed = incarnation, placed
@@ -70,8 +70,8 @@ class RemoteProcess:
             return KILLED
         return ended.exit_code
 
-    async def _ended(self) -> Ended | None:
-        ended = await self._placement.ended(self._instance_id, self._incarnation)
+    async def _ended(self) -> IncarnationEnd | None:
+        ended = await self._placement.end_of(self._instance_id, self._incarnation)
         if ended is not None and ended.exit_code > 0 and ended.last_words:
             self.last_words = ended.last_words
             log_last_words(self._instance_id, self.host, ended)
@@ -82,7 +82,7 @@ class RemoteProcess:
             await self._placement.stop(self._instance_id, self._incarnation)
 
 
-def log_last_words(instance_id: str, host: str, ended: Ended) -> None:
+def log_last_words(instance_id: str, host: str, ended: IncarnationEnd) -> None:
     """Log the last words of an instance, because its machine has no terminal that is read."""
     for line in ended.last_words.splitlines():
         logger.error("instance %s on %s wrote: %s", instance_id, host, line)

@@ -28,7 +28,7 @@ class Host:
         self._pool_folder: Path | None = None
         self._slots: dict[str, int] = {}
 
-    async def found(self) -> dict[str, int]:
+    async def find(self) -> dict[str, int]:
         """Return no instances: children end with the front that started them."""
         return {}
 

@@ -185,7 +185,7 @@ class Member:
                 self._stats_waiter = None
             return
         if isinstance(event, Pages | LargePage):
-            self.watch.heard(event)
+            self.watch.on_answer(event)
             return
         if isinstance(event, Heartbeat):
             self.beat = event

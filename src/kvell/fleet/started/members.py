@@ -85,9 +85,9 @@ class Members:
 
         :raises InstanceStartError: when one does not become ready; then all are ended.
         """
-        earlier = await self._site.found()
+        earlier = await self._site.find()
         if self._leadership is not None:
-            self._leadership.found(earlier.values())
+            self._leadership.on_incarnations(earlier.values())
         if earlier:
             self.has_adopted = True
             for instance_id, incarnation in earlier.items():
@@ -95,7 +95,7 @@ class Members:
                 member.incarnation = incarnation
             for member in self:
                 member.supervisor.start_soon()
-            await asyncio.gather(*(member.supervisor.settled() for member in self))
+            await asyncio.gather(*(member.supervisor.wait_settled() for member in self))
             return
         added = [self._add(role) for role, count in counts.items() for _ in range(count)]
         self._starting_at_once = len(added)

@@ -54,7 +54,7 @@ class Watch:
         assert isinstance(answer, LargePage)
         return answer
 
-    def heard(self, answer: Answer) -> None:
+    def on_answer(self, answer: Answer) -> None:
         """Pass an answer to the callers that wait for it, if there are any."""
         if self._asked and self._asked[0].fits(answer):
             self._asked.popleft().answer.set_result(answer)

@@ -8,7 +8,7 @@ from kvell.engine.protocol.notices import IndexNotice
 class IndexObserver(Protocol):
     """An observer of the prefixes that instances cache, called in order."""
 
-    def noticed(self, instance_id: str, notice: IndexNotice) -> None:
+    def on_notice(self, instance_id: str, notice: IndexNotice) -> None:
         """Handle a notice about prefixes that an instance has cached or evicted."""
         ...
 

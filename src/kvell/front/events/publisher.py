@@ -85,7 +85,7 @@ class EventsPublisher:
         assert isinstance(address, bytes)
         return address.decode().rstrip("\0")
 
-    def noticed(self, instance_id: str, notice: IndexNotice) -> None:
+    def on_notice(self, instance_id: str, notice: IndexNotice) -> None:
         """Publish the blocks that an instance has cached or evicted."""
         if events := events_of(notice):
             self._publish(instance_id, events)

@@ -20,7 +20,7 @@ import h11
 from kvell.errors import ChangeSomething
 from kvell.load.answers import error_text
 from kvell.load.http.connection import Connection
-from kvell.load.http.wire import ConnectionFailed, Refused
+from kvell.load.http.wire import ConnectionFailed, RefusedResponse
 
 CONNECT_SECONDS = 30.0
 PREFLIGHT_SECONDS = 10.0
@@ -64,11 +64,11 @@ class HttpClient:
         """Yield the pieces of a streamed answer; see :class:`kvell.load.http.wire.Client`."""
         connection, head = await self._sent("POST", path, body)
         if head.status_code != 200:
-            raise Refused(head.status_code, error_text(await self._rest(connection)))
+            raise RefusedResponse(head.status_code, error_text(await self._rest(connection)))
         is_whole = False
         try:
             while True:
-                at_seconds, event = await connection.received()
+                at_seconds, event = await connection.receive()
                 if isinstance(event, h11.EndOfMessage):
                     is_whole = True
                     return
@@ -92,7 +92,7 @@ class HttpClient:
             try:
                 connection.send(method, self._prefix + path, self._headers, body)
                 while True:
-                    _, event = await connection.received()
+                    _, event = await connection.receive()
                     if isinstance(event, h11.Response):
                         return connection, event
             except ConnectionFailed:
@@ -108,7 +108,7 @@ class HttpClient:
         content, is_whole = b"", False
         try:
             while True:
-                _, event = await connection.received()
+                _, event = await connection.receive()
                 if isinstance(event, h11.EndOfMessage):
                     is_whole = True
                     return content
@@ -138,7 +138,7 @@ class HttpClient:
         return connection
 
     def _give_back(self, connection: Connection, *, is_whole: bool) -> None:
-        if is_whole and connection.renewed():
+        if is_whole and connection.renew():
             self._idle.append(connection)
         else:
             connection.close()

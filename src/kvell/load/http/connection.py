@@ -46,7 +46,7 @@ class Connection(asyncio.Protocol):
         parts = (request, h11.Data(data=body), h11.EndOfMessage())
         self._transport.write(b"".join(self._h11.send(part) or b"" for part in parts))
 
-    async def received(self) -> tuple[float, Event]:
+    async def receive(self) -> tuple[float, Event]:
         """Return the next part of the answer and the arrival time of its bytes.
 
         :raises ConnectionFailed: if there will be none.
@@ -58,7 +58,7 @@ class Connection(asyncio.Protocol):
             await self._waiter
         return self._arrived.popleft()
 
-    def renewed(self) -> bool:
+    def renew(self) -> bool:
         """Prepare for another request; return whether the server will accept one."""
         if not self.is_open or self._h11.our_state is not h11.DONE:
             return False

@@ -126,7 +126,7 @@ class Counters:
         return mine.since(earlier or Histogram(0.0, dict.fromkeys(mine.buckets, 0.0)))
 
 
-def parsed(text: str) -> Counters:
+def parse(text: str) -> Counters:
     """Parse Kvell's or vLLM's counters from Prometheus text; empty for other text."""
     values: dict[str, float] = {}
     totals: dict[str, float] = {}
@@ -147,13 +147,13 @@ def parsed(text: str) -> Counters:
     return Counters(values, histograms)
 
 
-async def scraped(client: Client) -> Counters:
+async def scrape(client: Client) -> Counters:
     """Read the server's counters now; empty if it has no metrics."""
     try:
         status, body = await client.get(METRICS)
     except ConnectionFailed:
         return Counters({})
-    return parsed(body.decode("utf-8", "replace")) if status == 200 else Counters({})
+    return parse(body.decode("utf-8", "replace")) if status == 200 else Counters({})
 
 
 def _samples(text: str) -> Iterable[tuple[str, Mapping[str, str], float]]:

@@ -15,7 +15,7 @@ PATHS: Mapping[Endpoint, str] = {
 }
 
 
-class Refused(KvellError):  # noqa: N818 - it is the request that is refused
+class RefusedResponse(KvellError):  # noqa: N818 - it is the request that is refused
     """A response with a status other than 200.
 
     :param message: the server's message, in one line.

@@ -45,7 +45,7 @@ from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import Action, Grant, Revoke, Send
 from kvell.mempool.transfers.messages import MOST_TICKS, PeerMessage, Transfer
 from kvell.mempool.transfers.numbers import RightNumbers
-from kvell.mempool.transfers.repeating import Repeated
+from kvell.mempool.transfers.repeating import ResentMessage
 
 UNKNOWN = "there is no such loan"
 
@@ -83,7 +83,7 @@ class _Borrowed:
     creditor: str
     counts: Counts
     deadline: Tick | None
-    unanswered: Repeated | None
+    unanswered: ResentMessage | None
     state: Literal["asked", "granted", "filling", "lent", "returning"] = "asked"
     incarnation: int = 0
     right: int = 0
@@ -220,7 +220,7 @@ class Borrowing:
             return [Send(debt.creditor, LoanOver(loan, "it is no longer needed"))]
         return self._returned(loan, debt)
 
-    def lent(self, creditor: str, message: Lent) -> list[Action]:
+    def on_lent(self, creditor: str, message: Lent) -> list[Action]:
         """Handle the creditor's grant."""
         debt = self._of(creditor, message.loan)
         if debt is None:
@@ -241,7 +241,7 @@ class Borrowing:
             ]
         return [LoanGranted(message.loan)]
 
-    def filled(self, creditor: str, message: Filled) -> list[Action]:
+    def on_filled(self, creditor: str, message: Filled) -> list[Action]:
         """Handle the creditor's notice that it has pulled the pages."""
         debt = self._of(creditor, message.loan)
         if debt is None:
@@ -251,7 +251,7 @@ class Borrowing:
         debt.state, debt.deadline, debt.unanswered = "lent", None, None
         return [*self._revoked(debt), LoanFilled(message.loan)]
 
-    def recalled(self, creditor: str, message: Recall) -> list[Action]:
+    def on_recalled(self, creditor: str, message: Recall) -> list[Action]:
         """Handle a recall: the creditor wants its pages back, or has taken them."""
         debt = self._of(creditor, message.loan)
         if debt is None:
@@ -343,7 +343,7 @@ class Borrowing:
             return loan, [LoanRefused(loan, problem)]
         ticks = min(ticks, MOST_TICKS)
         borrow = Borrow(loan, self._fingerprint, encode_ints(counts), ticks, model, shares)
-        debt = _Borrowed(creditor, counts, now + ticks, Repeated.said(borrow, now))
+        debt = _Borrowed(creditor, counts, now + ticks, ResentMessage.first(borrow, now))
         debt.shares, debt.step_ticks = shares > 0, step_ticks
         self._borrowed[loan] = debt
         return loan, [Send(creditor, borrow)]
@@ -363,7 +363,7 @@ class Borrowing:
         return debt if debt is not None and debt.creditor == creditor else None
 
     def _said(self, debt: _Borrowed, message: PeerMessage) -> Send:
-        debt.unanswered = Repeated.said(message, self._now)
+        debt.unanswered = ResentMessage.first(message, self._now)
         return Send(debt.creditor, message)
 
     def _late(self, loan: Loan, debt: _Borrowed) -> list[Action]:

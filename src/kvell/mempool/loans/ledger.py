@@ -80,19 +80,19 @@ class Ledger:
         deadlines = (self.borrowing.next_deadline, self.lending.next_deadline)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
-    def heard(self, peer: str, message: LoanMessage, now: Tick) -> list[Action]:
+    def on_message(self, peer: str, message: LoanMessage, now: Tick) -> list[Action]:
         """Handle a message of another instance."""
         borrowing, lending = self.borrowing, self.lending
         if isinstance(message, Borrow):
             return lending.borrow(peer, message, now)
         if isinstance(message, Lent):
-            return borrowing.lent(peer, message)
+            return borrowing.on_lent(peer, message)
         if isinstance(message, Fill):
             return lending.fill(peer, message)
         if isinstance(message, Filled):
-            return borrowing.filled(peer, message)
+            return borrowing.on_filled(peer, message)
         if isinstance(message, Recall):
-            return borrowing.recalled(peer, message)
+            return borrowing.on_recalled(peer, message)
         if isinstance(message, GiveBack):
             return lending.given_back(peer, message)
         if isinstance(message, GivenBack):

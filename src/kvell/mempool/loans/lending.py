@@ -44,7 +44,7 @@ from kvell.mempool.transfers.actions import Action, Grant, Pull, Revoke, Send, S
 from kvell.mempool.transfers.messages import MOST_TICKS, Transfer
 from kvell.mempool.transfers.numbers import SLOTS, RightNumbers
 from kvell.mempool.transfers.receiving import FOREVER
-from kvell.mempool.transfers.repeating import FIRST_TICKS, Repeated
+from kvell.mempool.transfers.repeating import FIRST_TICKS, ResentMessage
 
 UNKNOWN = "there is no such loan"
 RECALLED = "it was recalled"
@@ -186,7 +186,7 @@ class Lending:
         rows = np.insert(entry.rows, 1, np.asarray(pages, np.int32), axis=1)
         return [Pull(transfer, np.ascontiguousarray(rows, np.int32))]
 
-    def pulled(self, transfer: Transfer, problem: str) -> list[Action]:
+    def on_pulled(self, transfer: Transfer, problem: str) -> list[Action]:
         """Handle the end of a pull.
 
         :param problem: "" if all pages were copied and the right to read was still valid then.
@@ -365,7 +365,7 @@ class Lending:
 
     def _said(self, loan: Loan, entry: LentPages, now: Tick, ticks_left: Tick) -> Send:
         recall = Recall(loan, ticks_left)
-        entry.unanswered = Repeated.said(recall, now)
+        entry.unanswered = ResentMessage.first(recall, now)
         return Send(loan.debtor, recall)
 
     def _ended(self, loan: Loan, entry: LentPages) -> list[Action]:

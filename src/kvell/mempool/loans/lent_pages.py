@@ -11,7 +11,7 @@ from kvell.mempool.loans.counts import Counts
 from kvell.mempool.loans.messages import Loan
 from kvell.mempool.owners import Owner, Tick
 from kvell.mempool.transfers.messages import Transfer
-from kvell.mempool.transfers.repeating import Repeated
+from kvell.mempool.transfers.repeating import ResentMessage
 
 
 @dataclass
@@ -36,7 +36,7 @@ class LentPages:
     shares: bool = False
     state: Literal["granted", "filling", "lent", "ending", "revoked"] = "granted"
     filling: Transfer | None = None
-    unanswered: Repeated | None = None
+    unanswered: ResentMessage | None = None
     step_ticks: Tick = 0
     patience_ticks: Tick = 0
 

@@ -5,10 +5,10 @@ import msgspec
 from kvell.mempool.loans.messages import Borrow, Recall
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.messages import PeerMessage
-from kvell.mempool.transfers.repeating import Repeated
+from kvell.mempool.transfers.repeating import ResentMessage
 
 
-def said_again(unanswered: Repeated, deadline: Tick | None, now: Tick) -> PeerMessage:
+def said_again(unanswered: ResentMessage, deadline: Tick | None, now: Tick) -> PeerMessage:
     """Return the message to resend now.
 
     :param deadline: the deadline of the loan, for the message's remaining time, or None.

@@ -151,7 +151,7 @@ def is_mark(group: GroupSpec, end: int) -> bool:
     return group.kind is GroupKind.STATE or end % group.page_tokens != 0
 
 
-def needed(group: GroupSpec, length: int) -> Iterator[tuple[int, Place]]:
+def needed_pages(group: GroupSpec, length: int) -> Iterator[tuple[int, Place]]:
     """Yield (position, place) of every page of a group that is needed to resume at ``length``."""
     if not length:
         return

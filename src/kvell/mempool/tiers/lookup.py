@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from kvell.cost.swap_rule import WAYS, SwapRule
 from kvell.memory import GroupKind, GroupPolicy, Ints, policy_of
-from kvell.mempool.tiers.buffered import BufferedPages, Key, Place, is_mark, key, needed
+from kvell.mempool.tiers.buffered import BufferedPages, Key, Place, is_mark, key, needed_pages
 from kvell.mempool.tiers.digests import PrefixDigests
 
 SERVED_KINDS = frozenset({GroupKind.FULL, GroupKind.SLIDING, GroupKind.CHUNKED, GroupKind.STATE})
@@ -74,7 +74,7 @@ class Tiers:
     def places(self, length: int) -> Iterator[tuple[int, int, Place]]:
         """Yield (group, position, place) of every page that a length needs."""
         for index in self._own:
-            for position, place in needed(self._groups[index], length):
+            for position, place in needed_pages(self._groups[index], length):
                 yield index, position, place
 
     def pool_page(self, group: int, place: Place) -> int | None:

@@ -17,7 +17,7 @@ class Send:
 
 @dataclass(frozen=True, eq=False)
 class Pull:
-    """An action that copies pages of a transfer's sender; :meth:`.Receiving.pulled` follows.
+    """An action that copies pages of a transfer's sender; :meth:`.Receiving.on_pulled` follows.
 
     :param rows: int32 [m, 3]: group, page of the sender, local page.
     :param stages: 0, or the number of stages of layers in which the pages are being computed: a

@@ -105,7 +105,7 @@ class Asking:
         self._answers[transfer] = asker, message
         return actions
 
-    def declined(self, owner: str, message: Declined) -> list[Action]:
+    def on_declined(self, owner: str, message: Declined) -> list[Action]:
         """Handle an instance's refusal to send a text."""
         request = self._asked.get(message.number)
         is_mine = message.incarnation == self._incarnation
@@ -113,7 +113,7 @@ class Asking:
             return []
         return self._over(message.number, message.why)
 
-    def arrived(self, action: Arrived) -> list[Action]:
+    def on_arrived(self, action: Arrived) -> list[Action]:
         """Report an arrived text, if its private bytes name a request of this instance."""
         for number, request in self._asked.items():
             is_it = action.announced == _named(self._incarnation, number)
@@ -122,7 +122,7 @@ class Asking:
                 return [Fetched(number, action.computed, "")]
         return []
 
-    def ended(self, action: Ended) -> list[Action]:
+    def on_ended(self, action: Ended) -> list[Action]:
         """Decline to the asker, if the ended transfer was an answer and failed."""
         answered = self._answers.pop(action.transfer, None)
         if answered is None or not action.problem:

@@ -77,7 +77,7 @@ class Copies:
         """Return the number of tokens of a running copy."""
         return self._holds[self._owners[transfer]].hit_tokens
 
-    def ended(self, transfer: Transfer) -> None:
+    def on_ended(self, transfer: Transfer) -> None:
         """Release the pages of an ended transfer, if it was one of these copies."""
         owner = self._owners.pop(transfer, None)
         if owner is not None:

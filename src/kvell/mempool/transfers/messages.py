@@ -87,7 +87,7 @@ class Offer(Struct, frozen=True, tag=True):
 class Written(Struct, frozen=True, tag=True):
     """A sender's notice that its pass has written the stages up to this one, counted from 0.
 
-    Only ``Mover`` uses it.  It may be lost, late or duplicated.
+    Only ``PullExecutor`` uses it.  It may be lost, late or duplicated.
     """
 
     transfer: Transfer

@@ -50,7 +50,7 @@ ALWAYS = StreamCosts(1.0, 0.0, 0.0, math.inf, 0.0)
 
 
 @dataclass(frozen=True)
-class Streamed:
+class LayerPull:
     """A candidate for a pull by layer.
 
     :param size_bytes: the bytes of the pages that the receiver lacks.
@@ -65,13 +65,13 @@ class Streamed:
     tokens: int
 
 
-def seconds_by_request(what: Streamed, costs: StreamCosts) -> float:
+def seconds_by_request(what: LayerPull, costs: StreamCosts) -> float:
     """Return the seconds from the end of the pass to the end of one pull of whole pages."""
     copy_seconds = what.size_bytes / costs.bytes_per_second
     return costs.stage_seconds + copy_seconds + what.pages * costs.piece_seconds
 
 
-def seconds_by_layer(what: Streamed, costs: StreamCosts) -> float:
+def seconds_by_layer(what: LayerPull, costs: StreamCosts) -> float:
     """Return the seconds from the end of the pass to the end of a pull by layer.
 
     The last stage is always pulled after the pass, the others as far as the pass was too short.
@@ -81,7 +81,7 @@ def seconds_by_layer(what: Streamed, costs: StreamCosts) -> float:
     return each_seconds + (what.stages - 1) * max(0.0, each_seconds - pass_seconds)
 
 
-def pays_by_layer(what: Streamed, costs: StreamCosts) -> bool:
+def pays_by_layer(what: LayerPull, costs: StreamCosts) -> bool:
     """Return whether by layer is faster by more than the pass loses to messages and pulls."""
     if what.stages < 1 or not what.pages:
         return False
@@ -91,6 +91,6 @@ def pays_by_layer(what: Streamed, costs: StreamCosts) -> bool:
     return seconds_by_request(what, costs) - by_layer_seconds > lost_seconds
 
 
-def _stage_seconds(what: Streamed, costs: StreamCosts) -> float:
+def _stage_seconds(what: LayerPull, costs: StreamCosts) -> float:
     copy_seconds = what.size_bytes / what.stages / costs.bytes_per_second
     return costs.stage_seconds + copy_seconds + what.pages * costs.piece_seconds

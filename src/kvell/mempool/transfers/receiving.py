@@ -10,8 +10,8 @@ A text that is offered while it is computed is pulled in stages; that pull ends 
 second offer, which reports that all is written.
 
 Pages that are being written are not reused before the pull has ended.  A copy is valid only if the
-right to read was still valid afterwards, as ``Mover`` reports.  Unanswered messages are resent, so
-a hold for a transfer that the sender has given up ends soon.
+right to read was still valid afterwards, as ``PullExecutor`` reports.  Unanswered messages are
+resent, so a hold for a transfer that the sender has given up ends soon.
 """
 
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from kvell.mempool.transfers.messages import (
     Pulled,
     Transfer,
 )
-from kvell.mempool.transfers.repeating import Repeated
+from kvell.mempool.transfers.repeating import ResentMessage
 from kvell.prefix.groups.facts import IMAGE_COLUMNS
 
 FOREVER: Tick = 1 << 62
@@ -59,7 +59,7 @@ class _Coming:
     inserts: bool
     announced: bytes
     missing: Ints
-    unanswered: Repeated
+    unanswered: ResentMessage
     private: bytes = b""
     pages: bytes = b""
     is_pulling: bool = False
@@ -145,7 +145,7 @@ class Receiving:
             message.inserts,
             message.private,
             missing,
-            Repeated.said(prepared, now),
+            ResentMessage.first(prepared, now),
         )
         return [Send(sender, prepared)]
 
@@ -173,7 +173,7 @@ class Receiving:
         rows = np.stack([coming.missing[:, 0], pages, coming.missing[:, 2]], axis=1)
         return [Pull(message.transfer, np.ascontiguousarray(rows, np.int32), message.stages)]
 
-    def pulled(self, transfer: Transfer, problem: str) -> list[Action]:
+    def on_pulled(self, transfer: Transfer, problem: str) -> list[Action]:
         """Handle the end of a pull.
 
         :param problem: "" if all pages were copied and the right to read was still valid then.
@@ -197,7 +197,7 @@ class Receiving:
         )
         return [Send(coming.sender, Pulled(transfer)), arrived]
 
-    def abandoned(self, sender: str, message: Abandon) -> list[Action]:
+    def on_abandoned(self, sender: str, message: Abandon) -> list[Action]:
         """Handle the sender's notice that it has given up a transfer."""
         coming = self._coming.get(message.transfer)
         if coming is None or coming.sender != sender:

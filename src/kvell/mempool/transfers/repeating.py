@@ -16,7 +16,7 @@ LONGEST_TICKS: Tick = 16_000
 
 
 @dataclass
-class Repeated:
+class ResentMessage:
     """A message without an answer so far.
 
     :ivar at: the time to resend it.
@@ -27,7 +27,7 @@ class Repeated:
     _pause: Tick = FIRST_TICKS
 
     @classmethod
-    def said(cls, message: PeerMessage, now: Tick) -> "Repeated":
+    def first(cls, message: PeerMessage, now: Tick) -> "ResentMessage":
         """Return a message that is sent now for the first time."""
         return cls(message, now + FIRST_TICKS)
 

@@ -23,7 +23,7 @@ from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import Action, Ended, Grant, Revoke, RoomGranted, Send
 from kvell.mempool.transfers.messages import Abandon, Offer, Prepare, Prepared, Pulled, Transfer
 from kvell.mempool.transfers.numbers import RightNumbers
-from kvell.mempool.transfers.repeating import Repeated
+from kvell.mempool.transfers.repeating import ResentMessage
 
 Places = Mapping[tuple[int, int], int]
 """The sender's pages by (group, position)."""
@@ -43,7 +43,7 @@ class _Sent:
     target: str
     computed: int
     deadline: Tick
-    unanswered: Repeated | None
+    unanswered: ResentMessage | None
     missing: list[list[int]] | None = None
     ready: tuple[Places, bytes] | None = None
     early: bytes | None = None
@@ -121,7 +121,7 @@ class Sending:
             private,
             b"" if images is None else images.astype("<i4").tobytes(),
         )
-        self._sent[transfer] = _Sent(target, computed, deadline, Repeated.said(prepare, now))
+        self._sent[transfer] = _Sent(target, computed, deadline, ResentMessage.first(prepare, now))
         return transfer, [Send(target, prepare)]
 
     def missing(self, transfer: Transfer) -> list[list[int]]:
@@ -159,7 +159,7 @@ class Sending:
         sent.ready = places, private
         return self._offered(transfer, sent)
 
-    def prepared(self, sender: str, message: Prepared) -> list[Action]:
+    def on_prepared(self, sender: str, message: Prepared) -> list[Action]:
         """Handle the receiver's notice that it has room, and its missing pages."""
         sent = self._sent.get(message.transfer)
         if sent is None or sent.target != sender:
@@ -173,14 +173,14 @@ class Sending:
         sent.missing = missing
         return [RoomGranted(message.transfer), *self._offered(message.transfer, sent)]
 
-    def pulled(self, sender: str, message: Pulled) -> list[Action]:
+    def on_pulled(self, sender: str, message: Pulled) -> list[Action]:
         """Handle the receiver's notice that it has the whole text."""
         sent = self._sent.get(message.transfer)
         if sent is None or sent.target != sender or not sent.is_offered:
             return []
         return self._ended(message.transfer, "")
 
-    def abandoned(self, sender: str, message: Abandon) -> list[Action]:
+    def on_abandoned(self, sender: str, message: Abandon) -> list[Action]:
         """Handle the receiver's notice that it has given up a transfer."""
         sent = self._sent.get(message.transfer)
         if sent is None or sent.target != sender:
@@ -222,7 +222,7 @@ class Sending:
 
     def _said(self, sent: _Sent, offer: Offer) -> Send:
         """Send an offer, and resend it until the receiver answers or a newer offer replaces it."""
-        sent.unanswered = Repeated.said(offer, self._now)
+        sent.unanswered = ResentMessage.first(offer, self._now)
         return Send(sent.target, offer)
 
     def _over(self, transfer: Transfer, why: str) -> list[Action]:

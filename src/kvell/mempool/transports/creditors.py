@@ -2,7 +2,7 @@
 
 from kvell.mempool.entries import BY_QUERIES, NOT_IN_PLACE
 from kvell.mempool.transports.mapped import MappedPages
-from kvell.mempool.transports.neighbours import Neighbours
+from kvell.mempool.transports.neighbours import MappedPeers
 from kvell.mempool.transports.peer import Peer
 from kvell.mempool.transports.tcp.partials import PartialsLine
 
@@ -16,7 +16,7 @@ class Creditors:
     :param fingerprint: the fingerprint of this layout; peers with another one lend no pages.
     """
 
-    def __init__(self, neighbours: Neighbours | None, fingerprint: str) -> None:
+    def __init__(self, neighbours: MappedPeers | None, fingerprint: str) -> None:
         self._neighbours, self._fingerprint = neighbours, fingerprint
         self._in_place: dict[Incarnation, list[MappedPages]] = {}
         self._asked: dict[Incarnation, PartialsLine] = {}

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvell.errors import TryLater
 from kvell.mempool.entries import NOT_IN_PLACE
-from kvell.mempool.transports.neighbours import Neighbours
+from kvell.mempool.transports.neighbours import MappedPeers
 from kvell.mempool.transports.page_copies import Bytes, Piece, copy_pieces
 from kvell.mempool.transports.rights import RightsOfPeer
 from kvell.mempool.transports.source import RIGHT_GONE, STOPPED
@@ -41,7 +41,7 @@ class MappedPages:
         finally:
             os.close(rights)
         self._descriptor, self._pool_bytes = pool, pool_bytes
-        self._neighbours: Neighbours | None = None
+        self._neighbours: MappedPeers | None = None
         self._first_large = NOT_IN_PLACE
 
     def bring(
@@ -59,7 +59,7 @@ class MappedPages:
             copy_pieces(pieces[start : start + BATCH_PIECES], source, target)
         return "" if self._rights.stands(number) else RIGHT_GONE
 
-    def put_behind(self, neighbours: Neighbours) -> int:
+    def put_behind(self, neighbours: MappedPeers) -> int:
         """Map the peer's pool again after this instance's pool, where attention can read it.
 
         :returns: the number of its first large page there, or ``NOT_IN_PLACE`` without free room.

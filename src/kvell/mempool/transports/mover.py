@@ -37,7 +37,7 @@ class _Pulling:
     has_ended: bool = False
 
 
-class Mover:
+class PullExecutor:
     """An executor of pulls; each ends with one call of ``ended(transfer, problem)`` on its thread.
 
     Pulls of one lane run in turn, so that a slow peer delays only itself.  A pull in stages takes a

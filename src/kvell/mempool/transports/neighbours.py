@@ -9,10 +9,10 @@ import threading
 
 from kvell.device.host import CHUNK_BYTES
 from kvell.device.host_chunks import HostChunks
-from kvell.mempool.transports.places import Places, num_places, place_bytes
+from kvell.mempool.transports.places import MappingSlots, num_places, place_bytes
 
 
-class Neighbours:
+class MappedPeers:
     """The pools mapped after this pool.  Any thread may call the methods.
 
     :param device: the device of this pool, which begins at its home address.
@@ -24,7 +24,7 @@ class Neighbours:
         self._device, self._large_page_bytes = device, large_page_bytes
         place = place_bytes(pool_bytes, large_page_bytes)
         room = device.home.size_bytes + device.beyond_bytes - place
-        self._places = Places(pool_bytes, large_page_bytes, max(0, room // place))
+        self._places = MappingSlots(pool_bytes, large_page_bytes, max(0, room // place))
         self.most = len(self._places)
         self._mapped: dict[int, int] = {}
         self._lock = threading.Lock()

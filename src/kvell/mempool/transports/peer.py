@@ -8,7 +8,7 @@ from kvell.mempool.transfers.messages import PeerMessage
 from kvell.mempool.transports.source import PageSource
 from kvell.mempool.transports.tcp.partials import PartialsLine
 from kvell.wire.decoding import decode
-from kvell.wire.frames import FrameReader, ProtocolError, framed
+from kvell.wire.frames import FrameReader, ProtocolError, frame
 from kvell.wire.greeting import Greeting
 
 READ_BYTES = 256 << 10
@@ -51,7 +51,7 @@ class Peer:
 
         :raises PeerGone: when the peer closed the connection, or does not read.
         """
-        self._outgoing += framed(_ENCODER.encode(message))
+        self._outgoing += frame(_ENCODER.encode(message))
         self.flush()
         if len(self._outgoing) > OUTGOING_LIMIT_BYTES:
             raise PeerGone("it does not read its messages")

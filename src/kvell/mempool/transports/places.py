@@ -35,7 +35,7 @@ def num_places(pool_bytes: int, large_page_bytes: int, most: int = MOST_NEIGHBOU
     return min(most, MOST_BEYOND_BYTES // place_bytes(pool_bytes, large_page_bytes))
 
 
-class Places:
+class MappingSlots:
     """The free and taken places.  The first place begins at the end of the local pool's place.
 
     :param pool_bytes: the size of the local pool.

@@ -7,7 +7,7 @@ import numpy as np
 from kvell.memory import GroupSpec
 from kvell.mempool.transfers.actions import Pull
 from kvell.mempool.transports.page_copies import Piece, parts_of, pieces_of
-from kvell.pages.stages import BY_LAYER, joined, stages_of
+from kvell.pages.stages import BY_LAYER, join_stages, stages_of
 
 
 class StagedPull:
@@ -27,7 +27,7 @@ class StagedPull:
         until = min(stage + 1, len(self._stages))
         if until <= self._given:
             return []
-        parts = joined(self._stages[self._given : until])
+        parts = join_stages(self._stages[self._given : until])
         self._given = until
         return parts_of(self._groups, self._rows, parts)
 

@@ -59,7 +59,7 @@ def class_run(config: Any) -> str:
     return _first_class(model_type, (*writing, *OTHER)) or model_type
 
 
-def needed(config: Any) -> str:
+def find_needed(config: Any) -> str:
     """Return the feature of a config that a plain decoder lacks and that serving would need."""
     text = _text(config)
     if not _first_class(str(getattr(config, "model_type", "")), (*TEXT, *ENCODED)):
@@ -107,7 +107,7 @@ def require_served(config: Any) -> None:
     :raises ChangeSomething: naming the class and the missing feature; also for weights that are
         quantised.
     """
-    need = needed(config)
+    need = find_needed(config)
     if getattr(config, "architectures", None):
         require_exact(architecture(config), need)
     require_exact(class_run(config), need)

@@ -19,7 +19,7 @@ class HeadInput:
         self._rows: torch.Tensor | None = None
 
     @contextmanager
-    def kept(self, wanted: bool) -> Iterator[None]:
+    def recording(self, wanted: bool) -> Iterator[None]:
         """Record the input while the body of the ``with`` runs the module, if ``wanted``."""
         if not wanted:
             yield

@@ -95,7 +95,7 @@ class ImageSide:
         made: dict[bytes, torch.Tensor] = {}
         for span, rows in images.begun if images is not None else ():
             if span.images_digest not in made:
-                made[span.images_digest] = self.store.encoded(span)
+                made[span.images_digest] = self.store.encode(span)
             self._keep(made[span.images_digest], rows)
         lookup = self._decoder.get_input_embeddings()
         if images is None or self._embeddings is None or not len(images.rows):

@@ -78,7 +78,7 @@ class ModulePass:
         states = StatePass(self._memory.states, batch.groups)
         with (
             during(self._mixers, states),
-            self._head_input.kept(batch.wants_hidden),
+            self._head_input.recording(batch.wants_hidden),
             self._rope_tables.of_step(batch.long_rope),
         ):
             logits = self._run(batch, step)

@@ -13,7 +13,7 @@ from kvell.models.forward.forward_batch import ForwardBatch
 from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.fused.forms import WeightForms
 from kvell.models.fused.grouped import GroupedWeight
-from kvell.models.fused.need import DecoderShape, StepParts, aligned
+from kvell.models.fused.need import DecoderShape, StepParts, align
 from kvell.models.fused.partials.remote_sections import RemoteSections
 from kvell.models.fused.partials.served_layers import ServedLayer, ServedLayers
 from kvell.models.fused.parts import NormRecipe
@@ -22,7 +22,7 @@ from kvell.models.fused.room import Room
 from kvell.models.fused.skeleton import DecoderSkeleton
 from kvell.models.fused.states import state_args
 from kvell.models.fused.step_args import group_args, host_rows, states_args
-from kvell.models.fused.team import Passed, TeamRule
+from kvell.models.fused.team import PassRecord, TeamRule
 from kvell.models.fused.weights import LayerMatrices, PackedWeights, in_memory, packed_inner
 from kvell.models.states.state_memory import StateMemory
 from kvell.models.states.state_pages import StateShapes
@@ -91,14 +91,12 @@ class FusedDecoder:
         self._full_groups: list[int] = []
         self.elsewhere: RemoteSections | None = None
         self._forward = self._build(recipe, kernels.instruction_set)
-        self._attention_bytes = aligned(
-            self._forward.attention_bytes(self._threads, longest_tokens)
-        )
+        self._attention_bytes = align(self._forward.attention_bytes(self._threads, longest_tokens))
         self._given: torch.Tensor | None = None
         self._own = torch.empty(0, dtype=torch.uint8)
         self._room: Room | None = None
         self.used_bytes = 0
-        self.passed: Passed | None = None
+        self.passed: PassRecord | None = None
         self.largest: list[int] = []
 
     @property
@@ -183,12 +181,12 @@ class FusedDecoder:
             batch.wants_largest,
             way,
             None if callbacks is None else self._hook(callbacks, room),
-            None if self.elsewhere is None else self.elsewhere.compiled(self._full_groups),
+            None if self.elsewhere is None else self.elsewhere.to_compiled(self._full_groups),
         )
         if batch.begun is not None:
             batch.begun()
         used_bytes, self.largest, took_ns, lost_ns = self._forward.run(*call)
-        self.passed = Passed(way, took_ns, lost_ns)
+        self.passed = PassRecord(way, took_ns, lost_ns)
         self.team.note(self.passed)
         self.used_bytes = used_bytes + parts.logits_bytes
         return logits

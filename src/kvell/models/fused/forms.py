@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from kvell.models.fused.grouped import Form, GroupedWeight, grouped, joined, widened
+from kvell.models.fused.grouped import Form, GroupedWeight, join_rows, quantise, widen_grouped
 from kvell.models.fused.packing import Rows, rows_of
 
 Weight = torch.Tensor | GroupedWeight
@@ -65,7 +65,7 @@ class WeightForms:
         block = self._blocks.get(linear)
         if block and block.form is form:
             return block
-        return grouped(linear.weight.detach().to(self._dtype), form)
+        return quantise(linear.weight.detach().to(self._dtype), form)
 
 
 def join(
@@ -74,12 +74,12 @@ def join(
     """Join the rows of several weights of the same form."""
     groups = [weight for weight in weights if isinstance(weight, GroupedWeight)]
     if groups:
-        return joined(groups, how)
+        return join_rows(groups, how)
     return rows_of([weight for weight in weights if isinstance(weight, torch.Tensor)], how)
 
 
 def widen(weight: Weight, width: int) -> Rows | GroupedWeight:
     """Add inputs at the end of every row; they may be multiplied by zeros only."""
     if isinstance(weight, GroupedWeight):
-        return widened(weight, width)
+        return widen_grouped(weight, width)
     return replace(rows_of([weight]), packed_width=width)

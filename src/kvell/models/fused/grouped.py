@@ -47,14 +47,14 @@ class GroupedWeight:
         """(out, width)."""
         return self.quants.shape[0], self.quants.shape[1]
 
-    def unpacked(self) -> torch.Tensor:
+    def unpack(self) -> torch.Tensor:
         """Return the numbers themselves, float32 [out, width]."""
         width = self.shape[1]
         made = self.quants.float() * _spread(self.scales, width)
         return made if self.minima is None else made + _spread(self.minima, width)
 
 
-def grouped(weight: torch.Tensor, form: Form) -> GroupedWeight:
+def quantise(weight: torch.Tensor, form: Form) -> GroupedWeight:
     """Quantise a weight [out, width] to the nearest numbers of a form.
 
     :raises ValueError: if a number is infinite, or too large for a scale in half precision.
@@ -71,7 +71,7 @@ def grouped(weight: torch.Tensor, form: Form) -> GroupedWeight:
     return GroupedWeight(made.quants.flatten(1)[:, :width], made.scales, made.minima)
 
 
-def joined(
+def join_rows(
     weights: Sequence[GroupedWeight], join: Callable[[list[torch.Tensor]], torch.Tensor]
 ) -> GroupedWeight:
     """Join the rows of several weights of the same form and width."""
@@ -83,7 +83,7 @@ def joined(
     )
 
 
-def widened(weight: GroupedWeight, width: int) -> GroupedWeight:
+def widen_grouped(weight: GroupedWeight, width: int) -> GroupedWeight:
     """Add inputs at the end of every row; they may be multiplied by zeros only."""
     groups = -(-width // GROUP)
 

@@ -61,7 +61,7 @@ class DecoderShape:
         :param attention_bytes: bytes of slices and records, the same for every step.
         """
         by_token, by_row = self.rows_bytes()
-        fixed_bytes = aligned(attention_bytes)
+        fixed_bytes = align(attention_bytes)
         by_row = (*by_row, FLOAT_BYTES * self.vocab)
         return StepBuffers(fixed_bytes, by_token, by_row, ALIGN_BYTES)
 
@@ -82,9 +82,9 @@ class StepParts:
     @property
     def total_bytes(self) -> int:
         """The memory that the step needs."""
-        return self.logits_at + aligned(self.logits_bytes)
+        return self.logits_at + align(self.logits_bytes)
 
 
-def aligned(size_bytes: int) -> int:
+def align(size_bytes: int) -> int:
     """Round up to the alignment of buffers."""
     return -(-size_bytes // ALIGN_BYTES) * ALIGN_BYTES

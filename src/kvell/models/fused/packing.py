@@ -130,7 +130,7 @@ def _words(items: torch.Tensor) -> torch.Tensor:
     return made.permute(0, 1, 2, 4, 5, 3).contiguous()
 
 
-def gated(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def interleave_gates(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Interleave rows of two weights [n, …] by 16: each panel has 16 gates, then their 16 ups.
 
     n is padded with zeros to a multiple of 16.

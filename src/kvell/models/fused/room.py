@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kvell.models.fused.need import FLOAT_BYTES, StepParts, aligned
+from kvell.models.fused.need import FLOAT_BYTES, StepParts, align
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,6 @@ class Room:
         It is stored after the stream, where every norm writes (``csrc/forward/workspace.cpp``), and
         lasts only until the next step.
         """
-        start = self.parts.attention_bytes + aligned(FLOAT_BYTES * size * self.tokens)
+        start = self.parts.attention_bytes + align(FLOAT_BYTES * size * self.tokens)
         numbers = self.memory[start : start + self.rows * size * dtype.itemsize]
         return numbers.view(dtype).view(self.rows, size)

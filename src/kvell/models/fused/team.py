@@ -46,7 +46,7 @@ class Way(NamedTuple):
     rest_ns: int = REST_NS
 
 
-class Passed(NamedTuple):
+class PassRecord(NamedTuple):
     """The record of a pass: its duration, and the losses of its threads.
 
     :param took_ns: from its begin to its end.
@@ -74,7 +74,7 @@ class TeamRule:
         """Return the schedule of the next pass, over ``tokens`` tokens."""
         return self._short if tokens <= MOST_RESTING_TOKENS else self._long
 
-    def note(self, passed: Passed) -> None:
+    def note(self, passed: PassRecord) -> None:
         """Record the time that the threads of a pass lost to others on their processors."""
         if self._is_fixed:
             return

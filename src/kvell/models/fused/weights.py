@@ -16,7 +16,7 @@ from kvell.models.fused.packing import (
     Rows,
     Shape,
     WeightStore,
-    gated,
+    interleave_gates,
     store_bytes,
 )
 from kvell.models.fused.parts import Joined, ScaledLinear, joined_bias, joined_factors
@@ -68,7 +68,7 @@ class PackedWeights:
             inputs=self._together(layer.inputs, torch.cat),
             mixed=None if layer.mixer is None else self._alone(layer.mixer.out_proj),
             out=self._alone(layer.out_proj),
-            gates=self._together(layer.gates, lambda both: gated(*both)),
+            gates=self._together(layer.gates, lambda both: interleave_gates(*both)),
             down=self._alone(layer.down_proj, packed_inner(layer)),
         )
 

@@ -14,7 +14,14 @@ import torch
 
 from kvell.models.images.image_content import Image, Ints, Span, Tensors
 from kvell.models.images.image_grids import GridImages, PieceImages
-from kvell.models.images.image_tensors import named, on_device, runs, same_count, same_length, wrong
+from kvell.models.images.image_tensors import (
+    on_device,
+    runs,
+    same_count,
+    same_length,
+    take_tensor,
+    wrong,
+)
 
 ImageKind = Literal["patches", "pieces", "grids", "cross", "prefix"]
 
@@ -68,7 +75,10 @@ class PatchImages:
 
         As in transformers, several images of one prompt are not split into pieces.
         """
-        pixels, sizes = named(tensors, "pixel_values", 5), named(tensors, "image_sizes", 2)
+        pixels, sizes = (
+            take_tensor(tensors, "pixel_values", 5),
+            take_tensor(tensors, "image_sizes", 2),
+        )
         same_length(pixels, sizes, "image_sizes")
         pieces = [self._pieces(size) if len(sizes) == 1 else 1 for size in sizes]
         if max(pieces, default=1) > pixels.shape[1]:
@@ -123,7 +133,7 @@ class PrefixImages:
 
     def images(self, tensors: Tensors) -> tuple[Image, ...]:
         """Take ``pixel_values`` [images, 3, H, W]."""
-        pixels = named(tensors, "pixel_values", 4)
+        pixels = take_tensor(tensors, "pixel_values", 4)
         vision = self._model.config.vision_config
         count = (vision.image_size // vision.patch_size) ** 2
         return tuple(Image({"pixel_values": image_pixels}, count) for image_pixels in pixels)
@@ -157,8 +167,11 @@ class CrossImages:
         ``aspect_ratio_mask`` [1, images, tiles].  ``cross_attention_mask`` is ignored: it
         follows from the positions of placeholders.
         """
-        pixels = named(tensors, "pixel_values", 6)
-        ids, mask = named(tensors, "aspect_ratio_ids", 2), named(tensors, "aspect_ratio_mask", 3)
+        pixels = take_tensor(tensors, "pixel_values", 6)
+        ids, mask = (
+            take_tensor(tensors, "aspect_ratio_ids", 2),
+            take_tensor(tensors, "aspect_ratio_mask", 3),
+        )
         if len(pixels) != 1:
             raise wrong("pixel_values", tuple(pixels.shape), "are of more than one prompt")
         for name, tensor in (("aspect_ratio_ids", ids), ("aspect_ratio_mask", mask)):

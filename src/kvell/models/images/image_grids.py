@@ -8,7 +8,7 @@ import torch
 from kvell.errors import ChangeSomething
 from kvell.models.config.multimodal import MOST_GRID_TOKENS
 from kvell.models.images.image_content import Image, Ints, Span, Tensors
-from kvell.models.images.image_tensors import named, on_device, runs, wrong
+from kvell.models.images.image_tensors import on_device, runs, take_tensor, wrong
 
 
 class PieceImages:
@@ -26,7 +26,7 @@ class PieceImages:
 
     def images(self, tensors: Tensors) -> tuple[Image, ...]:
         """Take ``pixel_values`` [pieces of all images, 3, H, W]."""
-        pixels = named(tensors, "pixel_values", 4)
+        pixels = take_tensor(tensors, "pixel_values", 4)
         vision = self._model.config.vision_config
         if tuple(pixels.shape[2:]) != tuple(vision.image_size):
             raise wrong(
@@ -66,7 +66,10 @@ class GridImages:
         3]: the number of patches in time, height and width. ``mm_token_type_ids`` is ignored: it
         marks the placeholders.
         """
-        pixels, grids = named(tensors, "pixel_values", 2), named(tensors, "image_grid_thw", 2)
+        pixels, grids = (
+            take_tensor(tensors, "pixel_values", 2),
+            take_tensor(tensors, "image_grid_thw", 2),
+        )
         shapes = [self._shape(grid) for grid in grids.tolist()]
         patches = [rows * columns * self._merged**2 for rows, columns in shapes]
         if sum(patches) != len(pixels):

@@ -107,7 +107,7 @@ class ImageStore:
         return self._spans[content]
 
     @torch.inference_mode()
-    def encoded(self, span: Span) -> torch.Tensor:
+    def encode(self, span: Span) -> torch.Tensor:
         """Encode the span's images: [image tokens, hidden]."""
         self.encoder_runs += len(span.images)
         return torch.cat([self.family.encode(image) for image in span.images])

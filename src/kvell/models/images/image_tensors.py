@@ -63,7 +63,7 @@ def same_count(count: int, wanted: int, placeholder: int) -> None:
         )
 
 
-def named(tensors: Tensors, name: str, dimensions: int) -> torch.Tensor:
+def take_tensor(tensors: Tensors, name: str, dimensions: int) -> torch.Tensor:
     """Return the tensor of a name.
 
     :raises ChangeSomething: if it is missing, or has more or fewer dimensions.

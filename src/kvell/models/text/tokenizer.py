@@ -102,7 +102,7 @@ class Tokenizer:
         """
         return self._read(self._chosen)
 
-    def templated(self, chosen: ChosenTemplate) -> ChatTemplate | None:
+    def choose_template(self, chosen: ChosenTemplate) -> ChatTemplate | None:
         """Return the chat template for a user's choice.
 
         :raises ChangeSomething: if it does not compile.
@@ -152,7 +152,7 @@ class Tokenizer:
         :param opens_answer: whether to add the beginning of the assistant's turn.
         :param continues_last: whether to leave the last message open, so that the answer continues
             it.
-        :param template: from :meth:`templated`; the usual one if None.
+        :param template: from :meth:`choose_template`; the usual one if None.
         :raises ChangeSomething: if there is no chat template, or it refuses the messages.
         """
         template = template or self.template
@@ -244,7 +244,7 @@ class NoTokenizer(Tokenizer):
         super().__init__(None, eos_token_ids(path, overrides))
         self._path = path
 
-    def templated(self, chosen: ChosenTemplate) -> None:
+    def choose_template(self, chosen: ChosenTemplate) -> None:
         """Return None: a conversation has no tokens."""
 
     @property

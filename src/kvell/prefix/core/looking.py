@@ -108,7 +108,7 @@ def snapshot_of(store: Store, holders: Iterable[Holder], hit_tokens: int) -> Poo
         holders=tuple(_of_holder(holder) for holder in holders),
         index=tuple(
             IndexEntry(group, page, *place, node.start, node.end)
-            for group, page, node, place in store.tree.named()
+            for group, page, node, place in store.tree.named_pages()
         ),
         num_nodes=sum(1 for _ in store.tree.nodes()),
         evicted_pages=tuple(store.placer.evicted_pages),

@@ -60,7 +60,7 @@ class Publisher:
         is_known &= not holder.is_receiving
         has_ended = renew and not returns and holder.is_claimed
         if has_ended and holder.computed <= holder.num_tokens:
-            holder.runs = self._store.rule.accessed(self._ending(holder), self._store.step)
+            holder.runs = self._store.rule.on_access(self._ending(holder), self._store.step)
         if renew and is_known and self.publishes(holder):
             self.publish_end(holder)
         self.let_sources_go(holder, renew=renew)
@@ -128,7 +128,7 @@ class Publisher:
         holder.renewed_step = self._store.step
         for length in lengths:
             for index, held in holder.own_groups() if length <= holder.published else ():
-                for place in self._resuming.needed(holder, index, length, held.first):
+                for place in self._resuming.needed_places(holder, index, length, held.first):
                     page = self._store.tree.page_at(holder.node, index, place)
                     if page is not None:
                         key = self._key(holder, index, page, NORMAL, time, place[0], place)
@@ -197,7 +197,7 @@ class Publisher:
             page = held.pages[at - held.first]
             if tree.put(node, index, (len(content), at - positions.start), page):
                 self._store.pool.index(index, page, key)
-                self._store.changes.named(holder.handle, index, page, len(content))
+                self._store.changes.on_named(holder.handle, index, page, len(content))
 
     def _publish_returned(self, holder: Holder, index: int, held: GroupPages) -> None:
         """Name pages that were copied back into holes of the index; other pages stay named."""
@@ -227,7 +227,7 @@ class Publisher:
             self._store.pool.index(
                 index, page, self._store.rule.key(SPARE, 0, self._rank_length(index, place, holder))
             )
-            self._store.changes.named(holder.handle, index, page, place[0])
+            self._store.changes.on_named(holder.handle, index, page, place[0])
 
     def _rank_length(self, index: int, place: Place, holder: Holder) -> int:
         """Return the eviction rank among pages of one age: longest prefix first, images whole."""

@@ -76,7 +76,7 @@ class Resuming:
         pages = [g.window_tokens // g.page_tokens for g in groups if g.kind in WINDOWS]
         return max(RENEW_STEPS, max(pages, default=0) // RENEW_PAGES)
 
-    def needed(
+    def needed_places(
         self, holder: Holder, index: int, length: int, before: int | None = None
     ) -> list[Place]:
         """Return the places of the state, or of the window's whole pages, that resume a length.
@@ -94,4 +94,4 @@ class Resuming:
 
     def places(self, holder: Holder, index: int, lengths: Sequence[int]) -> set[Place]:
         """Return the places in a group that resume these lengths."""
-        return {place for length in lengths for place in self.needed(holder, index, length)}
+        return {place for length in lengths for place in self.needed_places(holder, index, length)}

@@ -30,7 +30,7 @@ from kvell.prefix.eviction.shadow import (
     PastRequest,
     Room,
     best_share,
-    renewed,
+    renew,
 )
 from kvell.prefix.groups.capacity import request_bytes
 
@@ -133,7 +133,7 @@ class CommonPool:
         self._noted += 1
         now = self._noted / HALF_LIFE_REQUESTS
         for key in request.chain:
-            self._values[key] = renewed(self._values.get(key), now)
+            self._values[key] = renew(self._values.get(key), now)
         self._uses.update(request.chain)
         self._past.append(request)
         self._past_chunks += len(request.chain)

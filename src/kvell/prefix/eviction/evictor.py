@@ -54,7 +54,7 @@ class EvictionRule(Protocol):
 
         :param rank: ``SPARE``, ``COARSE`` or ``NORMAL``.
         :param prefix_length: tokens up to the page's end, as its group's policy ranks them.
-        :param eviction_class: from :meth:`accessed` or :meth:`class_before`.
+        :param eviction_class: from :meth:`on_access` or :meth:`class_before`.
         """
         ...
 
@@ -84,7 +84,7 @@ class EvictionRule(Protocol):
         ``expected``."""
         ...
 
-    def accessed(self, ending: Ending, now: int) -> Sequence[Run]:
+    def on_access(self, ending: Ending, now: int) -> Sequence[Run]:
         """Record a request that ends at step ``now`` and return the classes of its prefixes, by
         their length in tokens."""
         ...
@@ -125,7 +125,7 @@ class LeastRecentlyUsed:
         """Return ``now``: pages renewed up to the expected end keep that time."""
         return now
 
-    def accessed(self, ending: Ending, now: int) -> Sequence[Run]:
+    def on_access(self, ending: Ending, now: int) -> Sequence[Run]:
         """Return no runs: nothing is learned."""
         return ()
 
@@ -156,7 +156,7 @@ class Evictor:
         """Set the pool; the builder of both calls this once."""
         self._pool = pool
 
-    def cached(self, group: int, page: int, key: Key) -> None:
+    def on_cached(self, group: int, page: int, key: Key) -> None:
         """Record that a page lost its last user."""
         heapq.heappush(self._pages[group][self._rule.eviction_class(key)], (key, page))
 

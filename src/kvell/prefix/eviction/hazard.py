@@ -35,7 +35,7 @@ from kvell.prefix.eviction.hazard_fit import (
     PARTIAL,
     Floats,
     age_bounds,
-    fitted,
+    fit,
 )
 
 _compiled_fit: Callable[[bytes, bytes, bytes, Sequence[int]], bytes] | None
@@ -67,7 +67,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Learned:
+class FittedHazard:
     """The result of a fit.
 
     :ivar index: the worth of a chunk, float64 [NUM_CLASSES, AGES].
@@ -100,7 +100,7 @@ def class_of(kind: int, will_return: bool | None, output_tokens: int) -> int:
     return (kind * HINTS + hint) * OUTPUTS + output
 
 
-def learned(entered: Floats, returned: Floats, events: Floats, requests: int) -> Learned:
+def learn(entered: Floats, returned: Floats, events: Floats, requests: int) -> FittedHazard:
     """Fit the index to the counts after ``requests`` requests; both cores call it, rarely.
 
     :param entered: float64 [NUM_CLASSES * AGES], as in :func:`hazards`.
@@ -108,19 +108,19 @@ def learned(entered: Floats, returned: Floats, events: Floats, requests: int) ->
     :param events: float64 [NUM_CLASSES].
     """
     if _compiled_fit is None:
-        index = fitted(entered, returned, events)
+        index = fit(entered, returned, events)
     else:
         data = _compiled_fit(entered.tobytes(), returned.tobytes(), events.tobytes(), BOUNDS)
         index = np.frombuffer(data).reshape(NUM_CLASSES, AGES)
-    return Learned(
+    return FittedHazard(
         index,
         0.5 ** (REFIT_REQUESTS / HALF_LIFE_REQUESTS),
         requests + REFIT_REQUESTS,
     )
 
 
-Learn = Callable[[Floats, Floats, Floats, int], Learned]
-"""A function from counts to an index, such as :func:`learned`."""
+Learn = Callable[[Floats, Floats, Floats, int], FittedHazard]
+"""A function from counts to an index, such as :func:`learn`."""
 
 
 class HazardTable:
@@ -132,7 +132,7 @@ class HazardTable:
     """
 
     def __init__(
-        self, capacity_chunks: int, first_refit: int = REFIT_REQUESTS, learn: Learn = learned
+        self, capacity_chunks: int, first_refit: int = REFIT_REQUESTS, learn: Learn = learn
     ) -> None:
         self._most_keys = REMEMBERED * max(1, capacity_chunks)
         self._known: dict[int, tuple[int, _Past]] = {}

@@ -43,7 +43,7 @@ def age_bounds() -> npt.NDArray[np.int64]:
     return np.asarray(sorted(bounds)[: AGES + 1], np.int64)
 
 
-def fitted(entered: Floats, returned: Floats, events: Floats) -> Floats:
+def fit(entered: Floats, returned: Floats, events: Floats) -> Floats:
     """Return the worth of a chunk by class and age, float64 [KINDS * HINTS * OUTPUTS, AGES].
 
     :param entered: as in :func:`hazards`, in any shape of this size; so is ``returned``.

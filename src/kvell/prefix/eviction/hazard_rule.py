@@ -20,7 +20,7 @@ from kvell.prefix.eviction.hazard import (
     Learn,
     Run,
     class_of,
-    learned,
+    learn,
 )
 from kvell.prefix.eviction.shadow import chain_of
 
@@ -55,7 +55,7 @@ class LearnedHazard:
         *,
         chunk_tokens: int = CHUNK_TOKENS,
         first_refit: int = REFIT_REQUESTS,
-        learn: Learn = learned,
+        learn: Learn = learn,
     ) -> None:
         chunks = max(1, -(-capacity_tokens // chunk_tokens))
         self._chunk_tokens = chunk_tokens
@@ -103,7 +103,7 @@ class LearnedHazard:
         now."""
         return max(now, expected)
 
-    def accessed(self, ending: Ending, now: int) -> list[Run]:
+    def on_access(self, ending: Ending, now: int) -> list[Run]:
         """Record that the request ended and return the classes of its prefixes, by tokens."""
         runs = self._table.access(
             chain_of(ending.tokens, ending.root, self._chunk_tokens),

@@ -113,7 +113,7 @@ def shared_chunks(left: Sequence[int], right: Sequence[int]) -> int:
     return same
 
 
-def renewed(value: float | None, now: float) -> float:
+def renew(value: float | None, now: float) -> float:
     """Return the value after one more use: log2 of the sum of 2^time of all uses (half-lives)."""
     return now if value is None else now + log2(1 + 2 ** (value - now))
 
@@ -156,7 +156,7 @@ class ShadowCache:
         return key in self._recent or key in self._protected
 
     def _touch(self, key: int, depth: int) -> None:
-        value = self._values[key] = renewed(self._values.get(key), self._now)
+        value = self._values[key] = renew(self._values.get(key), self._now)
         if key in self._protected:
             self._protected[key] = value
             heapq.heappush(self._heap, (value, -depth, key))

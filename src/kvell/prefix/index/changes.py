@@ -26,17 +26,17 @@ class IndexChanges:
         rows, self._rows = self._rows, []
         return rows
 
-    def named(self, handle: int, group: int, page: int, end: int) -> None:
+    def on_named(self, handle: int, group: int, page: int, end: int) -> None:
         """Record that a holder's page got a name; the page ends a prefix of ``end`` tokens."""
         if self._is_watched:
             self._rows.append((NAMED, group, page, end, handle))
 
-    def dropped(self, group: int, page: int, end: int) -> None:
+    def on_dropped(self, group: int, page: int, end: int) -> None:
         """Record that a page lost its name."""
         if self._is_watched:
             self._rows.append((DROPPED, group, page, end, 0))
 
-    def moved(self, group: int, old: int, new: int, end: int) -> None:
+    def on_moved(self, group: int, old: int, new: int, end: int) -> None:
         """Record that a named page got another number."""
         if self._is_watched:
             self._rows.append((MOVED, group, old, end, new))

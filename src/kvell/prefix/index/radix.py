@@ -196,7 +196,7 @@ class RadixTree:
         if node.parent is None and not self._needed(node):
             del self._roots[node.root]
 
-    def named(self) -> Iterator[tuple[int, int, Node, Place]]:
+    def named_pages(self) -> Iterator[tuple[int, int, Node, Place]]:
         """Yield (group, page, node, place) for every page that the tree names."""
         for group, where in enumerate(self._where):
             for page, (node, place) in where.items():

@@ -147,7 +147,7 @@ class Compactor:
         old, new = held.pages[position - held.first], pool.take(large)
         if pool.rename(group, old, new):
             self._store.tree.rename(group, old, new)
-            self._store.changes.moved(group, old, new, self._store.tree.end_of(group, new) or 0)
+            self._store.changes.on_moved(group, old, new, self._store.tree.end_of(group, new) or 0)
         held.pages[position - held.first] = new
         held.sources[position] = ((0, 0), old)
         return holder, group, position, old, new

@@ -285,7 +285,7 @@ class Placer:
         sort = Sort(self._tree.tag_of(group, page))
         if sort is Sort.PROMPT_END and not self._tree.part_of(group, page):
             self._usefulness.note_wasted(sort, self._pool.indexed[group][page][0])
-        self._changes.dropped(group, page, self._tree.end_of(group, page) or 0)
+        self._changes.on_dropped(group, page, self._tree.end_of(group, page) or 0)
         self._tree.drop(group, page)
         self._pool.evict(group, page)
         self.evicted_pages[group] += 1

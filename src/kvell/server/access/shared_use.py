@@ -29,7 +29,7 @@ class SharedUse:
         self._keys, self._clock = keys, clock
         self._heard: dict[str, dict[str, KeyUse]] = {}
 
-    def told(self) -> dict[str, KeyUse]:
+    def take(self) -> dict[str, KeyUse]:
         """Return the use of keys with limits: at most ``MOST_KEYS_TOLD``, those used most."""
         now = self._clock.now_seconds()
         uses = {
@@ -41,7 +41,7 @@ class SharedUse:
             return uses
         return dict(heapq.nlargest(MOST_KEYS_TOLD, uses.items(), key=lambda item: _weight(item[1])))
 
-    def heard(self, fronts: Mapping[str, Mapping[str, KeyUse]]) -> None:
+    def on_uses(self, fronts: Mapping[str, Mapping[str, KeyUse]]) -> None:
         """Count the use of keys at other fronts, by front and key."""
         now = self._clock.now_seconds()
         accounts = {

@@ -59,11 +59,11 @@ class EndedVisit:
 class VisitObserver(Protocol):
     """An observer of refused and ended requests (logs)."""
 
-    def refused(self, method: str, path: str, client: str, status: int, tenant: str) -> None:
+    def on_refused(self, method: str, path: str, client: str, status: int, tenant: str) -> None:
         """Record a request whose key is missing or wrong (401), or has no permission (403)."""
         ...
 
-    def ended(self, visit: EndedVisit) -> None:
+    def on_ended(self, visit: EndedVisit) -> None:
         """Record the end of an admitted request."""
         ...
 
@@ -71,7 +71,7 @@ class VisitObserver(Protocol):
 class VisitTrace(Protocol):
     """An observer of one request (tracing)."""
 
-    def asked(self, model: str, sampling: SamplingParams) -> None:
+    def on_parsed(self, model: str, sampling: SamplingParams) -> None:
         """Record the model and the sampling parameters of the request's first prompt."""
         ...
 
@@ -79,7 +79,7 @@ class VisitTrace(Protocol):
         """Return the front's observer of answer ``index``."""
         ...
 
-    def ended(self, visit: EndedVisit, route: str) -> None:
+    def on_ended(self, visit: EndedVisit, route: str) -> None:
         """Record the request's end; ``route`` is the API's path template, "" if none matches."""
         ...
 
@@ -94,7 +94,7 @@ class VisitTracer(Protocol):
         ...
 
 
-class Visit:
+class RequestContext:
     """The state of one admitted request, for its handlers.
 
     :param tenant: "" on a server without keys.

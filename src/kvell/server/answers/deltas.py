@@ -73,7 +73,7 @@ class ParsedAnswer:
     calls: tuple[ToolCall, ...] = field(default=())
 
 
-def merged(deltas: Iterable[AnswerDelta]) -> list[AnswerDelta]:
+def merge(deltas: Iterable[AnswerDelta]) -> list[AnswerDelta]:
     """Return the deltas, with adjacent deltas of the same kind joined."""
     runs: list[tuple[AnswerDelta, list[str]]] = []
     for delta in deltas:
@@ -85,7 +85,7 @@ def merged(deltas: Iterable[AnswerDelta]) -> list[AnswerDelta]:
     return [_with_text(first, "".join(texts)) for first, texts in runs]
 
 
-def parsed(deltas: Iterable[AnswerDelta]) -> ParsedAnswer:
+def parse(deltas: Iterable[AnswerDelta]) -> ParsedAnswer:
     """Return the answer that the deltas make."""
     content, reasoning, names = [], [], list[str]()
     arguments: dict[int, list[str]] = {}
@@ -106,7 +106,7 @@ def parsed(deltas: Iterable[AnswerDelta]) -> ParsedAnswer:
 
 def parsed_text(parser: AnswerParser, text: str) -> ParsedAnswer:
     """Return the parts of a whole answer's text, by a new parser."""
-    return parsed([*parser.push(text), *parser.finish()])
+    return parse([*parser.push(text), *parser.finish()])
 
 
 def _continues(last: AnswerDelta, delta: AnswerDelta) -> bool:

@@ -6,7 +6,7 @@ from contextlib import aclosing
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.equal_parts import EqualParts
 from kvell.errors import ChangeSomething
-from kvell.server.access.visit import Visit
+from kvell.server.access.visit import RequestContext
 from kvell.server.text.lanes import MOST_TOLD_BYTES
 from kvell.server.text.text_stream import TextDelta
 
@@ -25,7 +25,7 @@ class KeptLikely:
     :param field: request field that asks for log probabilities, for errors.
     """
 
-    def __init__(self, visit: Visit, pool: EqualParts, field: str) -> None:
+    def __init__(self, visit: RequestContext, pool: EqualParts, field: str) -> None:
         self._visit, self._pool, self._field = visit, pool, field
         self._room_tokens = self._numbers = 0
 

@@ -32,7 +32,7 @@ from kvell.server.api.routes.responses import ResponsesApi
 from kvell.server.api.routes.scores import RERANK_PATHS, SCORE_PATHS, ScoresApi
 from kvell.server.api.schemas.embeddings import MAX_INPUT_TOKENS, MAX_INPUTS
 from kvell.server.api.serve_options import MAX_BODY_BYTES
-from kvell.server.api.serving import Served, Serving
+from kvell.server.api.serving import AppState, ServerModel
 from kvell.server.map.map_api import MapApi
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.server.text.context_length import ContextLength
@@ -87,7 +87,7 @@ def build_app(
     ]
     aliases = dict.fromkeys(face.served_names, first)
     models = aliases | {served.text.name: served for served in (first, *others)}
-    serving = Serving(front, models, metrics)
+    serving = AppState(front, models, metrics)
     floor_bytes = floor_bytes or process_bytes()
     work_bytes = most_work_bytes(ready, model, beside)
     described = dict(http_errors.DESCRIBED)
@@ -103,7 +103,7 @@ def build_app(
     OperatorApi(front, metrics, floor_bytes, work_bytes).install(app)
     ClusterApi(front, floor_bytes + work_bytes, os.getpid()).install(app)
     MapApi(front).install(app)
-    http_errors.install(app, metrics.rejected)
+    http_errors.install(app, metrics.on_rejected)
     _install_door(app, metrics, access or Access(), max_body_bytes, http)
     install_browsers(app, face)
     return app
@@ -114,17 +114,17 @@ def _install_door(
 ) -> None:
     """Add the middleware that may refuse a request; the last one added runs first."""
     app.add_middleware(HeadAsGet)
-    app.add_middleware(ServedLimit, most=http.most_served, rejected=metrics.rejected)
+    app.add_middleware(ServedLimit, most=http.most_served, rejected=metrics.on_rejected)
     app.add_middleware(
         BodyLimit,
         max_body_bytes=max_body_bytes,
-        rejected=metrics.rejected,
+        rejected=metrics.on_rejected,
         bounds=BodyBounds(),
         by_path=_BOUNDS_BY_PATH,
         http=http,
         reads=_Handlers(app).take,
     )
-    app.add_middleware(AccessGuard, access=access, rejected=metrics.rejected)
+    app.add_middleware(AccessGuard, access=access, rejected=metrics.on_rejected)
 
 
 class _Handlers:
@@ -152,10 +152,10 @@ def _served(
     work: TextWork,
     tool: str | None = None,
     reasoning: str | None = None,
-) -> Served:
+) -> ServerModel:
     default_tool, default_reasoning = default_parsers(text.model_type, text.chat_template)
     answers = parser_named(
         default_tool if tool is None else tool,
         default_reasoning if reasoning is None else reasoning,
     )
-    return Served(text, PromptEncoder(text, length, work), key, length, answers)
+    return ServerModel(text, PromptEncoder(text, length, work), key, length, answers)

@@ -69,7 +69,7 @@ class PromptEncoder:
         """
         most_tokens = self._length.reach_tokens
         if isinstance(prompt, str):
-            ids = await self._texts.encoded(
+            ids = await self._texts.encode(
                 field,
                 prompt,
                 answer_tokens=answer_tokens,
@@ -96,7 +96,7 @@ class PromptEncoder:
             size_bytes, lambda: encode(text, add_special_tokens=add_special_tokens)
         )
 
-    async def answered(self, text: str) -> int:
+    async def count_answer_tokens(self, text: str) -> int:
         """Return the number of tokens in a part of an answer, which may have any length."""
         return len(await self._work.run(len(text), lambda: self._texts.plain(text)))
 
@@ -136,7 +136,7 @@ class PromptEncoder:
                 return self._model.rendered_chat(objects, tools, fields, **ending)
 
         chars = chars_within((messages, tools, fields))
-        ids = await self._texts.rendered(
+        ids = await self._texts.encode_conversation(
             render,
             chars=chars,
             fits=fits and self._must_fit(form, chars),
@@ -153,7 +153,7 @@ class PromptEncoder:
         details = {"model": self._model.name, "remedy": NO_PLACE_FOR_TOOLS}
         tell(logger, logging.WARNING, "chat_template_ignores_tools", **details)
 
-    async def pictured(
+    async def encode_with_images(
         self,
         messages: Sequence[Mapping[str, Any]],
         images: Sequence[ImageUrl],
@@ -195,7 +195,7 @@ class PromptEncoder:
         """Return the sampling parameters with the tokens of their bad words."""
         return await self._texts.with_bad_words(sampling)
 
-    async def decoded(self, token_ids: Sequence[int]) -> str:
+    async def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids."""
         size_bytes = BYTES_PER_DECODED_TOKEN * len(token_ids)
         return await self._work.run(size_bytes, lambda: self._model.decode(token_ids))

@@ -13,7 +13,7 @@ from kvell.engine.protocol.tensors import SentTensor
 from kvell.engine.requests.beam_search import BeamSearch
 from kvell.errors import ChangeSomething
 from kvell.front.front import Front
-from kvell.server.access.visit import CLIENT_GONE_STATUS, Sequences, Visit
+from kvell.server.access.visit import CLIENT_GONE_STATUS, RequestContext, Sequences
 from kvell.server.answers.named import AnswerFormat
 from kvell.server.api.bodies.completions import Heading
 from kvell.server.api.http_errors import UnknownModel
@@ -25,12 +25,12 @@ from kvell.server.api.schemas.request_body import RequestBody
 from kvell.server.api.streaming import (
     ClientGone,
     EventStream,
-    merged,
-    primed,
+    merge,
+    prime,
     until_gone,
     with_error_event,
 )
-from kvell.server.logs.ignored import Ignored
+from kvell.server.logs.ignored import OncePerName
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.server.text.context_length import ContextLength
 from kvell.server.text.session_key import prompt_key
@@ -46,7 +46,7 @@ MOST_TOKENS_ASKED = 1 << 24
 
 
 @dataclass(frozen=True)
-class Served:
+class ServerModel:
     """A model that requests may name.
 
     :param key: the instance's name for the model; "" for the instance's first model.
@@ -61,7 +61,7 @@ class Served:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ParsedRequest:
     """A request with a validated body and encoded prompts.
 
     :param session: requests of one session share prefixes; "" uses each prompt's beginning.
@@ -70,17 +70,17 @@ class Asked:
     """
 
     heading: Heading
-    served: Served
+    served: ServerModel
     body: GenerationRequest
     prompts: Sequence[TokenIds]
-    visit: Visit
+    visit: RequestContext
     session: str = ""
     shows_special_tokens: bool = False
     tensors: tuple[SentTensor, ...] = ()
 
 
 @dataclass(frozen=True)
-class Serving:
+class AppState:
     """A started front and the models that requests may name.
 
     :param models_by_name: a request that names no model gets the first one.
@@ -90,17 +90,21 @@ class Serving:
     """
 
     front: Front
-    models_by_name: Mapping[str, Served]
+    models_by_name: Mapping[str, ServerModel]
     metrics: ServerMetrics
-    ignored_fields: Ignored = field(default_factory=lambda: Ignored("field_ignored", "field"))
-    ignored_hints: Ignored = field(default_factory=lambda: Ignored("kv_hint_ignored", "action"))
+    ignored_fields: OncePerName = field(
+        default_factory=lambda: OncePerName("field_ignored", "field")
+    )
+    ignored_hints: OncePerName = field(
+        default_factory=lambda: OncePerName("kv_hint_ignored", "action")
+    )
 
     def note(self, body: RequestBody) -> None:
         """Log each unknown field once; unknown fields have no effect."""
         if unknown := body.unknown_fields():
             self.ignored_fields.note(unknown)
 
-    def named(self, name: str | None, tenant: str = "") -> tuple[str, Served]:
+    def find_model(self, name: str | None, tenant: str = "") -> tuple[str, ServerModel]:
         """Return the name and the model that a request names; None means the first model.
 
         :param tenant: tenant to charge with the encoding of texts.
@@ -113,7 +117,7 @@ class Serving:
             raise UnknownModel(f"model={name[:200]}: is not served; use {names}")
         return name, replace(served, prompts=served.prompts.of(tenant)) if tenant else served
 
-    def deltas(self, request: Asked, samplings: Sequence[SamplingParams]) -> Deltas:
+    def deltas(self, request: ParsedRequest, samplings: Sequence[SamplingParams]) -> Deltas:
         """Return the pieces of all answers as they arrive, each with the index of its answer.
 
         :param samplings: one for each prompt; all are checked before a prompt is submitted.
@@ -127,11 +131,11 @@ class Serving:
             remedy = f"ask for at most {MOST_TOKENS_ASKED} in all: set max_tokens or a smaller n"
             raise ChangeSomething("n", choices, f"asks for {most_tokens} tokens", remedy)
         if body.kv_hints is not None:
-            self.ignored_hints.note(body.kv_hints.ignored())
+            self.ignored_hints.note(body.kv_hints.find_ignored())
         prompt_tokens = sum(len(ids) for ids in request.prompts)
         trace = request.visit.trace
         if trace is not None:
-            trace.asked(heading.model, samplings[0])
+            trace.on_parsed(heading.model, samplings[0])
         priority = body.priority or 0
         name = body.sequences_field() if body.sequences() > 1 else "prompt"
         sequences = Sequences(count, name, priority=priority)
@@ -140,7 +144,7 @@ class Serving:
         likely.reserve([len(ids) for ids in request.prompts], samplings, body.sequences())
         deltas = self._answers(request, samplings, searches)
         for _ in request.prompts:
-            self.metrics.asked(choices)
+            self.metrics.on_prompt(choices)
         if choices > 1:
             deltas = _prompts_counted_once(deltas, choices)
         if body.output_logprobs() is not None and not body.stream:
@@ -148,7 +152,10 @@ class Serving:
         return _told(deltas, choices, self.metrics, request.visit, are_counted=bool(searches))
 
     def _answers(
-        self, request: Asked, samplings: Sequence[SamplingParams], searches: Sequence[BeamSearch]
+        self,
+        request: ParsedRequest,
+        samplings: Sequence[SamplingParams],
+        searches: Sequence[BeamSearch],
     ) -> Deltas:
         """Return the pieces of all answers, sampled or found by beam search."""
         front, text, choices = self.front, request.served.text, request.body.choices()
@@ -161,9 +168,9 @@ class Serving:
                     zip(prompts, searches, strict=True)
                 )
             ]
-            return _of_all_prompts(merged(beams), choices)
+            return _of_all_prompts(merge(beams), choices)
         each = [(ids, choice) for ids, sampling in prompts for choice in sampling.choices()]
-        return merged(
+        return merge(
             [
                 text_deltas(front, text, _prepared(request, index, ids), sampling)
                 for index, (ids, sampling) in enumerate(each)
@@ -171,7 +178,7 @@ class Serving:
         )
 
 
-def _prepared(request: Asked, index: int, ids: TokenIds) -> PreparedPrompt:
+def _prepared(request: ParsedRequest, index: int, ids: TokenIds) -> PreparedPrompt:
     """Return a prompt of the request for the front, with the index of its answer."""
     body, visit, answer_id = request.body, request.visit, request.heading.answer_id
     return PreparedPrompt(
@@ -196,19 +203,19 @@ def heading_of(prefix: str, model: str, body: GenerationRequest) -> Heading:
     return Heading(answer_id, model, created, bool(body.return_token_ids))
 
 
-def counter(request: Asked) -> UsageSoFar | None:
+def counter(request: ParsedRequest) -> UsageSoFar | None:
     """Return a counter of the usage so far, if the client wants it with every piece."""
     if not request.body.continuous_usage():
         return None
     return UsageSoFar([len(ids) for ids in request.prompts], request.body.choices())
 
 
-async def streamed(events: AsyncGenerator[bytes, None]) -> Response:
+async def stream_response(events: AsyncGenerator[bytes, None]) -> Response:
     """Return events as a response; raise an error that precedes the first event."""
-    return EventStream(with_error_event(await primed(events)))
+    return EventStream(with_error_event(await prime(events)))
 
 
-async def guarded(request: Request, answer: Awaitable[Response]) -> Response:
+async def cancel_on_disconnect(request: Request, answer: Awaitable[Response]) -> Response:
     """Return the answer, or cancel it if the client disconnects first."""
     try:
         return await until_gone(request, answer)
@@ -234,7 +241,12 @@ async def _of_all_prompts(
 
 
 async def _told(
-    deltas: Deltas, choices: int, metrics: ServerMetrics, visit: Visit, *, are_counted: bool
+    deltas: Deltas,
+    choices: int,
+    metrics: ServerMetrics,
+    visit: RequestContext,
+    *,
+    are_counted: bool,
 ) -> Deltas:
     """Count the tokens; when all answers have ended, record the longest one of each prompt.
 
@@ -248,4 +260,4 @@ async def _told(
             longest[prompt] = max(longest.get(prompt, 0), tokens)
             yield index, delta
     for tokens in longest.values():
-        metrics.answered(tokens)
+        metrics.on_answered(tokens)

@@ -81,7 +81,7 @@ async def _cancelled(*tasks: "asyncio.Future[Any]") -> None:
     await asyncio.wait(tasks)
 
 
-async def primed(stream: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
+async def prime(stream: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
     """Return the stream after its first item has arrived.
 
     An error before the first item is raised here, where it can still set the HTTP status.
@@ -112,7 +112,7 @@ async def with_error_event(events: AsyncGenerator[bytes, None]) -> AsyncGenerato
             yield sse(api_error(error).body())
 
 
-async def merged(
+async def merge(
     streams: Sequence[AsyncGenerator[Item, None]],
 ) -> AsyncGenerator[tuple[int, Item], None]:
     """Yield the items of several streams as they arrive, each with its stream's index.

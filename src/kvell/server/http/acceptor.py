@@ -68,7 +68,7 @@ class Acceptor:
         accepted.setblocking(False)
         connections = self._face.connections
         if len(connections) >= connections.most and not self._make_room():
-            self._face.observer.rejected("connections")
+            self._face.observer.on_rejected("connections")
             _refuse(accepted)
             return
         connection = self._make()
@@ -82,7 +82,7 @@ class Acceptor:
     def _arrived(self, connection: BoundedConnection, arriving: asyncio.Task[object]) -> None:
         self._arriving.discard(arriving)
         if arriving.cancelled() or arriving.exception() is not None:
-            self._face.connections.closed(connection)  # the client has closed it already
+            self._face.connections.on_closed(connection)  # the client has closed it already
 
     def _make_room(self) -> bool:
         """Drop the connection that has waited longest; return whether there is one."""

@@ -24,7 +24,7 @@ buffered after a request that is being answered.  ``h11`` bounds an unfinished h
 class FaceObserver(Protocol):
     """An observer of connections and requests that do not reach the app (``ServerMetrics``)."""
 
-    def rejected(self, bound: Bound) -> None:
+    def on_rejected(self, bound: Bound) -> None:
         """Count a connection or a request that exceeded a bound."""
 
     def answered_over_http(self, path: str, status: int) -> None:
@@ -73,7 +73,7 @@ class BoundedConnection(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Remove the connection and stop its timers."""
-        self._face.connections.closed(self)
+        self._face.connections.on_closed(self)
         self._stop_request_timer()
         self._unread.end()
         super().connection_lost(exc)
@@ -126,7 +126,7 @@ class BoundedConnection(H11Protocol):
 
     def drop(self) -> None:
         """Abort the connection to make room for another."""
-        self._face.observer.rejected("connections")
+        self._face.observer.on_rejected("connections")
         self._end()
 
     def _note_awaited(self) -> None:
@@ -147,7 +147,7 @@ class BoundedConnection(H11Protocol):
     def _on_request_due(self) -> None:
         self._request_due = None
         if self._awaited == "idle" and self._has_begun:
-            self._face.observer.rejected("slow_client")
+            self._face.observer.on_rejected("slow_client")
             self._refuse(TOO_SLOW)
         else:
             self._end()  # there is no request, or it was answered
@@ -158,7 +158,7 @@ class BoundedConnection(H11Protocol):
             self._unread.begin()
 
     def _on_stalled(self) -> None:
-        self._face.observer.rejected("slow_client")
+        self._face.observer.on_rejected("slow_client")
         self._end()
 
     def _refuse(self, error: ApiError) -> None:
@@ -175,7 +175,7 @@ class BoundedConnection(H11Protocol):
         self._await_last_read()
 
     def _end(self) -> None:
-        self._face.connections.closed(self)
+        self._face.connections.on_closed(self)
         self.transport.abort()
 
     def _stop_request_timer(self) -> None:

@@ -56,7 +56,7 @@ class OpenConnections(Generic[Connection]):
         self._phases[connection] = phase
         self._by_phase[phase][connection] = None
 
-    def closed(self, connection: Connection) -> None:
+    def on_closed(self, connection: Connection) -> None:
         """Remove a connection if it is open."""
         phase = self._phases.pop(connection, None)
         if phase is not None:

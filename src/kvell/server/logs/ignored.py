@@ -12,7 +12,7 @@ MOST_TOLD = 256
 LONGEST_NAME = 100
 
 
-class Ignored:
+class OncePerName:
     """A log with one line per name.
 
     :param event: event of the lines.

@@ -34,7 +34,7 @@ class VisitLines:
         self._refusals = Bucket(REFUSALS_PER_MINUTE, self._clock.now_seconds())
         self._untold = 0
 
-    def refused(self, method: str, path: str, client: str, status: int, tenant: str) -> None:
+    def on_refused(self, method: str, path: str, client: str, status: int, tenant: str) -> None:
         """Log a request, without its key, if the key is missing or wrong (401) or refused (403)."""
         self._count(path, status)
         if not self._refusals.take(1, self._clock.now_seconds()):
@@ -46,7 +46,7 @@ class VisitLines:
         tell(logger, logging.WARNING, "key_refused", **fields, status=status, untold=self._untold)
         self._untold = 0
 
-    def ended(self, visit: EndedVisit) -> None:
+    def on_ended(self, visit: EndedVisit) -> None:
         """Log the end of an admitted request."""
         self._count(visit.path, visit.status)
         if not self._tells_requests:

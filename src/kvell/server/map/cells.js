@@ -50,7 +50,7 @@ class CellMap {
       const [x, y] = this.place(i);
       context.fillStyle = this.colours.cell(this.columns, i);
       context.fillRect(x, y, this.size - gap, this.size - gap);
-      if (this.columns.group[i] === LENT && this.size > 6) this.strike(context, x, y, gap);
+      if (this.columns.group[i] === WITHHELD && this.size > 6) this.strike(context, x, y, gap);
     }
     if (this.at !== null) {
       const [x, y] = this.place(this.at);

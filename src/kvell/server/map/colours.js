@@ -21,7 +21,7 @@ class Colours {
     this.line = named("line");
     this.focus = named("focus");
     this.empty = named("empty");
-    this.lent = named("lent");
+    this.withheld = named("withheld");
     this.hues = Array.from({ length: HUES }, (_, i) => named(`group-${i}`));
     const empty = channels(this.empty);
     const tones = (from, range) => this.hues.map((hue) => Array.from(
@@ -38,7 +38,7 @@ class Colours {
 
   cell(columns, index) {
     const state = columns.state(index);
-    if (state === "lent") return this.lent;
+    if (state === "withheld") return this.withheld;
     if (state === "empty") return this.empty;
     const group = columns.group[index];
     const capacity = columns.groups[group].pages_per_large;

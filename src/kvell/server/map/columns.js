@@ -1,6 +1,6 @@
 // The columns of an instance's large pages: little-endian integers in base64.
 
-const LENT = -2;
+const WITHHELD = -2;
 const EMPTY = -1;
 
 function decoded(text, Kind) {
@@ -23,13 +23,13 @@ class Columns {
 
   // Large pages by state: one with any used page is used.
   tally() {
-    const found = { total: this.length, used: 0, cached: 0, lent: 0, empty: 0 };
+    const found = { total: this.length, used: 0, cached: 0, withheld: 0, empty: 0 };
     for (let i = 0; i < this.length; i += 1) found[this.state(i)] += 1;
     return found;
   }
 
   state(index) {
-    if (this.group[index] === LENT) return "lent";
+    if (this.group[index] === WITHHELD) return "withheld";
     if (this.group[index] === EMPTY) return "empty";
     if (this.used[index]) return "used";
     return this.cached[index] ? "cached" : "empty";

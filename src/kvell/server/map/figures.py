@@ -15,7 +15,7 @@ MOST_REQUESTS = 200
 
 
 @dataclass(frozen=True)
-class Seen:
+class InstanceSnapshot:
     """A snapshot of an instance; ``stats`` or ``pages`` is None if it did not answer in time."""
 
     status: MemberStatus
@@ -24,7 +24,7 @@ class Seen:
 
 
 def map_body(
-    instances: Sequence[Seen],
+    instances: Sequence[InstanceSnapshot],
     entries: Entries,
     now_seconds: float,
 ) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def bytes_by_use(stats: Stats) -> dict[str, int | None]:
     """
     used = sum(group.used_pages * group.page_bytes for group in stats.groups)
     cached = sum(group.cached_pages * group.page_bytes for group in stats.groups)
-    lent = stats.memory.get("withheld_large_pages", 0) * stats.large_page_bytes
+    withheld = stats.memory.get("withheld_large_pages", 0) * stats.large_page_bytes
     pool = stats.large_pages * stats.large_page_bytes
     chunk_bytes = stats.memory.get("chunk_bytes")
     active_chunks = stats.memory.get("activation_used_chunks", 0)
@@ -101,8 +101,8 @@ def bytes_by_use(stats: Stats) -> dict[str, int | None]:
         "pool": pool,
         "kv_used": used,
         "kv_cached": cached,
-        "kv_free": max(0, pool - lent - used - cached),
-        "lent": lent,
+        "kv_free": max(0, pool - withheld - used - cached),
+        "withheld": withheld,
         "activation": None if chunk_bytes is None else active_chunks * chunk_bytes,
         "cpu_buffer": None if buffered_pages is None else buffered_pages * stats.large_page_bytes,
     }
@@ -116,7 +116,7 @@ def _state(entry: LogEntry) -> str:
     return "running" if entry.emitted_tokens else "prefilling"
 
 
-def _instance(instance: Seen) -> dict[str, Any]:
+def _instance(instance: InstanceSnapshot) -> dict[str, Any]:
     status, stats, pages = instance.status, instance.stats, instance.pages
     return {
         "id": status.instance_id,

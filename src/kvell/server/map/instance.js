@@ -30,19 +30,19 @@ class InstanceView {
     const { stats, pages } = told;
     if (pages !== null) this.showPages(pages);
     if (stats !== null) this.showStats(at, stats);
-    const silent = stats === null || pages === null ? "; it does not answer just now" : "";
+    const silent = stats === null || pages === null ? "; it does not answer now" : "";
     this.part(".summary").textContent = `${told.state}${this.summary(stats)}${silent}`;
   }
 
   summary(stats) {
     if (stats === null || this.columns === null) return "";
     const tally = this.columns.tally();
-    const lent = tally.lent ? `, ${tally.lent} withheld for activations` : "";
+    const withheld = tally.withheld ? `, ${tally.withheld} withheld for activations` : "";
     const sections = sectionsText(stats.sections);
     return `, step ${stats.step.toLocaleString("en")}: ${stats.running} running, `
       + `${stats.waiting} waiting; ${count(tally.total, "large page")} of `
       + `${bytes(stats.large_page_bytes)}: ${tally.used} used, ${tally.cached} cached, `
-      + `${tally.empty} empty${lent}${sections}`;
+      + `${tally.empty} empty${withheld}${sections}`;
   }
 
   showPages(pages) {
@@ -53,11 +53,11 @@ class InstanceView {
     Object.assign(canvas.dataset, tally);
     canvas.setAttribute("aria-label", `${tally.total} large pages of ${this.id}: `
       + `${tally.used} used, ${tally.cached} cached, ${tally.empty} empty, `
-      + `${tally.lent} withheld for activations`);
+      + `${tally.withheld} withheld for activations`);
     this.part(".legend").replaceChildren(...pages.groups.flatMap((group, i) => [
       swatch(`${group.name} used (${count(group.layers, "layer")})`, colours.used(i, 1)),
       swatch("cached", colours.cached(i, 1)),
-    ]), swatch("withheld for activations", colours.lent), swatch("empty", colours.empty));
+    ]), swatch("withheld for activations", colours.withheld), swatch("empty", colours.empty));
     fillMisses(this.part(".misses"), pages.misses);
     this.misses = pages.misses;
     if (this.cells.at !== null) {
@@ -74,7 +74,7 @@ class InstanceView {
     this.kv.show(this.memory.rows, [
       { name: "used", colour: colours.hue(0), read: read("kv_used") },
       { name: "cached", colour: colours.hue(2), dash: [6, 3], read: read("kv_cached") },
-      { name: "free", colour: colours.lent, dash: [2, 3], read: read("kv_free") },
+      { name: "free", colour: colours.withheld, dash: [2, 3], read: read("kv_free") },
     ], colours);
     this.beside.show(this.memory.rows, [
       { name: "activations", colour: colours.hue(1), read: read("activation") },
@@ -141,8 +141,8 @@ class InstanceView {
       lines.push(state === "used" ? "In use now."
         : `Last used ${count(columns.age[index], "step")} ago.`);
       if (this.known !== null) lines.push(...this.owners(this.known));
-    } else if (state === "lent") {
-      lines.push("Its memory holds activations of steps just now.");
+    } else if (state === "withheld") {
+      lines.push("Its memory holds activations of running steps.");
     }
     const made = element("div", {}, ...lines);
     if (this.detail.textContent !== made.textContent) this.detail.replaceChildren(made);

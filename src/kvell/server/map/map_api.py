@@ -9,9 +9,9 @@ from fastapi import FastAPI, HTTPException, Path, Response
 from kvell.engine.protocol.statistics import Stats
 from kvell.errors import TryLater
 from kvell.front.front import Front
-from kvell.server.map.figures import Seen, large_page_body, map_body
+from kvell.server.map.figures import InstanceSnapshot, large_page_body, map_body
 from kvell.server.map.page import make_page
-from kvell.server.map.refreshed import Refreshed
+from kvell.server.map.refreshed import LatestAnswer
 
 ANSWER_SECONDS = 2.0
 """An instance that does not answer within this time is shown without figures."""
@@ -30,7 +30,7 @@ class MapApi:
     def __init__(self, front: Front) -> None:
         self._front = front
         self._page = make_page()
-        self._pages = Refreshed(self._look, front.now_seconds, REFRESH_SECONDS)
+        self._pages = LatestAnswer(self._look, front.now_seconds, REFRESH_SECONDS)
         self._detail = asyncio.Lock()
 
     async def page(self) -> Response:
@@ -70,7 +70,7 @@ class MapApi:
     async def _look(self) -> bytes:
         pages, stats = await asyncio.gather(self._front.pages(ANSWER_SECONDS), self._stats())
         instances = [
-            Seen(status, stats.get(status.instance_id), pages.get(status.instance_id))
+            InstanceSnapshot(status, stats.get(status.instance_id), pages.get(status.instance_id))
             for status, _ in self._front.instances()
         ]
         body = map_body(instances, self._front.entries(), self._front.now_seconds())

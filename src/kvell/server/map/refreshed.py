@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 
-class Refreshed:
+class LatestAnswer:
     """The latest answer; many viewers cost no more than one.
 
     :param make: returns a new answer.

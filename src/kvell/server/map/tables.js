@@ -34,7 +34,7 @@ function fillRequests(table, requests) {
   fill(table, requests.rows.map((row) => [
     row.id, row.instance || "–", row.state, row.prompt_tokens, row.output_tokens,
     seconds(row.ttft_seconds), seconds(row.tpot_seconds), seconds(row.age_seconds),
-  ]), "no request just now");
+  ]), "no request now");
 }
 
 function fillGroups(table, stats, kinds) {

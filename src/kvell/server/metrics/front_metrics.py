@@ -160,7 +160,7 @@ class ServerMetrics:
         if len(self._noted) >= MOST_NOTED:
             self._count_noted()
 
-    def ended(self, request: EndedRequest) -> None:
+    def on_ended(self, request: EndedRequest) -> None:
         """Count the end of an admitted request."""
         self._ends.labels(self.model_name, request.finished.reason).inc()
         self._retries.inc(request.finished.attempt)
@@ -171,7 +171,7 @@ class ServerMetrics:
                 if value is not None:
                     self._observe(name, value)
 
-    def rejected(self, bound: Bound) -> None:
+    def on_rejected(self, bound: Bound) -> None:
         """Count a request that exceeded a bound."""
         self._rejected.labels(self.model_name, bound).inc()
 
@@ -192,11 +192,11 @@ class ServerMetrics:
         for state in get_args(Awaited):
             self._connections.labels(self.model_name, state).set_function(partial(count, state))
 
-    def asked(self, choices: int) -> None:
+    def on_prompt(self, choices: int) -> None:
         """Count a prompt with the number of its answers."""
         self._observe("request_params_n", choices)
 
-    def answered(self, longest_tokens: int) -> None:
+    def on_answered(self, longest_tokens: int) -> None:
         """Count a prompt whose answers have all ended, with the tokens of the longest."""
         self._observe("request_max_num_generation_tokens", longest_tokens)
 

@@ -12,7 +12,7 @@ from kvell.server.text.text_model import PreparedPrompt
 from kvell.server.text.text_stream import outputs_of, raise_unless_done
 
 
-async def embedded(front: Front, prompt: PreparedPrompt) -> Finished:
+async def embed(front: Front, prompt: PreparedPrompt) -> Finished:
     """Return the vector of a prompt; cancelling this call cancels the request.
 
     :raises TryLater: when there is no room or no instance now.
@@ -31,4 +31,4 @@ async def embedded(front: Front, prompt: PreparedPrompt) -> Finished:
 
 async def all_embedded(front: Front, prompts: Sequence[PreparedPrompt]) -> list[Finished]:
     """Return the vectors of prompts, in their order; the first failure cancels the others."""
-    return await all_served(front, prompts, lambda prompt: embedded(front, prompt))
+    return await all_served(front, prompts, lambda prompt: embed(front, prompt))

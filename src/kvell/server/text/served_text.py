@@ -124,12 +124,12 @@ class ServedText:
         """Return the token ids of a conversation with images, int32 ``[tokens]``, and tensors."""
         assert self._processor is not None, "only models that take images are asked"
         # Imported here: it needs torch, and most servers never receive a picture.
-        from kvell.engine.running.sent_images import sent
+        from kvell.engine.running.sent_images import to_sent
 
         ids, tensors = self._processor.encode(
             messages, images, tools or (), fields, opens_answer=opens_answer, check=check
         )
-        return ids, tuple(sent(name, tensor) for name, tensor in tensors.items())
+        return ids, tuple(to_sent(name, tensor) for name, tensor in tensors.items())
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Return the text of token ids, including special tokens."""

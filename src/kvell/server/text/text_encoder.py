@@ -34,7 +34,7 @@ class TextEncoder:
         encoder._work = work
         return encoder
 
-    async def encoded(
+    async def encode(
         self,
         field: str,
         text: str,
@@ -75,7 +75,7 @@ class TextEncoder:
         forms = await self._work.run(sum(map(byte_length, words)), read)
         return replace(sampling, bad_words_token_ids=forms)
 
-    async def rendered(
+    async def encode_conversation(
         self,
         render: Callable[[], str],
         *,

@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, aclosing
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from kvell.engine.protocol.logprobs import KeptLogprobs, TokenLogprobs, kept
+from kvell.engine.protocol.logprobs import KeptLogprobs, TokenLogprobs, concatenate
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.pooling import Pooling
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -191,8 +191,8 @@ def _behind(untold: TextDelta, output: Output, taken: int, text: str) -> TextDel
         untold,
         text=text,
         token_ids=token_ids,
-        logprobs=kept(untold.logprobs, output.logprobs[:taken]),
-        prompt_logprobs=kept(untold.prompt_logprobs, output.prompt_logprobs),
+        logprobs=concatenate(untold.logprobs, output.logprobs[:taken]),
+        prompt_logprobs=concatenate(untold.prompt_logprobs, output.prompt_logprobs),
     )
 
 

@@ -33,7 +33,7 @@ FLUSH_SECONDS = 5.0
 
 
 @contextmanager
-def exported(
+def exporting(
     endpoint: str,
     flush_seconds: float = FLUSH_SECONDS,
     make_exporter: Callable[[str], SpanExporter] = OTLPSpanExporter,

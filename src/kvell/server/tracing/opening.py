@@ -20,9 +20,9 @@ def traces_to(endpoint: str) -> "AbstractContextManager[Tracer]":
     :raises ChangeSomething: when the address is invalid, or packages are missing.
     """
     url = checked_endpoint(endpoint)
-    from kvell.server.tracing.exporting import exported
+    from kvell.server.tracing.exporting import exporting
 
-    return exported(url)
+    return exporting(url)
 
 
 def checked_endpoint(endpoint: str) -> str:

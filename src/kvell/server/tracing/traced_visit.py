@@ -65,7 +65,7 @@ class TracedVisit:
         self._visit: EndedVisit | None = None
         self._route = ""
 
-    def asked(self, model: str, sampling: SamplingParams) -> None:
+    def on_parsed(self, model: str, sampling: SamplingParams) -> None:
         """Record the model and the sampling parameters of the request's first prompt."""
         self._asked = model, sampling
 
@@ -73,7 +73,7 @@ class TracedVisit:
         """Return the front's observer of answer ``index``."""
         return TracedAnswer(self, index)
 
-    def ended(self, visit: EndedVisit, route: str) -> None:
+    def on_ended(self, visit: EndedVisit, route: str) -> None:
         """Record the end of the visit."""
         self._visit, self._route = visit, route
         self._settle()
@@ -101,11 +101,11 @@ class TracedAnswer:
     def __init__(self, visit: TracedVisit, index: int) -> None:
         self._visit, self._index = visit, index
 
-    def admitted(self) -> None:
+    def on_admitted(self) -> None:
         """Record that the front has admitted the request and will report its end."""
         self._visit._admitted()
 
-    def ended(self, request: EndedRequest) -> None:
+    def on_ended(self, request: EndedRequest) -> None:
         """Record the end of the request."""
         self._visit._answered(self._index, request)
 

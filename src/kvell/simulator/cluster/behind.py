@@ -5,12 +5,12 @@ from collections import deque
 from kvell.engine.requests.plan import BorrowedPages
 from kvell.errors import TryLater
 from kvell.mempool.entries import NOT_IN_PLACE
-from kvell.mempool.transports.places import Places, num_places
+from kvell.mempool.transports.places import MappingSlots, num_places
 from kvell.simulator.cluster.device import Device
 from kvell.simulator.cluster.network import Endpoint
 
 
-class Behind:
+class PeerMappings:
     """The mapped pools of other instances, and the check of rights to read them.
 
     An incarnation may be mapped again before its loss is handled. Both of its mappings then exist
@@ -23,7 +23,7 @@ class Behind:
     def __init__(self, device: Device, pool_bytes: int, large_page_bytes: int) -> None:
         self._device, self._pool_bytes = device, pool_bytes
         count = num_places(pool_bytes, large_page_bytes)
-        self._places = Places(pool_bytes, large_page_bytes, count)
+        self._places = MappingSlots(pool_bytes, large_page_bytes, count)
         self._mapped: dict[tuple[str, int], deque[tuple[int, Endpoint]]] = {}
         self._losses: dict[tuple[str, int], deque[int]] = {}
         """Numbers of mappings that end with each loss that is not handled yet."""

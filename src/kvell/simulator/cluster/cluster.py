@@ -18,7 +18,7 @@ from random import Random
 from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
 from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
-from kvell.cluster.steering.placements import Reach
+from kvell.cluster.steering.placements import ContextLimits
 from kvell.cluster.steering.roles import RoleChanger, RoleRules
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.index_watch import indexed_groups
@@ -263,11 +263,11 @@ class VirtualCluster:
     def _notice(self, name: str, incarnation: int, notices: Sequence[Event]) -> None:
         """Send notices to the front, unless the connection has ended with its instance."""
         if self.front.queue.line(name).incarnation == incarnation:
-            self.front.said(name, notices)
+            self.front.on_events(name, notices)
 
     def _say_later(self, name: str, events: Sequence[Event], seconds: float) -> None:
         if events:
-            self.loop.after(seconds, partial(self.front.said, name, events))
+            self.loop.after(seconds, partial(self.front.on_events, name, events))
 
     def _tell(self, name: str, command: Command) -> None:
         """Send a command to the present incarnation."""
@@ -293,15 +293,15 @@ class VirtualCluster:
         if not is_last and (self.front.queue.in_flight or self.front.queue.waiting):
             self._beat_later()
 
-    def _reach(self, name: str) -> Reach:
+    def _reach(self, name: str) -> ContextLimits:
         """Return the limits of a request's length at an instance, alone and with loans."""
         spec = self.spec
         if spec.hosts is None:
-            return Reach(spec.limits.max_model_len)
+            return ContextLimits(spec.limits.max_model_len)
         section_tokens = spec.limits.section_tokens
         block_bytes = section_bytes(spec.layout.groups, section_tokens)
         most = spec.limits.max_model_len, spec.limits.reach_tokens
-        return Reach(*most, block_bytes, section_tokens, spec.hosts.get(name, ""))
+        return ContextLimits(*most, block_bytes, section_tokens, spec.hosts.get(name, ""))
 
     def _front_seconds(self, name: str) -> float:
         return self.spec.front_seconds.get(name, 0.0)

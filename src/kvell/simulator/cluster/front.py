@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from kvell.cluster.steering.placements import Reach
+from kvell.cluster.steering.placements import ContextLimits
 from kvell.engine.protocol.messages import (
     CREDITS,
     Event,
@@ -71,7 +71,7 @@ class VirtualFront:
     def drop(self, index: int) -> None:
         """Cancel a request for its client; do nothing if it has not arrived or has ended."""
         now_seconds = self._loop.now_seconds
-        self._tell_all(self._dispatch.dropped(RequestId(str(index)), "cancelled", now_seconds))
+        self._tell_all(self._dispatch.drop(RequestId(str(index)), "cancelled", now_seconds))
 
     def migrate(self, index: int, target: str) -> None:
         """Move a request to another instance, if it is served and the other can take it."""
@@ -92,7 +92,7 @@ class VirtualFront:
         free_bytes: int,
         token_bytes: int,
         joins_others: bool,
-        reach: Reach,
+        reach: ContextLimits,
         indexed: Sequence[IndexedGroup],
     ) -> None:
         """Open the queue for an incarnation that serves; see :meth:`.RequestQueue.open`."""
@@ -109,7 +109,7 @@ class VirtualFront:
         )
         self._tell_all(commands)
 
-    def said(self, instance_id: str, events: Sequence[Event]) -> None:
+    def on_events(self, instance_id: str, events: Sequence[Event]) -> None:
         """Handle the events of an instance."""
         now_seconds = self._loop.now_seconds
         for event in events:
@@ -117,7 +117,7 @@ class VirtualFront:
                 self._note_first(event)
             elif isinstance(event, Finished):
                 self.moved += event.reason == "moved"
-        self._tell_all(self._dispatch.said(instance_id, events, now_seconds))
+        self._tell_all(self._dispatch.on_events(instance_id, events, now_seconds))
 
     def lost(self, instance_id: str, death: InstanceDeath) -> None:
         """Handle the death of an incarnation: other instances continue its requests."""
@@ -175,7 +175,7 @@ class VirtualFront:
         if ended.finished.reason in ("stop", "length"):
             figures.hit_tokens = ended.finished.cached_tokens
             figures.finish_seconds = now_seconds + self._request_seconds
-        self._schedule.ended(index, now_seconds)
+        self._schedule.on_ended(index, now_seconds)
         self._look_ahead()
 
     def _tell_all(self, commands: Sequence[tuple[str, Command]]) -> None:
@@ -189,8 +189,8 @@ class _Trace:
     def __init__(self, ended: Callable[[EndedRequest], None]) -> None:
         self._ended = ended
 
-    def admitted(self) -> None:
+    def on_admitted(self) -> None:
         """Do nothing."""
 
-    def ended(self, request: EndedRequest) -> None:
+    def on_ended(self, request: EndedRequest) -> None:
         self._ended(request)

@@ -48,7 +48,7 @@ from kvell.mempool.transfers.actions import (
 )
 from kvell.mempool.transfers.messages import Offer, Prepared, Written
 from kvell.mempool.transfers.receiving import owner_of
-from kvell.simulator.cluster.behind import Behind
+from kvell.simulator.cluster.behind import PeerMappings
 from kvell.simulator.cluster.device import Device
 from kvell.simulator.cluster.loop import Loop
 from kvell.simulator.cluster.network import Endpoint, Network
@@ -132,7 +132,7 @@ class VirtualInstance:
         self.watch: Callable[[], None] = _nothing
         self.is_dead = False
         layout = agent.core.layout
-        self.behind = Behind(device, layout.pool_bytes, layout.large_page_bytes)
+        self.behind = PeerMappings(device, layout.pool_bytes, layout.large_page_bytes)
         self._told = JournaledCore(core, record.journal if record else None)
         self._reads = reads
         self._machine, self._loop, self._network, self._says = machine, loop, network, says
@@ -228,7 +228,7 @@ class VirtualInstance:
             self._ticked = entry.now
         elif isinstance(entry, PeerLost):  # between two steps: no step reads its pool
             self.behind.take_away(entry.peer, entry.incarnation)
-        self._done(self._told.heard(entry))
+        self._done(self._told.on_entry(entry))
 
     def _tell_time(self) -> None:
         """Pass the time to the core, unless the core has it."""
@@ -268,7 +268,7 @@ class VirtualInstance:
             self._loop.at(self._stands_until_seconds, partial(self._end, plan, result))
             return
         if plan.borrowed:
-            result = structs.replace(result, missed=plan.missed(self.behind.stands))
+            result = structs.replace(result, missed=plan.find_missed(self.behind.stands))
             self.counts.missed += len(result.missed)
             self.counts.borrowed |= {row[1:4] for row in plan.borrowed if row.right}
         self.device.finish(plan, result.missed)

@@ -33,7 +33,7 @@ from kvell.simulator.replay.schedule import Arrivals, Schedule
 from kvell.simulator.report.metrics import MemoryMeter, Sample, StepMeans
 from kvell.simulator.report.timeline import GroupMoment, Moment, Timeline
 from kvell.simulator.traces.prompts import PromptMaker
-from kvell.simulator.traces.rows import Span, TraceRow, placed
+from kvell.simulator.traces.rows import Span, TraceRow, place
 from kvell.vocabulary import RequestId
 
 Progress = Callable[[float], None]
@@ -107,7 +107,7 @@ class Replay:
         lateness: LatenessWatch | None = None,
         look_every: int = 1,
     ) -> None:
-        self._placed = [placed(row, images_in_text) for row in rows]
+        self._placed = [place(row, images_in_text) for row in rows]
         self.requests = [
             RequestFigures(i, each.prompt_tokens) for i, each in enumerate(self._placed)
         ]
@@ -235,7 +235,7 @@ class Replay:
         row, place = self._rows[index], self._placed[index]
         came_seconds = self.requests[index].came_seconds = self._pending.came_seconds(index)
         if self._lateness is not None:
-            self._lateness.submitted(RequestId(str(index)), came_seconds)
+            self._lateness.on_submitted(RequestId(str(index)), came_seconds)
         sampling = SamplingParams(
             temperature=0,
             max_tokens=row.output_tokens,
@@ -327,7 +327,7 @@ class Replay:
                 figures.first_token_seconds = reached_seconds
             elif isinstance(event, Finished):
                 self._counts["finished"] += 1
-                self._pending.ended(int(event.request_id), self.clock.now_seconds())
+                self._pending.on_ended(int(event.request_id), self.clock.now_seconds())
                 figures = self.requests[int(event.request_id)]
                 figures.finish_step, figures.hit_tokens = step, event.cached_tokens
                 figures.finish_seconds = reached_seconds

@@ -7,7 +7,7 @@ import numpy as np
 from msgspec import structs
 
 from kvell.cost.calibration import Calibration
-from kvell.engine.planning.proposals import verified
+from kvell.engine.planning.proposals import verify
 from kvell.engine.requests.plan import StepPlan, StepResult, TokenWork
 from kvell.simulator.hardware.model_cost import ModelCost
 from kvell.simulator.hardware.profiles import DeviceProfile
@@ -113,7 +113,7 @@ class TraceRunner:
             for index in range(work.num_logits)
         ]
         works = tuple(self._drafted(work) if work.proposed else work for work in plan.work)
-        return verified(replace(plan, work=works), tokens)
+        return verify(replace(plan, work=works), tokens)
 
     def _drafted(self, work: TokenWork) -> TokenWork:
         """Return the work with draft tokens, right or wrong as ``Acceptance`` decides."""

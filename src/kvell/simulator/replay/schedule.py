@@ -74,9 +74,9 @@ class Schedule:
     def refuse(self, index: int, now_seconds: float) -> None:
         """Refuse a request that has arrived and cannot be served after all."""
         self.refused.append(index)
-        self.ended(index, now_seconds)
+        self.on_ended(index, now_seconds)
 
-    def ended(self, index: int, now_seconds: float) -> None:
+    def on_ended(self, index: int, now_seconds: float) -> None:
         """Note that a request has ended: its session's next turn may arrive."""
         after = self._next.get(index)
         if after is None:

@@ -28,7 +28,7 @@ def quiet(axes: "Axes") -> None:
     axes.grid(axis="y", color=INK, alpha=0.08, linewidth=0.6)
 
 
-def saved(figure: "Figure", kind: str) -> bytes:
+def save(figure: "Figure", kind: str) -> bytes:
     """Return the file's bytes, the same for the same figure: no date, no random names."""
     import matplotlib
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvell.errors import ChangeSomething
-from kvell.simulator.report.pictures import FORMATS, GREY, INK, STYLE, quiet, saved
+from kvell.simulator.report.pictures import FORMATS, GREY, INK, STYLE, quiet, save
 from kvell.simulator.report.shares import (
     STATES,
     Run,
@@ -24,7 +24,7 @@ from kvell.simulator.report.shares import (
     mean_parts,
     mean_running,
     state_bytes,
-    thinned,
+    thin,
     unit_of,
 )
 from kvell.simulator.report.timeline import Moment
@@ -49,9 +49,9 @@ def draw(runs: Sequence[Run], path: Path, over: Over = "step") -> None:
         raise ChangeSomething("--out", path, problem, f"use {path.stem or 'memory'}.png")
     figure_of = _matplotlib_figure(path)
     if path.suffix.lower() == ".png":
-        path.write_bytes(saved(figure_of(runs, over), "png"))
+        path.write_bytes(save(figure_of(runs, over), "png"))
         return
-    svg = saved(figure_of(runs, over), "svg").decode()
+    svg = save(figure_of(runs, over), "svg").decode()
     path.write_text(svg if path.suffix.lower() == ".svg" else _page(runs, svg), encoding="utf-8")
 
 
@@ -91,7 +91,7 @@ def _figure(runs: Sequence[Run], over: Over) -> "Figure":
 def _draw_memory(
     axes: "Axes", run: Run, over: Over, unit_bytes: int, hues: Mapping[str, str]
 ) -> None:
-    moments = thinned(run.moments)
+    moments = thin(run.moments)
     at = _positions(moments, over)
     levels = np.asarray([state_bytes(moment) for moment in moments]) / unit_bytes
     below = np.zeros(len(at))
@@ -111,7 +111,7 @@ def _draw_memory(
 
 
 def _draw_batch(axes: "Axes", run: Run, over: Over) -> None:
-    moments = thinned(run.moments)
+    moments = thin(run.moments)
     at = _positions(moments, over)
     running = _held(np.asarray([float(moment.running) for moment in moments]))
     axes.fill_between(at, running, step="post", linewidth=0, color=GREY, alpha=0.25)

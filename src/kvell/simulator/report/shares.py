@@ -70,7 +70,7 @@ def unit_of(pool_bytes: float) -> tuple[str, int]:
     )
 
 
-def thinned(moments: Sequence[Moment], most: int = MAX_POINTS) -> list[Moment]:
+def thin(moments: Sequence[Moment], most: int = MAX_POINTS) -> list[Moment]:
     """Return at most ``most`` moments, evenly spaced, including the first and the last."""
     picked = np.unique(np.linspace(0, len(moments) - 1, min(most, len(moments))).round())
     return [moments[int(index)] for index in picked]

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvell.errors import ChangeSomething
-from kvell.simulator.traces.drawing import Draw, poisson_arrivals, unrelated
+from kvell.simulator.traces.drawing import Draw, draw_unrelated, poisson_arrivals
 from kvell.simulator.traces.rows import TraceRow
 
 Tokens = npt.NDArray[np.int64]
@@ -61,7 +61,7 @@ def independent(
 ) -> list[TraceRow]:
     """Draw requests that share nothing, with lengths from these distributions."""
     arrivals = poisson_arrivals(draw, count)
-    return unrelated(arrivals, prompts.draw(draw, count), outputs.draw(draw, count))
+    return draw_unrelated(arrivals, prompts.draw(draw, count), outputs.draw(draw, count))
 
 
 def _lognormal(draw: Draw, count: int, mean: float, deviation: float) -> npt.NDArray[np.float64]:

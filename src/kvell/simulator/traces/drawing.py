@@ -30,7 +30,7 @@ def poisson_arrivals(draw: Draw, count: int) -> Seconds:
     return arrivals - arrivals[0] if count else arrivals
 
 
-def unrelated(arrivals: Seconds, prompts: BlockIds, outputs: BlockIds) -> list[TraceRow]:
+def draw_unrelated(arrivals: Seconds, prompts: BlockIds, outputs: BlockIds) -> list[TraceRow]:
     """Return rows of these lengths that share nothing."""
     return [
         TraceRow(float(at), int(prompt), int(output))

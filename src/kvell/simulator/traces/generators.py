@@ -7,8 +7,8 @@ import numpy as np
 
 from kvell.errors import ChangeSomething
 from kvell.simulator.traces.conversations import chat
-from kvell.simulator.traces.drawing import Draw, NewIds, poisson_arrivals, unrelated
-from kvell.simulator.traces.lengths import INFINITE_LLM, K, contexts, fixed
+from kvell.simulator.traces.drawing import Draw, NewIds, draw_unrelated, poisson_arrivals
+from kvell.simulator.traces.lengths import INFINITE_LLM, K, contexts, fixed_lengths
 from kvell.simulator.traces.rows import BlockIds, ImageRow, TraceRow
 from kvell.simulator.traces.sessions import loogle_like, react_like, sharegpt_like
 
@@ -49,7 +49,7 @@ def long_documents(draw: Draw, count: int) -> list[TraceRow]:
     """Generate unrelated documents of 8 K to 128 K tokens, uniform on a logarithmic scale."""
     lengths = np.exp(draw.uniform(np.log(8_192), np.log(131_072), count)).astype(np.int64)
     outputs = draw.integers(100, 1_000, count, endpoint=True)
-    return unrelated(poisson_arrivals(draw, count), lengths, outputs)
+    return draw_unrelated(poisson_arrivals(draw, count), lengths, outputs)
 
 
 def arxiv_qa(draw: Draw, count: int) -> list[TraceRow]:
@@ -108,7 +108,7 @@ def ministral_static(draw: Draw, count: int) -> list[TraceRow]:
     """
     lengths = draw.integers(*MINISTRAL_PROMPT_TOKENS, count, endpoint=True)
     outputs = draw.integers(*MINISTRAL_OUTPUT_TOKENS, count, endpoint=True)
-    return unrelated(np.zeros(count), lengths, outputs)
+    return draw_unrelated(np.zeros(count), lengths, outputs)
 
 
 def ministral_dynamic(draw: Draw, count: int) -> list[TraceRow]:
@@ -116,7 +116,7 @@ def ministral_dynamic(draw: Draw, count: int) -> list[TraceRow]:
     low, high = MINISTRAL_PROMPT_TOKENS
     wanted = np.linspace(low, high, count) * draw.uniform(0.95, 1.05, count)
     outputs = draw.integers(*MINISTRAL_OUTPUT_TOKENS, count, endpoint=True)
-    return unrelated(np.zeros(count), np.clip(wanted, low, high).astype(np.int64), outputs)
+    return draw_unrelated(np.zeros(count), np.clip(wanted, low, high).astype(np.int64), outputs)
 
 
 def mmmu_pro(draw: Draw, count: int) -> list[TraceRow]:
@@ -183,9 +183,9 @@ GENERATORS = {
     "sharegpt-like": TraceKind(sharegpt_like, 1_000),
     "loogle-like": TraceKind(loogle_like, 1_000),
     "react-like": TraceKind(react_like, 1_000),
-    "2k-2k": TraceKind(fixed(2 * K, 2 * K), 500),
-    "32k-2k": TraceKind(fixed(32 * K, 2 * K), 100),
-    "128k-8k": TraceKind(fixed(128 * K, 8 * K), 50),
+    "2k-2k": TraceKind(fixed_lengths(2 * K, 2 * K), 500),
+    "32k-2k": TraceKind(fixed_lengths(32 * K, 2 * K), 100),
+    "128k-8k": TraceKind(fixed_lengths(128 * K, 8 * K), 50),
     **{
         f"infinite-{number}": TraceKind(contexts(lengths), 1_000)
         for number, lengths in enumerate(INFINITE_LLM)

@@ -12,7 +12,7 @@ from kvell.simulator.traces.rows import TraceRow
 _KEY = b"kvell"
 
 
-def hinted(rows: Sequence[TraceRow], wrong: float) -> list[TraceRow]:
+def add_hints(rows: Sequence[TraceRow], wrong: float) -> list[TraceRow]:
     """Return the rows with new hints whether a later row returns to them.
 
     A later row returns to one if it continues its session's text, or if its prompt contains the

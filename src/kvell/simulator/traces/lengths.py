@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from kvell.simulator.traces.drawing import Draw, poisson_arrivals, unrelated
+from kvell.simulator.traces.drawing import Draw, draw_unrelated, poisson_arrivals
 from kvell.simulator.traces.rows import TraceRow
 
 Lengths = npt.NDArray[np.float64]
@@ -68,13 +68,13 @@ INFINITE_LLM = (
 """The nine traces of table 1: 0 to 2 are short, 3 to 8 long."""
 
 
-def fixed(prompt_tokens: int, output_tokens: int) -> Callable[[Draw, int], list[TraceRow]]:
+def fixed_lengths(prompt_tokens: int, output_tokens: int) -> Callable[[Draw, int], list[TraceRow]]:
     """Return a generator of requests that all have these lengths."""
 
     def make(draw: Draw, count: int) -> list[TraceRow]:
         prompts = np.full(count, prompt_tokens, np.int64)
         outputs = np.full(count, output_tokens, np.int64)
-        return unrelated(poisson_arrivals(draw, count), prompts, outputs)
+        return draw_unrelated(poisson_arrivals(draw, count), prompts, outputs)
 
     return make
 
@@ -90,7 +90,7 @@ def contexts(lengths: ContextLengths) -> Callable[[Draw, int], list[TraceRow]]:
         whole = lengths.draw(draw, count)
         wanted = np.minimum(draw.exponential(MEAN_OUTPUT_TOKENS, count) + 1, MAX_OUTPUT_TOKENS)
         outputs = np.minimum(wanted.astype(np.int64), whole // 2)
-        return unrelated(poisson_arrivals(draw, count), whole - outputs, outputs)
+        return draw_unrelated(poisson_arrivals(draw, count), whole - outputs, outputs)
 
     return make
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvell.errors import ChangeSomething
-from kvell.simulator.traces.rows import TraceRow, continuation_problem, placed, predecessors
+from kvell.simulator.traces.rows import TraceRow, continuation_problem, place, predecessors
 
 FILLER = 0
 MARKS_PER_REQUEST = 2
@@ -35,7 +35,7 @@ Tokens = npt.NDArray[np.int32]
 class PromptMaker:
     """Maker of the tokens of a request, the same at each call.
 
-    :param images_in_text: see :func:`kvell.simulator.traces.rows.placed`.
+    :param images_in_text: see :func:`kvell.simulator.traces.rows.place`.
     :raises ChangeSomething: if int32 has too few ids, or a row cannot continue its session.
     """
 
@@ -60,7 +60,7 @@ class PromptMaker:
         row, text = self._rows[index], self._text(index)
         if not row.images:
             return text
-        spans = placed(row, self._images_in_text).images
+        spans = place(row, self._images_in_text).images
         runs = [
             np.full(span[1], -1 - image.id, np.int32)
             for image, span in zip(row.images, spans, strict=True)

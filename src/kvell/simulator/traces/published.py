@@ -55,7 +55,7 @@ def statistics(rows: Sequence[TraceRow]) -> Statistics:
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedWorkload:
     """A paper's description of a workload.
 
     :param says: in words, if the paper has no numbers or they do not fit the columns.
@@ -66,7 +66,7 @@ class Published:
     figures: Statistics = field(default_factory=Statistics)
 
 
-def _fixed(prompt_tokens: int, output_tokens: int) -> Published:
+def _fixed(prompt_tokens: int, output_tokens: int) -> PublishedWorkload:
     says = f"fixed length, {prompt_tokens // K}K in and {output_tokens // K}K out"
     figures = Statistics(
         prompt_tokens_mean=prompt_tokens,
@@ -74,21 +74,21 @@ def _fixed(prompt_tokens: int, output_tokens: int) -> Published:
         prompt_per_output=prompt_tokens / output_tokens,
         context_tokens_deviation=0,
     )
-    return Published("eLLM §6.1, fig. 11", says, figures)
+    return PublishedWorkload("eLLM §6.1, fig. 11", says, figures)
 
 
 PUBLISHED = {
-    "sharegpt-like": Published(
+    "sharegpt-like": PublishedWorkload(
         "vLLM (Kwon et al. 2023), fig. 11; MemServe §8.2",
         "turns follow answers; the longest answers of MemServe's three workloads",
         Statistics(asked_tokens_mean=161.31, output_tokens_mean=337.99),
     ),
-    "loogle-like": Published(
+    "loogle-like": PublishedWorkload(
         MEMSERVE,
         "the first 1K tokens of a document, five questions; long prompts, short answers, "
         f"much shared; {MEMSERVE_NOTE}",
     ),
-    "react-like": Published(
+    "react-like": PublishedWorkload(
         MEMSERVE,
         "a long two-shot example in each prompt; much shared; longer answers than LooGLE; "
         f"{MEMSERVE_NOTE}",
@@ -97,7 +97,7 @@ PUBLISHED = {
     "32k-2k": _fixed(32 * K, 2 * K),
     "128k-8k": _fixed(128 * K, 8 * K),
     **{
-        f"infinite-{number}": Published(
+        f"infinite-{number}": PublishedWorkload(
             "Infinite-LLM, table 1",
             f"trace {number}: context 1–{lengths.high // 1000}k; prompt, output not distinguished",
             Statistics(

@@ -70,7 +70,7 @@ Span = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Placed:
+class PlacedPrompt:
     """A prompt as a model sees it.
 
     :param prompt_tokens: includes the tokens that stand for images.
@@ -80,7 +80,7 @@ class Placed:
     images: tuple[Span, ...]
 
 
-def placed(row: TraceRow, images_in_text: bool) -> Placed:
+def place(row: TraceRow, images_in_text: bool) -> PlacedPrompt:
     """Place a row's images in its text.
 
     :param images_in_text: whether an image's tokens are part of the prompt; if not, one token
@@ -92,7 +92,7 @@ def placed(row: TraceRow, images_in_text: bool) -> Placed:
         here = image.tokens if images_in_text else 1
         spans.append((image.start + before, here, image.tokens))
         before += here
-    return Placed(row.prompt_tokens + before, tuple(spans))
+    return PlacedPrompt(row.prompt_tokens + before, tuple(spans))
 
 
 def predecessors(rows: Sequence[TraceRow]) -> list[int | None]:
@@ -123,7 +123,7 @@ def continuation_problem(row: TraceRow, before: TraceRow | None) -> str | None:
     return None
 
 
-def repeated(rows: Sequence[TraceRow], times: int) -> list[TraceRow]:
+def repeat(rows: Sequence[TraceRow], times: int) -> list[TraceRow]:
     """Return the trace repeated ``times`` times with the same ids, each shifted by its span.
 
     Each repetition has its own sessions: they do not wait for those before.

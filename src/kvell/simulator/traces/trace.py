@@ -29,7 +29,7 @@ from kvell.simulator.traces.rows import (
     continuation_problem,
     ideal_hit_rate,
     ideal_hit_tokens,
-    repeated,
+    repeat,
 )
 
 __all__ = [
@@ -39,7 +39,7 @@ __all__ = [
     "ideal_hit_rate",
     "ideal_hit_tokens",
     "read_trace",
-    "repeated",
+    "repeat",
     "write_trace",
 ]
 

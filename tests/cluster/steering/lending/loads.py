@@ -4,8 +4,8 @@ from hypothesis import strategies as st
 
 from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.steering.lending.algorithm import Creditor, Debtor
-from kvell.cluster.steering.lending.model import Load
-from kvell.cluster.steering.placements import Reach
+from kvell.cluster.steering.lending.model import ThroughputInputs
+from kvell.cluster.steering.placements import ContextLimits
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.vocabulary import RequestId
 
@@ -19,7 +19,7 @@ FAR = ExecCosts(away_token_seconds=1.6e-6)
 ALL_COSTS = (COSTS, COVERED, FAR)
 
 loads = st.builds(
-    Load,
+    ThroughputInputs,
     batch=st.integers(0, 40),
     held_tokens=st.integers(0, 200_000),
     running_bytes=st.floats(1, 50 * BLOCK),
@@ -31,7 +31,7 @@ loads = st.builds(
     lent_tokens=st.integers(0, 20_000),
 )
 reaches = st.builds(
-    Reach,
+    ContextLimits,
     block_bytes=st.just(BLOCK),
     section_tokens=st.just(SECTION),
     host=st.sampled_from(["", "other"]),

@@ -7,9 +7,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.cluster.steering.lending.algorithm import Creditor, Debtor, best_blocks, planned
-from kvell.cluster.steering.lending.model import Load, PerformanceModel
-from kvell.cluster.steering.placements import Reach
+from kvell.cluster.steering.lending.algorithm import Creditor, Debtor, best_blocks, plan_moves
+from kvell.cluster.steering.lending.model import PerformanceModel, ThroughputInputs
+from kvell.cluster.steering.placements import ContextLimits
 from tests.cluster.steering.lending.loads import (
     ALL_COSTS,
     BLOCK,
@@ -20,25 +20,25 @@ from tests.cluster.steering.lending.loads import (
     parties,
 )
 
-HERE = Reach(block_bytes=BLOCK, section_tokens=SECTION)
+HERE = ContextLimits(block_bytes=BLOCK, section_tokens=SECTION)
 models = st.sampled_from([PerformanceModel(one) for one in ALL_COSTS])
 NONE = np.zeros(1)
 
 
 def debtor(name: str = "d", waiting: int = 3, batch: int = 1, blocks: int = 50) -> Debtor:
-    load = Load(batch, 90_000, 90.0 * BLOCK, waiting, 1_000.0, 2.0 * BLOCK, 0)
+    load = ThroughputInputs(batch, 90_000, 90.0 * BLOCK, waiting, 1_000.0, 2.0 * BLOCK, 0)
     return Debtor(name, HERE, load, entries(name, [4, 60, 7]), blocks)
 
 
 def creditor(name: str, room: int, spared: int | None = None, blocks: int = 50) -> Creditor:
-    load = Load(8, 9_000, 2.0 * BLOCK, spare_bytes=room * BLOCK)
+    load = ThroughputInputs(8, 9_000, 2.0 * BLOCK, spare_bytes=room * BLOCK)
     return Creditor(name, HERE, load, room, room if spared is None else spared, blocks)
 
 
 def moves_of(*one: Debtor | Creditor) -> list[tuple[str, str, str, int]]:
     debtors = [each for each in one if isinstance(each, Debtor)]
     creditors = [each for each in one if isinstance(each, Creditor)]
-    found = planned(debtors, creditors, PerformanceModel(COSTS))
+    found = plan_moves(debtors, creditors, PerformanceModel(COSTS))
     return [(each.req_id, each.source, each.target, each.num_blocks) for each in found]
 
 
@@ -76,13 +76,13 @@ def test_what_moves_in_a_period_is_bounded_on_both_sides() -> None:
 def test_nobody_gains_where_nobody_waits_or_is_read_in_place() -> None:
     assert not moves_of(debtor(waiting=0), creditor("c", 30))
     far = creditor("c", 30)
-    far.reach = Reach(block_bytes=BLOCK, section_tokens=SECTION, host="other")
+    far.reach = ContextLimits(block_bytes=BLOCK, section_tokens=SECTION, host="other")
     assert not moves_of(debtor(), far)
 
 
 @given(models, loads, loads, st.integers(0, 80))
 def test_the_number_is_the_best_of_all_that_are_covered(
-    model: PerformanceModel, borrows: Load, lends: Load, most: int
+    model: PerformanceModel, borrows: ThroughputInputs, lends: ThroughputInputs, most: int
 ) -> None:
     """One by one, as the algorithm has it."""
     one = Debtor("d", HERE, borrows, (), most)
@@ -108,7 +108,7 @@ def test_a_plan_keeps_to_all_bounds_and_lets_all_make_more_tokens(
 ) -> None:
     before_debtors, before_creditors = deepcopy(drawn)
     debtors, creditors = drawn
-    moves = planned(debtors, creditors, model)
+    moves = plan_moves(debtors, creditors, model)
     assert all(one.num_blocks > 0 for one in moves)
     assert not {one.source for one in moves} & {one.target for one in moves}
     came: Counter[str] = Counter()
@@ -145,4 +145,4 @@ def test_equal_views_give_equal_plans_in_whatever_order_they_come(
     again = deepcopy(drawn)
     for side in again:
         chance.shuffle(side)  # type: ignore[attr-defined]
-    assert planned(*drawn, model) == planned(*again, model)
+    assert plan_moves(*drawn, model) == plan_moves(*again, model)

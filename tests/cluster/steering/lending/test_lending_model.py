@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.cluster.routing.costs import BATCHES, ExecCosts, fitted
-from kvell.cluster.steering.lending.model import SLOWDOWN, Load, PerformanceModel
+from kvell.cluster.routing.costs import BATCHES, ExecCosts, prices_of
+from kvell.cluster.steering.lending.model import SLOWDOWN, PerformanceModel, ThroughputInputs
 from kvell.cost.amounts import shape_of
 from kvell.cost.analytic import AnalyticModel
 from kvell.cost.model import attended_tokens_per_second, batch_seconds
@@ -19,15 +19,15 @@ from tests.cluster.steering.lending.loads import ALL_COSTS, BLOCK, COSTS, COVERE
 
 BLOCKS = np.arange(120, dtype=np.float64)
 TOKENS, BYTES = BLOCKS * SECTION, BLOCKS * BLOCK
-LONG = Load(1, 90_000, 90 * BLOCK, 6, 1_000.0, 2.0 * BLOCK, 0)
+LONG = ThroughputInputs(1, 90_000, 90 * BLOCK, 6, 1_000.0, 2.0 * BLOCK, 0)
 """One long request fills the memory, and six short ones wait."""
-BUSY = Load(20, 20_000, 2.0 * BLOCK, spare_bytes=60 * BLOCK)
+BUSY = ThroughputInputs(20, 20_000, 2.0 * BLOCK, spare_bytes=60 * BLOCK)
 models = st.sampled_from([PerformanceModel(one) for one in ALL_COSTS])
 
 
 @given(models, loads)
 def test_a_batch_never_falls_with_memory_and_never_rises_beyond_who_waits(
-    model: PerformanceModel, load: Load
+    model: PerformanceModel, load: ThroughputInputs
 ) -> None:
     batches = model.batch_with(load, BYTES)
     assert (np.diff(batches) >= 0).all()
@@ -37,21 +37,21 @@ def test_a_batch_never_falls_with_memory_and_never_rises_beyond_who_waits(
 
 @given(models, loads)
 def test_a_creditor_never_gets_faster_with_what_it_lends(
-    model: PerformanceModel, load: Load
+    model: PerformanceModel, load: ThroughputInputs
 ) -> None:
     load = replace(load, waiting=0)
     throughput = model.creditor(load, TOKENS, BYTES)
     assert (np.diff(throughput) <= 1e-9 * throughput[:-1]).all() or _gives_way(model, load)
 
 
-def _gives_way(model: PerformanceModel, load: Load) -> bool:
+def _gives_way(model: PerformanceModel, load: ThroughputInputs) -> bool:
     """A long request that gives way may leave the others faster than both were."""
     return bool(np.diff(model.batch_with(load, -BYTES)).any())
 
 
 @given(models, loads)
 def test_with_nothing_moved_both_sides_are_what_equation_5_says(
-    model: PerformanceModel, load: Load
+    model: PerformanceModel, load: ThroughputInputs
 ) -> None:
     load = replace(load, away_tokens=0, lent_tokens=0, waiting=0, spare_bytes=0)
     none = np.zeros(1)
@@ -59,7 +59,7 @@ def test_with_nothing_moved_both_sides_are_what_equation_5_says(
 
 
 @given(loads)
-def test_what_creditors_compute_in_time_makes_a_debtor_faster(load: Load) -> None:
+def test_what_creditors_compute_in_time_makes_a_debtor_faster(load: ThroughputInputs) -> None:
     """The paper's equation 6: its step loses K/g."""
     throughput = PerformanceModel(COVERED).debtor(load, TOKENS, np.zeros(len(TOKENS)))
     assert (np.diff(throughput) >= -1e-9).all()
@@ -82,7 +82,9 @@ def test_all_gain_until_the_creditors_own_requests_give_way() -> None:
 
 
 @given(models, loads)
-def test_less_is_covered_the_more_is_elsewhere(model: PerformanceModel, load: Load) -> None:
+def test_less_is_covered_the_more_is_elsewhere(
+    model: PerformanceModel, load: ThroughputInputs
+) -> None:
     covered = model.covers(replace(load, waiting=0), TOKENS, np.zeros(len(TOKENS)))
     assert (np.diff(covered.astype(int)) <= 0).all()
 
@@ -91,14 +93,16 @@ def test_prices_are_those_of_the_calibrated_model() -> None:
     layers = [LayerSpec(i, GroupKind.FULL, 32, 128, 2, 0) for i in range(32)]
     cost = ModelCost(6_500_000_000, 13_000_000_000, 4096)
     timed = AnalyticModel(load_profile("a100-80"), cost)
-    costs = fitted(timed, shape_of(layers), fetch_bytes_per_second=3e11, swap_bytes_per_second=2e10)
+    costs = prices_of(
+        timed, shape_of(layers), fetch_bytes_per_second=3e11, swap_bytes_per_second=2e10
+    )
     assert costs.natn_seconds == tuple(batch_seconds(timed, batch) for batch in BATCHES)
     assert costs.away_token_seconds == costs.held_token_seconds
     assert attended_tokens_per_second(timed) > 0
     small = PerformanceModel(costs).small_batch
     assert costs.batch_seconds(small) <= SLOWDOWN * costs.batch_seconds(1)
     assert costs.batch_seconds(2 * small) > SLOWDOWN * costs.batch_seconds(1)
-    far = fitted(
+    far = prices_of(
         timed,
         shape_of(layers),
         fetch_bytes_per_second=3e11,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvell.cluster.steering.lending.planner import MOVING_PART, RESERVED_ROUNDS, LoanPlanner
 from kvell.cluster.steering.lending.views import LendingView
-from kvell.cluster.steering.placements import Reach, lendable_blocks
+from kvell.cluster.steering.placements import ContextLimits, lendable_blocks
 from kvell.cluster.steering.relief import SHORT_PART, MemoryView
 from kvell.cluster.steering.steering import Steered
 from kvell.engine.protocol.placements import RequestPlacementEntry
@@ -18,7 +18,7 @@ from tests.cluster.steering.lending.loads import BLOCK, COSTS, SECTION, entries
 
 POOL = 64
 """Sections of a pool."""
-REACH = Reach(block_bytes=BLOCK, section_tokens=SECTION)
+REACH = ContextLimits(block_bytes=BLOCK, section_tokens=SECTION)
 
 
 def placed(request: str, home: str, **away: int) -> tuple[RequestPlacementEntry, ...]:

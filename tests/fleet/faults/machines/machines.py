@@ -18,7 +18,7 @@ import signal
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvell.fleet.placing.placement import Found, Placed, PlacingError
+from kvell.fleet.placing.placement import InstancePlace, PlacedInstance, PlacingError
 from kvell.wire.frames import FrameReader
 from tests.fleet.faults.machines.nodes import Node
 from tests.fleet.faults.machines.orders import READ_BYTES, Order, Reply, encoded, order_of
@@ -32,7 +32,7 @@ class _Place:
 
     node: Node | None = None
     incarnation: int = 0
-    placed: Placed | None = None
+    placed: InstancePlace | None = None
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -169,15 +169,15 @@ class Machines:
         async with place.lock:
             return await self._start(place, order)
 
-    async def _found(self, name: str) -> Found:
+    async def _found(self, name: str) -> PlacedInstance:
         """What runs of an instance now."""
         place = self._places[name]
         if place.placed is None:
-            return Found(name)
+            return PlacedInstance(name)
         order = Order(0, "ended", name, place.incarnation)
         if (await self._node_of(place).ask(order)).ended is not None:
-            return Found(name)
-        return Found(name, place.incarnation, place.placed)
+            return PlacedInstance(name)
+        return PlacedInstance(name, place.incarnation, place.placed)
 
     async def _start(self, place: _Place, order: Order) -> Reply:
         node = self._node_of(place)
@@ -196,7 +196,7 @@ class Machines:
         self.pids.append(real.pid)
         door = await self._wires.door(order.instance_id, real.address) if real.address else ""
         place.incarnation = order.incarnation
-        place.placed = Placed(real.host, real.pid, door)
+        place.placed = InstancePlace(real.host, real.pid, door)
         return Reply(order.call, placed=place.placed)
 
     async def _leave(self, name: str) -> None:

@@ -32,7 +32,7 @@ class _Keeping:
                 placed = self.keeper.start(order.words, order.incarnation)
                 return Reply(order.call, placed=placed)
             if order.what == "ended":
-                return Reply(order.call, ended=self.keeper.ended(order.incarnation))
+                return Reply(order.call, ended=self.keeper.end_of(order.incarnation))
             if order.what == "stop":
                 self.keeper.stop(order.incarnation)
             else:

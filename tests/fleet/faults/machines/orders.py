@@ -5,8 +5,8 @@ from typing import Literal
 
 import msgspec
 
-from kvell.fleet.placing.placement import Ended, Found, Placed
-from kvell.wire.frames import framed
+from kvell.fleet.placing.placement import IncarnationEnd, InstancePlace, PlacedInstance
+from kvell.wire.frames import frame
 
 What = Literal["found", "enter", "leave", "start", "ended", "stop", "close"]
 READ_BYTES = 64 << 10
@@ -34,9 +34,9 @@ class Reply(msgspec.Struct, frozen=True):
     """
 
     call: int
-    found: tuple[Found, ...] = ()
-    placed: Placed | None = None
-    ended: Ended | None = None
+    found: tuple[PlacedInstance, ...] = ()
+    placed: InstancePlace | None = None
+    ended: IncarnationEnd | None = None
     problem: str = ""
 
 
@@ -45,7 +45,7 @@ _ORDER, _REPLY = msgspec.msgpack.Decoder(Order), msgspec.msgpack.Decoder(Reply)
 
 
 def encoded(message: Order | Reply) -> bytes:
-    return framed(_ENCODER.encode(message))
+    return frame(_ENCODER.encode(message))
 
 
 def order_of(body: bytes) -> Order:

@@ -4,7 +4,12 @@ import asyncio
 import socket
 from collections.abc import Sequence
 
-from kvell.fleet.placing.placement import Ended, Found, Placed, PlacingError
+from kvell.fleet.placing.placement import (
+    IncarnationEnd,
+    InstancePlace,
+    PlacedInstance,
+    PlacingError,
+)
 from kvell.wire.frames import FrameReader
 from tests.fleet.faults.machines.orders import READ_BYTES, Order, Reply, What, encoded, reply_of
 
@@ -20,7 +25,7 @@ class NodePlacement:
     def __init__(self, machines: str) -> None:
         self._machines = machines
 
-    async def found(self) -> list[Found]:
+    async def find(self) -> list[PlacedInstance]:
         return list((await self._asked("found")).found)
 
     def enter(self, instance_id: str) -> None:
@@ -31,13 +36,13 @@ class NodePlacement:
 
     async def start(
         self, instance_id: str, words: Sequence[str], incarnation: int, within_seconds: float
-    ) -> Placed:
+    ) -> InstancePlace:
         order = Order(0, "start", instance_id, incarnation, tuple(words))
         placed = (await asyncio.to_thread(self._ask, order, within_seconds)).placed
         assert placed is not None
         return placed
 
-    async def ended(self, instance_id: str, incarnation: int) -> Ended | None:
+    async def end_of(self, instance_id: str, incarnation: int) -> IncarnationEnd | None:
         return (await self._asked("ended", instance_id, incarnation)).ended
 
     async def stop(self, instance_id: str, incarnation: int) -> None:

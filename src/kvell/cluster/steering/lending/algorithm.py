@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvell.cluster.steering.lending.model import Load, PerformanceModel
-from kvell.cluster.steering.placements import Reach
+from kvell.cluster.steering.lending.model import PerformanceModel, ThroughputInputs
+from kvell.cluster.steering.placements import ContextLimits
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.vocabulary import RequestId
 
@@ -30,8 +30,8 @@ class Debtor:
     """
 
     instance_id: str
-    reach: Reach
-    load: Load
+    reach: ContextLimits
+    load: ThroughputInputs
     longest: Sequence[RequestPlacementEntry]
     blocks: int
 
@@ -48,8 +48,8 @@ class Creditor:
     """
 
     instance_id: str
-    reach: Reach
-    load: Load
+    reach: ContextLimits
+    load: ThroughputInputs
     room: int
     spared: int
     blocks: int
@@ -74,7 +74,7 @@ Places = dict[tuple[str, int], list[tuple[int, str, Creditor]]]
 """Heaps of creditors, by their host and the size of their sections."""
 
 
-def planned(
+def plan_moves(
     debtors: Iterable[Debtor], creditors: Iterable[Creditor], model: PerformanceModel
 ) -> list[SectionMove]:
     """Return the moves of a plan; no instance is on both sides of it.

@@ -11,7 +11,7 @@ Seconds are of all layers of a step, so they include the paper's n.  r is the ra
 tokens: here a debtor itself computes over the creditor's pages, in place.  If a creditor computes
 for it and the results come in time, r is infinite, as in the paper's equation 6.
 
-Prices are fitted by a calibration (:func:`kvell.cluster.routing.costs.fitted`).
+Prices are fitted by a calibration (:func:`kvell.cluster.routing.costs.prices_of`).
 Source: Infinite-LLM §5.3.
 """
 
@@ -29,7 +29,7 @@ weights are read for few requests, and a further one costs little."""
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ThroughputInputs:
     """The inputs of an instance's throughput.
 
     :param batch: β, number of running requests.
@@ -71,7 +71,7 @@ class PerformanceModel:
         small = [batch for batch in BATCHES if costs.batch_seconds(batch) <= SLOWDOWN * seconds[0]]
         self.small_batch = max(small)
 
-    def batch_with(self, load: Load, freed_bytes: Numbers) -> Numbers:
+    def batch_with(self, load: ThroughputInputs, freed_bytes: Numbers) -> Numbers:
         """Return β' [k] of an instance with ``freed_bytes`` more; it never falls as they grow.
 
         Waiting requests are admitted as far as there is memory beyond what is needed.  If some of
@@ -84,18 +84,24 @@ class PerformanceModel:
         batch: Numbers = load.batch + let_in - np.minimum(give_way, load.batch)
         return batch
 
-    def together(self, borrows: Load, lends: Load, tokens: Numbers, size_bytes: Numbers) -> Numbers:
+    def together(
+        self,
+        borrows: ThroughputInputs,
+        lends: ThroughputInputs,
+        tokens: Numbers,
+        size_bytes: Numbers,
+    ) -> Numbers:
         """Return the throughput [k] of a debtor and a creditor in tokens a second (equation 7);
         below 0 if remote reads take longer than the rest of the debtor's step (:meth:`covers`)."""
         throughput, covered = self._borrowing(borrows, tokens, size_bytes)
         return np.where(covered, throughput + self.creditor(lends, tokens, size_bytes), -1.0)
 
-    def debtor(self, load: Load, tokens: Numbers, size_bytes: Numbers) -> Numbers:
+    def debtor(self, load: ThroughputInputs, tokens: Numbers, size_bytes: Numbers) -> Numbers:
         """Return the throughput [k] of an instance that moves ``tokens`` more tokens away and so
         frees ``size_bytes`` (equation 6)."""
         return self._borrowing(load, tokens, size_bytes)[0]
 
-    def creditor(self, load: Load, tokens: Numbers, size_bytes: Numbers) -> Numbers:
+    def creditor(self, load: ThroughputInputs, tokens: Numbers, size_bytes: Numbers) -> Numbers:
         """Return the throughput [k] of an instance that lends memory for ``tokens`` more tokens.
 
         Its batch falls once it lends more than its spare memory (equation 6, §5.2.2).
@@ -105,13 +111,15 @@ class PerformanceModel:
         throughput: Numbers = batch / (self._local(load, batch, load.away_tokens) + read)
         return throughput
 
-    def covers(self, load: Load, tokens: Numbers, size_bytes: Numbers) -> npt.NDArray[np.bool_]:
+    def covers(
+        self, load: ThroughputInputs, tokens: Numbers, size_bytes: Numbers
+    ) -> npt.NDArray[np.bool_]:
         """Return whether remote reads take no longer than the rest of a debtor's step [k] (§5.2.1,
         figure 6)."""
         return self._borrowing(load, tokens, size_bytes)[1]
 
     def _borrowing(
-        self, load: Load, tokens: Numbers, size_bytes: Numbers
+        self, load: ThroughputInputs, tokens: Numbers, size_bytes: Numbers
     ) -> tuple[Numbers, npt.NDArray[np.bool_]]:
         """Return :meth:`debtor` and :meth:`covers` together, since planning needs both."""
         batch = self.batch_with(load, size_bytes)
@@ -120,7 +128,7 @@ class PerformanceModel:
         throughput: Numbers = batch / (local + elsewhere)
         return throughput, elsewhere <= local
 
-    def _local(self, load: Load, batch: Numbers, away: Numbers | int) -> Numbers:
+    def _local(self, load: ThroughputInputs, batch: Numbers, away: Numbers | int) -> Numbers:
         """Return the seconds of a step (equation 5) without its remote tokens."""
         mean = load.held_tokens / max(1, load.batch)
         held = np.minimum(batch, load.batch) * mean

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from kvell.cluster.routing.costs import ExecCosts
-from kvell.cluster.steering.lending.algorithm import Creditor, Debtor, SectionMove, planned
-from kvell.cluster.steering.lending.model import Load, PerformanceModel
+from kvell.cluster.steering.lending.algorithm import Creditor, Debtor, SectionMove, plan_moves
+from kvell.cluster.steering.lending.model import PerformanceModel, ThroughputInputs
 from kvell.cluster.steering.lending.views import LendingView
 from kvell.cluster.steering.placements import lendable_blocks
 from kvell.cluster.steering.relief import ROOM_PART, SHORT_PART, MemoryView
@@ -128,7 +128,7 @@ class LoanPlanner:
                 creditor = self._creditor(party.memory, view, lent[name], coming[name])
                 if creditor.spared > 0:
                     creditors.append(creditor)
-        moves = planned(debtors, creditors, self._model)
+        moves = plan_moves(debtors, creditors, self._model)
         for move in moves:
             blocks = away[move.req_id, move.target] + move.num_blocks
             until = self._round + self._rounds_reserved
@@ -204,10 +204,10 @@ def _load(
     spare_bytes: int,
     lent_blocks: int = 0,
     away_blocks: int = 0,
-) -> Load:
+) -> ThroughputInputs:
     own_bytes = memory.pool_bytes - memory.free_bytes - lent_blocks * view.reach.block_bytes
     waiting_tokens = view.waiting_tokens / max(1, memory.waiting)
-    return Load(
+    return ThroughputInputs(
         view.batch,
         view.held_tokens,
         max(0, own_bytes) / max(1, view.batch),

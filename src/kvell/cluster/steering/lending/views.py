@@ -5,7 +5,7 @@ Source: Infinite-LLM §6.2: ``heartbeat(List[RequestPlacementEntry])``.
 
 from dataclasses import dataclass
 
-from kvell.cluster.steering.placements import Reach
+from kvell.cluster.steering.placements import ContextLimits
 from kvell.engine.protocol.messages import Heartbeat
 from kvell.engine.protocol.placements import RequestPlacementEntry
 
@@ -26,7 +26,7 @@ class LendingView:
     """
 
     beat: int
-    reach: Reach
+    reach: ContextLimits
     token_bytes: int
     batch: int = 0
     held_tokens: int = 0
@@ -35,7 +35,9 @@ class LendingView:
     placements: tuple[RequestPlacementEntry, ...] = ()
 
     @classmethod
-    def of(cls, last: Heartbeat, beat: int, reach: Reach, token_bytes: int) -> "LendingView":
+    def of(
+        cls, last: Heartbeat, beat: int, reach: ContextLimits, token_bytes: int
+    ) -> "LendingView":
         """Return the view of an instance after its last heartbeat."""
         return cls(
             *(beat, reach, token_bytes, last.running, last.held_tokens, last.waiting_tokens),

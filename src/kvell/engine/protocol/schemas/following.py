@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from kvell.engine.protocol.schemas.choices import are_apart
 from kvell.engine.protocol.schemas.parts import IN_PLACE, ObjectFacts, Parts
-from kvell.engine.protocol.schemas.plain import counted
+from kvell.engine.protocol.schemas.plain import remove_counts
 from kvell.engine.protocol.schemas.references import Schema
 from kvell.errors import ChangeSomething
 
@@ -37,7 +37,7 @@ _FOLLOWED = frozenset(_VALUES) | _OTHERS
 
 
 @dataclass(frozen=True)
-class Unfollowed:
+class UnenforcedKeyword:
     """A keyword that the grammar does not enforce.
 
     :param path: place in the schema, such as ``properties.name.format``.
@@ -48,14 +48,14 @@ class Unfollowed:
 
 
 @dataclass(frozen=True)
-class Followed:
+class EnforceableSchema:
     """A schema for the grammar, and the keywords of the original that are not enforced."""
 
     schema: object
-    unfollowed: tuple[Unfollowed, ...]
+    unfollowed: tuple[UnenforcedKeyword, ...]
 
 
-def followed(schema: object) -> Followed:
+def make_enforceable(schema: object) -> EnforceableSchema:
     """Rewrite a schema for the grammar.
 
     :param schema: as parsed from JSON; a value that is no schema stays as it is.
@@ -63,7 +63,7 @@ def followed(schema: object) -> Followed:
     """
     rewriting = _Rewriting(schema)
     try:
-        return Followed(rewriting.rewritten(), tuple(dict.fromkeys(rewriting.unfollowed)))
+        return EnforceableSchema(rewriting.rewritten(), tuple(dict.fromkeys(rewriting.unfollowed)))
     except RecursionError:
         raise ValueError("the schema is too complex: it is nested too deeply") from None
 
@@ -74,7 +74,7 @@ def check_strict(schema: Schema, field: str) -> None:
     :raises ChangeSomething: naming the first keyword that it does not enforce.
     """
     try:
-        unfollowed = followed(schema).unfollowed
+        unfollowed = make_enforceable(schema).unfollowed
     except ValueError as error:
         raise ChangeSomething(field, "…", str(error), "correct it") from None
     for entry in unfollowed:
@@ -87,7 +87,7 @@ class _Rewriting:
     """The rewriting of one schema, which collects ``unfollowed``."""
 
     def __init__(self, root: object) -> None:
-        self.unfollowed: list[Unfollowed] = []
+        self.unfollowed: list[UnenforcedKeyword] = []
         self._root, self._parts = root, Parts(root)
         self._names: dict[tuple[int, bool], str] = {}
         self._awaited: list[tuple[str, object, str, bool]] = []
@@ -119,7 +119,7 @@ class _Rewriting:
     def _rewritten(self, schema: Schema, path: str, *, closes: bool) -> Schema:
         self._count(1)
         source, keywords = self._parts.plain(schema)
-        self.unfollowed += [Unfollowed(path + keyword, keyword) for keyword in keywords]
+        self.unfollowed += [UnenforcedKeyword(path + keyword, keyword) for keyword in keywords]
         kept = {key: value for key, value in source.items() if key in _FOLLOWED}
         if _OTHERS.isdisjoint(kept):
             return kept
@@ -161,10 +161,10 @@ class _Rewriting:
             elif key in IN_PLACE:
                 out[key] = self._each(value, here, closes=False)
             if key == "oneOf" and not self._is_any_of(source):
-                self.unfollowed.append(Unfollowed(here, key))
+                self.unfollowed.append(UnenforcedKeyword(here, key))
         if not is_open and chosen is None:
             self._close(out, outer + self._parts.chosen(source), rest)
-        self.unfollowed += [Unfollowed(path + key, key) for key in counted(out)]
+        self.unfollowed += [UnenforcedKeyword(path + key, key) for key in remove_counts(out)]
         return out
 
     def _each(self, value: object, path: str, *, closes: bool) -> object:
@@ -199,7 +199,7 @@ class _Rewriting:
         branches = source["oneOf"]
         if not isinstance(branches, list) or isinstance(source.get("discriminator"), dict):
             return True
-        return are_apart(branches, self._parts.resolved)
+        return are_apart(branches, self._parts.resolve)
 
     def _close(self, out: Schema, facts: ObjectFacts, rest: object) -> None:
         """Set ``additionalProperties``, after the properties that all parts name."""

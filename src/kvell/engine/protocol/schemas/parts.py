@@ -54,7 +54,7 @@ class Parts:
         """
         return self._document.target(reference)
 
-    def resolved(self, schema: object) -> object:
+    def resolve(self, schema: object) -> object:
         """Return a schema after following its references."""
         for _ in range(MOST_REFERENCES):
             if not isinstance(schema, dict) or "$ref" not in schema:
@@ -67,7 +67,7 @@ class Parts:
         key = id(schema)
         if key not in self._plain:
             keywords: list[str] = []
-            made = plain(schema, self.resolved, keywords.append)
+            made = plain(schema, self.resolve, keywords.append)
             self._made.append(schema)  # kept alive, so that no other schema has its id
             self._plain[key] = made, tuple(dict.fromkeys(keywords))
         return self._plain[key]

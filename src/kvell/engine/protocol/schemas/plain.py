@@ -158,7 +158,7 @@ def _unevaluated_items(out: Schema, rest: object, tell: Tell) -> None:
         out["items"] = rest
 
 
-def counted(out: Schema) -> tuple[str, ...]:
+def remove_counts(out: Schema) -> tuple[str, ...]:
     """Remove bounds of an object's size that no grammar supports, and return these keywords.
 
     :param out: an object, already closed if it will be.

@@ -100,7 +100,7 @@ class GrammarChecks:
                 self._known.move_to_end(key)
             return verdict
 
-    def tried(self, constraint: StructuredOutputs, tenant: str = "") -> Future[Verdict]:
+    def check(self, constraint: StructuredOutputs, tenant: str = "") -> Future[Verdict]:
         """Queue a check; callers with the same grammar get the same future until its verdict.
 
         The future raises :class:`.TryLater` if no process could be started or finish the check.

@@ -36,7 +36,7 @@ TRIES = 2
 
 
 @dataclass(frozen=True)
-class Wanted:
+class MaskedRequest:
     """A request that draws a token under a grammar.
 
     :param output: output tokens so far, int32.
@@ -67,7 +67,9 @@ class MaskWorker:
         self._read: dict[int, int] = {}
         """The number of output tokens that the worker has read, by request."""
 
-    def masks(self, wanted: Sequence[Wanted], forget: Iterable[int]) -> dict[int, FoundMask | None]:
+    def masks(
+        self, wanted: Sequence[MaskedRequest], forget: Iterable[int]
+    ) -> dict[int, FoundMask | None]:
         """Return masks by handle; None if the grammar is too complex, or no process can start.
 
         :param forget: handles of requests that have ended; new requests may reuse them.
@@ -97,7 +99,7 @@ class MaskWorker:
         return masks
 
     def _ask(
-        self, rest: deque[Wanted], gone: tuple[int, ...], masks: dict[int, FoundMask | None]
+        self, rest: deque[MaskedRequest], gone: tuple[int, ...], masks: dict[int, FoundMask | None]
     ) -> None:
         """Compute the masks of the rest, and remove each request when it has its mask."""
         if self._worker is None:
@@ -112,7 +114,7 @@ class MaskWorker:
             self._read[request.handle] = len(request.output)
             masks[request.handle] = FoundMask(mask, vocab_size)
 
-    def _needs(self, rest: Iterable[Wanted]) -> tuple[Need, ...]:
+    def _needs(self, rest: Iterable[MaskedRequest]) -> tuple[Need, ...]:
         """Return the needs of the rest for one message, up to its size limit."""
         needs, size_bytes = list[Need](), 0
         for request in rest:
@@ -122,12 +124,12 @@ class MaskWorker:
                 break
         return tuple(needs)
 
-    def _need(self, request: Wanted) -> Need:
+    def _need(self, request: MaskedRequest) -> Need:
         read = self._read.get(request.handle)
         fresh = request.output[read or 0 :].astype("<i4").tobytes()
         return Need(request.handle, fresh, request.asked if read is None else None)
 
-    def _took_too_long(self, suspect: Wanted, error: str) -> bool:
+    def _took_too_long(self, suspect: MaskedRequest, error: str) -> bool:
         """End the worker; return whether a mask took too much processor time."""
         assert self._worker is not None
         worker, self._worker = self._worker, None

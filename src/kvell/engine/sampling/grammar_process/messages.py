@@ -26,7 +26,7 @@ from kvell.clock import MonotonicClock
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.errors import KvellError
 from kvell.wire.decoding import MalformedError, decode
-from kvell.wire.frames import FrameReader, ProtocolError, framed
+from kvell.wire.frames import FrameReader, ProtocolError, frame
 
 READ_BYTES = 256 << 10
 LEAST_SECONDS = 0.001
@@ -162,10 +162,10 @@ class Line:
             (:class:`LineLate`), or the message is too long.
         """
         try:
-            frame = framed(_ENCODER.encode(message))
+            data = frame(_ENCODER.encode(message))
             self._socket.settimeout(seconds)
-            sent = socket.send_fds(self._socket, [frame], descriptors) if descriptors else 0
-            self._socket.sendall(frame[sent:])
+            sent = socket.send_fds(self._socket, [data], descriptors) if descriptors else 0
+            self._socket.sendall(data[sent:])
         except TimeoutError as error:
             raise LineLate("it accepted no input in time") from error
         except (OSError, ProtocolError) as error:

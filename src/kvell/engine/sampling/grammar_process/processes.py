@@ -87,7 +87,7 @@ class GrammarProcesses:
             code = None
             if worker.template is self._template:  # else it has ended with its template
                 try:
-                    reply = self._template.asked(End(worker.pid), FORK_SECONDS)
+                    reply = self._template.ask(End(worker.pid), FORK_SECONDS)
                     code = reply.code if isinstance(reply, Ended) else None
                 except LineEnded:
                     self._drop_template()
@@ -108,7 +108,7 @@ class GrammarProcesses:
             try:
                 if self._template is None:
                     self._template = _Template(self._tokenizer_json(), self._ends)
-                reply = self._template.asked(request, FORK_SECONDS, [theirs.fileno()])
+                reply = self._template.ask(request, FORK_SECONDS, [theirs.fileno()])
                 if isinstance(reply, Forked):
                     return self._template, reply
             except (OSError, LineEnded) as error:
@@ -137,13 +137,13 @@ class _Template:
             )
         self._line, self.pid = Line(ours), process.pid
         self.end = weakref.finalize(self, _end, process, self._line)
-        loaded = self.asked(Load(tokenizer_json, end_token_ids), LOAD_SECONDS)
+        loaded = self.ask(Load(tokenizer_json, end_token_ids), LOAD_SECONDS)
         if not isinstance(loaded, Loaded) or loaded.problem:
             self.end()
             raise TokenizerError(loaded.problem if isinstance(loaded, Loaded) else "no answer")
         self.vocab_size = loaded.vocab_size
 
-    def asked(self, message: Message, seconds: float, descriptors: Sequence[int] = ()) -> Message:
+    def ask(self, message: Message, seconds: float, descriptors: Sequence[int] = ()) -> Message:
         """Send a message and return the answer.
 
         :raises LineEnded: if there is no answer.

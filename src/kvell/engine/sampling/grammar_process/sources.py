@@ -9,7 +9,7 @@ from typing import Any
 
 from llguidance._lib import LLMatcher, LLTokenizer  # the package itself may import numpy
 
-from kvell.engine.protocol.schemas.following import followed
+from kvell.engine.protocol.schemas.following import make_enforceable
 from kvell.engine.protocol.schemas.patterns import ascii_classes, ascii_lark
 from kvell.engine.protocol.structured_outputs import CallForm, Calls, StructuredOutputs
 from kvell.wire.decoding import MalformedError, decode_json
@@ -67,7 +67,7 @@ def _schema(text: str | None) -> tuple[str, tuple[str, ...]]:
         sent = decode_json(ANY_OBJECT if text is None else text, "schema")
     except MalformedError as error:
         raise ValueError(str(error)) from error
-    rewritten = followed(sent)
+    rewritten = make_enforceable(sent)
     keywords = tuple(dict.fromkeys(entry.keyword for entry in rewritten.unfollowed))
     schema, plain = rewritten.schema, json.dumps(rewritten.schema)
     if not isinstance(schema, dict):

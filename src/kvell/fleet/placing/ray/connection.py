@@ -62,7 +62,7 @@ def disconnect() -> None:
     ray.shutdown()
 
 
-async def called(call: Callable[[], Result]) -> Result:
+async def call(call: Callable[[], Result]) -> Result:
     """Run a short call of Ray in a thread, to its end also when the caller is cancelled.
 
     So nothing is reserved or made later for a caller that was cancelled.
@@ -79,7 +79,7 @@ async def called(call: Callable[[], Result]) -> Result:
         raise PlacingError(f"Ray: {_reason(error)}") from error
 
 
-async def answered(reference: Any, within_seconds: float, problem: str) -> Any:
+async def await_answer(reference: Any, within_seconds: float, problem: str) -> Any:
     """Return the answer of an actor.
 
     :param reference: the reference that the call of the actor returned.

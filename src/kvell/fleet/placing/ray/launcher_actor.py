@@ -32,7 +32,7 @@ class LauncherActor:
 
     @ray.method(max_task_retries=-1)  # type: ignore[untyped-decorator]
     def start(self, words: Sequence[str], incarnation: int) -> tuple[str, int, str]:
-        """Start an incarnation; return the fields of :class:`.Placed`.
+        """Start an incarnation; return the fields of :class:`.InstancePlace`.
 
         Ray calls this again after a restart of the actor, so it may be called twice.
         """
@@ -45,9 +45,9 @@ class LauncherActor:
         return None if listening is None else (listening[0], astuple(listening[1]))
 
     @ray.method(concurrency_group="questions")  # type: ignore[untyped-decorator]
-    def ended(self, incarnation: int) -> tuple[int, str] | None:
+    def end_of(self, incarnation: int) -> tuple[int, str] | None:
         """Return exit status and last words of an incarnation; None while it runs."""
-        ended = self._launcher.ended(incarnation)
+        ended = self._launcher.end_of(incarnation)
         return None if ended is None else (ended.exit_code, ended.last_words)
 
     @ray.method(concurrency_group="questions")  # type: ignore[untyped-decorator]

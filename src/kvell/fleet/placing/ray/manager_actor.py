@@ -26,7 +26,7 @@ class ManagerActor:
 
     def __init__(self, encoded: bytes) -> None:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-        self._settings = ClusterSettings.decoded(encoded)
+        self._settings = ClusterSettings.decode(encoded)
         self._address: Future[str] = Future()
         self._itself = ray.get_runtime_context().current_actor
         host = str(ray.util.get_node_ip_address())

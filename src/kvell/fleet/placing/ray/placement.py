@@ -6,8 +6,13 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvell.fleet.placing.placement import Ended, Found, Placed, PlacingError
-from kvell.fleet.placing.ray.connection import answered, called
+from kvell.fleet.placing.placement import (
+    IncarnationEnd,
+    InstancePlace,
+    PlacedInstance,
+    PlacingError,
+)
+from kvell.fleet.placing.ray.connection import await_answer, call
 from kvell.fleet.placing.ray.launcher_actor import LauncherHandle
 from kvell.fleet.placing.ray.record import Bundle, Record, Remains
 from kvell.fleet.placing.ray.reservations import Reservations
@@ -38,9 +43,9 @@ class RayPlacement:
         self._reserving, self._writing = asyncio.Lock(), asyncio.Lock()
         self._leaving: set[asyncio.Task[None]] = set()
 
-    async def found(self) -> list[Found]:
+    async def find(self) -> list[PlacedInstance]:
         """Return the instances of an earlier manager; a silent launcher has none that runs."""
-        remains, self._launchers = await called(self._take_over)
+        remains, self._launchers = await call(self._take_over)
         self._bundles, self._free = dict(remains.kept), list(remains.free)
         self._pending, self._waiting = dict(remains.unreserved), list(remains.unreserved)
         names = [*self._bundles, *self._waiting]
@@ -64,7 +69,7 @@ class RayPlacement:
 
     async def start(
         self, instance_id: str, words: Sequence[str], incarnation: int, within_seconds: float
-    ) -> Placed:
+    ) -> InstancePlace:
         """Start an incarnation in the instance's bundle, which is reserved first if necessary."""
         if instance_id not in self._bundles:
             async with self._reserving:
@@ -73,14 +78,16 @@ class RayPlacement:
         if instance_id not in self._launchers:
             bundle, count = self._bundles[instance_id], len(self._bundles)
             make = functools.partial(self._reservations.launch, instance_id, bundle)
-            self._launchers[instance_id] = await called(lambda: make(self._secret, count))
+            self._launchers[instance_id] = await call(lambda: make(self._secret, count))
         ordered = self._launchers[instance_id].start.remote(list(words), incarnation)
-        return Placed(*await answered(ordered, within_seconds, "no machine accepted the instance"))
+        return InstancePlace(
+            *await await_answer(ordered, within_seconds, "no machine accepted the instance")
+        )
 
-    async def ended(self, instance_id: str, incarnation: int) -> Ended | None:
+    async def end_of(self, instance_id: str, incarnation: int) -> IncarnationEnd | None:
         """Return the end of an incarnation; None while it runs."""
-        ended = await self._asked(instance_id, "ended", incarnation)
-        return None if ended is None else Ended(*ended)
+        ended = await self._asked(instance_id, "end_of", incarnation)
+        return None if ended is None else IncarnationEnd(*ended)
 
     async def stop(self, instance_id: str, incarnation: int) -> None:
         """End an incarnation, if it still runs or is being started."""
@@ -90,7 +97,7 @@ class RayPlacement:
         """Remove all launchers and reservations of the cluster."""
         if self._leaving:
             await asyncio.wait(self._leaving)
-        await called(self._reservations.remove_all)
+        await call(self._reservations.remove_all)
 
     def _take_over(self) -> tuple[Remains, dict[str, LauncherHandle]]:
         """Sort out what an earlier manager has left; return that and its launchers."""
@@ -102,25 +109,30 @@ class RayPlacement:
         if not remains.kept:
             self._reservations.delete_record()
         launchers = {
-            name: self._reservations.launched(name, bundle) for name, bundle in remains.kept.items()
+            name: self._reservations.find_launcher(name, bundle)
+            for name, bundle in remains.kept.items()
         }
         return remains, {
             name: launcher for name, launcher in launchers.items() if launcher is not None
         }
 
-    async def _found(self, instance_id: str) -> Found:
+    async def _found(self, instance_id: str) -> PlacedInstance:
         try:
             runs = await self._asked(instance_id, "runs")
         except PlacingError:
             runs = None
-        return Found(instance_id) if runs is None else Found(instance_id, runs[0], Placed(*runs[1]))
+        return (
+            PlacedInstance(instance_id)
+            if runs is None
+            else PlacedInstance(instance_id, runs[0], InstancePlace(*runs[1]))
+        )
 
     async def _asked(self, instance_id: str, question: str, *words: int) -> Any:
         launcher = self._launchers.get(instance_id)
         if launcher is None:
             raise PlacingError(f"{instance_id} runs on no machine")
         answer = getattr(launcher, question).remote(*words)
-        return await answered(answer, ANSWER_SECONDS, "its machine does not answer")
+        return await await_answer(answer, ANSWER_SECONDS, "its machine does not answer")
 
     async def _reserve(self, within_seconds: float) -> None:
         """Reserve for all instances that wait: what is free, and one group for the others.
@@ -140,12 +152,12 @@ class RayPlacement:
         self._pending |= pending
         try:
             await self._write()
-            await called(functools.partial(self._reservations.make, group, len(names)))
+            await call(functools.partial(self._reservations.make, group, len(names)))
             await self._reservations.wait_for_room(group, names, within_seconds)
         except BaseException:
             self._waiting += names
             self._drop(names)
-            await called(functools.partial(self._reservations.remove_group, group))
+            await call(functools.partial(self._reservations.remove_group, group))
             await self._write()
             raise
         self._drop(names)
@@ -158,7 +170,7 @@ class RayPlacement:
     async def _write(self) -> None:
         """Write down who has which bundle now; the newest record is written last."""
         async with self._writing:
-            await called(lambda: self._reservations.save_record(self._bundles | self._pending))
+            await call(lambda: self._reservations.save_record(self._bundles | self._pending))
 
     async def _give_back(self, instance_id: str, bundle: Bundle) -> None:
         """End the launcher of an instance that has left; its bundle is free for others.
@@ -171,9 +183,9 @@ class RayPlacement:
         try:
             await self._write()
             end = functools.partial(self._reservations.end_launcher, instance_id, bundle)
-            await called(end)
+            await call(end)
             if is_last:
-                await called(functools.partial(self._reservations.remove_group, bundle.group))
+                await call(functools.partial(self._reservations.remove_group, bundle.group))
             else:
                 self._free.append(bundle)
         except PlacingError as error:

@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from kvell.fleet.placing.placement import NoRoomError, PlacingError
 from kvell.fleet.placing.ray.autoscaler import has_autoscaler
-from kvell.fleet.placing.ray.connection import LOOK_SECONDS, called
+from kvell.fleet.placing.ray.connection import LOOK_SECONDS, call
 from kvell.fleet.placing.ray.launcher_actor import LauncherHandle, launcher_kind
 from kvell.fleet.placing.ray.machines import machines
 from kvell.fleet.placing.ray.names import NAMESPACE, LauncherName, drawn_group, group_beginning
@@ -95,19 +95,19 @@ class Reservations:
         :raises NoRoomError: when no machine has room, and Ray starts none.
         :raises PlacingError: when Ray does not place the group in time.
         """
-        group = await called(functools.partial(get_placement_group, name))
+        group = await call(functools.partial(get_placement_group, name))
         deadline = time.monotonic() + within_seconds
         short_since: float | None = None
         try:
-            while not await called(functools.partial(_is_placed, group)):
+            while not await call(functools.partial(_is_placed, group)):
                 now = time.monotonic()
                 if now >= deadline:
                     raise PlacingError(f"Ray placed no instance within {within_seconds:g} s")
-                nodes = await called(machines)
+                nodes = await call(machines)
                 missing = shortage(nodes, len(instance_ids))
                 if not missing:
                     short_since = None
-                elif is_scaled := await called(has_autoscaler):
+                elif is_scaled := await call(has_autoscaler):
                     self._on_wait(f"machines of Ray's autoscaler ({missing})")
                 elif short_since is None:
                     short_since = now
@@ -136,7 +136,7 @@ class Reservations:
         )
         return kind.remote(secret, sharing(nodes, instances))
 
-    def launched(self, instance_id: str, bundle: Bundle) -> LauncherHandle | None:
+    def find_launcher(self, instance_id: str, bundle: Bundle) -> LauncherHandle | None:
         """Return the actor that an earlier manager has made for an instance; None without one."""
         with contextlib.suppress(ValueError):
             return ray.get_actor(str(self._launcher(instance_id, bundle)), NAMESPACE)

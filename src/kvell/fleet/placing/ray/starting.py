@@ -10,7 +10,7 @@ from kvell.errors import TryLater
 from kvell.fleet.manager.messages import MANAGER
 from kvell.fleet.manager.settings import ClusterSettings
 from kvell.fleet.placing.placement import PlacingError
-from kvell.fleet.placing.ray.connection import answered, called, connect, disconnect
+from kvell.fleet.placing.ray.connection import await_answer, call, connect, disconnect
 from kvell.fleet.placing.ray.manager_actor import LISTEN_SECONDS, ManagerActor
 from kvell.fleet.placing.ray.names import NAMESPACE, manager_name
 
@@ -26,9 +26,9 @@ async def find_manager(address: str, settings: ClusterSettings) -> tuple[str, by
     """
     await asyncio.to_thread(connect, address)
     try:
-        actor = await called(functools.partial(_manager, settings))
+        actor = await call(functools.partial(_manager, settings))
         problem = "the cluster's manager does not answer"
-        met: tuple[str, bytes] = await answered(actor.meet.remote(), LISTEN_SECONDS, problem)
+        met: tuple[str, bytes] = await await_answer(actor.meet.remote(), LISTEN_SECONDS, problem)
     except PlacingError as error:
         raise TryLater(str(error)) from error
     finally:
@@ -45,4 +45,4 @@ def _manager(settings: ClusterSettings) -> Any:
         num_cpus=0,
         get_if_exists=True,
     )
-    return kind.remote(settings.encoded())
+    return kind.remote(settings.encode())

@@ -12,11 +12,11 @@ from kvell.mempool.transports.tcp.reading import (
     ReadPages,
     checksum,
     in_pieces,
-    unpacked,
+    unpack,
 )
 from kvell.mempool.transports.tcp.served_peers import ServedPeers
 from kvell.wire.blocking import BlockingSocket, within
-from kvell.wire.frames import framed
+from kvell.wire.frames import frame
 
 PIECE_SECONDS = 10.0
 """The time in which a peer must receive a piece, or send a request, before its connection ends."""
@@ -60,7 +60,7 @@ class PageServer:
         again.  So a right that is valid after the last call was valid for every byte.
         """
         try:
-            extents = unpacked(request.extents, len(self._memory))
+            extents = unpack(request.extents, len(self._memory))
         except ValueError as error:
             return str(error)
         if not self._rights.stands(request.number):
@@ -73,5 +73,5 @@ class PageServer:
                 return RIGHT_GONE
             views = [memory[offset : offset + size_bytes] for offset, size_bytes in parts]
             head = PieceHead(sum(view.nbytes for view in views), checksum(views))
-            channel.send([framed(_ENCODER.encode(head)), *views], within(self._piece_seconds))
+            channel.send([frame(_ENCODER.encode(head)), *views], within(self._piece_seconds))
         return "" if self._rights.stands(request.number) else RIGHT_GONE

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from kvell.errors import KvellError
 from kvell.mempool.transports.tcp.served_peers import ServedPeers
 from kvell.wire.blocking import BlockingSocket, within
-from kvell.wire.frames import FrameReader, ProtocolError, framed
+from kvell.wire.frames import FrameReader, ProtocolError, frame
 
 ROOM_BYTES = 4 << 20
 """The largest size of a query together with its answer; a pass splits its queries accordingly."""
@@ -54,7 +54,7 @@ class PartialsServer:
 
     def _answer(self, instance: str, channel: BlockingSocket) -> None:
         query = channel.hear_body(ROOM_BYTES, within(self._answer_seconds))
-        answer = framed(self._answers(instance, query))
+        answer = frame(self._answers(instance, query))
         channel.send([answer], within(self._answer_seconds))
 
 
@@ -90,7 +90,7 @@ class PartialsLine:
         unsent_bytes = sum(map(len, self._outgoing))
         if self._is_closed or unsent_bytes + len(query) > MOST_UNSENT_BYTES:
             return False
-        self._outgoing.append(memoryview(framed(query)))
+        self._outgoing.append(memoryview(frame(query)))
         return self._pumped(0.0)
 
     def take(self, seconds: float) -> bytes | None:

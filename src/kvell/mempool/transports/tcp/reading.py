@@ -58,12 +58,12 @@ class ReadEnded(Struct, frozen=True, tag=True):
 Reply = PieceHead | ReadEnded
 
 
-def packed(extents: Iterable[Extent]) -> bytes:
+def pack(extents: Iterable[Extent]) -> bytes:
     """Return the encoded extents."""
     return np.asarray(list(extents), "<i8").tobytes()
 
 
-def unpacked(data: bytes, pool_bytes: int) -> list[Extent]:
+def unpack(data: bytes, pool_bytes: int) -> list[Extent]:
     """Return the decoded extents.
 
     :raises ValueError: if there are none or too many, or one is outside the pool.

@@ -17,9 +17,9 @@ from kvell.mempool.transports.tcp.reading import (
     Reply,
     checksum,
     in_pieces,
-    packed,
+    pack,
 )
-from kvell.wire.blocking import BlockingSocket, Look, Stopped, unless, within
+from kvell.wire.blocking import BlockingSocket, Look, WaitStopped, unless, within
 from kvell.wire.frames import ProtocolError
 
 REQUEST_SECONDS = 10.0
@@ -48,7 +48,7 @@ class TcpPages:
         with self._reading:
             try:
                 return self._brought(number, pieces, target, unless(stop))
-            except Stopped:
+            except WaitStopped:
                 self._let_go()
                 return STOPPED
             except (OSError, KvellError) as error:
@@ -95,7 +95,7 @@ class TcpPages:
         look: Look,
     ) -> str:
         """Send one request and return the owner's reason why its pages are invalid, or ""."""
-        extents = packed((piece.source, piece.size_bytes) for piece in pieces)
+        extents = pack((piece.source, piece.size_bytes) for piece in pieces)
         channel.say(ReadPages(number, extents), within(REQUEST_SECONDS))
         for parts in in_pieces((piece.target, piece.size_bytes) for piece in pieces):
             head = channel.hear(_REPLIES, REPLY_BYTES, look)

@@ -68,7 +68,7 @@ class RemoteSections:
                 raise ValueError(f"runs: {run.creditor} is not a creditor of this pass")
         self._runs, self._patience_seconds = runs, patience_seconds
 
-    def compiled(self, groups: Sequence[int]) -> "_forward.Away | None":
+    def to_compiled(self, groups: Sequence[int]) -> "_forward.Away | None":
         """Return the queries in the compiled pass's form; None if all sections are local.
 
         :param groups: with full attention, as the pass counts them.

@@ -11,7 +11,7 @@ from kvell.clock import Clock, MonotonicClock
 from kvell.errors import Bound
 from kvell.server.access.accounts import RateExceeded
 from kvell.server.access.keys import Holder, KeyRing
-from kvell.server.access.visit import CLIENT_GONE_STATUS, Visit, VisitObserver, VisitTracer
+from kvell.server.access.visit import CLIENT_GONE_STATUS, RequestContext, VisitObserver, VisitTracer
 from kvell.server.api.door.body_headers import header_of
 from kvell.server.api.door.browsers import served_path
 from kvell.server.api.http_errors import ApiError, api_error
@@ -54,9 +54,9 @@ class Access:
     tracer: VisitTracer | None = None
 
 
-def visit_of(request: Request) -> Visit:
+def visit_of(request: Request) -> RequestContext:
     """Return the visit that ``AccessGuard`` created for a request."""
-    visit: Visit = request.state.visit
+    visit: RequestContext = request.state.visit
     return visit
 
 
@@ -73,7 +73,7 @@ class AccessGuard:
         self._app, self._access, self._rejected = app, access, rejected
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on with its :class:`Visit`, or answer 401, 403 or 429."""
+        """Pass the request on with its :class:`RequestContext`, or answer 401, 403 or 429."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -90,11 +90,16 @@ class AccessGuard:
         if tracer is not None:
             trace = tracer.begin(path, scope["headers"], clock.now_seconds())
         request_id = _request_id(scope["headers"])
-        visit = Visit(scope["method"], path, tenant, account, clock, trace, request_id)
+        visit = RequestContext(scope["method"], path, tenant, account, clock, trace, request_id)
         await self._followed(visit, holder, scope, receive, send)
 
     async def _followed(
-        self, visit: Visit, holder: Holder | None, scope: Scope, receive: Receive, send: Send
+        self,
+        visit: RequestContext,
+        holder: Holder | None,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> None:
         answer = _Answer(visit, send)
         scope.setdefault("state", {})["visit"] = visit
@@ -112,9 +117,9 @@ class AccessGuard:
         finally:
             ended = visit.end(answer.final_status)
             if self._access.observer is not None:
-                self._access.observer.ended(ended)
+                self._access.observer.on_ended(ended)
             if visit.trace is not None:
-                visit.trace.ended(ended, getattr(scope.get("route"), "path_format", ""))
+                visit.trace.on_ended(ended, getattr(scope.get("route"), "path_format", ""))
 
     def _holder(self, scope: Scope) -> Holder | None:
         """Return the holder of the sent key, also for open paths: the log names the tenant."""
@@ -139,7 +144,7 @@ class AccessGuard:
         if self._access.observer is not None:
             client = scope.get("client") or ("", 0)
             tenant = holder.key.tenant if holder else ""
-            self._access.observer.refused(
+            self._access.observer.on_refused(
                 scope["method"], served_path(scope), client[0], refusal.status, tenant
             )
 
@@ -147,7 +152,7 @@ class AccessGuard:
 class _Answer:
     """An answer that is being sent: its status, and whether it is complete."""
 
-    def __init__(self, visit: Visit, send: Send) -> None:
+    def __init__(self, visit: RequestContext, send: Send) -> None:
         self._visit, self._send = visit, send
         self.status = 0
         self._is_whole = False

@@ -33,7 +33,7 @@ def refused_encoding(encoding: bytes) -> ApiError | None:
     return _unsupported("content-encoding", encoding, "is not served; use gzip, deflate or none")
 
 
-async def decoded(body: bytes, encoding: bytes, most_bytes: int) -> bytes | ApiError | None:
+async def decompress(body: bytes, encoding: bytes, most_bytes: int) -> bytes | ApiError | None:
     """Decompress a body in a thread; return None if it is too long, an error if it is malformed.
 
     At most one byte more than ``most_bytes`` is ever decompressed.

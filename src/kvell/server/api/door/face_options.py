@@ -50,7 +50,7 @@ def checked_root_path(root_path: str) -> str:
     return root_path.rstrip("/")
 
 
-def listed(name: str, given: Sequence[str]) -> tuple[str, ...]:
+def parse_list(name: str, given: Sequence[str]) -> tuple[str, ...]:
     """Return values that are given one by one or, as in vLLM, in a JSON list.
 
     :param name: name of the option, for errors.
@@ -77,7 +77,7 @@ def checked_origins(given: Sequence[str]) -> tuple[str, ...]:
 
     :raises ChangeSomething: naming ``allowed_origins``, if one has another form.
     """
-    origins = listed("allowed_origins", given)
+    origins = parse_list("allowed_origins", given)
     for url in origins:
         scheme, mark, host = url.partition("://")
         if url != ANY and url != "null" and (not mark or not scheme or not host or "/" in host):

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from kvell.errors import Bound, ChangeSomething
 from kvell.server.access.bodies import BodyBounds, check_body
 from kvell.server.api.door.body_headers import (
-    decoded,
+    decompress,
     encoding_of,
     header_of,
     json_headers,
@@ -135,7 +135,7 @@ class BodyLimit:
         read = await self._read(scope, receive)
         plain: bytes | ApiError | None = read
         if read and encoding:
-            plain = await decoded(read, encoding, self._max_body_bytes)
+            plain = await decompress(read, encoding, self._max_body_bytes)
         if plain and self._bounds is not None:
             plain = refused_type(scope["headers"]) or plain
         if plain is None:

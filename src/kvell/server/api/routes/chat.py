@@ -15,7 +15,7 @@ from kvell.engine.protocol.structured_outputs import Calls
 from kvell.engine.protocol.structured_outputs import Reasoning as Reasoned
 from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import ChangeSomething
-from kvell.server.access.visit import Visit
+from kvell.server.access.visit import RequestContext
 from kvell.server.answers.chat_tools import chat_tools
 from kvell.server.answers.deltas import (
     AnswerDelta,
@@ -23,8 +23,8 @@ from kvell.server.answers.deltas import (
     Content,
     Reasoning,
     ToolCallBegin,
-    merged,
-    parsed,
+    merge,
+    parse,
 )
 from kvell.server.answers.forced import (
     NamedFunction,
@@ -54,7 +54,15 @@ from kvell.server.api.reasoning_budget import TagTokens, reasoning_budget, tag_t
 from kvell.server.api.schemas.chat import ChatRequest
 from kvell.server.api.schemas.formats import json_constraint
 from kvell.server.api.sent_names import named_as_sent
-from kvell.server.api.serving import Asked, Deltas, Serving, counter, guarded, heading_of, streamed
+from kvell.server.api.serving import (
+    AppState,
+    Deltas,
+    ParsedRequest,
+    cancel_on_disconnect,
+    counter,
+    heading_of,
+    stream_response,
+)
 from kvell.server.api.streaming import sse
 from kvell.server.text.session_key import conversation_key
 from kvell.server.text.text_encoder import TokenIds
@@ -68,7 +76,7 @@ PROMPT_END_TOKENS = 64
 class ChatApi:
     """The handler of chat completions."""
 
-    serving: Serving
+    serving: AppState
 
     def install(self, app: FastAPI) -> None:
         """Add the route."""
@@ -83,15 +91,15 @@ class ChatApi:
         ``tool_calls``); ``usage`` counts tokens, including cached ones.  A stream has pieces
         with a ``delta`` instead of a message, and ends with ``data: [DONE]``.
         """
-        return await guarded(request, self._answer(body, visit_of(request)))
+        return await cancel_on_disconnect(request, self._answer(body, visit_of(request)))
 
-    async def _answer(self, body: ChatRequest, visit: Visit) -> Response:
+    async def _answer(self, body: ChatRequest, visit: RequestContext) -> Response:
         self.serving.note(body)
         with named_as_sent(body.name_sent):
             answering = await self.answering(body, visit)
             request = answering.asked
             if body.stream:
-                return await streamed(_events(answering))
+                return await stream_response(_events(answering))
             answers = await whole_answers(answering.deltas, body.choices())
         total = sum((answer.usage for answer in answers), Usage())
         choices = []
@@ -101,32 +109,32 @@ class ChatApi:
         tokens = await answering.reasoning_tokens()
         return json_response(chat_body(request.heading, choices, total, tokens))
 
-    async def prompt_tokens(self, body: ChatRequest, visit: Visit) -> int:
+    async def prompt_tokens(self, body: ChatRequest, visit: RequestContext) -> int:
         """Return the number of tokens of a body's prompt, even if it is too long to be served.
 
         :raises ChangeSomething: naming the invalid field.
         """
-        _, served = self.serving.named(body.model, visit.tenant)
+        _, served = self.serving.find_model(body.model, visit.tenant)
         tools = chat_tools(body.tools)
         offered = [] if tool_choice(body.tool_choice, tools) == "none" else tools
         prompt, _ = await _prompt(served.prompts, body, offered, fits=False)
         return len(prompt)
 
     async def answering(
-        self, body: ChatRequest, visit: Visit, prefix: str = "chatcmpl"
-    ) -> "Answering":
+        self, body: ChatRequest, visit: RequestContext, prefix: str = "chatcmpl"
+    ) -> "ChatStream":
         """Check a body and submit it.
 
         :raises ChangeSomething: naming the invalid field.
         """
-        name, served = self.serving.named(body.model, visit.tenant)
+        name, served = self.serving.find_model(body.model, visit.tenant)
         tools = chat_tools(body.tools)
         choice = tool_choice(body.tool_choice, tools)
         parallel = body.parallel_tool_calls is not False
         forced = forced_schema(choice, tools, parallel=parallel)
         offered = [] if choice == "none" else tools
         prompt, tensors = await _prompt(served.prompts, body, offered)
-        end = await served.prompts.decoded(prompt[-PROMPT_END_TOKENS:].tolist())
+        end = await served.prompts.decode(prompt[-PROMPT_END_TOKENS:].tolist())
         room = served.prompts.answer_room(prompt)
         sampling = body.sampling(room, served.text.sampling_defaults)
         sampling = await served.prompts.with_bad_words(sampling)
@@ -140,7 +148,7 @@ class ChatApi:
         budget = reasoning_budget(body.thinking_token_budget, served.answers, reasoning, tags)
         if budget is not None:
             sampling = replace(sampling, reasoning_budget=budget)
-        request = Asked(
+        request = ParsedRequest(
             heading_of(prefix, name, body),
             served,
             body,
@@ -151,18 +159,18 @@ class ChatApi:
             tensors,
         )
         deltas = self.serving.deltas(request, [sampling])
-        return Answering(request, body, deltas, offered, choice, end, tags)
+        return ChatStream(request, body, deltas, offered, choice, end, tags)
 
 
 @dataclass
-class Answering:
+class ChatStream:
     """A submitted chat request, with the readers of its answers.
 
     :param prompt_end: text of the end of the prompt.
     :param tags: tokens that end and begin the reasoning; None if there are none.
     """
 
-    asked: Asked
+    asked: ParsedRequest
     body: ChatRequest
     deltas: Deltas
     tools: list[dict[str, Any]]
@@ -193,7 +201,7 @@ class Answering:
             if reader.reasoning and reader.count is not None:
                 tokens += reader.count.tokens
             elif reader.reasoning:
-                tokens += await prompts.answered("".join(reader.reasoning))
+                tokens += await prompts.count_answer_tokens("".join(reader.reasoning))
         return tokens
 
     def is_new(self, index: int) -> bool:
@@ -203,7 +211,7 @@ class Answering:
     def whole(self, index: int, answer: TextDelta) -> Body:
         """Return the choice of a whole answer."""
         reader = self.reader(index)
-        message = message_body(parsed(reader.read(answer)), reader.call_ids)
+        message = message_body(parse(reader.read(answer)), reader.call_ids)
         return self._choice(index, answer, reader, message=message)
 
     def pieces(self, index: int, delta: TextDelta) -> list[Body]:
@@ -212,7 +220,7 @@ class Answering:
         The first one has the log probabilities.
         """
         reader = self.reader(index)
-        parts = merged(reader.read(delta))
+        parts = merge(reader.read(delta))
         bodies = [part_body(part, reader.call_ids) for part in parts] or [{}]
         bare = replace(delta, token_ids=(), logprobs=(), prompt_logprobs=())
         last = len(bodies) - 1
@@ -298,7 +306,7 @@ async def _prompt(
         form = body.form()
         return await prompts.chat(plain, tools, fields, **ending, form=form, fits=fits), ()
     _refuse_beside_images(body)
-    return await prompts.pictured(plain, images, tools, fields, opens_answer=opens)
+    return await prompts.encode_with_images(plain, images, tools, fields, opens_answer=opens)
 
 
 def _refuse_beside_images(body: ChatRequest) -> None:
@@ -343,7 +351,7 @@ def _bound_behind(sampling: SamplingParams, reasoning: Reasoned | None) -> Sampl
     return replace(sampling, structured_outputs=replace(constraint, reasoning=reasoning))
 
 
-async def _events(answering: Answering) -> AsyncGenerator[bytes, None]:
+async def _events(answering: ChatStream) -> AsyncGenerator[bytes, None]:
     request = answering.asked
     total, so_far = Usage(), counter(request)
     async with aclosing(answering.deltas) as deltas:

@@ -20,7 +20,15 @@ from kvell.server.api.bodies.pieces import Lazy, event_pieces, json_response
 from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.schemas.generation import CompletionRequest
 from kvell.server.api.sent_names import named_as_sent
-from kvell.server.api.serving import Asked, Deltas, Serving, counter, guarded, heading_of, streamed
+from kvell.server.api.serving import (
+    AppState,
+    Deltas,
+    ParsedRequest,
+    cancel_on_disconnect,
+    counter,
+    heading_of,
+    stream_response,
+)
 from kvell.server.api.streaming import sse
 from kvell.server.text.text_stream import TextDelta, Usage, whole_answers
 
@@ -29,7 +37,7 @@ from kvell.server.text.text_stream import TextDelta, Usage, whole_answers
 class CompletionsApi:
     """The handler of text completions."""
 
-    serving: Serving
+    serving: AppState
 
     def install(self, app: FastAPI) -> None:
         """Add the route."""
@@ -45,35 +53,37 @@ class CompletionsApi:
         or ``length``); ``usage`` counts tokens, including cached ones.  A stream has pieces
         of the same form, and ends with ``data: [DONE]``.
         """
-        return await guarded(request, self._answer(request, body))
+        return await cancel_on_disconnect(request, self._answer(request, body))
 
     async def _answer(self, request: Request, body: CompletionRequest) -> Response:
         self.serving.note(body)
-        name, served = self.serving.named(body.model, visit_of(request).tenant)
+        name, served = self.serving.find_model(body.model, visit_of(request).tenant)
         given = body.prompts()
         form = body.form()
         with named_as_sent(body.name_sent):
             prompts = [await served.prompts.prompt(prompt, form=form) for prompt in given]
-            parsed = Asked(heading_of("cmpl", name, body), served, body, prompts, visit_of(request))
+            parsed = ParsedRequest(
+                heading_of("cmpl", name, body), served, body, prompts, visit_of(request)
+            )
             defaults, room = served.text.sampling_defaults, served.prompts.answer_room
             samplings = [body.sampling(room(ids), defaults) for ids in prompts]
             samplings = [await served.prompts.with_bad_words(sampling) for sampling in samplings]
             echoes = [
                 prompt
                 if isinstance(prompt, str) and not form.cuts
-                else await served.prompts.decoded(ids.tolist())
+                else await served.prompts.decode(ids.tolist())
                 for prompt, ids in zip(given, prompts, strict=True)
                 if body.echo
             ]
             added_chars = [
-                len(await served.prompts.decoded(ids.tolist())) - len(echo)
+                len(await served.prompts.decode(ids.tolist())) - len(echo)
                 for ids, echo in zip(prompts, echoes, strict=False)
                 if body.logprobs is not None
             ]
             deltas = self.serving.deltas(parsed, samplings)
             choices = _Choices(parsed, body, echoes, added_chars)
             if body.stream:
-                return await streamed(_events(parsed, deltas, choices))
+                return await stream_response(_events(parsed, deltas, choices))
             whole = await whole_answers(deltas, len(prompts) * body.choices())
         total = sum((answer.usage for answer in whole), Usage())
         made = Lazy(choices.choice(index, answer) for index, answer in enumerate(whole))
@@ -89,7 +99,7 @@ class _Choices:
 
     def __init__(
         self,
-        request: Asked,
+        request: ParsedRequest,
         body: CompletionRequest,
         echoes: Sequence[str],
         added_chars: Sequence[int],
@@ -155,7 +165,9 @@ class _Choices:
             yield offset if delta.finish_reason is None else min(offset, end)
 
 
-async def _events(request: Asked, deltas: Deltas, choices: _Choices) -> AsyncGenerator[bytes, None]:
+async def _events(
+    request: ParsedRequest, deltas: Deltas, choices: _Choices
+) -> AsyncGenerator[bytes, None]:
     total, so_far = Usage(), counter(request)
     async for index, delta in deltas:
         total += delta.usage

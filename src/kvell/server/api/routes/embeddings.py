@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.pooling import POOLED, vector_of
 from kvell.errors import ChangeSomething
-from kvell.server.access.visit import Sequences, Visit
+from kvell.server.access.visit import RequestContext, Sequences
 from kvell.server.api.bodies.embeddings import cut_to, embeddings_body
 from kvell.server.api.bodies.pieces import json_response
 from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.schemas.embeddings import MAX_INPUT_TOKENS, EmbeddingsRequest
-from kvell.server.api.serving import Served, Serving, guarded
+from kvell.server.api.serving import AppState, ServerModel, cancel_on_disconnect
 from kvell.server.text.embeddings import all_embedded
 from kvell.server.text.session_key import prompt_key
 from kvell.server.text.several.side_by_side import MOST_AT_ONCE
@@ -31,7 +31,7 @@ PATH = "/v1/embeddings"
 class EmbeddingsApi:
     """The handler of embeddings."""
 
-    serving: Serving
+    serving: AppState
 
     def install(self, app: FastAPI) -> None:
         """Add the route."""
@@ -43,11 +43,11 @@ class EmbeddingsApi:
         ``data`` has a vector of length one for every input, in order: that of its last token.
         ``usage`` counts tokens, including cached ones.  Nothing is streamed.
         """
-        return await guarded(request, self._answer(visit_of(request), body))
+        return await cancel_on_disconnect(request, self._answer(visit_of(request), body))
 
-    async def _answer(self, visit: Visit, body: EmbeddingsRequest) -> Response:
+    async def _answer(self, visit: RequestContext, body: EmbeddingsRequest) -> Response:
         self.serving.note(body)
-        _, served = self.serving.named(body.model)
+        _, served = self.serving.find_model(body.model)
         size = served.text.embeddings.checked_size(body.dimensions)
         made = await self.vectors(visit, body)
         vectors = (cut_to(vector_of(end.embedding), size) for end in made.ends)
@@ -55,24 +55,24 @@ class EmbeddingsApi:
 
     async def vectors(
         self,
-        visit: Visit,
+        visit: RequestContext,
         body: EmbeddingsRequest,
         prefix: str = "embd",
         fields: Sequence[str] = (),
-    ) -> "Embedded":
+    ) -> "EmbeddingResult":
         """Embed all inputs, within the limits of the key.
 
         :param prefix: prefix of the answer's id.
         :param fields: request field of each input, for errors; empty means ``input``.
         :raises ChangeSomething: naming an invalid input, or a model without embeddings.
         """
-        name, served = self.serving.named(body.model, visit.tenant)
+        name, served = self.serving.find_model(body.model, visit.tenant)
         served.text.embeddings.require_served(name)
         fields = fields or ["input"] * len(body.inputs())
         inputs = await _encoded(served, body, fields)
         answer_id, trace = f"{prefix}-{uuid.uuid4().hex}", visit.trace
         if trace is not None:
-            trace.asked(name, POOLED)
+            trace.on_parsed(name, POOLED)
         priority = body.priority or 0
         sequences = Sequences(len(inputs), fields[-1], MOST_AT_ONCE, priority)
         visit.begin(answer_id, name, sum(map(len, inputs)), 0, sequences)
@@ -96,11 +96,11 @@ class EmbeddingsApi:
         written_tokens = sum(end.cache_write_tokens for end in ends)
         usage = Usage(sum(map(len, inputs)), 0, cached_tokens, written_tokens)
         visit.count(TextDelta("", usage=usage))
-        return Embedded(answer_id, name, ends, usage)
+        return EmbeddingResult(answer_id, name, ends, usage)
 
 
 @dataclass(frozen=True)
-class Embedded:
+class EmbeddingResult:
     """The results of embedding, in the order of the inputs."""
 
     answer_id: str
@@ -114,7 +114,7 @@ class Embedded:
 
 
 async def _encoded(
-    served: Served, body: EmbeddingsRequest, fields: Sequence[str]
+    served: ServerModel, body: EmbeddingsRequest, fields: Sequence[str]
 ) -> list[TokenIds]:
     """Return the token ids of all inputs.
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from fastapi import FastAPI, Request, Response
 
-from kvell.server.access.visit import Visit
-from kvell.server.answers.deltas import merged
+from kvell.server.access.visit import RequestContext
+from kvell.server.answers.deltas import merge
 from kvell.server.api import streaming
 from kvell.server.api.bodies.completions import Body
 from kvell.server.api.bodies.message_blocks import BlockWriter
@@ -20,11 +20,11 @@ from kvell.server.api.bodies.messages import (
 from kvell.server.api.bodies.pieces import json_response
 from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.http_errors import ANTHROPIC, ANTHROPIC_DESCRIBED, api_error
-from kvell.server.api.routes.chat import Answering, ChatApi
+from kvell.server.api.routes.chat import ChatApi, ChatStream
 from kvell.server.api.schemas.messages.requests import CountTokensRequest, MessagesRequest
 from kvell.server.api.sent_names import named_as_sent
-from kvell.server.api.serving import Serving, guarded
-from kvell.server.api.streaming import EventStream, named_event, primed
+from kvell.server.api.serving import AppState, cancel_on_disconnect
+from kvell.server.api.streaming import EventStream, named_event, prime
 from kvell.server.text.text_stream import TextDelta, Usage
 
 
@@ -32,7 +32,7 @@ from kvell.server.text.text_stream import TextDelta, Usage
 class MessagesApi:
     """The handlers of ``/v1/messages``."""
 
-    serving: Serving
+    serving: AppState
 
     def install(self, app: FastAPI) -> None:
         """Add the routes."""
@@ -50,29 +50,29 @@ class MessagesApi:
         stream has Anthropic's named events, from ``message_start`` to ``message_stop``.  Errors
         are ``{"type": "error", "error": {"type": …, "message": …}}``.
         """
-        return await guarded(request, self._answer(body, visit_of(request)))
+        return await cancel_on_disconnect(request, self._answer(body, visit_of(request)))
 
     async def count_tokens(self, request: Request, body: CountTokensRequest) -> Response:
         """Count the tokens of a conversation's prompt, as ``input_tokens``.
 
         The conversation may be too long to be served.
         """
-        return await guarded(request, self._count(body, visit_of(request)))
+        return await cancel_on_disconnect(request, self._count(body, visit_of(request)))
 
-    async def _answer(self, body: MessagesRequest, visit: Visit) -> Response:
+    async def _answer(self, body: MessagesRequest, visit: RequestContext) -> Response:
         self.serving.note(body)
         with named_as_sent(body.name_here):
             answering = await ChatApi(self.serving).answering(body.chat(), visit, "msg")
             message = _Message(body, answering)
             if body.stream:
-                return EventStream(await primed(_events(message)))
+                return EventStream(await prime(_events(message)))
             async with aclosing(answering.deltas) as deltas:
                 async for _, delta in deltas:
                     message.read(delta)
             message.end()
             return json_response(await message.body())
 
-    async def _count(self, body: CountTokensRequest, visit: Visit) -> Response:
+    async def _count(self, body: CountTokensRequest, visit: RequestContext) -> Response:
         self.serving.note(body)
         with named_as_sent(body.name_here):
             tokens = await ChatApi(self.serving).prompt_tokens(body.chat(), visit)
@@ -82,7 +82,7 @@ class MessagesApi:
 class _Message:
     """A message that grows while its answer is read."""
 
-    def __init__(self, request: MessagesRequest, answering: Answering) -> None:
+    def __init__(self, request: MessagesRequest, answering: ChatStream) -> None:
         self._answering = answering
         self._reader = answering.reader(0)
         self._writer = BlockWriter(self._reader.call_ids, omits_thinking=request.omits_thinking())
@@ -93,7 +93,7 @@ class _Message:
         """Return the events of the next piece of the answer."""
         self._usage += delta.usage
         self._last = delta
-        return self._writer.part_events(merged(self._reader.read(delta)))
+        return self._writer.part_events(merge(self._reader.read(delta)))
 
     def end(self) -> list[Body]:
         """Return the events that end the answer."""

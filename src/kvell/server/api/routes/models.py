@@ -12,14 +12,14 @@ from kvell.server.api.bodies.completions import Body, model_card, model_list
 from kvell.server.api.bodies.pieces import json_response
 from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.schemas.tokens import DetokenizeRequest, TokenizeRequest
-from kvell.server.api.serving import Serving
+from kvell.server.api.serving import AppState
 
 
 @dataclass(frozen=True)
 class ModelsApi:
     """The handlers of models and tokens."""
 
-    serving: Serving
+    serving: AppState
     started_unix_seconds: int
     tells_tokenizer: bool = False
 
@@ -45,7 +45,7 @@ class ModelsApi:
         return json_response(self._card(name))
 
     def _card(self, name: str) -> Body:
-        _, served = self.serving.named(name)
+        _, served = self.serving.find_model(name)
         takes_tools = served.text.takes_tools
         return model_card(name, served.length, self.started_unix_seconds, takes_tools)
 
@@ -61,7 +61,7 @@ class ModelsApi:
         if not self.tells_tokenizer:
             remedy = "start the server with --enable-tokenizer-info-endpoint"
             raise HTTPException(404, f"the tokenizer's settings are not shown; {remedy}")
-        _, served = self.serving.named(None)
+        _, served = self.serving.find_model(None)
         return json_response(served.text.tokenizer_info())
 
     async def tokenize(self, request: Request, body: TokenizeRequest) -> Response:
@@ -70,7 +70,7 @@ class ModelsApi:
         The answer has ``tokens``, their ``count``, and ``max_model_len``.
         """
         self.serving.note(body)
-        _, served = self.serving.named(body.model, visit_of(request).tenant)
+        _, served = self.serving.find_model(body.model, visit_of(request).tenant)
         if (body.prompt is None) == (body.messages is None):
             remedy = "send one of prompt and messages"
             raise ChangeSomething("prompt", "…", "is not one text or conversation", remedy)
@@ -95,10 +95,10 @@ class ModelsApi:
     async def detokenize(self, request: Request, body: DetokenizeRequest) -> Response:
         """Turn token ids into text, which the answer has as ``prompt``."""
         self.serving.note(body)
-        _, served = self.serving.named(body.model, visit_of(request).tenant)
+        _, served = self.serving.find_model(body.model, visit_of(request).tenant)
         unknown = max(body.tokens, default=0)
         if unknown >= served.text.vocab_size:
             remedy = f"use ids below {served.text.vocab_size}"
             raise ChangeSomething("tokens", unknown, "is not a token of this model", remedy)
-        text = await served.prompts.decoded(body.tokens)
+        text = await served.prompts.decode(body.tokens)
         return json_response({"prompt": text})

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from fastapi import FastAPI, Request, Response
 
-from kvell.server.access.visit import Visit
+from kvell.server.access.visit import RequestContext
 from kvell.server.api import streaming
 from kvell.server.api.bodies.completions import Body
 from kvell.server.api.bodies.logprobs import chat_tokens
@@ -20,12 +20,12 @@ from kvell.server.api.bodies.responses import (
 )
 from kvell.server.api.door.access_guard import visit_of
 from kvell.server.api.http_errors import api_error
-from kvell.server.api.routes.chat import Answering, ChatApi
+from kvell.server.api.routes.chat import ChatApi, ChatStream
 from kvell.server.api.schemas.responses import ResponsesRequest
 from kvell.server.api.sent_names import named_as_sent
-from kvell.server.api.serving import Serving, guarded
-from kvell.server.api.streaming import EventStream, named_event, primed
-from kvell.server.logs.ignored import Ignored
+from kvell.server.api.serving import AppState, cancel_on_disconnect
+from kvell.server.api.streaming import EventStream, named_event, prime
+from kvell.server.logs.ignored import OncePerName
 from kvell.server.text.text_stream import TextDelta, Usage
 
 
@@ -37,9 +37,9 @@ class ResponsesApi:
     :param ignored_items: logs each type of item that is left out once.
     """
 
-    serving: Serving
-    ignored_tools: Ignored = field(default_factory=lambda: Ignored("tool_left_out", "type"))
-    ignored_items: Ignored = field(default_factory=lambda: Ignored("item_left_out", "type"))
+    serving: AppState
+    ignored_tools: OncePerName = field(default_factory=lambda: OncePerName("tool_left_out", "type"))
+    ignored_items: OncePerName = field(default_factory=lambda: OncePerName("item_left_out", "type"))
 
     def install(self, app: FastAPI) -> None:
         """Add the route."""
@@ -53,9 +53,9 @@ class ResponsesApi:
         has OpenAI's named events, from ``response.created`` to ``response.completed``.  Nothing
         is stored, so every request has the whole conversation.
         """
-        return await guarded(request, self._answer(body, visit_of(request)))
+        return await cancel_on_disconnect(request, self._answer(body, visit_of(request)))
 
-    async def _answer(self, body: ResponsesRequest, visit: Visit) -> Response:
+    async def _answer(self, body: ResponsesRequest, visit: RequestContext) -> Response:
         self.serving.note(body)
         self.ignored_tools.note(body.left_out_tools())
         self.ignored_items.note(body.left_out_items())
@@ -64,7 +64,7 @@ class ResponsesApi:
             defaults = answering.asked.served.text.sampling_defaults
             response = _Response(body.with_defaults(defaults), answering)
             if body.stream:
-                return EventStream(await primed(_events(response)))
+                return EventStream(await prime(_events(response)))
             async with aclosing(answering.deltas) as deltas:
                 async for _, delta in deltas:
                     response.read(delta)
@@ -75,7 +75,7 @@ class ResponsesApi:
 class _Response:
     """A response that grows while its answer is read."""
 
-    def __init__(self, request: ResponsesRequest, answering: Answering) -> None:
+    def __init__(self, request: ResponsesRequest, answering: ChatStream) -> None:
         self._asked, self._answering = request, answering
         self._reader = answering.reader(0)
         heading = answering.asked.heading

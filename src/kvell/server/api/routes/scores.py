@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from fastapi import FastAPI, Request, Response
 
-from kvell.server.access.visit import Visit
+from kvell.server.access.visit import RequestContext
 from kvell.server.api.bodies.pieces import json_response
 from kvell.server.api.bodies.scores import rerank_body, scores_body, similarities
 from kvell.server.api.door.access_guard import visit_of
-from kvell.server.api.routes.embeddings import Embedded, EmbeddingsApi
+from kvell.server.api.routes.embeddings import EmbeddingResult, EmbeddingsApi
 from kvell.server.api.schemas.scores import RerankRequest, ScoredRequest, ScoreRequest
-from kvell.server.api.serving import guarded
+from kvell.server.api.serving import cancel_on_disconnect
 
 SCORE_PATHS = ("/score", "/v1/score")
 RERANK_PATHS = ("/rerank", "/v1/rerank", "/v2/rerank")
@@ -37,7 +37,7 @@ class ScoresApi:
         ``data`` has a ``score`` for every pair, in order: the cosine of the two texts' embeddings,
         from -1 to 1.  ``usage`` counts tokens, including cached ones.
         """
-        return await guarded(request, self._scored(visit_of(request), body))
+        return await cancel_on_disconnect(request, self._scored(visit_of(request), body))
 
     async def rerank(self, request: Request, body: RerankRequest) -> Response:
         """Sort documents by relevance to a query, the most relevant first.
@@ -45,14 +45,14 @@ class ScoresApi:
         ``results`` have the ``index`` of a document, the ``document`` and its ``relevance_score``:
         the cosine of its embedding and the query's, from -1 to 1.
         """
-        return await guarded(request, self._reranked(visit_of(request), body))
+        return await cancel_on_disconnect(request, self._reranked(visit_of(request), body))
 
-    async def _scored(self, visit: Visit, body: ScoreRequest) -> Response:
+    async def _scored(self, visit: RequestContext, body: ScoreRequest) -> Response:
         made, scores = await self._similar(visit, body, "score")
         created = int(time.time())
         return json_response(scores_body(made.answer_id, created, made.model, scores, made.usage))
 
-    async def _reranked(self, visit: Visit, body: RerankRequest) -> Response:
+    async def _reranked(self, visit: RequestContext, body: RerankRequest) -> Response:
         made, scores = await self._similar(visit, body, "rerank")
         answer = rerank_body(
             *(made.answer_id, made.model, scores, body.texts_by_field()["documents"], made.usage),
@@ -62,12 +62,12 @@ class ScoresApi:
         return json_response(answer)
 
     async def _similar(
-        self, visit: Visit, body: ScoredRequest, prefix: str
-    ) -> tuple[Embedded, list[float]]:
+        self, visit: RequestContext, body: ScoredRequest, prefix: str
+    ) -> tuple[EmbeddingResult, list[float]]:
         """Embed all texts and compare them."""
         self.embeddings.serving.note(body)
         ones, _ = body.texts_by_field().values()
-        made = await self.embeddings.vectors(visit, body.embedded(), prefix, body.fields())
+        made = await self.embeddings.vectors(visit, body.to_embeddings(), prefix, body.fields())
 
         def compared() -> list[float]:
             vectors = made.vectors()

@@ -198,7 +198,7 @@ class GenerationRequest(SamplingFields):
             prompt_logprobs=self.scored_prompt(),
             structured_outputs=self.constraint(),
         )
-        return self.bounded(sampling)
+        return self.with_bounds(sampling)
 
     def constraint(self) -> StructuredOutputs | None:
         """Return the constraint of the answer's text; None for any text.

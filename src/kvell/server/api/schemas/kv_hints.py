@@ -68,7 +68,7 @@ class KvHints(BaseModel):
                 result = result if returns is None else returns
         return result
 
-    def ignored(self) -> list[str]:
+    def find_ignored(self) -> list[str]:
         """Return the kinds of advice that are not followed, with their versions."""
         others = [action for action in self.actions if not action.is_followed]
         return [f"{action.action_type}@{action.action_version}" for action in others]

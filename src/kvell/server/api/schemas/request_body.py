@@ -73,7 +73,7 @@ class RequestBody(RequestPart):
         return {name for name in _extras(self, "") if name not in self.others}
 
 
-def renamed(field: str, names: Iterable[tuple[re.Pattern[str], str]]) -> str:
+def rename(field: str, names: Iterable[tuple[re.Pattern[str], str]]) -> str:
     """Return a body's name of a field of the chat request that the body is translated to.
 
     :param names: patterns of the beginnings of fields, and their replacements.

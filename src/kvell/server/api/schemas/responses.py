@@ -27,7 +27,7 @@ from kvell.server.api.schemas.generation import (
 )
 from kvell.server.api.schemas.kv_hints import KvHints
 from kvell.server.api.schemas.other_fields import RESPONSES_OTHERS, Other
-from kvell.server.api.schemas.request_body import RequestBody, RequestPart, renamed
+from kvell.server.api.schemas.request_body import RequestBody, RequestPart, rename
 from kvell.server.api.schemas.response_items import (
     InputItem,
     chat_messages,
@@ -239,7 +239,7 @@ class ResponsesRequest(RequestBody):
         """Return this body's name of a field of the chat request."""
         if self.text and self.text.format and field.startswith("structured_outputs"):
             return "text.format.schema"
-        return named_as_sent_tool(renamed(field, _NAMES_HERE), self.tools or ())
+        return named_as_sent_tool(rename(field, _NAMES_HERE), self.tools or ())
 
     def _refuse_what_is_stored(self) -> None:
         remedies = {

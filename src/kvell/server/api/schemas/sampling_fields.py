@@ -36,7 +36,7 @@ class SamplingFields(RequestBody):
     """Number of tokens to keep of a prompt, from its end; -1 keeps as many as leave room for
     ``max_tokens`` in the model's context."""
 
-    def bounded(self, sampling: SamplingParams) -> SamplingParams:
+    def with_bounds(self, sampling: SamplingParams) -> SamplingParams:
         """Return the sampling parameters with these fields.
 
         :raises ChangeSomething: naming a field that is out of range.

@@ -38,7 +38,7 @@ class ScoredRequest(RequestBody, ABC):
         :raises ChangeSomething: if there are no texts, too many, or they form no pairs.
         """
 
-    def embedded(self) -> EmbeddingsRequest:
+    def to_embeddings(self) -> EmbeddingsRequest:
         """Return the request for the vectors of all texts, in the order of the fields."""
         return EmbeddingsRequest(
             input=[text for texts in self.texts_by_field().values() for text in texts],

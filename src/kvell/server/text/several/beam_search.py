@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from kvell.engine.protocol.logprobs import TokenLogprobs, kept
+from kvell.engine.protocol.logprobs import TokenLogprobs, concatenate
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.beam_search import Beam, BeamSearch
@@ -107,7 +107,7 @@ async def _told(front: Front, prompt: PreparedPrompt, sampling: SamplingParams) 
     async with aclosing(outputs_of(front, prompt, sampling)) as outputs:
         async for output in outputs:
             logprobs += output.logprobs
-            prompt_logprobs = kept(prompt_logprobs, output.prompt_logprobs)
+            prompt_logprobs = concatenate(prompt_logprobs, output.prompt_logprobs)
             if output.finished is not None:
                 raise_unless_done(output.finished)
                 if logprobs:

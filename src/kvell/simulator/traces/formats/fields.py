@@ -36,32 +36,32 @@ class Fields:
         """
         value = self.raw.get(name)
         if not _is_number(value) or not value >= 0:  # NaN is not at least 0
-            raise self.wrong(name, f"is {shown(value)}, not a number of at least 0")
+            raise self.wrong(name, f"is {show(value)}, not a number of at least 0")
         if value > MOST_SECONDS / unit:
-            raise self.wrong(name, f"is {shown(value)}, above {MOST_SECONDS / unit:g}")
+            raise self.wrong(name, f"is {show(value)}, above {MOST_SECONDS / unit:g}")
         return float(value) * unit
 
     def whole_number(self, name: str, low: int = 1, high: int = MOST_TOKENS) -> int:
         """Return a whole number."""
         value = self.raw.get(name)
         if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise self.wrong(name, f"is {shown(value)}, not a whole number of at least {low}")
+            raise self.wrong(name, f"is {show(value)}, not a whole number of at least {low}")
         if value > high:
-            raise self.wrong(name, f"is {shown(value)}, above {high}")
+            raise self.wrong(name, f"is {show(value)}, above {high}")
         return value
 
     def flag(self, name: str) -> bool | None:
         """Return true, false, or None if it is missing."""
         value = self.raw.get(name)
         if not isinstance(value, bool | None):
-            raise self.wrong(name, f"is {shown(value)}, neither true nor false")
+            raise self.wrong(name, f"is {show(value)}, neither true nor false")
         return value
 
     def optional_text(self, name: str) -> str | None:
         """Return a text, or None if it is missing."""
         value = self.raw.get(name)
         if value is not None and not isinstance(value, str):
-            raise self.wrong(name, f"is {shown(value)}, not text")
+            raise self.wrong(name, f"is {show(value)}, not text")
         return value
 
     def objects(self, name: str) -> list["Fields"]:
@@ -117,7 +117,7 @@ def parsed_object(place: str, line: str) -> dict[str, Any]:
     return raw
 
 
-def shown(value: object) -> str:
+def show(value: object) -> str:
     """Return the beginning of a wrong value, for errors."""
     if isinstance(value, int) and value.bit_length() > LONGEST_VALUE:
         return f"a whole number of {value.bit_length()} bits"

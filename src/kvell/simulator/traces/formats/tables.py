@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kvell.errors import ChangeSomething
-from kvell.simulator.traces.formats.fields import Fields, shown, wrong
+from kvell.simulator.traces.formats.fields import Fields, show, wrong
 from kvell.simulator.traces.rows import TraceRow
 
 Line = tuple[int, str]
@@ -76,7 +76,7 @@ def _azure_row(fields: Fields) -> TraceRow:
     try:
         at = datetime.fromisoformat(str(text))
     except ValueError as error:
-        problem = f"is {shown(text)}, not a time such as 2023-11-16 18:15:46.680590"
+        problem = f"is {show(text)}, not a time such as 2023-11-16 18:15:46.680590"
         raise fields.wrong("TIMESTAMP", problem) from error
     at = at if at.tzinfo else at.replace(tzinfo=UTC)
     return TraceRow(

@@ -14,7 +14,7 @@ from kvell.server.api.schemas.generation import Count, DeadlineSeconds, Priority
 from kvell.server.api.schemas.messages.blocks import CacheControl, cache_controls
 from kvell.server.api.schemas.messages.turns import MessageTurn, SystemBlocks, conversation
 from kvell.server.api.schemas.other_fields import MESSAGES_OTHERS, Other
-from kvell.server.api.schemas.request_body import RequestBody, RequestPart, renamed
+from kvell.server.api.schemas.request_body import RequestBody, RequestPart, rename
 from kvell.server.api.schemas.sampling_fields import MAX_INT32
 
 _SAME = (
@@ -141,7 +141,7 @@ class CountTokensRequest(RequestBody):
         place = conversation(self.system, self.messages).name_here(field)
         if place is not None:
             return place
-        return renamed(field, _NAMES_HERE)
+        return rename(field, _NAMES_HERE)
 
     def _chat_fields(self) -> Schema:
         if self.mcp_servers:
