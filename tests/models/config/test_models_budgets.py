@@ -69,7 +69,11 @@ def test_every_budget_is_a_group_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("budgets", "problem"),
-    [({7: 10}, "layer 7: is not a layer"), ({0: 10}, "layer 0: is not a layer"), ({2: 0}, "keep 0")],
+    [
+        ({7: 10}, "layer 7: is not a layer"),
+        ({0: 10}, "layer 0: is not a layer"),
+        ({2: 0}, "keep 0"),
+    ],
 )
 def test_budgets_that_no_layer_can_take(budgets: dict[int, int], problem: str) -> None:
     layers = [

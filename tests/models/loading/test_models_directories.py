@@ -222,7 +222,7 @@ BROKEN_TOKENIZERS: list[tuple[Mutilate, str, str]] = [
         "tokenizer.model",
         "needs the package sentencepiece, which is not installed; run: pip install sentencepiece",
     ),
-    (both(as_vocabulary_and_merges, without("merges.txt")), "vocab.json", "no merges.txt"),
+    (both(as_vocabulary_and_merges, without("merges.txt")), "vocab.json", "merges.txt is missing"),
     (both(as_vocabulary_and_merges, holds("merges.txt", LFS)), "merges.txt", "git-lfs"),
     (
         both(as_vocabulary_and_merges, without("tokenizer_config.json")),
@@ -232,7 +232,7 @@ BROKEN_TOKENIZERS: list[tuple[Mutilate, str, str]] = [
     (
         both(as_vocabulary_and_merges, holds("tokenizer_config.json", OWN_CODE)),
         "tokenization_own.Own",
-        "is code of its own (tokenization_own.Own), which is not run",
+        "is custom code (tokenization_own.Own), which is not run",
     ),
     (both(ONLY, holds("tekken.json", "{")), "tekken.json", "is not valid JSON"),
     (both(ONLY, holds("tekken.json", {"vocab": []})), "", "its tokenizer does not load"),
