@@ -142,7 +142,7 @@ class Faults:
 
     async def pause(self, sides: Victims, pair: Victims, entries: list[LogEntry]) -> int:
         """SIGSTOP; a reader gives its request up meanwhile; then they wake."""
-        pids = [self._status(side).pid for side in sides]
+        pids = [self.status(side).pid for side in sides]
         await self._stop(pids)
         self._abort_one(entries)
         await asyncio.sleep(self._chance.uniform(0, self._most_stopped_seconds))
@@ -153,7 +153,7 @@ class Faults:
     async def orphan(self, sides: Victims, pair: Victims, entries: list[LogEntry]) -> int:
         """SIGSTOP of one; the other dies; then the first wakes, and its peer is no more."""
         [stopped] = sides
-        pids = [self._status(stopped).pid]
+        pids = [self.status(stopped).pid]
         await self._stop(pids)
         self._abort_one(entries)
         await self._fail([one for one in pair if one != stopped], signal.SIGKILL)
@@ -173,13 +173,13 @@ class Faults:
 
     async def _fail(self, names: Sequence[str], number: signal.Signals) -> None:
         """Send a signal to all of them at once; they are gone and started again after this."""
-        before = [self._status(name) for name in names]
+        before = [self.status(name) for name in names]
         for one in before:
             assert one.pid is not None
             os.kill(one.pid, number)
         for one in before:
             await until(lambda one=one: is_gone(one.pid))  # type: ignore[misc]
-            await until(lambda one=one: self._status(one.instance_id).restarts > one.restarts)  # type: ignore[misc]
+            await until(lambda one=one: self.status(one.instance_id).restarts > one.restarts)  # type: ignore[misc]
 
     async def _stop(self, pids: Sequence[int | None]) -> None:
         for pid in pids:
@@ -198,7 +198,7 @@ class Faults:
         if self._chance.random() < 0.5:
             self._engine.abort(str(self._chance.choice(entries).request_id))
 
-    def _status(self, name: str) -> MemberStatus:
+    def status(self, name: str) -> MemberStatus:
         [one] = [one for one in self._engine.instances() if one.instance_id == name]
         return one
 
