@@ -229,7 +229,7 @@ class TestScale:
         ended = cluster("scale", "mixed=2", "--timeout", "5")
         assert ended.code == 1
         assert ended.stderr.splitlines()[-1] == (
-            "kvell: not done within 5 s, but it goes on: "
+            "kvell: not done within 5 s; the server continues: "
             "1 of 2 mixed instances serve, mixed-1 is starting"
         )
         assert len(fake.asked) == 6

@@ -207,7 +207,7 @@ class TestPool:
     ) -> None:
         ended = kvell("serve", "--pd-caching", "1")
         assert ended.code == 2
-        assert "--pd-caching=1: says what prefill and decode instances cache" in ended.stderr
+        assert "--pd-caching=1: applies to prefill and decode instances" in ended.stderr
 
 
 class TestInstanceCommand:

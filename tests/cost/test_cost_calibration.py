@@ -61,8 +61,8 @@ class TestRefused:
         ("data", "problem"),
         [
             (b"{", "no JSON"),
-            (b"[1]", "no calibration"),
-            (b"{}", "no calibration"),
+            (b"[1]", "not a calibration"),
+            (b"{}", "not a calibration"),
             (b'{"kvell_calibration": 0}', "schema 0"),
             (b'{"kvell_calibration": 1}', "damaged"),
         ],

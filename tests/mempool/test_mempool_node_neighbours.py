@@ -179,7 +179,7 @@ def test_an_earlier_start_that_greets_late_replaces_no_later_one(host: Host) -> 
     a, late, b = (host.start(one) for one in (Start("a"), Start("b", 1), Start("b", 2)))
     meet(a, b)
     assert a.mapped()[:2] == ("b", 2)
-    with pytest.raises(TryLater, match="has started anew"):
+    with pytest.raises(TryLater, match="has restarted since"):
         meet(a, late)
     meet(late, a)  # and from there
     host.end(late)

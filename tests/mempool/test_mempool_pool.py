@@ -174,7 +174,7 @@ def test_without_insertion_the_text_goes_to_whoever_waits(pair: tuple[MemPool, M
     assert b.match(TEXT).hit_tokens == 0
     assert b.free_mem(lease)
     until(lambda: not used_pages(b))
-    with pytest.raises(TryLater, match="no text came"):
+    with pytest.raises(TryLater, match="no text arrived"):
         b.next_arrival(0.01)
 
 

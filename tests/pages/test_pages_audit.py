@@ -129,7 +129,7 @@ BREAKS: list[tuple[str, Break, str]] = [
         lambda s: replace(
             s, owner=tuple(99 if g >= 0 else o for g, o in zip(s.group, s.owner, strict=True))
         ),
-        "associated with holder 99, which has ended",
+        "of holder 99, which has ended",
     ),
     ("the supply promises more", lambda s: replace(s, whole=s.whole + 1), "the supply says"),
     (

@@ -86,7 +86,7 @@ class TestLlamaByHand:
         assert small["longest_request_tokens"] == pages * 16
         assert [fit["requests"] for fit in small["requests"]] == [46, 11, 2, 0, 0]
         row = ["24 GB", "5.77 GiB", "47,296", "46", "11", "2", "0", "0"]
-        assert stripped(cells(lines, "Requests at once"))[0] == row
+        assert stripped(cells(lines, "Requests that fit together"))[0] == row
         assert (
             "on a GPU, in addition to KV memory: 15.0 GiB of weights, 1,002 MiB for a step" in lines
         )
@@ -147,7 +147,7 @@ class TestJambaByHand:
         """51.6 billion weights are 96.1 GiB, the step needs 880 MiB: only 141 GB hold them."""
         data, lines = found("jamba-mini")
         assert [d["kv_memory_bytes"] > 0 for d in data["devices"]] == [False, False, True]
-        rows = stripped(cells(lines, "Requests at once"))
+        rows = stripped(cells(lines, "Requests that fit together"))
         assert rows[1] == ["80 GB", "none left", *"------"]
         assert rows[2][:3] == ["141 GB", "31.0 GiB", "262,144"]
 
@@ -189,7 +189,7 @@ def tables(lines: list[str]) -> list[str]:
 def test_gpus_hold_what_an_engine_there_would(found: Any, name: str) -> None:
     data, lines = found(name)
     description = describe(read_config(CONFIGS / f"{name}.json"), 2)
-    rows = stripped(cells(lines, "Requests at once"))
+    rows = stripped(cells(lines, "Requests that fit together"))
     assert [row[0] for row in rows] == ["24 GB", "80 GB", "141 GB"]
     for device in data["devices"]:
         left = device["memory_bytes"] - data["weights_bytes"] - data["step_bytes"]

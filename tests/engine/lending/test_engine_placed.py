@@ -156,7 +156,7 @@ def test_where_nobody_lends_it_is_refused_and_may_come_later() -> None:
         cluster.step("p")
     ended = cluster.entries[NAME].end
     assert ended is not None and ended.reason == "refused" and ended.try_later
-    assert "no other has any to lend" in ended.message
+    assert "no other instance can lend any" in ended.message
     end(cluster)
 
 

@@ -186,7 +186,7 @@ def test_as_many_observe_as_the_choice_takes() -> None:
     ("options", "images", "field", "problem"),
     [
         (EngineOptions(manager="paged"), None, "--kv-budget", "keeps every token"),
-        (EngineOptions(), object(), "--kv-budget", "not exact beside images"),
+        (EngineOptions(), object(), "--kv-budget", "not exact with images"),
         (
             EngineOptions(max_num_batched_tokens=7),
             None,

@@ -252,8 +252,8 @@ def test_a_step_must_hold_the_longest_request() -> None:
     [
         ({"max_model_len": 33}, False, False, "max_num_batched_tokens is below"),
         ({"min_chunk_tokens": 31}, False, False, "min_chunk_tokens is below"),
-        ({}, True, False, "activations of their own"),
-        ({}, False, True, "no decodes that park"),
+        ({}, True, False, "separate activations"),
+        ({}, False, True, "no parked decodes"),
     ],
 )
 def test_what_could_put_a_whole_prompt_off_for_ever_is_refused(

@@ -93,7 +93,7 @@ def test_output_is_whole_tokens_and_survives_the_wire() -> None:
     submit = Submit(RequestId("a"), PROMPT.tobytes(), GREEDY, output=as_bytes([7, 8]))
     body = encode_frame(submit)[HEADER_BYTES:]
     assert decode_command(body) == submit
-    with pytest.raises(ProtocolError, match="no whole tokens"):
+    with pytest.raises(ProtocolError, match="not whole tokens"):
         decode_command(body.replace(b"\xc4\x08" + as_bytes([7, 8]), b"\xc4\x03" + b"abc"))
 
 

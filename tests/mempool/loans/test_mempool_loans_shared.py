@@ -196,7 +196,7 @@ def test_only_what_stands_can_be_shared() -> None:
     asked = network.borrow("a", "b", 2, 100)
     borrowing: Borrowing = network.borrowing("a")
     for loan, ticks in ((asked, 100), (Loan("a", 1, 99), 100)):
-        with pytest.raises(ValueError, match="does not stand"):
+        with pytest.raises(ValueError, match="is not valid"):
             borrowing.share(loan, 0, ticks)
     first = network.lend("a", "b", 2)
     with pytest.raises(ValueError, match="no time"):

@@ -135,7 +135,7 @@ def test_without_addresses_behind_it_a_pool_has_no_neighbours() -> None:
     assert device.beyond_bytes == neighbours.most == 0
     with pytest.raises(TryLater):
         neighbours.map(descriptor, POOL)
-    with pytest.raises(ValueError, match="behind home"):
+    with pytest.raises(ValueError, match="after the home range"):
         device.map_beyond(0, descriptor, LARGE)
     os.close(descriptor)
     device.close()

@@ -191,7 +191,7 @@ def test_an_empty_word_is_nobodys_right() -> None:
     peer = RightsOfPeer(rights.descriptor)
     for number in (0, SLOTS, -SLOTS):
         assert not rights.stands(number) and not peer.stands(number)
-    with pytest.raises(ValueError, match="no transfer"):
+    with pytest.raises(ValueError, match="not a transfer"):
         rights.grant(0, "b", [(0, 1)])
     rights.grant(1, "b", [(0, 1)])
     rights.grant(1 + SLOTS, "b", [(0, 1)])  # the word is taken

@@ -202,7 +202,7 @@ def test_a_flipped_bit_anywhere_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
                 pages, target = pages_at(relay.port), np.zeros(512, np.uint8)
                 problem = bring(pages, pieces, target)
                 assert flip.flipped == 1
-                assert problem.startswith("its pages did not come"), offset
+                assert problem.startswith("its pages did not arrive"), offset
                 assert bring(pages, pieces, target) == ""  # over a new connection
                 assert (target == expected(owner, pieces)).all()
                 pages.close()
@@ -233,7 +233,7 @@ def test_nobody_at_the_other_end_is_a_problem() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     pages = pages_at(port)
-    assert "did not come" in bring(pages, SOME, np.zeros(SMALL_BYTES, np.uint8))
+    assert "did not arrive" in bring(pages, SOME, np.zeros(SMALL_BYTES, np.uint8))
     pages.close()
 
 
@@ -268,9 +268,9 @@ def test_closing_ends_a_pull_that_is_under_way() -> None:
             pulling = pool.submit(bring, pages, WHOLE, target)
             assert hold.holds.wait(PATIENCE_SECONDS)
             pages.close()
-            assert "did not come" in pulling.result(PATIENCE_SECONDS)
+            assert "did not arrive" in pulling.result(PATIENCE_SECONDS)
         hold.released.set()
-        assert "not connected any more" in bring(pages, SOME, target)
+        assert "no longer connected" in bring(pages, SOME, target)
         until(lambda: len(owner.server) == 0)
 
 
@@ -284,7 +284,7 @@ def test_an_owner_that_closes_waits_for_nobody() -> None:
             owner.server.close()
             assert len(owner.server) == 0  # nothing is read any more
             hold.released.set()
-            assert "did not come" in pulling.result(PATIENCE_SECONDS)
+            assert "did not arrive" in pulling.result(PATIENCE_SECONDS)
         assert relay.passed_bytes[0] < LARGE_BYTES
         pages.close()
 
@@ -353,7 +353,7 @@ def test_readers_are_bounded_and_each_instance_has_one(monkeypatch: pytest.Monke
         target = np.zeros(SMALL_BYTES, np.uint8)
         a, b, c = (pages_at(owner.port) for _ in range(3))
         assert bring(a, SOME, target) == bring(b, SOME, target, number=GRANTED + 1) == ""
-        assert "did not come" in bring(c, SOME, target)
+        assert "did not arrive" in bring(c, SOME, target)
         b.close()
         until(lambda: len(owner.server) == 1)
         owner.names = ["puller"]

@@ -78,7 +78,7 @@ def test_a_damaged_piece_fails_the_transfer_by_name(tmp_path: Path) -> None:
     flip = InPages(lambda data, at: data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :])
     with pair(tmp_path, flip) as (a, b, relay):
         fill(a, TEXT)
-        with pytest.raises(TryLater, match=r"damaged on its way: its checksum differs"):
+        with pytest.raises(TryLater, match=r"damaged in transit: its checksum differs"):
             a.transfer_with_insert("b", TEXT)
         assert flip.times == 1
         assert has_nothing(b)
@@ -89,7 +89,7 @@ def test_a_damaged_piece_fails_the_transfer_by_name(tmp_path: Path) -> None:
 def test_a_cut_in_the_middle_of_the_pages_fails_only_that_transfer(tmp_path: Path) -> None:
     with pair(tmp_path, cut := InPages(lambda _data, _at: None)) as (a, b, _):
         fill(a, TEXT)
-        with pytest.raises(TryLater, match="its pages did not come"):
+        with pytest.raises(TryLater, match="its pages did not arrive"):
             a.transfer_with_insert("b", TEXT)
         assert cut.times == 1
         assert has_nothing(b) and a.peers() == ["b"]
@@ -124,7 +124,7 @@ def test_what_is_given_up_in_the_middle_never_counts(tmp_path: Path) -> None:
 
     with pair(tmp_path, late := InPages(waits)) as (a, b, _):
         fill(a, TEXT)
-        with pytest.raises(TryLater, match="took too long"):
+        with pytest.raises(TryLater, match="timed out"):
             a.transfer_with_insert("b", TEXT, seconds=0.5)
         until(lambda: not b._node.ask(lambda: len(b._agent.receiving)))
         assert late.times == 1

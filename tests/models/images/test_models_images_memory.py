@@ -186,7 +186,7 @@ def test_a_pool_too_small_for_an_image_is_said_at_once() -> None:
     told = served.store.take(np.asarray(prompt.token_ids, np.int32), prompt.tensors)
     [refused] = served.engine.handle(submit_of(told))
     assert isinstance(refused, Finished)
-    assert "do not fit into the KV memory" in refused.message
+    assert "do not fit into KV memory" in refused.message
 
 
 @pytest.mark.parametrize(("batched", "is_served"), [(43, False), (44, True)])

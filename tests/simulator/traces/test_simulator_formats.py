@@ -128,7 +128,7 @@ class TestTables:
             (BURST + "inf,m,4,5,9,API log\n", 2, "Timestamp is inf, above 1e+10"),
             (BURST + "1,m,4.5,5,9,API log\n", 2, "Request tokens is 4.5"),
             (BURST + f"1,m,{'4' * 200_000},5,9,API log\n", 2, "line is not a line of a CSV"),
-            ("time,prompt\n1,2\n", 1, "line is neither JSON nor the header of a table"),
+            ("time,prompt\n1,2\n", 1, "line is neither JSON nor the header of a known table"),
         ],
     )
     def test_names_line_and_column(self, read: Read, text: str, line: int, said: str) -> None:
