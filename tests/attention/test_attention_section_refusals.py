@@ -112,7 +112,7 @@ def test_a_table_that_begins_inside_a_section(kernels: SectionKernels) -> None:
 def test_a_query_row_among_what_is_elsewhere(kernels: SectionKernels) -> None:
     stored, elsewhere = lent(kernels)
     batch = replace(stored.batch, context_lens=ints(1025, 1200, 100))
-    message = "context_lens: request 0 has a query row at position 1023, among the 1024 that are"
+    message = "context_lens: request 0 has a query row at position 1023, among the 1024 remote"
     with pytest.raises(ValueError, match=message):
         kernels.attend(stored.layer, batch, QUERY, SCALE, elsewhere)
 
