@@ -172,7 +172,7 @@ void Core::receive(int32_t handle, int64_t computed) {
   // The last token of a request has still to be computed.
   const int64_t most = h.num_tokens() - (h.lease_until ? 0 : 1);
   if (computed < h.hit_tokens || computed > most)
-    throw std::invalid_argument(std::to_string(computed) + " tokens cannot come behind " +
+    throw std::invalid_argument(std::to_string(computed) + " tokens cannot follow " +
                                 std::to_string(h.hit_tokens));
   if (h.is_reservation || publisher_.cannot_receive(h, computed))
     throw std::invalid_argument("handle " + std::to_string(handle) +
@@ -418,7 +418,7 @@ void Core::advance(Ints handles, Ints computed) {
 void Core::check_advance(const Holder& h, int64_t computed) {
   if (computed < h.facts.away_tokens)
     throw std::invalid_argument("fewer tokens computed than those of handle " +
-                                std::to_string(h.handle) + " that lie elsewhere");
+                                std::to_string(h.handle) + " that are remote");
   needs_.resize(store_.groups.size());
   if ((computed > h.computed || h.receiving) && growth_.missing(h, computed, needs_.data()))
     throw std::invalid_argument("tokens computed beyond the pages held by handle " +

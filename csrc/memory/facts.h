@@ -49,7 +49,7 @@ inline Facts facts_of(int64_t num_tokens, std::optional<int64_t> prompt_tokens, 
     if (image.start < before || image.end() > num_tokens ||
         std::min(image.tokens, image.image_tokens) < 1)
       throw std::invalid_argument("image at token " + std::to_string(image.start) +
-                                  " overlaps, is empty or lies outside");
+                                  " overlaps, is empty or is outside");
     before = image.end();
     facts.images.push_back(image);
   }

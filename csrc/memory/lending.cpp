@@ -16,7 +16,7 @@ std::string why_not(const Holder& h, int64_t away) {
   // A page that was moved stays until the next step, and is copied whatever becomes of it.
   for (const Source& source : h.sources)
     if (source.length || away < h.facts.away_tokens)
-      return "copies to its pages are still to be made";
+      return "copies to its pages are pending";
   if (away < 0 || away > h.computed)
     return std::to_string(away) + " of " + std::to_string(h.computed) + " computed tokens";
   if (away % model.full_alignment) return std::to_string(away) + " tokens end inside a page";
@@ -30,7 +30,7 @@ void Core::send_away(int32_t handle, int64_t away_tokens) {
   const std::string reason = why_not(h, away_tokens);
   if (!reason.empty())
     throw std::invalid_argument("tokens of handle " + std::to_string(handle) +
-                                " cannot lie elsewhere: " + reason);
+                                " cannot be remote: " + reason);
   // What a holder still needs may become less although no page is freed.
   turned_away_ = {};
   publisher_.send_away(h, away_tokens);

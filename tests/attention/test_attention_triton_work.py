@@ -240,8 +240,8 @@ WRONG_LAYERS: dict[str, tuple[Callable[[LayerPages], LayerPages], str]] = {
     "a dtype unknown": (lambda w: replace(w, dtype=torch.float64), "float64"),
     "pages of nothing": (lambda w: replace(w, page_tokens=0), "must be positive"),
     "a latent too long": (lambda w: replace(w, value_size=9), "value_size: 9"),
-    "half a number": (lambda w: replace(w, layer_offset_bytes=6), "no multiples of 4"),
-    "a scale askew": (lambda w: replace(w, dtype=torch.int8, head_size=6), "no multiples of 4"),
+    "half a number": (lambda w: replace(w, layer_offset_bytes=6), "not multiples of 4"),
+    "a scale askew": (lambda w: replace(w, dtype=torch.int8, head_size=6), "not multiples of 4"),
 }
 
 

@@ -71,7 +71,7 @@ def test_a_server_is_asked_and_ends() -> None:
 
 def test_a_server_that_does_not_start() -> None:
     with (
-        pytest.raises(ChangeSomething, match="no server"),
+        pytest.raises(ChangeSomething, match="the server did not start"),
         server([sys.executable, "-c", "raise SystemExit(2)"]),
     ):
         pass

@@ -75,7 +75,7 @@ class Fronts(RuleBasedStateMachine):
     def says_nothing_sensible(self, front: str) -> None:
         with pytest.raises(ChangeSomething, match="below 0"):
             self.table.on_beat(front, {"decode-0": -1}, {}, 1_000, self.now)
-        with pytest.raises(ChangeSomething, match="no role"):
+        with pytest.raises(ChangeSomething, match="is not a role"):
             self.table.on_beat(front, {}, {"decode-0": "boss"}, 1_000, self.now)
 
     @rule(instance=st.sampled_from(INSTANCES), role=st.sampled_from(("prefill", "decode")))

@@ -60,7 +60,7 @@ class TestRefused:
     @pytest.mark.parametrize(
         ("data", "problem"),
         [
-            (b"{", "no JSON"),
+            (b"{", "not JSON"),
             (b"[1]", "not a calibration"),
             (b"{}", "not a calibration"),
             (b'{"kvell_calibration": 0}', "schema 0"),

@@ -300,7 +300,7 @@ def test_a_chat_goes_on_with_its_last_message(llm: LLM) -> None:
     [output] = llm.chat(messages, asked, add_generation_prompt=False, continue_final_message=True)
     prompt = llm.tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
     assert prompt.endswith("<|im_start|>assistant\nMy favourite colour is")
-    with pytest.raises(ChangeSomething, match="continue_final_message=True: opens a new message"):
+    with pytest.raises(ChangeSomething, match="continue_final_message=True: conflicts with"):
         llm.chat(messages, asked, continue_final_message=True)
 
 

@@ -122,7 +122,7 @@ def test_a_start_says_how_steps_are_planned() -> None:
         "LlamaForCausalLM", torch.float32, True, Journal(), num_speculative_tokens=2
     )
     assert drafting.core.limits.depth == 0
-    assert any("in turn: draft tokens" in line for line in drafting.contract.lines())
+    assert any("one after the other: draft tokens" in line for line in drafting.contract.lines())
     in_turn = engine_of("LlamaForCausalLM", torch.float32, False, Journal())
     assert not any("planned" in line for line in in_turn.contract.lines())
 

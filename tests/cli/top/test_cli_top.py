@@ -133,7 +133,7 @@ def test_requests_and_how_many_are_left_out() -> None:
 def test_requests_that_wait_beside_idle_instances_come_first() -> None:
     spell = IdleSpell(3, 14.4, "no instance accepts any")
     text = shown(replace(seen(), requests=Requests(0, 3, idle_wait=spell)))
-    told = "3 requests wait for 14 s though every instance is idle: no instance accepts any"
+    told = "3 requests wait for 14 s although every instance is idle: no instance accepts any"
     assert text.startswith(told)
 
 

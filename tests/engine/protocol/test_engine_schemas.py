@@ -119,7 +119,7 @@ def test_what_is_not_followed_is_left_out_and_named(schema: Any, keyword: str, l
         ({"anyOf": [INT, schema]}, "anyOf[1]."),
         ({"$ref": "#/$defs/D", "$defs": {"D": schema}}, "$defs.D."),
     ):
-        with pytest.raises(ChangeSomething, match=f"{keyword} cannot be followed") as refused:
+        with pytest.raises(ChangeSomething, match=f"{keyword} cannot be enforced") as refused:
             check_strict(inner, "field")
         assert refused.value.field == f"field.{place}{keyword}"
 

@@ -89,12 +89,12 @@ def test_a_grammar_that_explodes_is_refused_and_others_are_not(
     own: Grammars, bomb: str, why: str
 ) -> None:
     asked = StructuredOutputs(grammar=bomb)
-    own.begin_check(SCHEMAS[0])
+    own.check(SCHEMAS[0])
     for _ in range(2):  # the second time it is known
         with pytest.raises(ChangeSomething, match=f"is too complex: .*{why}") as told:
-            own.begin_check(asked)
+            own.check(asked)
         assert (told.value.field, told.value.bound) == ("structured_outputs.grammar", "grammar")
-    own.begin_check(SCHEMAS[1])
+    own.check(SCHEMAS[1])
 
 
 def test_a_check_waits_for_nobody_and_masks_wait_for_no_check(
@@ -102,7 +102,7 @@ def test_a_check_waits_for_nobody_and_masks_wait_for_no_check(
 ) -> None:
     monkeypatch.setattr(checking, "ANSWER_SECONDS", PATIENCE_SECONDS)
     output = walk(own, SCHEMAS[0], 1)
-    own.begin_check(SCHEMAS[1])
+    own.check(SCHEMAS[1])
     checker = own._checks._worker
     assert checker is not None
     os.kill(checker.pid, signal.SIGSTOP)
@@ -155,7 +155,7 @@ def test_a_template_that_ends_or_hangs_is_started_again(
 def test_a_worker_that_hangs_at_every_check_is_no_fault_of_the_grammar(
     own: Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own.begin_check(SCHEMAS[0])
+    own.check(SCHEMAS[0])
     monkeypatch.setattr(checking, "ANSWER_SECONDS", 0.3)
     fork = own._processes.fork
 
@@ -168,9 +168,9 @@ def test_a_worker_that_hangs_at_every_check_is_no_fault_of_the_grammar(
     [worker] = workers_of(own)
     os.kill(worker, signal.SIGSTOP)
     with pytest.raises(TryLater, match="too busy"):
-        own.begin_check(SCHEMAS[1])
+        own.check(SCHEMAS[1])
     monkeypatch.undo()
-    own.begin_check(SCHEMAS[1])
+    own.check(SCHEMAS[1])
 
 
 def test_a_mask_that_takes_too_long_ends_its_request_only(
@@ -187,7 +187,7 @@ def test_a_mask_that_takes_too_long_ends_its_request_only(
         found = own.masks(wanted).result(PATIENCE_SECONDS)
         assert found[0] is not None and found[1] is None and found[2] is not None
     with pytest.raises(ChangeSomething, match="is too complex"):
-        own.begin_check(wanted[1].asked)
+        own.check(wanted[1].asked)
 
 
 def of_tenant(own: Grammars, name: str) -> Future[Verdict]:
@@ -201,7 +201,7 @@ def _note(order: list[str], name: str, _done: Future[Verdict]) -> None:
 
 def test_tenants_take_turns_and_have_equal_parts(own: Grammars) -> None:
     """b's and c's grammars do not wait for all of a's."""
-    own.begin_check(SCHEMAS[0])  # the worker is there
+    own.check(SCHEMAS[0])  # the worker is there
     own._checks._parts = EqualParts(6, "grammar", "grammars are waiting to be compiled")
     [checker] = workers_of(own)
     os.kill(checker, signal.SIGSTOP)
@@ -229,9 +229,9 @@ def test_a_worker_that_others_end_says_nothing_of_the_grammar(
 
     monkeypatch.setattr(GrammarChecks, "_asked", killed)
     with pytest.raises(TryLater, match="something else ended"):
-        own.begin_check(SCHEMAS[1])
+        own.check(SCHEMAS[1])
     monkeypatch.setattr(GrammarChecks, "_asked", asked)
-    own.begin_check(SCHEMAS[1])
+    own.check(SCHEMAS[1])
 
 
 def test_no_more_than_so_many_grammars_wait(own: Grammars) -> None:
@@ -244,7 +244,7 @@ def test_no_more_than_so_many_grammars_wait(own: Grammars) -> None:
     assert told.value.bound == "grammar"
     assert first.result(PATIENCE_SECONDS).is_too_complex
     assert not second.result(PATIENCE_SECONDS).problem
-    own.begin_check(SCHEMAS[1])
+    own.check(SCHEMAS[1])
 
 
 def test_processes_end_with_their_grammars(tokenizer: Tokenizer) -> None:
@@ -261,7 +261,7 @@ def test_processes_end_with_their_grammars(tokenizer: Tokenizer) -> None:
 def test_what_others_hold_open_is_not_inherited(own: Grammars) -> None:
     with os.fdopen(os.memfd_create("of-the-instance"), "wb") as held:
         os.set_inheritable(held.fileno(), True)
-        own.begin_check(SCHEMAS[0])
+        own.check(SCHEMAS[0])
         template = own._processes._template
         assert template is not None
         for pid in (template.pid, *children(template.pid)):

@@ -276,7 +276,7 @@ def test_a_bound_leaves_what_weights_and_reserve_do_not_take() -> None:
     ("bound", "kv_mib", "available_mib", "field", "why", "remedy"),
     [
         (BOUND, 700, 1024, "--kv-memory", "more than --memory leaves", "--kv-memory 600MiB"),
-        (BOUND, None, 500, "--memory", "more than the machine has free", "--memory 800MiB"),
+        (BOUND, None, 500, "--memory", "more than the machine's free memory", "--memory 800MiB"),
         (
             Bound(300 * MIB, 300 * MIB, 0),
             None,

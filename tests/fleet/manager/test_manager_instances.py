@@ -137,7 +137,7 @@ def test_an_instance_is_drained_by_name(instance_command: CommandFactory) -> Non
     ("instances", "field", "problem"),
     [
         ({"prefill": 2}, "instances", "no instance"),
-        ({"boss": 2}, "instances", "no role"),
+        ({"boss": 2}, "instances", "not a role"),
         ({"mixed": 0}, "instances", "between 1 and"),
         ({"mixed": -4}, "instances", "between 1 and"),
         ({}, "instances", "names no role"),

@@ -92,7 +92,7 @@ def test_places_run_out_and_come_back(device: HostChunks) -> None:
         neighbours.map(descriptor, POOL)
     neighbours.unmap(firsts[1])
     assert neighbours.map(descriptor, POOL) == firsts[1]
-    with pytest.raises(ValueError, match="no neighbour"):
+    with pytest.raises(ValueError, match="no peer"):
         neighbours.unmap(firsts[1] + 1)
     os.close(descriptor)
 
@@ -148,7 +148,7 @@ def test_nobody_writes_into_a_neighbour_or_reads_where_it_was(forgotten: bool) -
     script = f"""
         from tests.mempool.transports.test_mempool_neighbours import *
         device = own_pool(2)
-        neighbours = Neighbours(device, POOL, LARGE)
+        neighbours = MappedPeers(device, POOL, LARGE)
         first = neighbours.map(neighbour(4), POOL)
         view = device.view_beyond()
         assert view[first * LARGE] == 4

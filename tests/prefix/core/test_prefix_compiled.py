@@ -422,7 +422,7 @@ class LockStep(RuleBasedStateMachine):
         comes_home = away < self.away.get(handle, 0)
         keeps = bool(sources[:, 3].any()) or (len(sources) > 0 and comes_home)
         if not unit or keeps or not 0 <= away <= computed or away % unit:
-            self.both.refused(ValueError, "cannot lie elsewhere", "send_away", handle, away)
+            self.both.refused(ValueError, "cannot be remote", "send_away", handle, away)
             self.reached["refused"] += 1
             return
         before = self.away.get(handle, 0)

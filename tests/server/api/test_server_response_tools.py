@@ -144,7 +144,7 @@ def test_each_type_is_told_once_and_not_without_end(caplog: pytest.LogCaptureFix
         def note(self, body: object) -> None:
             pass
 
-        def named(self, name: object, tenant: str) -> None:
+        def find_model(self, name: object, tenant: str) -> None:
             raise UnknownModel("none")
 
     serving: Any = NoModels()

@@ -50,7 +50,7 @@ def chosen_depth(
     if wanted:
         problem = overlap_problem(limits, layout, shares_pool=shares_pool, swaps=swaps)
     if problem:
-        return replace(limits, depth=0), f"steps are planned one after the other: {problem}"
+        return replace(limits, depth=0), f"planned one after the other: {problem}"
     steps = "each is planned while the previous step runs" if wanted else ""
     return replace(limits, depth=MOST_DEPTH if wanted else 0), steps
 
