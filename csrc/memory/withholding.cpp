@@ -49,7 +49,7 @@ void Withholder::withhold(Ints larges) {
   for (int64_t i = 0; i < larges.size; ++i)
     if (pool.large(larges[i]).used || pool.empties().is_withheld(larges[i]))
       throw std::invalid_argument("large page " + std::to_string(larges[i]) +
-                                  " is not to be had");
+                                  " is not available");
   for (int64_t i = 0; i < larges.size; ++i) {
     if (pool.large(larges[i]).cached) store_.placer.evict_large(larges[i]);
     pool.withhold(larges[i]);

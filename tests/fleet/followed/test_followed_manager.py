@@ -151,7 +151,7 @@ def test_an_instance_that_this_front_does_not_reach_is_an_error_that_says_why() 
             taken.close()
             other = elsewhere.entry(address=nobody)
             async with ScriptedManager(one.entry(), other) as manager:
-                with pytest.raises(InstanceStartError, match=r"did not reach mixed-1 \(.*refused"):
+                with pytest.raises(InstanceStartError, match=r"cannot reach mixed-1 \(.*refused"):
                     async with joined(manager, replace(LIMITS, startup_seconds=0.5)):
                         raise AssertionError("it serves")
 

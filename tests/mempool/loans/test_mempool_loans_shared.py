@@ -199,5 +199,5 @@ def test_only_what_stands_can_be_shared() -> None:
         with pytest.raises(ValueError, match="is not valid"):
             borrowing.share(loan, 0, ticks)
     first = network.lend("a", "b", 2)
-    with pytest.raises(ValueError, match="no time"):
+    with pytest.raises(ValueError, match="ends too soon"):
         borrowing.share(first, 0, 0)

@@ -86,7 +86,7 @@ BROKEN_MODELS: list[tuple[Mutilate, str, str]] = [
     (is_named("pytorch_model.bin"), "pytorch_model.bin", "is a pickle, which is not read"),
     (is_named("model-q4_0.gguf"), "model-q4_0.gguf", "is a GGUF file, which is not read"),
     (is_named("consolidated.safetensors"), "consolidated.safetensors", "form of transformers"),
-    (is_named("model-00001-of-00001.safetensors"), INDEX, "is not there"),
+    (is_named("model-00001-of-00001.safetensors"), INDEX, "is missing"),
     (holds(INDEX, LFS), INDEX, "is a pointer of git-lfs"),
     (holds(INDEX, "{"), INDEX, "is not valid JSON"),
     (holds(INDEX, {"weight_map": ["a"]}), INDEX, "its weight_map does not say"),

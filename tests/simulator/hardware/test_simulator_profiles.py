@@ -90,7 +90,7 @@ class TestProfiles:
 
     @pytest.mark.parametrize(
         ("text", "problem"),
-        [("peak_flops = 0", "peak_flops is 0"), ("= 3", "no TOML"), ("", "peak_flops is None")],
+        [("peak_flops = 0", "peak_flops is 0"), ("= 3", "not TOML"), ("", "peak_flops is None")],
     )
     def test_broken_file(self, tmp_path: Path, text: str, problem: str) -> None:
         path = tmp_path / "mine.toml"
