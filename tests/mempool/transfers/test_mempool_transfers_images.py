@@ -122,7 +122,7 @@ def prepare_of(network: Network, computed: int, rows: bytes) -> Prepare:
     ("computed", "rows", "problem"),
     [
         (30, b"12345678", "no such images"),
-        (30, np.asarray([[6, 90, 9]], "<i4").tobytes(), "lies outside"),
+        (30, np.asarray([[6, 90, 9]], "<i4").tobytes(), "is outside"),
         (30, np.asarray([[6, 0, 9]], "<i4").tobytes(), "is empty"),
         (30, np.asarray([[21, 4, 4], [6, 9, 9]], "<i4").tobytes(), "overlaps"),
         (8, ROWS.astype("<i4").tobytes(), "cannot receive"),
