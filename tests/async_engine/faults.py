@@ -50,6 +50,10 @@ class Outcome:
         """Return whether more requests than faults were answered, so that another may follow."""
         return self.answered > faults
 
+    def unexpected(self, refusals: Sequence[str] = REFUSALS) -> list[str]:
+        """Return the reasons of refused requests that none of these parts explains."""
+        return [why for why in self.refused if not any(part in why for part in refusals)]
+
 
 async def whole(engine: AsyncEngine, prompt: Sequence[int], params: SamplingParams) -> list[int]:
     """The tokens of an answer; each output must go on where the one before stopped."""

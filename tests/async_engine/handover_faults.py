@@ -15,6 +15,7 @@ from kvell.errors import InstanceDied, RequestFailed, TryLater
 from kvell.fleet.started.member import MemberStatus
 from kvell.front.request_log import LogEntry
 from tests.async_engine.faults import Job, serving
+from tests.async_engine.faults import Outcome as FaultOutcome
 from tests.front.scenarios import is_gone, until
 
 MOST_PAUSE_SECONDS = 0.5
@@ -33,26 +34,15 @@ Pair = tuple[str, str, LogEntry]
 
 
 @dataclass
-class Outcome:
-    """What a run under faults came to.
+class Outcome(FaultOutcome):
+    """What a run under faults of transfers or loans came to; wrong answers may be cut short.
 
-    :ivar faults: by kind, those that were proven.
     :ivar struck: by kind, requests whose transfer or loan a fault has prevented or held up.
     :ivar aborted: requests that their reader ended while an instance was stopped.
-    :ivar wrong: answers that differ from the undisturbed ones, as far as they go.
     """
 
-    faults: Counter[str] = field(default_factory=Counter)
     struck: Counter[str] = field(default_factory=Counter)
-    answered: int = 0
     aborted: int = 0
-    turned_away: int = 0
-    refused: list[str] = field(default_factory=list)
-    wrong: list[tuple[Job, list[int]]] = field(default_factory=list)
-
-    def has_load(self, faults: int) -> bool:
-        """Return whether more requests than faults were answered, so that another may follow."""
-        return self.answered > faults
 
 
 def moving(engine: AsyncEngine) -> list[Pair]:
@@ -267,8 +257,7 @@ def check(outcome: Outcome, kinds: Sequence[str], refusals: Sequence[str]) -> No
     assert outcome.faults.total() == len(kinds) and set(outcome.faults) == set(kinds)
     assert outcome.struck.total() > 0, "no fault has met a transfer or a loan"
     assert outcome.answered >= len(kinds), "there was load"
-    unexpected = [why for why in outcome.refused if not any(one in why for one in refusals)]
-    assert not unexpected, unexpected
+    assert outcome.unexpected(refusals) == []
 
 
 async def audited(engine: AsyncEngine) -> None:

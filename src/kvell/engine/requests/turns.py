@@ -126,13 +126,13 @@ class _Round(Generic[Party]):
             if len(self.parties) >= self._most_kept:
                 self._forget()
             party = self.parties[name] = self._make()
-        first = self.next()
-        if first is None:
-            self._advance()
-        self.num_here += not party.is_here
         if not party.num_waiting:
+            first = self.next()
+            if first is None:
+                self._advance()
             floor = self.clock if first is None else max(self.clock, first.service)
             party.service = max(party.service, floor)
+        self.num_here += not party.is_here
         return party
 
     def waits(self, party: Party) -> None:
