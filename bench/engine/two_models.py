@@ -18,8 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import result_file
-from kvell.cli.plan.command import load_config
-from kvell.cli.replay.models import named_config
+from kvell.cli.plan.configs import load_config
 from kvell.cli.terminal.session import Session
 from kvell.engine.core.core import EngineCore
 from kvell.engine.protocol.messages import Finished, Submit
@@ -58,7 +57,7 @@ class Model:
     @classmethod
     def named(cls, name: str) -> "Model":
         """From its config in ``bench/configs``."""
-        config = load_config(named_config(name), Session(cache_dir=Path("unused")))
+        config = load_config(name, Session(cache_dir=Path("unused")))
         description = describe(config, ELEMENT_BYTES)
         layers = tuple(replace(layer, model=name) for layer in description.layers)
         cost = model_cost(config, description, ELEMENT_BYTES)

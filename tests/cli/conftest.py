@@ -15,6 +15,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.mempool.rendezvous import FolderRendezvous
 from kvell.models.sources.progress import Progress
+from kvell.server.text.served_text import ServedText
 from kvell.vocabulary import GIB
 
 
@@ -109,13 +110,51 @@ class Ended:
 Kvell = Callable[..., Ended]
 
 
+class Served:
+    """A fake HTTP server: keeps its arguments, or fails."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+        self.fails: Exception | None = None
+
+    def __call__(
+        self, command: Any, texts: Any, options: Any, announce: Any, show_contract: Any
+    ) -> None:
+        self.calls.append((command, texts, options))
+        if self.fails:
+            raise self.fails
+        announce("http://127.0.0.1:8000")
+
+
+@pytest.fixture
+def served(monkeypatch: pytest.MonkeyPatch) -> Served:
+    stand_in = Served()
+    monkeypatch.setattr("kvell.server.run.serve", stand_in)
+    monkeypatch.setattr(ServedText, "load", lambda name, path, *_: f"text of {name} in {path}")
+    monkeypatch.setattr(
+        "kvell.models.sources.source.resolve_model", lambda model, *_: Path(f"where {model} is")
+    )
+    return stand_in
+
+
 @pytest.fixture
 def model() -> FakeModel:
     return FakeModel(VirtualClock())
 
 
 @pytest.fixture
-def kvell(model: FakeModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Kvell:
+def environ() -> dict[str, str]:
+    """The variables of the command line, for tests to fill."""
+    return {}
+
+
+@pytest.fixture
+def kvell(
+    model: FakeModel,
+    environ: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> Kvell:
     """Run a command line in this process with the fake model behind it."""
 
     def open_model(
@@ -138,6 +177,7 @@ def kvell(model: FakeModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
             available_bytes=lambda: 4 * GIB,
             open_model=open_model,
             clock=model.clock,
+            environ=environ,
         )
         code = run([str(arg) for arg in args], session)
         captured = capsys.readouterr()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvell.errors import ChangeSomething
+from tests.cli.conftest import FakeModel
 
 Kvell = Callable[..., Any]
 
@@ -194,12 +195,34 @@ class TestForAPerson:
         assert kvell("generate", "--raw", "--", "--hi").stdout == "--HI\n"
 
     @pytest.mark.parametrize(
-        "flags", [[], ["--prompt", "a", "--prompts", "b"], ["a", "--prompt", "a"]]
+        "flags", [[], ["--prompt", "a", "--prompts", "b"], ["a b", "--prompt", "a"]]
     )
-    def test_needs_one_kind_of_prompt(self, kvell: Kvell, flags: list[str]) -> None:
+    def test_needs_one_kind_of_prompt(
+        self, kvell: Kvell, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+    ) -> None:
+        monkeypatch.setattr("sys.stdin", io.StringIO(""))
         ended = kvell("generate", *flags)
         assert ended.code == 2
-        assert ended.stderr.startswith("kvell: Give one of TEXT, --prompt and --prompts;")
+        assert ended.stderr.startswith("kvell: Give one of TEXT, --prompt and --prompts")
+
+    def test_reads_a_text_on_stdin(self, kvell: Kvell, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sys.stdin", io.StringIO("hello\nthere\n"))
+        assert kvell("generate", "--raw").stdout == "HELLO\nTHERE\n"
+
+    def test_a_model_and_a_text(self, kvell: Kvell, model: FakeModel) -> None:
+        assert kvell("generate", "some/model", "hi", "--raw").stdout == "HI\n"
+        assert model.settings is not None
+        assert model.settings.model == "some/model"
+
+    def test_a_name_next_to_a_prompt_is_a_model(self, kvell: Kvell, model: FakeModel) -> None:
+        assert kvell("generate", "some/model", "--prompt", "hi", "--raw").code == 0
+        assert model.settings is not None
+        assert model.settings.model == "some/model"
+
+    def test_more_than_a_model_and_a_text_is_refused(self, kvell: Kvell) -> None:
+        ended = kvell("generate", "what", "is", "it")
+        assert ended.code == 2
+        assert "put quotation marks around a text" in ended.stderr
 
 
 class TestBadFiles:

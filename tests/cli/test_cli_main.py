@@ -30,7 +30,7 @@ def test_instance_is_hidden_but_there(kvell: Kvell) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(kvell: Kvell, name: str) -> None:
-    ended = kvell(name, "--help")
+    ended = kvell(name, "--help-all" if name != "plan" else "--help")
     assert ended.code == 0
     assert "--model" in ended.stdout
     assert "--debug" in ended.stdout

@@ -20,6 +20,7 @@ from kvell.fleet.instance.instance_process import InstanceStartError
 from kvell.server.api.door.face_options import CrossOrigin, FaceOptions
 from kvell.server.text.served_text import ServedText
 from kvell.server.text.text_model import TextModel
+from tests.cli.conftest import Served
 
 Kvell = Callable[..., Any]
 
@@ -44,33 +45,6 @@ ALL_SET = EngineSettings(
     enable_chunked_prefill=False,
     threads=2,
 )
-
-
-class Served:
-    """A fake HTTP server: keeps its arguments, or fails."""
-
-    def __init__(self) -> None:
-        self.calls: list[tuple[Any, ...]] = []
-        self.fails: Exception | None = None
-
-    def __call__(
-        self, command: Any, texts: Any, options: Any, announce: Any, show_contract: Any
-    ) -> None:
-        self.calls.append((command, texts, options))
-        if self.fails:
-            raise self.fails
-        announce("http://127.0.0.1:8000")
-
-
-@pytest.fixture
-def served(monkeypatch: pytest.MonkeyPatch) -> Served:
-    stand_in = Served()
-    monkeypatch.setattr("kvell.server.run.serve", stand_in)
-    monkeypatch.setattr(ServedText, "load", lambda name, path, *_: f"text of {name} in {path}")
-    monkeypatch.setattr(
-        "kvell.models.sources.source.resolve_model", lambda model, *_: Path(f"where {model} is")
-    )
-    return stand_in
 
 
 class TestServe:

@@ -11,7 +11,12 @@ import click
 
 from kvell.cli.terminal.figures import wide_console
 from kvell.cli.terminal.files import require_directory, writing
-from kvell.cli.terminal.options import engine_options, json_option, with_kv_memory
+from kvell.cli.terminal.options import (
+    engine_command,
+    engine_options,
+    json_option,
+    with_kv_memory,
+)
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session
 from kvell.cli.terminal.tables import made_table
@@ -26,7 +31,7 @@ UNSUPPORTED = ("kv_budget", "speculative_model", "num_speculative_tokens", "quan
 """The settings whose steps the cost model cannot describe."""
 
 
-@click.command()
+@engine_command
 @engine_options
 @click.option(
     "--out",

@@ -10,6 +10,7 @@ import click
 
 from kvell.cli.terminal.faults import as_flags
 from kvell.cli.terminal.options import (
+    engine_command,
     engine_options,
     json_option,
     require_one_model,
@@ -42,7 +43,7 @@ class Conversation:
         self.turns.append({"role": role, "content": content})
 
 
-@click.command()
+@engine_command
 @click.option("--system", help="System prompt.")
 @sampling_options(temperature=0.7, top_p=0.95)
 @json_option

@@ -1,14 +1,19 @@
 """``kvell generate``: an answer to one prompt, or to each prompt of a file."""
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import click
 
 from kvell.cli.prompts_file import PromptLine, read_prompts
+from kvell.cli.terminal.commands import EngineCommand
 from kvell.cli.terminal.options import (
+    DEFAULT_MODEL,
+    config_option,
     engine_options,
     json_option,
     sampling_options,
@@ -19,6 +24,8 @@ from kvell.cli.terminal.session import Model, Session
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.setup.engine_settings import EngineSettings
 
+MAX_PIPED_CHARACTERS = 16 << 20
+"""The most characters that are read from stdin as one text."""
 RESULT_FIELDS = (
     "index",
     "prompt_token_ids",
@@ -42,11 +49,12 @@ class Job:
     raw: bool
 
 
-@click.command()
-@click.argument("text", required=False)
-@click.option("--prompt", help="A text to answer; the same as TEXT.")
+@click.command(cls=EngineCommand)
+@click.argument("words", nargs=-1, metavar="[MODEL] [TEXT]")
+@config_option
+@click.option("--prompt", help="Text to answer; the same as TEXT.")
 @click.option(
-    "--prompts", "path", metavar="FILE", help='A file of lines {"prompt": …}; - reads stdin.'
+    "--prompts", "path", metavar="FILE", help='File of lines {"prompt": …}; - reads stdin.'
 )
 @sampling_options(temperature=0.0, top_p=1.0)
 @click.option("--stop", multiple=True, help="Stop before this text; may be repeated.")
@@ -60,7 +68,7 @@ def generate(
     session: Session,
     /,
     settings: EngineSettings,
-    text: str | None,
+    words: tuple[str, ...],
     prompt: str | None,
     path: str | None,
     as_json: bool,
@@ -68,10 +76,17 @@ def generate(
     raw: bool,
     **sampling: Any,
 ) -> None:
-    """Answer TEXT, or a file of prompts."""
-    if sum(given is not None for given in (text, prompt, path)) != 1:
+    """Answer TEXT, a file of prompts, or the text on stdin.
+
+    A single argument is TEXT, unless it is a model and the text comes from elsewhere.
+    """
+    model, text = split_words(words, has_text=prompt is not None or path is not None)
+    settings = settings if model is None else replace(settings, model=model)
+    if sum(given is not None for given in (text, prompt, path)) > 1:
         raise click.UsageError("Give one of TEXT, --prompt and --prompts.")
     prompt = text if prompt is None else prompt
+    if prompt is None and path is None:
+        prompt = piped_text()
     lines = read_prompts(path) if path is not None else []
     job = Job(prompt, lines, SamplingParams(**sampling), as_json, sequential, raw)
     started_seconds = session.clock.now_seconds()
@@ -81,6 +96,33 @@ def generate(
         _answer(model, job, session, started_seconds)
     else:
         _run_all(model, job)
+
+
+def split_words(words: Sequence[str], *, has_text: bool) -> tuple[str | None, str | None]:
+    """Return the model and the text among the arguments; None for those not given.
+
+    :param has_text: whether an option gives the text.
+    """
+    if len(words) > 2:
+        raise click.UsageError("Give MODEL and TEXT; put quotation marks around a text.")
+    if len(words) == 2:
+        return words[0], words[1]
+    if not words:
+        return None, None
+    is_name = has_text and not any(map(str.isspace, words[0]))
+    is_model = is_name or words[0] == DEFAULT_MODEL or Path(words[0]).is_dir()
+    return (words[0], None) if is_model else (None, words[0])
+
+
+def piped_text() -> str:
+    """Return the text on stdin.
+
+    :raises click.UsageError: if stdin is a terminal or empty.
+    """
+    text = "" if sys.stdin.isatty() else sys.stdin.read(MAX_PIPED_CHARACTERS).strip()
+    if not text:
+        raise click.UsageError("Give one of TEXT, --prompt and --prompts, or a text on stdin.")
+    return text
 
 
 def _answer(model: Model, job: Job, session: Session, started_seconds: float) -> None:

@@ -18,7 +18,11 @@ from kvell.cli.plan.command import plan
 from kvell.cli.plot import plot
 from kvell.cli.replay.command import replay
 from kvell.cli.serve import serve
-from kvell.cli.terminal.environment import prepare_process, process_cache_dir
+from kvell.cli.terminal.environment import (
+    kvell_variables,
+    prepare_process,
+    process_cache_dir,
+)
 from kvell.cli.terminal.faults import run_guarded
 from kvell.cli.terminal.options import debug_option
 from kvell.cli.terminal.session import Session
@@ -33,9 +37,9 @@ def root() -> None:
     """Kvell serves language models from one pool of memory pages.
 
     \b
-    Try:  kvell generate --prompt "What is a page?"
-          kvell replay --trace chat --model llama3-8b --kv-memory 16GiB --timeline kvell.jsonl
-          kvell serve --port 8000
+    Try:  kvell generate "What is a page?"
+          kvell plan llama3-8b --kv-memory 16GiB
+          kvell serve smollm2 --port 8000
     """
 
 
@@ -74,6 +78,7 @@ def main() -> None:
         cache_dir=process_cache_dir(),
         program=shown_program(Path(sys.argv[0])),
         available_bytes=available_bytes,
+        environ=kvell_variables(),
     )
     sys.exit(run(sys.argv[1:], session))
 

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, get_args
 
 import click
@@ -23,7 +24,12 @@ from kvell.cli.serve_options import (
 )
 from kvell.cli.terminal.environment import tell_service_manager
 from kvell.cli.terminal.faults import CHANGE
-from kvell.cli.terminal.options import engine_options, json_option, with_shared_kv_memory
+from kvell.cli.terminal.options import (
+    engine_command,
+    engine_options,
+    json_option,
+    with_shared_kv_memory,
+)
 from kvell.cli.terminal.pool_options import (
     adaptive_roles_option,
     pd_caching_option,
@@ -50,7 +56,7 @@ from kvell.server.logs.lines import LogFormat, lines_on, tell
 logger = logging.getLogger(__name__)
 
 
-@click.command()
+@engine_command
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
@@ -84,7 +90,7 @@ logger = logging.getLogger(__name__)
     help="How pages move between instances: through shared memory, or over TCP.",
 )
 @cluster_options
-@json_option
+@partial(json_option, text="Print the server's address and pid as JSON on stdout.")
 @engine_options
 @click.pass_obj
 def serve(
@@ -153,15 +159,14 @@ def serve(
         **answers,
         **logs,
     )
-    announce: Callable[[str], None] = _announce_json if as_json else _announce
-    show_contract = _show_contract
-    if log_format == "json":  # stderr must have JSON lines only
-        announce = _announce_json if as_json else _say_nothing
-        show_contract = _log_contract
+    logs_json = log_format == "json"  # then stderr must have JSON lines only
+    announce = _announce_json if as_json else _say_nothing if logs_json else _announce
+    show_contract = _log_contract if logs_json else _show_contract
     make_command = instance_command if cluster is None else placed_command
     command = make_command(settings, debug=session.debug.on)
     try:
         with lines_on(sys.stderr, log_format), interruptible(), running_cluster(cluster) as address:
+            _log_notes(session)
             options = replace(options, cluster=address)
             serve_http(command, texts, options, _ready(announce), show_contract)
     except InstanceStartError as error:
@@ -181,6 +186,12 @@ def _ready(announce: Callable[[str], None]) -> Callable[[str], None]:
         tell_service_manager("READY=1")
 
     return announced
+
+
+def _log_notes(session: Session) -> None:
+    """Log notes about flags; with a log of text, they have been printed."""
+    for sentence in session.notes:
+        tell(logger, logging.INFO, "flag_without_effect", note=sentence)
 
 
 def _show_contract(lines: Sequence[str]) -> None:

@@ -13,14 +13,19 @@ from kvell.cli.bench.workload_options import (
     source_options,
 )
 from kvell.cli.terminal.figures import wide_console
-from kvell.cli.terminal.options import engine_options, require_one_model, with_kv_memory
+from kvell.cli.terminal.options import (
+    engine_command,
+    engine_options,
+    require_one_model,
+    with_kv_memory,
+)
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session
 from kvell.cli.terminal.tables import made_table
 from kvell.engine.setup.engine_settings import EngineSettings
 
 
-@click.command()
+@engine_command
 @source_options
 @click.option(
     "--vocab-size",

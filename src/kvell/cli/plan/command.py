@@ -5,27 +5,26 @@ import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from kvell.cli.plan.configs import load_config
 from kvell.cli.plan.devices import DEVICES_BYTES, DeviceFit, device_fit
 from kvell.cli.plan.report import PlanReport, Taken, make_report
 from kvell.cli.plan.text import device_table, fit_table, group_table, summary_lines
+from kvell.cli.terminal.commands import EngineCommand
 from kvell.cli.terminal.options import (
     debug_option,
     json_option,
-    models_option,
+    models_argument,
     setting_option,
 )
-from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session
 from kvell.device.available import default_kv_memory_bytes
 from kvell.engine.requests.limits import Limits
 from kvell.errors import ChangeSomething
 from kvell.models.config.kv_dtypes import KV_DTYPES, kv_dtype_named
-from kvell.models.sources.progress import Progress
 from kvell.pages.layout import LayerSpec, Layout
 from kvell.pages.sizing import Manager, plan_layout
 
@@ -38,8 +37,8 @@ ELEMENT_BYTES = {"auto": 2, "bfloat16": 2, "float32": 4}
 """The bytes of one stored number by ``--dtype``."""
 
 
-@click.command()
-@models_option
+@click.command(cls=EngineCommand)
+@models_argument
 @setting_option("kv_memory_bytes")
 @setting_option("dtype")
 @setting_option("kv_cache_dtype")
@@ -58,7 +57,7 @@ def plan(
     manager: Manager,
     as_json: bool,
 ) -> None:
-    """Show what fits; --model may also be a config.json. Loads no weights."""
+    """Show what fits; MODEL may also be a config.json. Loads no weights."""
     from kvell.models.config.description import describe
     from kvell.models.sources.named_sources import named_sources
 
@@ -134,48 +133,6 @@ def refusal_of(config: Any) -> str:
     except ChangeSomething as refusal:
         return f"{refusal.value} {refusal.problem}"
     return ""
-
-
-def load_config(model: str, session: Session, overrides: str | None = None) -> Any:
-    """Return the transformers config of the model that ``--model`` names, without its weights.
-
-    :param overrides: JSON object of fields that replace those of the config.
-    :raises ChangeSomething: if there is no such config.
-    """
-    with progress_bar("reading the config") as report:
-        path = config_path(model, session, report)
-        # Imported here: the import takes seconds, which a missing path need not cost.
-        from kvell.models.config.configs import read_config
-
-        return read_config(path, overrides)
-
-
-def config_path(model: str, session: Session, report: Progress) -> Path:
-    """Return the path of the config that ``--model`` names, or of its directory.
-
-    :raises ChangeSomething: if there is no such config.
-    """
-    from kvell.models.sources.source import resolve_model
-
-    path = Path(model).expanduser()
-    return path if path.is_file() else resolve_model(model, session.cache_dir, report, fetch_config)
-
-
-def fetch_config(model: str) -> Path:
-    """Return the ``config.json`` of a hub model, downloaded or from the hub's cache.
-
-    :raises ChangeSomething: if neither has it.
-    """
-    import httpx2
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    try:
-        return Path(hf_hub_download(model, "config.json"))
-    except (HfHubHTTPError, HFValidationError, httpx2.HTTPError, OSError) as error:
-        problem = "is not a local model, and the hub did not send its config.json"
-        remedy = "use smollm2, a transformers directory, or a config.json"
-        raise ChangeSomething("model", model, problem, remedy) from error
 
 
 def _print(report: PlanReport) -> None:

@@ -15,9 +15,10 @@ from kvell.cli.replay.instances import (
     instances_options,
     replay_together,
 )
-from kvell.cli.replay.models import DraftTokens, ModelFlags, model_options, named_config
+from kvell.cli.replay.models import DraftTokens, ModelFlags, model_options
 from kvell.cli.replay.report import Report, print_report, print_together
 from kvell.cli.replay.trace_file import TraceFlags, token_counter, trace_options
+from kvell.cli.terminal.commands import EngineCommand
 from kvell.cli.terminal.files import require_directory, writing
 from kvell.cli.terminal.options import (
     debug_option,
@@ -42,13 +43,13 @@ from kvell.memory import (
 )
 from kvell.pages.sizing import Manager
 
-__all__ = ["images_in_text", "named_config", "replay", "replay_limits"]
+__all__ = ["images_in_text", "replay", "replay_limits"]
 
 MIN_MODEL_LEN = 2
 """The shortest context: one prompt token and one output token."""
 
 
-@click.command()
+@click.command(cls=EngineCommand)
 @trace_options
 @model_options
 @setting_option("kv_memory_bytes")

@@ -1,13 +1,19 @@
 """The models of a replay: the target model and its draft model."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvell.cli.plan.command import ELEMENT_BYTES, load_config
-from kvell.cli.terminal.options import Command, gathering, setting_option
+from kvell.cli.plan.command import ELEMENT_BYTES
+from kvell.cli.plan.configs import load_config
+from kvell.cli.terminal.options import (
+    DEFAULT_MODEL,
+    Command,
+    config_option,
+    gathering,
+    setting_option,
+)
 from kvell.cli.terminal.session import Session
 from kvell.cli.terminal.sizes import FiniteRange
 from kvell.errors import ChangeSomething
@@ -15,10 +21,6 @@ from kvell.memory import LayerSpec, as_draft
 
 if TYPE_CHECKING:
     from kvell.engine.requests.limits import Limits
-
-CONFIGS = Path("bench", "configs")
-REPOSITORY = Path(__file__).resolve().parents[4]
-"""The directory that contains ``CONFIGS`` when Kvell runs from its repository."""
 
 
 @dataclass(frozen=True)
@@ -73,9 +75,13 @@ def model_options(command: Command) -> Command:
     """Add the flags; the command gets them as ``chosen``."""
 
     options = (
+        click.argument("named", required=False, metavar="[MODEL]"),
         click.option(
-            "--model", required=True, help="A name in bench/configs, or what `plan` takes."
+            "--model",
+            help="A name in bench/configs, a config.json, a transformers directory, or a hub id."
+            f"  [default: {DEFAULT_MODEL}]",
         ),
+        config_option,
         setting_option("dtype"),
         setting_option("hf_overrides"),
         click.option(
@@ -104,7 +110,8 @@ def model_options(command: Command) -> Command:
 
 
 def _model_flags(
-    model: str,
+    named: str | None,
+    model: str | None,
     dtype: str,
     hf_overrides: str | None,
     num_speculative_tokens: int,
@@ -116,7 +123,7 @@ def _model_flags(
         remedy = "use --num-speculative-tokens 4"
         raise ChangeSomething("--speculative-model", speculative_model, problem, remedy)
     draft_tokens = DraftTokens(num_speculative_tokens, speculative_model, acceptance)
-    return ModelFlags(model, dtype, hf_overrides, draft_tokens)
+    return ModelFlags(named or model or DEFAULT_MODEL, dtype, hf_overrides, draft_tokens)
 
 
 @dataclass(frozen=True)
@@ -153,14 +160,14 @@ def read_models(
     from kvell.models.config.description import describe
     from kvell.simulator.hardware.model_cost import model_cost
 
-    config = load_config(named_config(model), session, hf_overrides)
+    config = load_config(model, session, hf_overrides)
     description = describe(config, element_bytes)
     cost = model_cost(config, description, element_bytes)
     if speculative_model is None:
         return ReplayModels(
             description.layers, description.max_model_len, cost, description=description
         )
-    draft_config = load_config(named_config(speculative_model), session)
+    draft_config = load_config(speculative_model, session)
     draft = describe(draft_config, element_bytes)
     return ReplayModels(
         (*description.layers, *as_draft(draft.layers)),
@@ -170,12 +177,3 @@ def read_models(
         description,
         draft_tokens_end(description.max_model_len, draft.max_model_len),
     )
-
-
-def named_config(model: str) -> str:
-    """Return a config's path in ``bench/configs``, here or in the repository; else ``model``."""
-    for place in (Path(), REPOSITORY):
-        path = place / CONFIGS / f"{model}.json"
-        if path.is_file() and not Path(model).exists():
-            return str(path)
-    return model

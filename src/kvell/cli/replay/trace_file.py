@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from kvell.cli.plan.command import config_path
-from kvell.cli.replay.models import named_config
+from kvell.cli.plan.configs import config_path
 from kvell.cli.terminal.options import Command, gathering
 from kvell.cli.terminal.progress import notice, progress_bar
 from kvell.cli.terminal.session import Session
@@ -105,7 +104,7 @@ def token_counter(model: str, session: Session) -> Callable[[str], int]:
     @cache
     def tokenizer() -> "Tokenizer | None":
         with progress_bar("reading the tokenizer") as report:
-            path = config_path(named_config(model), session, report)
+            path = config_path(model, session, report)
             # Imported here: the import takes seconds, and most traces have no texts.
             from kvell.models.text.tokenizer import Tokenizer, holds_tokenizer
 

@@ -80,6 +80,11 @@ def ray_environment() -> dict[str, str]:
     return dict(os.environ)
 
 
+def kvell_variables() -> dict[str, str]:
+    """Return the variables of this process whose names begin with ``KVELL_``."""
+    return {name: text for name, text in os.environ.items() if name.startswith("KVELL_")}
+
+
 def process_cache_dir() -> Path:
     """Return this user's cache directory, which may not exist yet."""
     return cache_dir(os.environ, Path.home())

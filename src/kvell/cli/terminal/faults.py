@@ -88,6 +88,9 @@ def as_flags(error: ChangeSomething) -> str:
 
 def _with_help(error: click.ClickException) -> str:
     """Return a usage error's line with a pointer to ``--help``."""
+    if isinstance(error, click.NoSuchOption) and error.possibilities:
+        [near, *_] = error.possibilities
+        return f"No such option '{error.option_name}'; did you mean {near}?"
     context = error.ctx if isinstance(error, click.UsageError) else None
     place = f"; see {context.command_path} --help" if context else ""
     return error.format_message().rstrip(".") + place

@@ -7,7 +7,9 @@ from dataclasses import Field, fields, replace
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
+from kvell.cli.terminal.commands import EngineCommand
 from kvell.cli.terminal.session import Session
 from kvell.cli.terminal.sizes import SIZE
 from kvell.device.available import default_kv_memory_bytes
@@ -16,6 +18,8 @@ from kvell.engine.setup.options import Flag, Kind
 from kvell.errors import ChangeSomething
 
 Command = Callable[..., Any]
+DEFAULT_MODEL = "smollm2"
+MODELS = "[[NAME=]MODEL]..."
 Option = Callable[[Command], Command]
 
 
@@ -43,11 +47,33 @@ def models_option(command: Command) -> Command:
         "models",
         multiple=True,
         metavar="[NAME=]MODEL",
-        default=("smollm2",),
-        show_default="smollm2",
-        help=text,
+        help=f"{text}  [default: {DEFAULT_MODEL}]",
     )
     return option(command)
+
+
+def models_argument(command: Command) -> Command:
+    """Add ``--model``, and models without it; the command gets both as ``models``."""
+
+    @functools.wraps(command)
+    def with_models(
+        *args: object, named: Sequence[str], models: Sequence[str], **given: Any
+    ) -> Any:
+        return command(*args, models=choose_models(named, models), **given)
+
+    return click.argument("named", nargs=-1, metavar=MODELS)(models_option(with_models))
+
+
+def choose_models(named: Sequence[str], models: Sequence[str]) -> tuple[str, ...]:
+    """Return the models of a command, or the default.
+
+    :param named: models without ``--model``.
+    :param models: models with it; those of a file or variable count only if no other is given.
+    """
+    source = click.get_current_context().get_parameter_source("models")
+    if named and source is not ParameterSource.COMMANDLINE:
+        models = ()
+    return (*named, *models) or (DEFAULT_MODEL,)
 
 
 def setting_option(name: str) -> Option:
@@ -75,6 +101,23 @@ def _text(flag: Flag) -> click.ParamType[str]:
     return click.Choice(flag.choices) if flag.choices else click.STRING
 
 
+def config_option(command: Command) -> Command:
+    """Add ``--config``, which :class:`EngineCommand` reads."""
+    option = click.option(
+        "--config",
+        metavar="FILE",
+        expose_value=False,
+        help="YAML file of flags, like port: 8000; the command line wins over it.",
+    )
+    return option(command)
+
+
+def engine_command(function: Callable[..., Any]) -> click.Command:
+    """Make a command whose arguments are models, and which has ``--config``."""
+    argument = click.argument("named", nargs=-1, metavar=MODELS)
+    return click.command(cls=EngineCommand)(argument(config_option(function)))
+
+
 def debug_option(command: Command) -> Command:
     """Add ``--debug``, which takes effect immediately and is not passed to the command."""
 
@@ -92,9 +135,9 @@ def debug_option(command: Command) -> Command:
     return option(command)
 
 
-def json_option(command: Command) -> Command:
+def json_option(command: Command, text: str = "Print JSON on stdout.") -> Command:
     """Add ``--json``."""
-    return click.option("--json", "as_json", is_flag=True, help="Print JSON on stdout.")(command)
+    return click.option("--json", "as_json", is_flag=True, help=text)(command)
 
 
 def engine_options(command: Command) -> Command:
@@ -105,7 +148,7 @@ def engine_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def gathered(*args: Any, **given: Any) -> Any:
-        model, *beside = given.pop("models")
+        model, *beside = choose_models(given.pop("named", ()), given.pop("models"))
         given |= {"model": model, "beside": tuple(beside)}
         names = [field.name for field in fields(EngineSettings) if field.name in given]
         chosen = {name: given.pop(name) for name in names}

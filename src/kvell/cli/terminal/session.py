@@ -85,7 +85,11 @@ def open_model(
 
 @dataclass(frozen=True)
 class Session:
-    """One run of the command line; tests supply their own parts."""
+    """One run of the command line; tests supply their own parts.
+
+    :ivar environ: variables whose names begin with ``KVELL_``.
+    :ivar notes: lines for the user about flags without effect, until they are printed.
+    """
 
     cache_dir: Path
     program: str = "kvell"
@@ -93,3 +97,5 @@ class Session:
     open_model: Callable[..., Any] = open_model
     clock: Clock = field(default_factory=MonotonicClock)
     debug: Debug = field(default_factory=Debug)
+    environ: Mapping[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)

@@ -1,0 +1,64 @@
+"""Configs of models: by a short name, as a file, in a directory, or from a hub."""
+
+from pathlib import Path
+from typing import Any
+
+from kvell.cli.terminal.progress import progress_bar
+from kvell.cli.terminal.session import Session
+from kvell.errors import ChangeSomething
+from kvell.models.sources.progress import Progress
+
+CONFIGS = Path("bench", "configs")
+REPOSITORY = Path(__file__).resolve().parents[4]
+"""The directory that contains ``CONFIGS`` when Kvell runs from its repository."""
+
+
+def load_config(model: str, session: Session, overrides: str | None = None) -> Any:
+    """Return the transformers config of the model that ``--model`` names, without its weights.
+
+    :param overrides: JSON object of fields that replace those of the config.
+    :raises ChangeSomething: if there is no such config.
+    """
+    with progress_bar("reading the config") as report:
+        path = config_path(model, session, report)
+        # Imported here: the import takes seconds, which a missing path need not cost.
+        from kvell.models.config.configs import read_config
+
+        return read_config(path, overrides)
+
+
+def config_path(model: str, session: Session, report: Progress) -> Path:
+    """Return the path of the config that ``--model`` names, or of its directory.
+
+    :raises ChangeSomething: if there is no such config.
+    """
+    from kvell.models.sources.source import resolve_model
+
+    path = Path(named_config(model)).expanduser()
+    return path if path.is_file() else resolve_model(model, session.cache_dir, report, fetch_config)
+
+
+def fetch_config(model: str) -> Path:
+    """Return the ``config.json`` of a hub model, downloaded or from the hub's cache.
+
+    :raises ChangeSomething: if neither has it.
+    """
+    import httpx2
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    try:
+        return Path(hf_hub_download(model, "config.json"))
+    except (HfHubHTTPError, HFValidationError, httpx2.HTTPError, OSError) as error:
+        problem = "is not a local model, and the hub did not send its config.json"
+        remedy = "use smollm2, a transformers directory, or a config.json"
+        raise ChangeSomething("model", model, problem, remedy) from error
+
+
+def named_config(model: str) -> str:
+    """Return a config's path in ``bench/configs``, here or in the repository; else ``model``."""
+    for place in (Path(), REPOSITORY):
+        path = place / CONFIGS / f"{model}.json"
+        if path.is_file() and not Path(model).exists():
+            return str(path)
+    return model

@@ -1,0 +1,1 @@
+"""Flags of other systems, and what Kvell does with each."""

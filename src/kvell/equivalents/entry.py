@@ -1,0 +1,63 @@
+"""A flag of another system, and what Kvell does with it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from kvell.errors import ChangeSomething
+
+Words = tuple[tuple[str, str | None], ...]
+"""Flags of Kvell and their values; None for a switch."""
+System = Literal["vLLM", "SGLang"]
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    """A flag of another system, and what Kvell does with it.
+
+    :param names: the flag's names, the longest first.
+    :param sentence: what Kvell has or does instead.
+    :param takes_value: whether a value follows the flag.
+    :param translate: returns flags of Kvell for a value; None if no flag is needed for any value.
+    :param accepts: values that are accepted; None for all. Others are refused.
+    :param system: a system with this flag.
+    """
+
+    names: tuple[str, ...]
+    sentence: str
+    takes_value: bool = True
+    translate: Callable[[str], Words] | None = None
+    accepts: frozenset[str] | None = None
+    system: System = "vLLM"
+
+    @property
+    def action(self) -> Literal["honoured", "accepted", "refused"]:
+        """The treatment of the flag, for at least one value."""
+        if self.translate is not None:
+            return "honoured"
+        return "refused" if self.accepts == frozenset() else "accepted"
+
+    def words(self, value: str, flag: str = "") -> Words:
+        """Return the flags of Kvell for a value; "" is the value of a switch.
+
+        :param flag: the name that the user wrote; the first one if "".
+        :raises ChangeSomething: if the flag, or this value of it, is refused.
+        """
+        if self.translate is not None:
+            return self.translate(value)
+        if self.accepts is not None and value.lower() not in self.accepts:
+            raise refusal(flag or self.names[0], value, self.sentence)
+        return ()
+
+    @property
+    def note(self) -> str:
+        """The line for a user whose flag is accepted without effect; "" for other flags."""
+        if self.translate is not None:
+            return ""
+        return f"{self.names[0]} has no effect: {self.sentence}"
+
+
+def refusal(flag: str, value: object, sentence: str) -> ChangeSomething:
+    """Return the error for a flag that Kvell does not have."""
+    problem, _, remedy = sentence.partition("; ")
+    return ChangeSomething(flag, value if value != "" else "on", problem, remedy or "leave it out")

@@ -1,0 +1,87 @@
+"""Translations of other systems' flags into flags of Kvell."""
+
+import json
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from kvell.equivalents.entry import Words, refusal
+from kvell.errors import ChangeSomething
+
+
+def rename(flag: str) -> Callable[[str], Words]:
+    """Return a translation to a flag with the same value."""
+    return lambda value: ((flag, value),)
+
+
+def switches(*words: str) -> Callable[[str], Words]:
+    """Return a translation to switches."""
+    return lambda _: tuple((word, None) for word in words)
+
+
+def instances(value: str) -> Words:
+    """Translate a number of copies."""
+    count = _whole("--data-parallel-size", value)
+    return () if count == 1 else (("--instances", f"mixed={count}"),)
+
+
+def gibibytes(flag: str) -> Callable[[str], Words]:
+    """Return a translation of GiB of host memory to ``--cpu-buffer``."""
+
+    def translate(value: str) -> Words:
+        try:
+            size = float(value)
+        except ValueError:
+            raise refusal(flag, value, "is not a number of GiB; write it like 8") from None
+        return (("--cpu-buffer", f"{value}GiB"),) if size else ()
+
+    return translate
+
+
+def chunk(value: str) -> Words:
+    """Translate the tokens of a chunk of a prompt; -1 is whole prompts."""
+    if value == "-1":
+        return (("--no-enable-chunked-prefill", None),)
+    return (("--max-num-batched-tokens", value),)
+
+
+def _whole(flag: str, value: str) -> int:
+    if not value.isdecimal() or not int(value):
+        raise refusal(flag, value, "is not a whole number above 0; write it like 2")
+    return int(value)
+
+
+DRAFT_FIELDS: Mapping[str, str] = MappingProxyType(
+    {
+        "model": "--speculative-model",
+        "num_speculative_tokens": "--num-speculative-tokens",
+        "prompt_lookup_max": "--prompt-lookup-max",
+        "prompt_lookup_min": "--prompt-lookup-min",
+    }
+)
+"""Fields of vLLM's ``speculative_config``, and their flags."""
+DRAFT_METHODS = ("ngram", "draft_model")
+
+
+def draft_words(value: str | Mapping[str, object]) -> Words:
+    """Translate vLLM's ``speculative_config``, a mapping or a JSON object, into flags.
+
+    :raises ChangeSomething: naming the field that Kvell cannot honour.
+    """
+    flag = "--speculative-config"
+    try:
+        fields = json.loads(value) if isinstance(value, str) else dict(value)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        remedy = """write it like '{"method": "ngram", "num_speculative_tokens": 4}'"""
+        raise ChangeSomething(flag, value, "is not a JSON object", remedy)
+    method = fields.pop("method", "draft_model" if "model" in fields else "ngram")
+    if method not in DRAFT_METHODS:
+        remedy = f"use one of {', '.join(DRAFT_METHODS)}"
+        raise ChangeSomething(f"{flag} method", method, "is not served", remedy)
+    if unknown := sorted(fields.keys() - DRAFT_FIELDS.keys()):
+        remedy = f"use {', '.join(DRAFT_FIELDS)}"
+        raise ChangeSomething(f"{flag} {unknown[0]}", fields[unknown[0]], "is not served", remedy)
+    if method == "ngram" and "model" in fields:
+        del fields["model"]  # vLLM writes "[ngram]" there
+    return tuple((DRAFT_FIELDS[name], str(text)) for name, text in fields.items())
