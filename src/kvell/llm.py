@@ -26,6 +26,7 @@ from kvell.engine.requests.admissible import request_problem, sampling_problem
 from kvell.engine.requests.beam_search import BeamSearch, BeamSearchParams
 from kvell.engine.requests.pooling import pooling_problem, served_pooling
 from kvell.engine.sampling.model_defaults import GenerationConfig, limit_answer, sampling_defaults
+from kvell.engine.setup.arguments.settings_from import settings_from
 from kvell.engine.setup.contract import MemoryContract
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
@@ -79,9 +80,10 @@ class LLM:
     :param generation_config: source of default sampling: ``auto`` is the models'
         ``generation_config.json``, ``vllm`` is vLLM's neutral defaults.
     :param settings: further settings, named as in
-        :class:`~kvell.engine.setup.engine_settings.EngineSettings` (``kv_memory_bytes``,
-        ``memory_bytes``, ``dtype``, ``max_model_len``, …).
+        :class:`~kvell.engine.setup.engine_settings.EngineSettings` (``dtype``, ``max_model_len``,
+        …); ``kv_memory``, ``memory`` and ``cpu_buffer`` are sizes like ``"512MiB"``.
     :raises ChangeSomething: with the argument that is invalid.
+    :raises TypeError: for an argument that does not exist.
     """
 
     def __init__(
@@ -97,7 +99,7 @@ class LLM:
         generation_config: GenerationConfig = "auto",
         **settings: Any,
     ) -> None:
-        chosen = EngineSettings(model, **settings) if isinstance(model, str) else model
+        chosen = settings_from(LLM, model, settings)
         opened = open_served(
             chosen, cache_dir or Path.home() / ".cache" / "kvell", progress, weights_fd
         )
