@@ -104,6 +104,8 @@ class AsyncEngine:
     :param progress: reports loading; see :data:`kvell.models.sources.progress.Progress`.
     :param generation_config: source of default sampling: ``auto`` is the models'
         ``generation_config.json``, ``vllm`` is vLLM's neutral defaults.
+    :param seed: seed of the requests that have none: the same requests in the same order sample
+        with the same seeds.  Random if None.
     :param settings: further settings of every instance, named as in
         :class:`~kvell.engine.setup.engine_settings.EngineSettings` (``dtype``, …); ``kv_memory``,
         ``memory`` and ``cpu_buffer`` are sizes of each instance, like ``"512MiB"``.
@@ -125,6 +127,7 @@ class AsyncEngine:
         cache_dir: Path | None = None,
         progress: Progress = quiet,
         generation_config: GenerationConfig = "auto",
+        seed: int | None = None,
         **settings: Any,
     ) -> None:
         counts = _counts(instances)
@@ -141,7 +144,9 @@ class AsyncEngine:
             hf_overrides=chosen.overrides_json,
         )
         command = instance_command(chosen)
-        self._front = Front(command, instances=counts, routing=routing, limits=limits, pool=pool)
+        self._front = Front(
+            command, instances=counts, routing=routing, limits=limits, pool=pool, seed=seed
+        )
         self._models: dict[str, TextModel] = {}
         self._work = TextWork()
         self._encoders: dict[str, TextEncoder] = {}
