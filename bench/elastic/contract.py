@@ -19,7 +19,7 @@ from bench import machine, result_file
 from bench.elastic.mixed_load import Asked, Mix, MixedLoad, Tally, figures
 from bench.elastic.process_sizes import Sample, Sampler, import_bytes
 from bench.side_by_side.processes import SystemProcess
-from kvell.cli.terminal.sizes import parse_bytes
+from kvell.byte_sizes import parse_bytes
 from kvell.clock import Clock, MonotonicClock
 from kvell.load.http.client import HttpClient
 from kvell.vocabulary import MIB

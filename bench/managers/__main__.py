@@ -40,7 +40,7 @@ from bench.managers.verdicts import Comparison, Verdict, is_refused, refusals, v
 from bench.replay.command import replayed
 from bench.replay.shapes import read_shape
 from bench.result_file import REPOSITORY
-from kvell.cli.terminal.sizes import parse_bytes
+from kvell.byte_sizes import parse_bytes
 from kvell.errors import ChangeSomething
 
 CACHE = REPOSITORY / ".cache" / "managers"

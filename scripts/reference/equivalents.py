@@ -42,8 +42,8 @@ def _treatment(entry: Equivalent) -> str:
 
 def _value_rows() -> Iterator[tuple[str, str, str]]:
     for flag, values in VALUES.items():
-        for given, own in values.items():
-            yield flag, f"`{given}`", f"`{own}`"
+        for name, own in values.items():
+            yield flag, f"`{name}`", f"`{own}`"
     for flag, refusals in REFUSED_VALUES.items():
         for sentence in dict.fromkeys(refusals.values()):
             given = [value for value, why in refusals.items() if why == sentence]

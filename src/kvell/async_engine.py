@@ -31,7 +31,7 @@ from kvell.engine.protocol.pooling import EmbeddingOutput
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.statistics import Stats
 from kvell.engine.sampling.model_defaults import GenerationConfig, limit_answer
-from kvell.engine.setup.engine_settings import EngineSettings
+from kvell.engine.setup.arguments.settings_from import settings_from
 from kvell.errors import ChangeSomething
 from kvell.fleet.instance.command import instance_command
 from kvell.fleet.started.front_limits import FrontLimits
@@ -104,10 +104,13 @@ class AsyncEngine:
     :param progress: reports loading; see :data:`kvell.models.sources.progress.Progress`.
     :param generation_config: source of default sampling: ``auto`` is the models'
         ``generation_config.json``, ``vllm`` is vLLM's neutral defaults.
+    :param seed: seed of the requests that have none: the same requests in the same order sample
+        with the same seeds.  Random if None.
     :param settings: further settings of every instance, named as in
-        :class:`~kvell.engine.setup.engine_settings.EngineSettings` (``kv_memory_bytes``,
-        ``memory_bytes``, ``dtype``, …); memory is for each instance.
+        :class:`~kvell.engine.setup.engine_settings.EngineSettings` (``dtype``, …); ``kv_memory``,
+        ``memory`` and ``cpu_buffer`` are sizes of each instance, like ``"512MiB"``.
     :raises ChangeSomething: for instances, routing or a model that cannot be served.
+    :raises TypeError: for an argument that does not exist.
     """
 
     def __init__(
@@ -124,6 +127,7 @@ class AsyncEngine:
         cache_dir: Path | None = None,
         progress: Progress = quiet,
         generation_config: GenerationConfig = "auto",
+        seed: int | None = None,
         **settings: Any,
     ) -> None:
         counts = _counts(instances)
@@ -131,16 +135,18 @@ class AsyncEngine:
         if adaptive_roles:
             check_adaptive_roles(counts, "adaptive_roles")
         pool = PoolSettings(caching, page_transport, adaptive_roles)
-        chosen = EngineSettings(model, beside=beside, **settings)
+        chosen = settings_from(AsyncEngine, model, {"beside": beside, **settings})
         self._texts = texts_of(
-            (model, *beside),
+            (chosen.model, *chosen.beside),
             cache_dir or Path.home() / ".cache" / "kvell",
             progress,
             generation_config=generation_config,
             hf_overrides=chosen.overrides_json,
         )
         command = instance_command(chosen)
-        self._front = Front(command, instances=counts, routing=routing, limits=limits, pool=pool)
+        self._front = Front(
+            command, instances=counts, routing=routing, limits=limits, pool=pool, seed=seed
+        )
         self._models: dict[str, TextModel] = {}
         self._work = TextWork()
         self._encoders: dict[str, TextEncoder] = {}

@@ -8,7 +8,7 @@ interleaved streams, and Ctrl-C in the middle of a call are safe.
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,14 +21,15 @@ from kvell.engine.opened import open_served
 from kvell.engine.protocol.given import GivenPrompt, given_prompt
 from kvell.engine.protocol.messages import ResetPrefixCache
 from kvell.engine.protocol.pooling import EmbeddingOutput
-from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.requests.admissible import request_problem, sampling_problem
+from kvell.engine.protocol.sampling_params import SamplingParams, SeedSource
 from kvell.engine.requests.beam_search import BeamSearch, BeamSearchParams
 from kvell.engine.requests.pooling import pooling_problem, served_pooling
 from kvell.engine.sampling.model_defaults import GenerationConfig, limit_answer, sampling_defaults
+from kvell.engine.setup.arguments.settings_from import settings_from
 from kvell.engine.setup.contract import MemoryContract
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
+from kvell.llm_engine import LocalEngine
 from kvell.llm_jobs import (
     AnswerJob,
     BeamJob,
@@ -45,13 +46,11 @@ from kvell.llm_jobs import (
 from kvell.llm_outputs import RequestOutput
 from kvell.llm_runs import JobRunner, UseTqdm, progress_bar
 from kvell.models.images.image_content import ImagePrompt
-from kvell.models.images.image_store import take_images
 from kvell.models.loading.named_models import NamedModel
 from kvell.models.sources.progress import Progress, quiet
 from kvell.models.text.chat_template import chosen_template
 from kvell.models.text.content_format import ContentFormat, Message
 from kvell.models.text.tokenizer import NO_FIELDS, Tokenizer
-from kvell.serving.readers import EventReader, SharedInstance
 
 __all__ = ["LLM", "Prompt", "RequestOutput"]
 
@@ -78,10 +77,13 @@ class LLM:
     :param clock: clock for the seconds of :meth:`stats`; the monotonic clock if None.
     :param generation_config: source of default sampling: ``auto`` is the models'
         ``generation_config.json``, ``vllm`` is vLLM's neutral defaults.
+    :param seed: seed of the requests that have none: the same calls in the same order sample with
+        the same seeds.  Random if None.
     :param settings: further settings, named as in
-        :class:`~kvell.engine.setup.engine_settings.EngineSettings` (``kv_memory_bytes``,
-        ``memory_bytes``, ``dtype``, ``max_model_len``, …).
+        :class:`~kvell.engine.setup.engine_settings.EngineSettings` (``dtype``, ``max_model_len``,
+        …); ``kv_memory``, ``memory`` and ``cpu_buffer`` are sizes like ``"512MiB"``.
     :raises ChangeSomething: with the argument that is invalid.
+    :raises TypeError: for an argument that does not exist.
     """
 
     def __init__(
@@ -95,21 +97,40 @@ class LLM:
         weights_fd: int | None = None,
         clock: Clock | None = None,
         generation_config: GenerationConfig = "auto",
+        seed: int | None = None,
         **settings: Any,
     ) -> None:
-        chosen = EngineSettings(model, **settings) if isinstance(model, str) else model
+        chosen, self._seeds = settings_from(LLM, model, settings), SeedSource(seed)
         opened = open_served(
             chosen, cache_dir or Path.home() / ".cache" / "kvell", progress, weights_fd
         )
         self._generation_config = generation_config
         self._first, self._opened = opened.main, {entry.name: entry for entry in opened.named}
-        self.engine: Engine = opened.engine(chosen, journal, incarnation)
+        engine = opened.engine(chosen, journal, incarnation)
         # OpenMP's number of threads is per thread: steps use the caller's number.
         threads = partial(torch.set_num_threads, torch.get_num_threads())
-        self._shared = SharedInstance(self.engine, threads)
+        self._local = LocalEngine(engine, threads)
         self._clock = clock or MonotonicClock()
-        self._runner = JobRunner(self.engine.failed_steps)
+        self._runner = JobRunner(engine.failed_steps)
         self._stats: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the engine and free its memory; requests in progress and later calls fail."""
+        self._local.close()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine.
+
+        :raises EngineEnded: after :meth:`close`.
+        """
+        return self._local.engine
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -154,17 +175,21 @@ class LLM:
             for prompt_params, name in zip(each, models, strict=True)
         ]
         ids = [self._token_ids(prompt) for prompt in given]
-        with self._shared.reader() as reader:
-            images = [self._told(reader, *pair) for pair in zip(ids, given, strict=True)]
+        with self._local.shared.reader() as reader:
+            images = [
+                self._local.with_images(reader, *pair) for pair in zip(ids, given, strict=True)
+            ]
             for prompt, prompt_params, name in zip(images, params, models, strict=True):
-                self._check(prompt, prompt_params, name)
+                self._local.check(prompt, prompt_params, name, self._tokenizer(name))
             jobs = [
                 [
                     AnswerJob(
                         *(i, ids[i], own, self._tokenizer(models[i]), choice, images[i], models[i]),
                         prompt_text=given[i].text,
                     )
-                    for choice, own in enumerate(prompt_params.choices())
+                    for choice, own in enumerate(
+                        map(self._seeds.with_seed, prompt_params.choices())
+                    )
                 ]
                 for i, prompt_params in enumerate(params)
             ]
@@ -248,7 +273,7 @@ class LLM:
         :raises RequestFailed: once all have ended, if a vector is not numbers.
         """
         jobs = [self._embedding_job(prompt, pooling) for prompt in several(prompts)]
-        with self._shared.reader() as reader:
+        with self._local.shared.reader() as reader:
             self._runner.run(reader, jobs)
         return [job.output() for job in jobs]
 
@@ -264,7 +289,7 @@ class LLM:
         :raises RequestFailed: if the model's logits are not numbers.
         """
         jobs = [self._beam_job(prompt, params) for prompt in several(prompts)]
-        with self._shared.reader() as reader:
+        with self._local.shared.reader() as reader:
             while step := [request for job in jobs for request in job.requests()]:
                 self._runner.run(reader, step)
         return [job.output() for job in jobs]
@@ -280,10 +305,10 @@ class LLM:
         given = given_prompt(prompt, "images")
         tokens, name = self._token_ids(given), self._known(given.model)
         [params] = one_each(sampling, [self._sampling_defaults(name)])
-        only = with_bad_words(params.choices()[0], self._tokenizer(name))
-        with self._shared.reader() as reader:
-            image_prompt = self._told(reader, tokens, given)
-            self._check(image_prompt, only, name)
+        only = self._seeds.with_seed(with_bad_words(params.choices()[0], self._tokenizer(name)))
+        with self._local.shared.reader() as reader:
+            image_prompt = self._local.with_images(reader, tokens, given)
+            self._local.check(image_prompt, only, name, self._tokenizer(name))
             job = AnswerJob(0, tokens, only, self._tokenizer(name), 0, image_prompt, name)
             yield from self._runner.stream(reader, job)
 
@@ -302,7 +327,7 @@ class LLM:
 
         Pages that requests in progress use stay, and others may hit them.
         """
-        return self._shared.call(self._reset_prefix_cache)
+        return self._local.shared.call(self._reset_prefix_cache)
 
     def _reset_prefix_cache(self) -> bool:
         self.engine.handle(ResetPrefixCache())
@@ -338,9 +363,10 @@ class LLM:
         if given.images:
             problem = "cannot be combined with beam search"
             raise ChangeSomething("images", "…", problem, "leave them out")
-        self._check(ImagePrompt(ids, ()), SamplingParams(max_tokens=params.max_tokens), name)
+        plain, tokenizer = SamplingParams(max_tokens=params.max_tokens), self._tokenizer(name)
+        self._local.check(ImagePrompt(ids, ()), plain, name, tokenizer)
         search = BeamSearch.of(params, self.engine.core.rules(name).eos_token_ids)
-        return BeamJob(ids, search, self._tokenizer(name), name)
+        return BeamJob(ids, search, tokenizer, name)
 
     def _known(self, model: str) -> str:
         """Return the name of a model, "" for the first."""
@@ -361,40 +387,3 @@ class LLM:
         if prompt.token_ids is not None:
             return prompt.token_ids
         return self._tokenizer(self._known(prompt.model)).encode(prompt.text or "")
-
-    def _told(
-        self, reader: EventReader, token_ids: npt.NDArray[np.int32], prompt: GivenPrompt
-    ) -> ImagePrompt:
-        """Return a prompt in the engine's form; its images are released with the reader."""
-        images = prompt.images
-        if not images:
-            return ImagePrompt(token_ids, ())
-
-        def take() -> ImagePrompt:
-            image_prompt = take_images(self.engine.images, token_ids, images)
-            if self.engine.images is not None:
-                reader.at_close(partial(self.engine.images.release, image_prompt))
-            return image_prompt
-
-        return self._shared.call(take)
-
-    def _check(self, prompt: ImagePrompt, sampling: SamplingParams, model: str) -> None:
-        """Check that the engine would not refuse a request.
-
-        :raises ChangeSomething: with the field.
-        """
-        rules, max_tokens = self.engine.core.rules(model), sampling.max_tokens or 1
-        ids, images = prompt.token_ids, prompt.images
-        if sampling.stop and not self._tokenizer(model).knows_text:
-            why = "needs the model's tokenizer, and it has none"
-            raise ChangeSomething("stop", sampling.stop[0], why, "leave it out")
-        if problem := (
-            sampling_problem(sampling, rules.limits, bool(images))
-            or request_problem(ids, images, max_tokens, rules.limits, rules.layout)
-        ):
-            raise problem
-        if (form := sampling.structured_outputs) is not None:
-            grammars = self.engine.grammars
-            if begun := self._shared.call(partial(grammars.begin_check, form, model)):
-                begun.result()  # on this thread, so that other callers' steps continue
-            self._shared.call(partial(grammars.check, form, model))

@@ -1,6 +1,5 @@
 """Requests of ``kvell.LLM`` in progress: answers, vectors and beam searches."""
 
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,7 +12,7 @@ from kvell.engine.protocol.given import show
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.pooling import POOLED, EmbeddingOutput, Pooling, vector_of
-from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.beam_search import BeamSearch
 from kvell.errors import ChangeSomething, RequestFailed
 from kvell.llm_outputs import CompletionOutput, RequestOutput, logprobs_by_token
@@ -72,12 +71,10 @@ class AnswerJob:
         self._writer = AnswerText(detokenizer, sampling.stop, ends)
 
     def submission(self, request_id: RequestId) -> Submit:
-        """Return the command that starts the request, with a seed if it samples."""
-        sampling, image_prompt = self.sampling, self.told
-        if sampling.seed is None and sampling.temperature > 0:
-            sampling = replace(sampling, seed=secrets.randbelow(MAX_SEED))
+        """Return the command that starts the request."""
+        image_prompt = self.told
         ids = image_prompt.token_ids.astype("<i4").tobytes()
-        return Submit(request_id, ids, sampling, images=image_prompt.images, model=self.model)
+        return Submit(request_id, ids, self.sampling, images=image_prompt.images, model=self.model)
 
     def score(self, logprobs: Sequence[TokenLogprobs]) -> None:
         """Append log probabilities of further tokens of the prompt."""

@@ -105,6 +105,13 @@ class TestServe:
         options = served.calls[0][2]
         assert (options.host, options.port, options.api_key) == ("::1", 0, "secret")
 
+    def test_the_seed_of_requests_without_one_arrives(self, kvell: Kvell, served: Served) -> None:
+        kvell("serve")
+        kvell("serve", "--seed", "7")
+        assert [options.seed for _, _, options in served.calls] == [None, 7]
+        assert "--seed" not in served.calls[1][0]
+        assert kvell("serve", "--seed", "-1").code == 2
+
     def test_what_browsers_and_proxies_need_arrives(self, kvell: Kvell, served: Served) -> None:
         assert kvell("serve").code == 0
         assert served.calls[-1][2].face == FaceOptions()

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from kvell.engine.protocol.messages import SCHEMA_VERSION, Finished
-from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.sampling_params import SamplingParams, SeedSource
 from kvell.engine.protocol.statistics import Stats
 from kvell.errors import InstanceDied, TryLater
 from kvell.fleet.instance.instance_process import InstanceStartError
@@ -305,6 +305,36 @@ def test_a_seed_is_drawn_where_none_was_given(instance_command: CommandFactory) 
             assert None not in drawn
             assert drawn[0] != drawn[1]
             assert await seed_of(replace(endless, seed=7)) == 7
+
+    run(scenario())
+
+
+def test_seeds_of_a_front_with_a_seed_depend_on_the_order_of_requests(
+    instance_command: CommandFactory,
+) -> None:
+    async def seeds_of(front: Front) -> list[int | None]:
+        endless, seeds = SamplingParams(max_tokens=4000), list[int | None]()
+        for sampling in (
+            endless,
+            replace(endless, seed=7),
+            replace(endless, temperature=0),
+            endless,
+        ):
+            async with aclosing(front.generate(PROMPT, sampling)) as outputs:
+                await anext(outputs)
+                seeds.append(front.entries().in_flight[-1].sampling.seed)
+        return seeds
+
+    async def scenario() -> None:
+        async with (
+            Front(instance_command(), seed=5) as one,
+            Front(instance_command(), seed=5) as two,
+        ):
+            seeds, others = await seeds_of(one), await seeds_of(two)
+        source = SeedSource(5)
+        first, second = (source.with_seed(SamplingParams()).seed for _ in range(2))
+        assert seeds == others == [first, 7, None, second]
+        assert first != second
 
     run(scenario())
 

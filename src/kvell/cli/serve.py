@@ -124,7 +124,7 @@ def serve(
     if adaptive_roles:
         check_adaptive_roles(counts, "--adaptive-roles")
     pool = PoolSettings(caching, page_transport, adaptive_roles)
-    check_parsers(*answers.values())
+    check_parsers(answers["tool_call_parser"], answers["reasoning_parser"])
     if logs["otlp_traces_endpoint"] is not None:
         from kvell.server.tracing.opening import checked_endpoint
 

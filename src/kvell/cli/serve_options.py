@@ -7,6 +7,7 @@ from typing import get_args
 import click
 
 from kvell.cli.terminal.options import Command, Option, gathering, with_options
+from kvell.engine.protocol.sampling_params import MAX_SEED
 from kvell.engine.sampling.model_defaults import GenerationConfig
 from kvell.models.text.content_format import ContentFormat
 from kvell.server.access.key_file import MAX_IN_FLIGHT
@@ -175,7 +176,7 @@ def events_option(command: Command) -> Command:
 
 
 def answer_options(command: Command) -> Command:
-    """Add ``--tool-call-parser`` and ``--reasoning-parser``; the command gets ``answers``."""
+    """Add the flags of answers' formats, and ``--seed``; the command gets ``answers``."""
     return gathering(
         command,
         "answers",
@@ -191,8 +192,15 @@ def answer_options(command: Command) -> Command:
                 metavar="NAME",
                 help="How the first model writes its reasoning; by default as its template says.",
             ),
+            click.option(
+                "--seed",
+                type=click.IntRange(0, MAX_SEED),
+                metavar="N",
+                help="Seed of the requests that have none: the same requests in the same order"
+                " sample with the same seeds. [default: random]",
+            ),
         ),
-        ("tool_call_parser", "reasoning_parser"),
+        ("tool_call_parser", "reasoning_parser", "seed"),
     )
 
 

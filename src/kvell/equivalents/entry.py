@@ -54,7 +54,7 @@ class Equivalent:
         """The line for a user whose flag is accepted without effect; "" for other flags."""
         if self.translate is not None:
             return ""
-        return f"{self.names[0]} has no effect: {self.sentence}"
+        return f"{self.names[0]} has no effect: {self.sentence.partition('; ')[0]}"
 
 
 def refusal(flag: str, value: object, sentence: str) -> ChangeSomething:

@@ -1,11 +1,9 @@
 """The front: gives each request its own output, whatever happens to the instances."""
 
 import asyncio
-import secrets
 import uuid
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import Literal, Self, Unpack
 
 import numpy as np
@@ -19,7 +17,7 @@ from kvell.cluster.steering.roles import RoleChanger
 from kvell.engine.protocol.messages import Event, Finished, Ready, Submit
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import LargePage, Pages
-from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
+from kvell.engine.protocol.sampling_params import SamplingParams, SeedSource
 from kvell.engine.protocol.statistics import Stats
 from kvell.errors import InstanceDied
 from kvell.fleet.fleet import Fleet, Joins
@@ -55,6 +53,8 @@ class Front:
     :param routing: one of :data:`kvell.cluster.routing.policies.ROUTINGS`.
     :param place: taken while a single instance serves, and given back while one is started.
     :param joins: a cluster whose manager starts the instances in place of the front.
+    :param seed: seed of the requests that have none; see
+        :class:`~kvell.engine.protocol.sampling_params.SeedSource`.
     :param index_observer: receives what instances cache; None: it is not reported.
     :ivar reach_tokens: returns the most tokens of a request while others lend all that they can.
     """
@@ -72,12 +72,13 @@ class Front:
         index_observer: IndexObserver | None = None,
         pool: PoolSettings | None = None,
         joins: Joins | None = None,
+        seed: int | None = None,
     ) -> None:
+        self._seeds = SeedSource(seed)
         self._index_observer = index_observer
         self.routing = routing
         self._limits = limits or FrontLimits()
-        self._instances = dict(instances)
-        self._place = place
+        self._instances, self._place = dict(instances), place
         self._clock = clock or MonotonicClock()
         self._names = RequestNames("" if joins is None else joins.name)
         adapts = joins is None and pool is not None and pool.adaptive_roles
@@ -231,9 +232,8 @@ class Front:
         """
         if self.state != "serving":
             raise InstanceDied(f"no instance serves now ({self.state})")
-        if sampling.seed is None:
-            # Drawn here and logged, so that a second attempt would draw the same tokens.
-            sampling = replace(sampling, seed=secrets.randbelow(MAX_SEED))
+        # Drawn here and logged, so that a second attempt would draw the same tokens.
+        sampling = self._seeds.with_seed(sampling)
         now = self.now_seconds()
         entry = LogEntry(
             self._names.known(request_id or uuid.uuid4().hex),

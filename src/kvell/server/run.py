@@ -136,6 +136,7 @@ async def _serve(
                 joins=joins,
                 index_observer=published,
                 pool=options.pool,
+                seed=options.seed,
             ) as front,
         ):
             face = await loading

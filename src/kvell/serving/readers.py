@@ -113,6 +113,7 @@ class _EngineThread:
                     self._guard(self._commands.get_nowait())
             if any(mailbox.wants for mailbox in self._mailboxes):
                 self._guard(self._turn)
+        del self._engine, self._instance  # readers that are still open refer to this object
 
     def end(self) -> None:
         """End the thread after this command."""
@@ -290,8 +291,13 @@ class SharedInstance:
     def __init__(self, engine: RecoverableEngine, begin: Callable[[], None]) -> None:
         self._work = _EngineThread(engine, begin)
         self._thread = threading.Thread(target=self._work.run, name="kvell-engine", daemon=True)
-        weakref.finalize(self, _end, self._work, self._thread)
+        self._end = weakref.finalize(self, _end, self._work, self._thread, JOIN_SECONDS)
         self._thread.start()
+
+    def close(self) -> None:
+        """End the thread after its step, and wait for that; readers then raise ``EngineEnded``."""
+        if self._end.detach():
+            _end(self._work, self._thread, None)
 
     def reader(self) -> EventReader:
         """Return a reader for a caller's requests."""
@@ -328,7 +334,7 @@ def _settle(settled: "SimpleQueue[Future[Result]]", function: Callable[[], Resul
     settled.put(outcome)
 
 
-def _end(work: _EngineThread, thread: threading.Thread) -> None:
+def _end(work: _EngineThread, thread: threading.Thread, seconds: float | None) -> None:
     work.post(work.end)
     if thread.is_alive() and threading.current_thread() is not thread:
-        thread.join(JOIN_SECONDS)
+        thread.join(seconds)

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from kvell.byte_sizes import format_bytes
 from kvell.cli.cluster.state import Cluster, Instance
 from kvell.cli.terminal.figures import wide_console
-from kvell.cli.terminal.sizes import format_bytes
 from kvell.cli.terminal.tables import made_table
 
 MACHINE_COLUMNS = 40

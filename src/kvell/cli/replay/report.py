@@ -7,8 +7,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from kvell.byte_sizes import format_bytes
 from kvell.cli.terminal.figures import SPREAD
-from kvell.cli.terminal.sizes import format_bytes
 
 Report = Mapping[str, Any]
 """The figures of a run."""

@@ -7,7 +7,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from kvell.cli.terminal.sizes import format_bytes
+from kvell.byte_sizes import format_bytes
 from kvell.cli.top.seen import IdleSpell, Instance, InstanceStats, Request, ServerSnapshot
 
 BAR_CELLS = 30

@@ -10,7 +10,7 @@ from kvell.engine.lending.sections import local_reason
 from kvell.engine.moving.encoding import ArrivedRequest
 from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.pooling import POOLED
-from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.sampling_params import SEED_BYTES, SamplingParams
 from kvell.engine.requests.admissible import output_problem, request_problem, sampling_problem
 from kvell.engine.requests.cache_roots import cache_root, long_root
 from kvell.engine.requests.limits import Limits
@@ -161,5 +161,5 @@ def _with_seed(command: Submit) -> SamplingParams:
     """Return the sampling with a seed, by default derived from the request id, for replays."""
     if command.sampling.seed is not None or command.sampling.temperature == 0:
         return command.sampling
-    digest = hashlib.blake2b(command.request_id.encode(), digest_size=7).digest()
+    digest = hashlib.blake2b(command.request_id.encode(), digest_size=SEED_BYTES).digest()
     return replace(command.sampling, seed=int.from_bytes(digest, "little"))

@@ -1,8 +1,11 @@
 """A request's sampling parameters; validated once, at the edge."""
 
+import hashlib
+import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import count
 from math import isfinite
 from typing import Any
 
@@ -12,6 +15,8 @@ from kvell.engine.protocol.structured_outputs import ReasoningBudget, Structured
 from kvell.errors import ChangeSomething
 
 MAX_SEED = 2**63 - 1
+SEED_BYTES = 7
+"""The size of seeds that are derived; they are below ``MAX_SEED``."""
 MAX_CHOICES = 128
 MAX_STOPS = 16
 MAX_BIASES = 1024
@@ -210,6 +215,29 @@ class SamplingParams:
             return (self,)
         seeds = [None if self.seed is None else (self.seed + i) % MAX_SEED for i in range(self.n)]
         return tuple(replace(self, n=1, seed=seed) for seed in seeds)
+
+
+class SeedSource:
+    """The seeds of requests that have none, in the order in which they begin.
+
+    :param seed: the same seed gives the same sequence of seeds; None draws each at random.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        """:raises ChangeSomething: if the seed is not a whole number in its range."""
+        if seed is not None:
+            seed = SamplingParams(seed=whole("seed", seed)).seed
+        self._seed, self._numbers = seed, count()  # atomic, so that any thread may draw
+
+    def with_seed(self, sampling: SamplingParams) -> SamplingParams:
+        """Return the parameters of one request, with a seed if it samples and has none."""
+        if sampling.seed is not None or sampling.temperature == 0:
+            return sampling
+        if self._seed is None:
+            return replace(sampling, seed=secrets.randbelow(MAX_SEED))
+        text = f"{self._seed} {next(self._numbers)}"
+        digest = hashlib.blake2b(text.encode(), digest_size=SEED_BYTES).digest()
+        return replace(sampling, seed=int.from_bytes(digest, "little"))
 
 
 NUMBERS = (

@@ -31,6 +31,7 @@ class ServeOptions:
     :param otlp_traces_endpoint: collector of the requests' traces; None for no traces.
     :param tool_call_parser: format of the first model's calls (``answers/named``); None: by its
         type and chat template.  The same for ``reasoning_parser``.
+    :param seed: seed of the requests that have none; None: their seeds are random.
     :param instances: number of instances to start, by role.
     :param routing: policy that selects a request's instance.
     :param pool: how the instances share their memory.
@@ -56,6 +57,7 @@ class ServeOptions:
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     otlp_traces_endpoint: str | None = None
+    seed: int | None = None
     kv_events: KvEventsConfig | None = None
     pool: PoolSettings = field(default_factory=PoolSettings)
     cluster: str | None = None

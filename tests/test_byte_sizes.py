@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.cli.terminal.sizes import format_bytes, parse_bytes
+from kvell.byte_sizes import format_bytes, parse_bytes
 from kvell.errors import ChangeSomething
 
 

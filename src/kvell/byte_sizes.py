@@ -1,0 +1,39 @@
+"""Parser and formatter of sizes such as ``512MiB`` and ``1.5GiB``."""
+
+import re
+
+from kvell.errors import ChangeSomething
+
+_UNITS = {"B": 1} | {
+    prefix + suffix: base**power
+    for power, prefix in enumerate("KMGT", start=1)
+    for suffix, base in (("B", 1000), ("iB", 1024))
+}
+_BY_NAME = {name.lower(): factor for name, factor in _UNITS.items()}
+_SIZE = re.compile(r"(?P<number>\d+(\.\d+)?)\s*(?P<unit>[a-zA-Z]*)")
+
+
+def parse_bytes(text: str, field: str) -> int:
+    """Return a size in bytes; a number without a unit is bytes, and case is ignored.
+
+    :raises ChangeSomething: with ``field`` if the text is not a size or not positive.
+    """
+    match = _SIZE.fullmatch(text.strip())
+    factor = _BY_NAME.get(match["unit"].lower() or "b") if match else None
+    if match is None or factor is None:
+        raise ChangeSomething(field, text, "is not a size", "write it like 512MiB or 24GB")
+    size_bytes = int(float(match["number"]) * factor)
+    if size_bytes <= 0:
+        raise ChangeSomething(field, text, "must be more than zero", "write it like 512MiB")
+    return size_bytes
+
+
+def format_bytes(size_bytes: int) -> str:
+    """Return a size in binary units: exact below 1 KiB, else with three digits or more."""
+    value, unit = float(size_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1023.5:
+            break
+        value, unit = value / 1024, larger
+    digits = 0 if unit == "B" or value >= 100 or value == int(value) else 1 if value >= 10 else 2
+    return f"{value:,.{digits}f} {unit}"

@@ -1,0 +1,1 @@
+"""Arguments of :class:`kvell.LLM` and :class:`kvell.AsyncEngine` that become settings."""

@@ -1,0 +1,140 @@
+"""Settings from the keyword arguments of a Python class, with errors that name the class."""
+
+import difflib
+import inspect
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from numbers import Real
+from operator import index
+from types import MappingProxyType
+from typing import SupportsIndex, TypeGuard
+
+from kvell.byte_sizes import parse_bytes
+from kvell.engine.setup.arguments.equivalent_arguments import own_value, with_equivalents
+from kvell.engine.setup.engine_settings import EngineSettings, settings_with_flag
+from kvell.engine.setup.options import Flag
+from kvell.errors import ChangeSomething
+
+SIZES = MappingProxyType(
+    {
+        "kv_memory": "kv_memory_bytes",
+        "memory": "memory_bytes",
+        "cpu_buffer": "cpu_buffer_bytes",
+    }
+)
+"""Settings in bytes by their other names, which also take a text like ``256MiB``."""
+NEAR = 0.75
+"""The similarity of two names, of 1, from which a name is proposed in place of another."""
+_SETTINGS = frozenset(field.name for field in fields(EngineSettings))
+_FLAGS = {flag.name: (field.name, flag) for field, flag in settings_with_flag()}
+"""Settings by their flags."""
+
+
+def settings_from(
+    owner: type,
+    model: str | os.PathLike[str] | EngineSettings,
+    arguments: Mapping[str, object],
+) -> EngineSettings:
+    """Return the settings that keyword arguments of a class give.
+
+    :param model: a model, or an object with all settings; then no argument may be given.
+    :param owner: the class, for errors; its constructor's parameters are known names, too.
+    :raises TypeError: naming an argument that does not exist, and the nearest one that does.
+    :raises ChangeSomething: naming an argument whose value cannot be used.
+    """
+    given, names = dict[str, object](), dict[str, str]()
+    for name, value in with_equivalents(owner.__name__, arguments, _FLAGS).items():
+        setting = SIZES.get(name, name)
+        if setting not in _SETTINGS:
+            raise _unknown(owner, name)
+        if name not in SIZES:
+            given[setting], names[setting] = value, name
+        elif value is not None:
+            if arguments.get(setting) is not None:
+                remedy = f"give {name} or {setting}"
+                raise ChangeSomething(name, value, f"is given as {setting}, too", remedy)
+            given[setting] = parse_bytes(value, name) if isinstance(value, str) else value
+            names[setting] = name
+    for field, flag in settings_with_flag():
+        if field.name in given and (given[field.name] is not None or field.default is not None):
+            given[field.name] = own_value(names[field.name], given[field.name], flag)
+            _check(names[field.name], given[field.name], flag)
+    _check_models(given.get("beside", ()))
+    if isinstance(model, EngineSettings):
+        for name, value in given.items():
+            problem = "is given next to an object with all settings"
+            raise ChangeSomething(name, value, problem, "set it in that object")
+        return model
+    return EngineSettings(_model(model), **given)  # type: ignore[arg-type] # checked above
+
+
+def _unknown(owner: type, name: str) -> TypeError:
+    parameters = inspect.signature(owner).parameters.values()
+    own = {each.name for each in parameters if each.kind is not each.VAR_KEYWORD}
+    names = _SETTINGS | SIZES.keys() | own
+    near = difflib.get_close_matches(name, sorted(names), n=1, cutoff=NEAR)
+    remedy = f"; did you mean '{near[0]}'?" if near else ""
+    return TypeError(f"{owner.__name__}() got an unexpected keyword argument '{name}'{remedy}")
+
+
+def _model(model: object) -> str:
+    if isinstance(model, os.PathLike):
+        model = os.fspath(model)
+    if not isinstance(model, str) or not model:
+        remedy = "use smollm2, a local transformers directory, or a hub id"
+        raise ChangeSomething("model", model, "is not the name of a model", remedy)
+    return model
+
+
+def _check_models(beside: object) -> None:
+    names = beside if isinstance(beside, Sequence) and not isinstance(beside, str) else [None]
+    if not all(isinstance(name, str) for name in names):
+        problem, remedy = "is not a list of models", 'write it like ["smollm2"]'
+        raise ChangeSomething("beside", beside, problem, remedy)
+
+
+def _check(name: str, value: object, flag: Flag) -> None:
+    """Check that a value suits the flag of its setting.
+
+    :param name: the argument, as it was given.
+    :raises ChangeSomething: naming the argument.
+    """
+    match flag.kind:
+        case "switch":
+            is_valid, problem, remedy = (
+                isinstance(value, bool),
+                "is not a bool",
+                "use True or False",
+            )
+        case "text":
+            # The JSON object of --hf-overrides may be a mapping here.
+            is_valid = isinstance(value, str) or (
+                flag.metavar == "JSON" and isinstance(value, Mapping)
+            )
+            is_valid = is_valid and (not flag.choices or value in flag.choices)
+            problem = "is not served" if flag.choices else "is not a text"
+            remedy = f"use one of {', '.join(flag.choices)}" if flag.choices else "give a text"
+        case "seconds":
+            is_valid = _is_number(value) and math.isfinite(value) and value > 0
+            problem, remedy = "is not a number of seconds above 0", "give one, or leave it out"
+        case "bytes":
+            is_valid, problem = _is_whole(value, 1), "is not a number of bytes above 0"
+            remedy = f'give one, or {name.removesuffix("_bytes")}="512MiB"'
+        case _:
+            least = 0 if flag.kind == "count" else 1
+            is_valid, problem = _is_whole(value, least), f"is not a whole number from {least}"
+            remedy = "give one, or leave it out"
+    if not is_valid:
+        raise ChangeSomething(name, value, problem, remedy)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_whole(value: object, least: int) -> bool:
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        return False
+    return index(value) >= least
