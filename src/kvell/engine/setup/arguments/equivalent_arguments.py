@@ -41,9 +41,8 @@ def with_equivalents(
         for flag, text in words:
             setting, switched_on = _setting(flag, flags)
             if setting is None:
-                raise refusal(
-                    name, value, f"needs {flag}, which {owner} does not have; leave it out"
-                )
+                problem = f"needs {flag}, which {owner} does not have"
+                raise ChangeSomething(name, value, problem, "leave it out")
             own[setting] = switched_on if text is None else _parse(name, text, flags[flag][1])
     return own
 
