@@ -142,6 +142,7 @@ class AsyncEngine:
             progress,
             generation_config=generation_config,
             hf_overrides=chosen.overrides_json,
+            tokenizer=chosen.tokenizer,
         )
         command = instance_command(chosen)
         self._front = Front(

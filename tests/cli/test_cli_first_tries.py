@@ -25,6 +25,8 @@ HONOURED = [
     ("serve --dtype float", "--dtype float32"),
     ("serve --kv-cache-dtype fp8_e4m3", "--kv-cache-dtype fp8"),
     ("serve --enforce-eager", "--enforce-eager"),
+    ("serve --tokenizer some/tokenizer", "--tokenizer some/tokenizer"),
+    ("serve --load-format dummy", "--load-format dummy"),
     ("""serve --hf-overrides {"rope_theta":1}""", """--hf-overrides {"rope_theta":1}"""),
     (
         """serve --speculative-config {"method":"ngram","num_speculative_tokens":4}""",
@@ -56,6 +58,7 @@ REFUSED = [
     ("serve -tp 2", "-tp=2: Kvell has no tensor parallelism; use --instances mixed=2"),
     ("serve --dtype half", "--dtype=half: is not served; use bfloat16"),
     ("serve --no-enable-prefix-caching", "--no-enable-prefix-caching=on: prefixes are always"),
+    ("serve --load-format gguf", "--load-format=gguf: is not read; give a directory with"),
     ("serve --enable-lora", "--enable-lora=on: Kvell serves no adapters; merge the adapter"),
     ("serve --cpu-offload-gb 4", "--cpu-offload-gb=4: weights stay on their device; use"),
     ("serve --ssl-keyfile key.pem", "--ssl-keyfile=key.pem: Kvell serves HTTP without TLS; put"),

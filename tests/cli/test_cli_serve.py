@@ -66,7 +66,7 @@ class TestServe:
         flags = ("--model", "smollm2", "--model", "small=some/dir", "--hf-overrides", "{}")
         assert kvell("serve", *flags).code == 0
         command, texts, _ = served.calls[0]
-        assert texts.load().models == [("smollm2", ("{}",)), ("small", ())]
+        assert texts.load().models == [("smollm2", ("{}", None)), ("small", ())]
         assert "--hf-overrides" in command
 
     def test_listens_on_localhost_unless_told_otherwise(self, kvell: Kvell, served: Served) -> None:

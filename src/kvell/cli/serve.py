@@ -143,7 +143,8 @@ def serve(
         from kvell.server.text.named_texts import texts_of
 
         models = (settings.model, *settings.beside)
-        more = {**templates, "hf_overrides": settings.overrides_json}
+        own = {"hf_overrides": settings.overrides_json, "tokenizer": settings.tokenizer}
+        more = {**templates, **own}
         texts = texts_of(models, session.cache_dir, report, served_names=face.served_names, **more)
     options = ServeOptions(
         host,

@@ -68,6 +68,7 @@ def load_model(
     weights_fd: int | None = None,
     threads: int | None = None,
     overrides: str | None = None,
+    is_dummy: bool = False,
 ) -> PagedModel:
     """Load weights onto a device.
 
@@ -78,6 +79,7 @@ def load_model(
     :param weights_fd: descriptor of a memfd that holds the weights once for all processes of this
         host; not used on a GPU.
     :param overrides: a JSON object of fields that replace those of the model's config.
+    :param is_dummy: make random weights from the config instead of reading files.
     :param threads: threads of the compiled pass; None: torch's number, and they rest while other
         programs need their processors.
     :raises ChangeSomething: for a missing device, a dtype that is not served, or a defect of the
@@ -99,6 +101,7 @@ def load_model(
         quantization=quantization,
         shared=None if weights_fd is None else SharedWeights(weights_fd),
         overrides=overrides,
+        is_dummy=is_dummy,
     )
     give_back_freed()
     progress("loading weights", 1.0)

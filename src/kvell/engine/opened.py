@@ -75,7 +75,9 @@ def open_served(
     """
     floor_bytes = process_bytes()
     overrides = settings.overrides_json
-    named = open_named(settings.model, settings.beside, cache_dir, progress, overrides)
+    named = open_named(
+        settings.model, settings.beside, cache_dir, progress, overrides, settings.tokenizer
+    )
     load = partial(
         load_model,
         dtype=settings.dtype,
@@ -100,6 +102,7 @@ def open_served(
             kv_budget=budget,
             quantization=settings.quantization,
             overrides=model.overrides,
+            is_dummy=settings.load_format == "dummy",
         )
         for model, budget in zip(named, budgets, strict=True)
     ]

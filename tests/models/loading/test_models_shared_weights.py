@@ -246,7 +246,7 @@ def test_several_models_lie_in_one_file(saved: Path, tmp_path: Path, descriptor:
 def test_a_gpu_does_not_use_the_file(saved: Path, descriptor: int) -> None:
     shared, device = SharedWeights(descriptor), torch.device("cuda")
     with memory_for(
-        shared, saved, choose_kernels(CPU), torch.float32, device, True, "none"
+        shared, [saved / "config.json"], choose_kernels(CPU), torch.float32, device, True, "none"
     ) as memory:
         assert isinstance(memory, PrivateWeights)
     assert shared.entries() == []

@@ -41,6 +41,22 @@ def test_ends_of_a_text_follow_overrides_with_a_tokenizer_and_without(model: Pat
     assert tokenizer_or_none(model, OVERRIDES).eos_token_ids == {9}
 
 
+def test_a_tokenizer_may_be_elsewhere(model: Path, smollm2_path: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    (model / "tokenizer_config.json").unlink()
+    named, other = f"one={model}", f"two={smollm2_path}"
+    first, _ = texts_of((named, other), model, quiet, tokenizer=str(smollm2_path)).load().models
+    own, apart = tokenizer_or_none(smollm2_path), NamedModel("m", model, None, smollm2_path)
+    assert first.eos_token_ids == own.eos_token_ids == apart.eos_token_ids
+    assert apart.tokenizer.encode("a page").tolist() == own.encode("a page").tolist()
+    assert apart.tokenizer_json() == (smollm2_path / "tokenizer.json").read_text()
+
+
+def test_a_tokenizer_that_is_not_there_is_named(model: Path) -> None:
+    with pytest.raises(ChangeSomething, match=r"^tokenizer=/none: there is no such directory"):
+        texts_of((str(model),), model, quiet, tokenizer="/none")
+
+
 def test_a_draft_model_is_compared_with_the_overridden_config(model: Path) -> None:
     tokenizer = tokenizer_or_none(model)
     check_draft(model, model, tokenizer, "draft")

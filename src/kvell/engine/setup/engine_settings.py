@@ -8,6 +8,8 @@ from kvell.engine.setup.options import EngineOptions, Flag, setting
 from kvell.models.config.kv_dtypes import KV_DTYPES
 from kvell.models.config.quantization import QUANTIZATIONS
 
+LOAD_FORMATS = ("auto", "safetensors", "dummy")
+
 
 @dataclass(frozen=True)
 class EngineSettings(EngineOptions):
@@ -22,6 +24,21 @@ class EngineSettings(EngineOptions):
     beside: Sequence[str] = ()
     """Further independent models, written like ``model``. All models share the steps and the KV
     pool, which is divided by load."""
+    tokenizer: str | None = setting(
+        None,
+        "--tokenizer",
+        "The first model's tokenizer, named like a model. [default: the model's own]",
+        metavar="MODEL",
+    )
+    """Directory or hub id of the first model's tokenizer; None for the model's own."""
+    load_format: str = setting(
+        "auto",
+        "--load-format",
+        "auto reads safetensors files; dummy makes random weights from config.json.",
+        choices=LOAD_FORMATS,
+    )
+    """Source of the weights: ``auto`` or ``safetensors`` read files, ``dummy`` makes random weights
+    for the config, to measure speed and memory of a model that is not here."""
     dtype: str = setting(
         "auto",
         "--dtype",

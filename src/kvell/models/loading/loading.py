@@ -21,6 +21,7 @@ from kvell.device.shared_weights import SharedWeights
 from kvell.models.config.budgets import budgets_of, with_budgets
 from kvell.models.config.config_fields import optional_size, text_config
 from kvell.models.config.description import ModelDescription, describe
+from kvell.models.config.json_files import CONFIG_FILE
 from kvell.models.config.quantization import require_quantization, unkept
 from kvell.models.families.families import fused_class
 from kvell.models.families.plain_config import known_config
@@ -29,7 +30,7 @@ from kvell.models.fused.decoder import fused_decoder, takes
 from kvell.models.fused.skeleton import DecoderSkeleton, skeleton_of
 from kvell.models.loading.gguf_blocks import blocks_of
 from kvell.models.loading.shared_loading import memory_for
-from kvell.models.loading.weight_files import check_weight_file, mapped_tensors, weight_files
+from kvell.models.loading.weight_files import checked_weight_files, mapped_tensors, weight_files
 from kvell.models.paged_model import PagedModel
 
 CPU = torch.device("cpu")
@@ -46,6 +47,7 @@ def load_paged_model(
     quantization: str = "none",
     shared: SharedWeights | None = None,
     overrides: str | None = None,
+    is_dummy: bool = False,
 ) -> PagedModel:
     """Load a model's weights; its KV memory is attached later.
 
@@ -55,6 +57,7 @@ def load_paged_model(
     :param kv_dtype: dtype of stored keys and values; ``dtype`` if not given.
     :param kv_budget: prompt tokens that layers keep (:func:`budgets.budgets_of`).
     :param overrides: a JSON object of fields in place of the config's own.
+    :param is_dummy: make random weights from the config instead of reading files.
     :param shared: a file in which processes of this host have the weights once; no GPU uses it.
     :raises ChangeSomething: if the architecture is not known to be exact, files are missing or
         damaged, no layer can keep such a budget, or weights cannot be quantised this way.
@@ -68,10 +71,15 @@ def load_paged_model(
         layers = with_budgets(layers, budgets_of(layers, kv_budget))
         description = replace(description, layers=layers)
     kernels = kernels_for(kernels, vector_sizes(config, description), kv_dtype or dtype)
-    for file in weight_files(path):
-        check_weight_file(file)
     place = device or CPU
-    with memory_for(shared, path, kernels, dtype, place, fused, quantization) as memory:
+    how = (description, kernels, kv_dtype, fused, quantization)
+    files = (path / CONFIG_FILE,) if is_dummy else checked_weight_files(path)
+    with memory_for(shared, files, kernels, dtype, place, fused, quantization) as memory:
+        if is_dummy:
+            from kvell.models.loading.module_loading import paged_module
+
+            dummy = _dummy_module(config, dtype, place)
+            return paged_module(dummy, *how, memory=memory)
         blocks = blocks_of(path) if quantization == "int4" else {}
         fits = fused and takes(kernels, place, dtype)
         skeleton = _skeleton(path, config, dtype) if fits else None
@@ -82,13 +90,18 @@ def load_paged_model(
                 )
             if decoder is not None:
                 return PagedModel(skeleton, description, kernels, kv_dtype, decoder)
-        # Imported here: transformers' modelling code takes seconds to import.
         from kvell.models.loading.module_loading import load_module, paged_module
 
         module = load_module(path, config, dtype, place)
-        return paged_module(
-            module, description, kernels, kv_dtype, fused, quantization, blocks, memory
-        )
+        return paged_module(module, *how, blocks, memory)
+
+
+def _dummy_module(config: Any, dtype: torch.dtype, place: torch.device) -> Any:
+    """Return a module with random weights, which depend on its config alone."""
+    from kvell.models.config.configs import whole_config
+    from kvell.models.loading.random_weights import DUMMY_SCALE, random_module
+
+    return random_module(whole_config(config), 0, dtype, DUMMY_SCALE).to(place)
 
 
 def _skeleton(path: Path, config: Any, dtype: torch.dtype) -> DecoderSkeleton | None:

@@ -10,30 +10,39 @@ from kvell.models.families.plain_config import known_config
 from kvell.models.loading.loading import check_model
 from kvell.models.sources.named_sources import named_sources
 from kvell.models.sources.progress import Progress
-from kvell.models.sources.source import resolve_model
+from kvell.models.sources.source import resolve_model, resolve_tokenizer
 from kvell.models.text.end_tokens import eos_token_ids, tokenizer_end_ids
 from kvell.models.text.tokenizer import Tokenizer, tokenizer_or_none
 
 
 @dataclass(frozen=True)
 class NamedModel:
-    """A resolved model that may be served; its weights are not read yet."""
+    """A resolved model that may be served; its weights are not read yet.
+
+    :param tokenizer_path: directory of its tokenizer; None for ``path``.
+    """
 
     name: str
     path: Path
     overrides: str | None = None
+    tokenizer_path: Path | None = None
+
+    @property
+    def text_path(self) -> Path:
+        """The directory of its tokenizer."""
+        return self.tokenizer_path or self.path
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokenizer, loaded on first use; an instance that serves a front never uses it."""
-        return tokenizer_or_none(self.path, self.overrides)
+        return tokenizer_or_none(self.text_path, self.overrides)
 
     def tokenizer_json(self) -> str:
         """Return the tokenizer in the form of the tokenizers library.
 
         :raises ChangeSomething: if it has no such form.
         """
-        file = self.path / "tokenizer.json"
+        file = self.text_path / "tokenizer.json"
         if file.is_file():
             return file.read_text(encoding="utf-8")
         return self.tokenizer.as_json()
@@ -46,7 +55,7 @@ class NamedModel:
     @cached_property
     def eos_token_ids(self) -> frozenset[int]:
         """Ids that end a text, including the tokenizer's own."""
-        own = tokenizer_end_ids(self.path)
+        own = tokenizer_end_ids(self.text_path)
         if own is None:
             return self.tokenizer.eos_token_ids
         return eos_token_ids(self.path, self.overrides) | own
@@ -58,17 +67,19 @@ def open_named(
     cache_dir: Path,
     progress: Progress,
     overrides: str | None = None,
+    tokenizer: str | None = None,
 ) -> list[NamedModel]:
     """Find all models and check from their configs that they can be served.
 
     :param overrides: a JSON object of fields in place of those of the first model's config.
-
+    :param tokenizer: directory or hub id of the first model's tokenizer; None for its own.
     :raises ChangeSomething: if one is not found, cannot be served, or shares its name.
     """
     opened: list[NamedModel] = []
+    text_path = None if tokenizer is None else resolve_tokenizer(tokenizer, cache_dir, progress)
     for model in named_sources(first, beside):
         path = resolve_model(model.source, cache_dir, progress)
         own = None if opened else overrides
         check_model(path, own)
-        opened.append(NamedModel(model.name, path, own))
+        opened.append(NamedModel(model.name, path, own, None if opened else text_path))
     return opened

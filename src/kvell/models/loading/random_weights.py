@@ -13,6 +13,8 @@ from kvell.models.loading.weights import auto_class
 
 SCALES = (8.0, 16.0, 32.0, 4.0)
 """Factors tried in turn on the weight matrices."""
+DUMMY_SCALE = SCALES[0]
+"""The factor of models whose answers do not matter."""
 
 LOG_DECAYS = (-6.0, -1.0)
 """Range of the logarithm of a recurrence's decay per unit of time."""

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -13,7 +13,6 @@ import torch
 from kvell.attention.interface import AttentionKernels
 from kvell.device.shared_weights import SharedWeights
 from kvell.device.weight_memory import PrivateWeights, WeightMemory
-from kvell.models.loading.weight_files import weight_files
 
 ALIGN_BYTES = 128
 
@@ -21,7 +20,7 @@ ALIGN_BYTES = 128
 @contextmanager
 def memory_for(
     shared: SharedWeights | None,
-    path: Path,
+    files: Sequence[Path],
     kernels: AttentionKernels,
     dtype: torch.dtype,
     device: torch.device,
@@ -30,15 +29,15 @@ def memory_for(
 ) -> Iterator[WeightMemory]:
     """Yield the memory for the weights of a model that is loaded in the block.
 
+    :param files: files that determine the weights.
     :param shared: a file that other processes map too; not used on a GPU.
     """
     if shared is None or device.type != "cpu":
         yield PrivateWeights()
         return
-    stats = {file.name: file.stat() for file in weight_files(path)}
+    stats = {str(file.resolve()): file.stat() for file in files}
     key = {
         "version": version("kvell"),
-        "path": str(path.resolve()),
         "files": {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()},
         "dtype": str(dtype),
         "quantization": quantization,

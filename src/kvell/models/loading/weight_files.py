@@ -52,6 +52,17 @@ def weight_files(path: Path) -> tuple[Path, ...]:
     return files
 
 
+def checked_weight_files(path: Path) -> tuple[Path, ...]:
+    """Return :func:`weight_files` after checking each by its header.
+
+    :raises ChangeSomething: naming a file that is missing or damaged.
+    """
+    files = weight_files(path)
+    for file in files:
+        check_weight_file(file)
+    return files
+
+
 def check_weight_file(file: Path) -> None:
     """Raise unless a safetensors file is as long as its header requires.
 

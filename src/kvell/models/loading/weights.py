@@ -15,7 +15,7 @@ from kvell.models.config.json_files import one_line
 from kvell.models.families import parallel_heads as _own  # registers its class  # noqa: F401
 from kvell.models.families.families import WITH_IMAGES
 from kvell.models.families.refusals import class_run
-from kvell.models.loading.weight_files import check_weight_file, weight_files
+from kvell.models.loading.weight_files import checked_weight_files
 
 
 def load_module(path: Path, config: Any, dtype: torch.dtype, device: torch.device) -> Any:
@@ -23,8 +23,7 @@ def load_module(path: Path, config: Any, dtype: torch.dtype, device: torch.devic
 
     :raises ChangeSomething: if a file is damaged or tensors are missing or misshapen.
     """
-    for file in weight_files(path):
-        check_weight_file(file)
+    checked_weight_files(path)
     transformers_logging.disable_progress_bar()
     try:
         module, report = auto_class(config).from_pretrained(

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from kvell.errors import ChangeSomething
 from kvell.models.sources.missing_model import no_model
 from kvell.models.sources.packaged import MODEL_NAME, packaged_model
 from kvell.models.sources.progress import Progress, quiet
@@ -36,6 +37,18 @@ def resolve_model(
 
         fetch = fetch_from_hub
     return fetch(model)
+
+
+def resolve_tokenizer(tokenizer: str, cache_dir: Path, progress: Progress = quiet) -> Path:
+    """Return the directory of a tokenizer, which is named like a model.
+
+    :raises ChangeSomething: with ``tokenizer`` if no such directory can be found.
+    """
+    try:
+        return resolve_model(tokenizer, cache_dir, progress)
+    except ChangeSomething as error:
+        remedy = "use a directory with tokenizer.json, or a hub id"
+        raise ChangeSomething("tokenizer", tokenizer, error.problem, remedy) from error
 
 
 def _looks_like_path(model: str) -> bool:

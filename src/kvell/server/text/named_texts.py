@@ -25,6 +25,7 @@ def texts_of(
     chat_template: str | None = None,
     chat_template_content_format: "ContentFormat" = "auto",
     hf_overrides: str | None = None,
+    tokenizer: str | None = None,
 ) -> Texts:
     """Return the models' names, and a loader of their tokenizers to call while the instance starts.
 
@@ -34,11 +35,12 @@ def texts_of(
     :param chat_template: the first model's template, as a file or as text; None for its own.
     :param chat_template_content_format: form in which that template gets content.
     :param hf_overrides: JSON object of fields that replace those of the first model's config.
+    :param tokenizer: directory or hub id of the first model's tokenizer; None for its own.
     :raises ChangeSomething: if a model cannot be found, two have the same name, or the template
         cannot be used.
     """
     from kvell.models.sources.named_sources import named_sources
-    from kvell.models.sources.source import resolve_model
+    from kvell.models.sources.source import resolve_model, resolve_tokenizer
 
     chosen = _chosen(chat_template, chat_template_content_format)
     named = named_sources(models[0], models[1:])
@@ -46,6 +48,7 @@ def texts_of(
         _check_names(served_names, [model.name for model in named[1:]])
         named = [replace(named[0], name=served_names[0]), *named[1:]]
     paths = [resolve_model(model.source, cache_dir, progress) for model in named]
+    text_path = None if tokenizer is None else resolve_tokenizer(tokenizer, cache_dir, progress)
 
     def load() -> LoadedTexts:
         # Imported here, while instances start: the import of tokenizers is slow.
@@ -55,7 +58,7 @@ def texts_of(
         floor_bytes = process_bytes()
         (name, path), *beside = zip([model.name for model in named], paths, strict=True)
         read = [
-            ServedText.load(name, path, generation_config, chosen, hf_overrides),
+            ServedText.load(name, path, generation_config, chosen, hf_overrides, text_path),
             *(ServedText.load(*model, generation_config) for model in beside),
         ]
         give_back_freed()

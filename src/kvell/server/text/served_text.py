@@ -57,18 +57,21 @@ class ServedText:
         generation_config: GenerationConfig = "auto",
         chosen: ChosenTemplate | None = None,
         overrides: str | None = None,
+        tokenizer_path: Path | None = None,
     ) -> "ServedText":
         """Read the config and the tokenizer in a model's directory.
 
         :param generation_config: whether the model's recommended sampling is the default.
         :param chosen: the user's choice of its chat template; None for the model's own.
         :param overrides: JSON object of fields that replace those of its config.
+        :param tokenizer_path: directory of its tokenizer; None for ``path``.
         :raises ChangeSomething: if its files are damaged.
         """
         config, chosen = known_config(path, overrides), chosen or THE_MODELS_OWN
         vocab_size = int(text_config(config).vocab_size)
         processor, embeddings = PictureProcessor.of(path, chosen), embedding_facts(path, config)
-        tokenizer, model_type = Tokenizer.load(path, chosen, overrides), str(config.model_type)
+        tokenizer = Tokenizer.load(tokenizer_path or path, chosen, overrides)
+        model_type = str(config.model_type)
         defaults = sampling_defaults(path, generation_config)
         return cls(name, vocab_size, tokenizer, model_type, processor, embeddings, defaults)
 
