@@ -344,6 +344,7 @@ class Heartbeat:
     :param waiting_tokens: tokens of waiting requests: prompt and output.
     :param longest: the running requests with most local sections that could move, and the number
         of these; at most ``MOST_LONGEST`` requests.
+    :param cached_bytes: KV memory that is cached for later prompts.
     """
 
     incarnation: int
@@ -360,6 +361,7 @@ class Heartbeat:
     held_tokens: int = 0
     waiting_tokens: int = 0
     longest: tuple[RequestPlacementEntry, ...] = ()
+    cached_bytes: int = 0
 
 
 Command = (

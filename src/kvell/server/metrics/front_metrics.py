@@ -5,8 +5,9 @@ Names, meaning and bucket bounds are those of vLLM 0.32 (``vllm/v1/metrics/logge
 where a small model on a CPU or one step of a large GPU would fall into the first bucket.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Literal, get_args
 
 from prometheus_client import (
@@ -204,6 +205,17 @@ class ServerMetrics:
         """Return the numbers of prefilled prompt tokens and of sent output tokens."""
         self._count_noted()
         return _value(self._prompt_tokens), _value(self._output_tokens)
+
+    def latency_counts(self, name: str) -> tuple[Sequence[float], Sequence[int]]:
+        """Return the upper bounds of a histogram's buckets, and the count of each bucket.
+
+        The last bucket has no bound.
+        """
+        self._count_noted()
+        samples = next(iter(self._histograms[name].collect())).samples
+        sums = [round(sample.value) for sample in samples if sample.name.endswith("_bucket")]
+        counts = [after - before for before, after in pairwise((0, *sums))]
+        return HISTOGRAMS[name][0], counts
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus's text format."""
