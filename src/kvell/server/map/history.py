@@ -4,8 +4,9 @@ A sample has what the front has anyway: counters of its metrics, heartbeats of i
 statistics if a viewer of the memory map has just asked instances for them.
 """
 
+import statistics
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import Struct
@@ -58,51 +59,18 @@ class HistoryRow(Struct, frozen=True, array_like=True):
 
 
 @dataclass(frozen=True)
-class LatencyCounts:
-    """The numbers of observed latencies so far, by the buckets of a histogram.
-
-    :param bounds: upper bounds of all buckets but the last, which has none, in seconds.
-    :param counts: number of observations in each bucket.
-    """
-
-    bounds: Sequence[float] = ()
-    counts: Sequence[int] = (0,)
-
-    def since(self, earlier: "LatencyCounts") -> "LatencyCounts":
-        """Return the observations after those of an earlier sample of the same histogram."""
-        before = earlier.counts if earlier.bounds == self.bounds else (0,) * len(self.counts)
-        counts = [count - old for count, old in zip(self.counts, before, strict=True)]
-        return LatencyCounts(self.bounds, counts)
-
-    def median_seconds(self) -> float | None:
-        """Return the median, interpolated within its bucket; None without observations.
-
-        A median in the last bucket is reported as that bucket's lower bound.
-        """
-        half, below = sum(self.counts) / 2, 0
-        if not half:
-            return None
-        low = 0.0
-        for bound, count in zip(self.bounds, self.counts, strict=False):
-            if below + count >= half:
-                return low + (bound - low) * (half - below) / count
-            below, low = below + count, bound
-        return low
-
-
-@dataclass(frozen=True)
 class HistorySample:
     """One sample.
 
-    :param first_tokens: times to first tokens so far.
-    :param next_tokens: times per output token so far.
+    :param first_tokens: latest times to first token since the sample before, in seconds.
+    :param next_tokens: the same of times per further output token.
     :param transfers: numbers of transfers so far.
     :param rungs: page allocations of instances by rung so far, where they are known.
     """
 
     row: HistoryRow
-    first_tokens: LatencyCounts = LatencyCounts()
-    next_tokens: LatencyCounts = LatencyCounts()
+    first_tokens: Sequence[float] = ()
+    next_tokens: Sequence[float] = ()
     transfers: Mapping[RequestTransfer, int] = field(default_factory=dict)
     rungs: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
@@ -112,6 +80,7 @@ class MapHistory:
 
     def __init__(self) -> None:
         self._samples: deque[HistorySample] = deque(maxlen=MOST_SAMPLES)
+        self._medians: tuple[float | None, float | None] = None, None
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -136,6 +105,10 @@ class MapHistory:
         self._samples.append(sample)
         while now_seconds - self._samples[0].row.at_seconds > HISTORY_SECONDS:
             self._samples.popleft()
+        self._medians = (
+            _median(value for sample in self._samples for value in sample.first_tokens),
+            _median(value for sample in self._samples for value in sample.next_tokens),
+        )
 
     def rows_after(self, after_seconds: float) -> list[HistoryRow]:
         """Return the samples after a moment, the oldest first."""
@@ -161,18 +134,15 @@ class MapHistory:
         )
 
     def medians(self) -> tuple[float | None, float | None]:
-        """Return the median times to first token and per output token, in seconds."""
-        if not self._samples:
-            return None, None
-        first, latest = self._samples[0], self._samples[-1]
-        return (
-            latest.first_tokens.since(first.first_tokens).median_seconds(),
-            latest.next_tokens.since(first.next_tokens).median_seconds(),
-        )
+        """Return the median times to first token and per further token; None without tokens."""
+        return self._medians
 
     def rungs_before(self, instance_id: str) -> Mapping[str, int]:
         """Return the oldest known page allocations of an instance by rung; empty if unknown."""
-        known = (
-            sample.rungs[instance_id] for sample in self._samples if instance_id in sample.rungs
-        )
-        return next(allocations, {})
+        allocations = (sample.rungs for sample in self._samples if instance_id in sample.rungs)
+        return next((rungs[instance_id] for rungs in allocations), {})
+
+
+def _median(values: Iterable[float]) -> float | None:
+    numbers = list(values)
+    return statistics.median(numbers) if numbers else None

@@ -16,7 +16,6 @@ from kvell.server.map.history import (
     HistoryRow,
     HistorySample,
     InstanceSample,
-    LatencyCounts,
     MapHistory,
 )
 from kvell.server.map.lending_view import InstanceLoans, loans_of
@@ -24,7 +23,6 @@ from kvell.server.map.lending_view import InstanceLoans, loans_of
 STALE_SECONDS = 2.0
 """Older statistics of instances are not recorded."""
 UP = ("serving", "draining")
-FIRST_TOKEN, NEXT_TOKEN = "time_to_first_token_seconds", "time_per_output_token_seconds"
 
 
 class MeasuredTokens(Protocol):
@@ -39,8 +37,8 @@ class MeasuredTokens(Protocol):
         """Return the numbers of prefilled prompt tokens and of sent output tokens."""
         ...
 
-    def latency_counts(self, name: str) -> tuple[Sequence[float], Sequence[int]]:
-        """Return the upper bounds of a histogram's buckets, and the count of each bucket."""
+    def take_latencies(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Return the latest times to first token and per further token, each only once."""
         ...
 
 
@@ -97,17 +95,8 @@ class HistoryRecorder:
         )
         rungs = {name: stats[name].rungs for name in beats if name in stats}
         self.history.add(
-            HistorySample(
-                row,
-                self._latencies(FIRST_TOKEN),
-                self._latencies(NEXT_TOKEN),
-                entries.transfers,
-                rungs,
-            )
+            HistorySample(row, *self._measured.take_latencies(), entries.transfers, rungs)
         )
-
-    def _latencies(self, name: str) -> LatencyCounts:
-        return LatencyCounts(*self._measured.latency_counts(name))
 
     @asynccontextmanager
     async def recording(self) -> AsyncIterator[None]:
