@@ -94,8 +94,9 @@ class BrowserPage:
 
     def press(self, key: str) -> None:
         """Press and release a key."""
+        enters = {"text": "\r", "windowsVirtualKeyCode": 13} if key == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, **enters)
 
     def type(self, text: str) -> None:
         """Enter text where the focus is."""
