@@ -157,6 +157,7 @@ def browser_page(chromium: str) -> Iterator[BrowserPage]:
         command = [sys.executable, "-c", LAUNCHER, str(to_browser), str(from_browser)]
         command += [chromium, "--headless=new", "--no-sandbox", "--hide-scrollbars"]
         command += ["--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+        command += ["--disable-lcd-text"]  # greys, so that screenshots are smaller
         command += ["--remote-debugging-pipe", f"--user-data-dir={home}", "about:blank"]
         with subprocess.Popen(
             command,

@@ -1,7 +1,7 @@
 // The last three minutes, which the server keeps: a row for each second.
 
 const WINDOW_SECONDS = 180;
-const RATE_SECONDS = 5;
+const RATE_SECONDS = 10; // as the line at the top
 
 class History {
   constructor() { this.rows = []; }

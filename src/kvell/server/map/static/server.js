@@ -85,9 +85,17 @@ class ServerView {
   }
 }
 
+const TRANSFERS = {
+  move: ["request", "requests", "moving now", "moved"],
+  pull: ["prefix", "prefixes", "pulled now", "pulled"],
+};
+
 function transferText(transfer) {
   const { kind, source, target, running, recent } = transfer;
-  const what = kind === "move" ? "requests move" : "prefixes are pulled";
-  const now = running ? `${running.toLocaleString("en")} now, ` : "";
-  return `${source} → ${target}: ${what}: ${now}${recent.toLocaleString("en")} in three minutes`;
+  const [noun, nouns, during, past] = TRANSFERS[kind];
+  const parts = [
+    running ? `${count(running, noun, nouns)} ${during}` : "",
+    recent ? `${count(recent, noun, nouns)} ${past} in the last three minutes` : "",
+  ];
+  return `${source} → ${target}: ${parts.filter(Boolean).join(", ")}`;
 }
