@@ -30,6 +30,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--depth", type=float, default=DEFAULT, help="scale of the examples of property tests"
     )
     parser.addoption(
+        "--screenshots", type=Path, help="folder for screenshots of the memory map, docs/images"
+    )
+    parser.addoption(
         "--budget", action="store_true", help="fail if a test takes more than its share of time"
     )
 

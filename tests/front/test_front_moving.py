@@ -20,6 +20,7 @@ from kvell.errors import ChangeSomething
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.front.request_log import LogEntry
 from kvell.front.request_queue import RequestQueue
+from kvell.front.routes import RequestTransfer
 from kvell.vocabulary import RequestId
 
 KILLED = InstanceDeath("the instance died", "killed")
@@ -64,6 +65,20 @@ def test_a_prompt_goes_to_one_and_its_request_on_to_the_other() -> None:
     queue.on_finished(Finished(request.request_id, 0, "length"), 3.0)
     assert not decode.in_flight and queue.in_flight == 0
     assert list(request.output) == [7, 8, 9]
+    assert queue.entries().transfers == {RequestTransfer("move", PREFILL, DECODE): 1}
+
+
+def test_counts_of_transfers_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of instances that are gone are dropped."""
+    monkeypatch.setattr("kvell.front.routes.MOST_COUNTED", 2)
+    queue = opened(PREFILL, DECODE)
+    for number in range(2):
+        queue._routes.transfers[RequestTransfer("move", f"gone-{number}", DECODE)] = 1
+    request = entry()
+    submitted(queue, request)
+    queue.tokens(Tokens(request.request_id, 0, 0, (7,)), 1.0)
+    queue.on_finished(moved(request), 1.0)
+    assert queue.entries().transfers == {RequestTransfer("move", PREFILL, DECODE): 1}
 
 
 def test_tokens_may_come_from_the_other_before_the_first_says_that_it_moved() -> None:

@@ -27,13 +27,13 @@ SOURCES = {
     "csrc/memory/core.cpp",
     "src/kvell/py.typed",
     "src/kvell/prefix/_core.pyi",
-    "src/kvell/server/map/map.css",
+    "src/kvell/server/map/static/map.css",
 }
 WHEEL = {
     "kvell/py.typed",
     "kvell/prefix/_core.pyi",
     f"kvell/prefix/_core{ENDING}",
-    "kvell/server/map/map.css",
+    "kvell/server/map/static/map.css",
     *(f"kvell-1.dist-info/{name}" for name in ADDED_TO_WHEELS),
 }
 
@@ -83,7 +83,7 @@ def test_a_complete_wheel_has_no_problem() -> None:
     ("added", "removed", "problem"),
     [
         (set(), {f"kvell/prefix/_core{ENDING}"}, f"missing: kvell/prefix/_core{ENDING}"),
-        (set(), {"kvell/server/map/map.css"}, "missing: kvell/server/map/map.css"),
+        (set(), {"kvell/server/map/static/map.css"}, "missing: kvell/server/map/static/map.css"),
         (set(), {"kvell-1.dist-info/RECORD"}, "missing: kvell-1.dist-info/RECORD"),
         ({"kvell/a.so"}, set(), "does not belong there: kvell/a.so"),
         ({"csrc/memory/core.cpp"}, set(), "does not belong there: csrc/memory/core.cpp"),
@@ -137,4 +137,4 @@ def test_this_tree_makes_a_complete_sdist(built: Built) -> None:
 def test_its_wheel_has_the_whole_package(built: Built) -> None:
     held = wheel_files(built.place.wheel)
     assert wheel_problems(held, built.sources, "") == []
-    assert {"kvell/server/map/map.html", "kvell/simulator/hardware/data/h100.toml"} <= held
+    assert {"kvell/server/map/static/map.html", "kvell/simulator/hardware/data/h100.toml"} <= held

@@ -325,6 +325,7 @@ def _make_contract(parts: _Parts, floor_bytes: int) -> MemoryContract:
         grammar_bytes=sum(served.grammar_bytes() for served in parts.served),
         fitting=sizes.fitting,
         steps=parts.steps,
+        dtype=str(parts.served[0].model.dtype).removeprefix("torch."),
     )
 
 

@@ -150,6 +150,7 @@ class Engine:
             self._staying,
             0 if self._link is None else self._link.section_bytes,
             self.core.limits.reach_tokens,
+            self.contract.dtype,
         )
 
     def pulse(self) -> Heartbeat:

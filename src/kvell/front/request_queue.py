@@ -67,8 +67,7 @@ class RequestQueue:
         roles: RoleChanger | None = None,
         steers: bool = True,
     ) -> None:
-        self._max_waiting = max_waiting
-        self._observer = observer
+        self._max_waiting, self._observer = max_waiting, observer
         self.lines: dict[str, InstanceLoad] = {}
         self._in_flight = InFlight(self.lines)
         self._locality = locality
@@ -101,7 +100,8 @@ class RequestQueue:
 
     def entries(self) -> Entries:
         """Return the requests that have not ended."""
-        return Entries(list(self._in_flight), list(self._waiting), self._waiting.idle_wait)
+        in_flight, waiting = list(self._in_flight), list(self._waiting)
+        return Entries(in_flight, waiting, self._waiting.idle_wait, dict(self._routes.transfers))
 
     def line(self, instance_id: str) -> InstanceLoad:
         """Return the line to an instance; a new line is closed until it is opened."""
@@ -255,8 +255,8 @@ class RequestQueue:
             return []
         taker = self._routes.taker(entry) if event.reason == "moved" else None
         if taker is not None:
+            self._routes.on_moved(entry, taker)
             self._in_flight.hand_over(entry, taker)
-            self._routes.on_moved(entry)
             return [] if taker.is_open else self.evacuate(taker.instance_id)
         self._routes.set_target(entry, "")
         line = self._in_flight.line_of(entry)

@@ -6,7 +6,9 @@
             └─router──► prefill ──goes_to──► decode  computes it; continues it
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -22,9 +24,20 @@ from kvell.front.placements import PREFILL, Placements
 from kvell.front.request_log import LogEntry
 
 DECODE = "decode"
+MOST_COUNTED = 4096
+"""The most kinds of transfers that are counted before those of removed instances are dropped."""
 
 Known = tuple[PromptChain, Mapping[str, int]]
 """A request's blocks, and the number of its tokens that each instance could resume."""
+
+
+class RequestTransfer(NamedTuple):
+    """A kind of transfer from one instance to another: a ``move`` of a request, or a ``pull`` of
+    the pages of its prompt."""
+
+    kind: Literal["move", "pull"]
+    source: str
+    target: str
 
 
 class Routes:
@@ -36,6 +49,7 @@ class Routes:
     :param locality: prefixes that instances cache, for a router that reads them.
     :param costs: of the instances' model, which decide when fetching history pays.
     :ivar placements: of requests that are longer than one instance's memory.
+    :ivar transfers: numbers of moved requests and of requested pulls so far.
     """
 
     def __init__(
@@ -48,6 +62,7 @@ class Routes:
         costs: ExecCosts | None = None,
     ) -> None:
         self._lines = lines
+        self.transfers: Counter[RequestTransfer] = Counter()
         self.placements = Placements(lines)
         self._router = router or router_named(DEFAULT_ROUTING)
         self._decode_router = router_named(DEFAULT_ROUTING)
@@ -86,6 +101,8 @@ class Routes:
         entry.placement = ()
         if is_long:
             self.placements.place(entry, line)
+        if entry.pulls_from:
+            self._count(RequestTransfer("pull", entry.pulls_from, line.instance_id))
         return line
 
     def _beginning(self, lines: list[InstanceLoad]) -> list[InstanceLoad]:
@@ -123,12 +140,19 @@ class Routes:
         is_same = line is not None and line.incarnation == entry.goes_to_incarnation
         return line if is_same else None
 
-    def on_moved(self, entry: LogEntry) -> None:
-        """Note that a request has moved to its target."""
+    def on_moved(self, entry: LogEntry, taker: InstanceLoad) -> None:
+        """Note that a request has moved from its line to its :meth:`taker`."""
+        self._count(RequestTransfer("move", entry.line, taker.instance_id))
         self.set_target(entry, "")
         if self._histories is not None:
-            line = self._lines[entry.line]
-            self._histories.note(entry.session, line.instance_id, line.incarnation)
+            self._histories.note(entry.session, taker.instance_id, taker.incarnation)
+
+    def _count(self, transfer: RequestTransfer) -> None:
+        self.transfers[transfer] += 1
+        if len(self.transfers) > MOST_COUNTED:
+            for old in list(self.transfers):
+                if old.source not in self._lines or old.target not in self._lines:
+                    del self.transfers[old]
 
     def _known(self, entry: LogEntry, locality: PrefixDirectory, now_seconds: float) -> Known:
         tokens = np.frombuffer(entry.prompt + entry.output.tobytes(), "<i4")

@@ -1,17 +1,20 @@
 """Requests that no instance has: a queue in turns, and apart from it those that wait for loans."""
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from kvell.engine.requests.turns import TurnQueue
 from kvell.front.instance_load import InstanceLoad
 from kvell.front.request_log import LogEntry, RequestObserver
-from kvell.front.routes import Routes
+from kvell.front.routes import RequestTransfer, Routes
 from kvell.vocabulary import RequestId
 
 IDLE_WAIT_SECONDS = 10.0
 """Longer waits are reported if no instance has a request, since no end can make room then."""
+
+NO_TRANSFERS: Mapping[RequestTransfer, int] = MappingProxyType({})
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +35,13 @@ class Entries(NamedTuple):
     """Requests that have not ended.
 
     :param in_flight: requests that instances have, and ``waiting``; each oldest first.
+    :param transfers: numbers of moved requests and of requested pulls so far.
     """
 
     in_flight: list[LogEntry]
     waiting: list[LogEntry]
     idle_wait: IdleWait | None = None
+    transfers: Mapping[RequestTransfer, int] = NO_TRANSFERS
 
 
 class WaitingLine:

@@ -22,6 +22,7 @@ from kvell.server.http.connection import BoundedConnection, Face
 from kvell.server.http.open_connections import OpenConnections
 from kvell.server.logs.lines import tell
 from kvell.server.logs.visits import VisitLines
+from kvell.server.map.recorder import HistoryRecorder
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.server.serving_keys import ServingKeys
 from kvell.server.text.text_model import LoadedTexts
@@ -56,6 +57,7 @@ class HttpFace:
         metrics: ServerMetrics,
         keys: ServingKeys,
         tracer: VisitTracer | None = None,
+        recorder: HistoryRecorder | None = None,
     ) -> uvicorn.Server:
         """Return a server for a started front."""
         tells = self._options.log_requests
@@ -73,6 +75,7 @@ class HttpFace:
             tool_call_parser=self._options.tool_call_parser,
             reasoning_parser=self._options.reasoning_parser,
             face=self._options.face,
+            recorder=recorder,
         )
         reads_again = keys.reload if self._options.api_key_file is not None else None
         open_connections = OpenConnections[BoundedConnection](self._options.http.max_connections)

@@ -20,6 +20,7 @@ from kvell.server.api.serve_options import ServeOptions
 from kvell.server.http.connections_that_fit import connections_that_fit
 from kvell.server.logs.lines import tell
 from kvell.server.logs.statistics import Statistics, statistics_lines
+from kvell.server.map.recorder import HistoryRecorder
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.server.metrics.memory_page import contract_lines
 from kvell.server.serving_keys import ServingKeys
@@ -140,7 +141,8 @@ async def _serve(
             ) as front,
         ):
             face = await loading
-            server = face.server(front, metrics, keys, tracer)
+            recorder = HistoryRecorder(front, metrics)
+            server = face.server(front, metrics, keys, tracer, recorder)
             face.tell_sampling_defaults()
             _listen(listener, options)
             gc.freeze()  # as in the instance: tokenizers and web frameworks are many objects
@@ -149,7 +151,8 @@ async def _serve(
             announce(_url(listener))
             served = {"url": _url(listener), "models": metrics.model_name, "keys": len(keys.ring)}
             tell(logger, logging.INFO, "server_started", **served)
-            async with statistics_lines(Statistics(front, metrics), options.stats_seconds):
+            lines = statistics_lines(Statistics(front, metrics), options.stats_seconds)
+            async with lines, recorder.recording():
                 await server.serve(sockets=[listener])
             tell(logger, logging.INFO, "server_ending")
     finally:

@@ -1,11 +1,15 @@
 """Requests that go on behind what lies elsewhere for another one over the same text."""
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
+import numpy as np
 import pytest
 
+from kvell.engine.core.page_map import PageMap
 from kvell.engine.lending.joining import JOIN_TICKS
 from kvell.engine.lending.placement import RETRY_TICKS
+from kvell.memory import VisibleCore
 from tests.engine.lending.test_engine_borrowed import away, end, lent, run, turn
 from tests.engine.lending.test_engine_placed import (
     LARGE,
@@ -80,6 +84,18 @@ def test_a_second_request_reads_what_is_lent_already(by_queries: bool) -> None:
     assert pages_lent(cluster) <= pages + 4, "no section was lent twice"
     end(cluster)
     assert same.end is not None and same.end.cached_tokens == shared(cluster) * SECTION_TOKENS
+
+
+def test_a_creditor_shows_which_of_its_pages_are_lent() -> None:
+    cluster = begun()
+    for name in ("d", "e"):
+        instance = cluster.instances[name]
+        pages = PageMap(instance.core, cast(VisibleCore, instance.core.memory)).pages(1)
+        lent, used = np.frombuffer(pages.lent, "<u4"), np.frombuffer(pages.used, "<u4")
+        assert lent.sum() == len(instance.handovers.agent.loans.lending.pages()) > 0
+        assert len(lent) == len(used) and (lent <= used).all()
+    end(cluster)
+    assert pages_lent(cluster) == 0
 
 
 @pytest.mark.parametrize(("mine", "its"), [(2, 22), (22, 8)])

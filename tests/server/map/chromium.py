@@ -94,8 +94,9 @@ class BrowserPage:
 
     def press(self, key: str) -> None:
         """Press and release a key."""
+        enters = {"text": "\r", "windowsVirtualKeyCode": 13} if key == "Enter" else {}
         for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key)
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, **enters)
 
     def type(self, text: str) -> None:
         """Enter text where the focus is."""
@@ -156,6 +157,7 @@ def browser_page(chromium: str) -> Iterator[BrowserPage]:
         command = [sys.executable, "-c", LAUNCHER, str(to_browser), str(from_browser)]
         command += [chromium, "--headless=new", "--no-sandbox", "--hide-scrollbars"]
         command += ["--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+        command += ["--disable-lcd-text"]  # greys, so that screenshots are smaller
         command += ["--remote-debugging-pipe", f"--user-data-dir={home}", "about:blank"]
         with subprocess.Popen(
             command,

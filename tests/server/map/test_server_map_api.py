@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import httpx
@@ -138,6 +139,43 @@ def test_nothing_that_was_asked_or_answered_is_shown(map_url: str) -> None:
     until(map_url, is_idle)
 
 
+def history(url: str, after: float = 0.0) -> dict[str, Any]:
+    answer = httpx.get(f"{url}/debug/history", params={"after": after})
+    assert answer.status_code == 200, answer.text
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+def test_the_server_has_a_history_that_nobody_watched(map_url: str) -> None:
+    """Rows come once a second, and each only once."""
+    deadline = time.monotonic() + 30
+    while len((body := history(map_url))["rows"]) < 3:
+        assert time.monotonic() < deadline, body
+        time.sleep(0.1)
+    times = [row[0] for row in body["rows"]]
+    assert body["fields"][0] == "at_seconds" and times == sorted(set(times))
+    assert all(later - earlier > 0.9 for earlier, later in pairwise(times))
+    instances = body["rows"][-1][body["fields"].index("instances")]
+    assert list(instances) == ["mixed-0", "mixed-1"]
+    assert len(instances["mixed-0"]) == len(body["instance_fields"])
+    assert instances["mixed-0"][body["instance_fields"].index("pool")] > 0
+    assert all(row[0] > times[1] for row in history(map_url, times[1])["rows"])
+
+
+def test_the_line_of_the_server_counts_tokens(map_url: str) -> None:
+    complete(map_url, "tokens are counted " * 9, 30)
+    body = until(map_url, lambda body: (body["server"]["output_tokens_per_second"] or 0) > 0)
+    line = body["server"]
+    assert line["models"] == ["fake"] and line["dtype"] == "float32"
+    assert line["prompt_tokens_per_second"] > 0
+    assert line["ttft_p50_seconds"] > 0 and line["tpot_p50_seconds"] > 0
+    cluster = httpx.get(f"{map_url}/cluster").json()
+    assert line["contract_bytes"] == cluster["contract_bytes"] > 0
+    assert line["links"] == ["metrics", "openapi.json"]
+    for link in line["links"]:
+        assert httpx.get(f"{map_url}/{link}").status_code == 200
+
+
 def test_many_viewers_are_given_the_same_answer(map_url: str) -> None:
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         bodies = list(pool.map(lambda _: shown(map_url), range(64)))
@@ -158,11 +196,12 @@ def test_what_is_not_there_is_refused(map_url: str) -> None:
 def test_with_a_key_the_page_is_open_and_what_it_shows_is_not(start_map: StartMap) -> None:
     with start_map(KEY, 1, "--large-pages", "100") as url:
         assert httpx.get(f"{url}/").status_code == 200
-        for path in ("/debug/pages", "/debug/pages/mixed-0/0"):
+        for path in ("/debug/pages", "/debug/history", "/debug/pages/mixed-0/0"):
             assert httpx.get(f"{url}{path}").status_code == 401
             wrong = httpx.get(f"{url}{path}", headers={"Authorization": "Bearer wrong"})
             assert wrong.status_code == 401
-        assert len(shown(url, KEY)["instances"]) == 1
+        told = shown(url, KEY)
+        assert len(told["instances"]) == 1 and told["server"]["links"] == ["metrics"]
 
 
 @pytest.mark.long

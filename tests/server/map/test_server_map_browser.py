@@ -1,34 +1,19 @@
 """The memory map in a browser, under load: cells change as requests come and go."""
 
-import contextlib
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
 
-from tests.server.map.chromium import BrowserPage, browser_page, find_chromium
-from tests.server.map.conftest import StartMap
+from tests.server.map.chromium import BrowserPage
+from tests.server.map.conftest import CUT, LIVE, StartMap, load, needs_chromium
 
-CHROMIUM = find_chromium()
 KEY = "the-operators-key-of-this-test"
-LIVE = "window.kvellMap && window.kvellMap.polls > 0"
 USED = "Object.values(window.kvellMap.counts()).reduce((n, one) => n + (one ? one.used : 0), 0)"
 CACHED = USED.replace("one.used", "one.cached")
 
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium is installed (Debian: apt-get install chromium)"
-)
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[BrowserPage]:
-    assert CHROMIUM is not None
-    with browser_page(CHROMIUM) as page:
-        page.size(1400, 1200)
-        yield page
+pytestmark = needs_chromium
 
 
 @pytest.fixture
@@ -39,29 +24,6 @@ def page(browser: BrowserPage, map_url: str) -> Iterator[BrowserPage]:
     browser.wait_for(LIVE)
     yield browser
     assert browser.problems == []
-
-
-@contextlib.contextmanager
-def load(url: str, requests: int, max_tokens: int = 3000) -> Iterator[None]:
-    """Requests that run until the context ends."""
-    stop = threading.Event()
-
-    def stream(number: int) -> None:
-        body = {"prompt": f"request {number} " * 50, "max_tokens": max_tokens, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as answer:
-            for _ in answer.iter_lines():
-                if stop.is_set():
-                    return
-
-    clients = [threading.Thread(target=stream, args=(number,)) for number in range(requests)]
-    for client in clients:
-        client.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for client in clients:
-            client.join(30)
 
 
 def pixels(page: BrowserPage) -> list[str]:
@@ -77,6 +39,71 @@ def pixels(page: BrowserPage) -> list[str]:
         })()"""
     )
     return found
+
+
+def figure(name: str) -> str:
+    """The text of a figure of the line at the top."""
+    return f"document.querySelector('#figures [data-figure={name}]').innerText"
+
+
+def test_the_line_at_the_top_shows_the_server(page: BrowserPage, map_url: str) -> None:
+    assert page.evaluate(figure("model")) == "fake"
+    assert page.evaluate(figure("dtype")) == "float32"
+    assert page.evaluate(figure("memory")).endswith(" MiB")
+    page.wait_for(f"{figure('running')} === '0'")
+    with load(map_url, 3):
+        page.wait_for(f"{figure('running')} === '3'")
+        assert page.evaluate(figure("waiting")) == "0"
+        for name in ("in", "out"):
+            page.wait_for(f"Number({figure(name)}.replace(',', '')) > 0")
+        for name in ("ttft", "tpot"):
+            page.wait_for(f"/^[0-9.]+ m?s$/.test({figure(name)})")
+        tops = page.evaluate(
+            "['#figures', '#requests', '.cells'].map("
+            "(at) => document.querySelector(at).getBoundingClientRect().top)"
+        )
+        assert tops == sorted(tops), "requests are above the grids"
+    links = "[...document.querySelectorAll('#links a')].map((a) => a.getAttribute('href'))"
+    assert page.evaluate(links) == ["metrics", "openapi.json"]
+
+
+def test_a_page_of_500_pixels_has_no_cut_tables(page: BrowserPage, map_url: str) -> None:
+    page.size(500, 1200)
+    try:
+        with load(map_url, 4):
+            page.wait_for("document.querySelectorAll('#requests td.id').length === 4")
+            page.wait_for("document.querySelectorAll('.misses td.id').length >= 4")
+            page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+            assert page.evaluate("document.documentElement.scrollWidth") == 500
+            assert page.evaluate(CUT) == []
+            shown = page.evaluate("document.querySelector('#requests tbody').innerText")
+            assert "running" in shown or "prefilling" in shown
+    finally:
+        page.size(1400, 1200)
+
+
+def test_a_page_that_is_opened_has_the_history_of_before(page: BrowserPage, map_url: str) -> None:
+    rows = "window.kvellMap.history.rows"
+    page.wait_for(f"{rows}.length >= 4")
+    last = page.evaluate(f"{rows}.at(-1).at_seconds")
+    page.open(f"{map_url}/")
+    page.wait_for(LIVE)
+    assert page.evaluate(f"{rows}.filter((row) => row.at_seconds <= {last}).length") >= 4
+    assert page.evaluate(f"{rows}.at(-1).instances['mixed-0'].pool") > 0
+
+
+def test_entries_of_legends_are_explained_and_fit_the_server(page: BrowserPage) -> None:
+    entries = "[...document.querySelectorAll('.instance .legend summary')].map((s) => s.innerText)"
+    legend = page.evaluate(entries)
+    assert any("withheld for activations" in entry for entry in legend)
+    assert all("?" in entry for entry in legend)
+    assert not [entry for entry in legend if "borrowed" in entry or "CPU buffer" in entry]
+    page.evaluate("document.querySelector('.instance .legend summary').focus()")
+    page.press("Enter")
+    text = "document.querySelector('.instance .legend details[open] p')?.innerText"
+    assert page.wait_for(text).startswith("Pages of this layer group")
+    page.wait_for("window.kvellMap.polls > 3")
+    assert page.evaluate(text), "it stays open while figures change"
 
 
 def test_cells_change_as_requests_come_and_go(page: BrowserPage, map_url: str) -> None:
@@ -153,12 +180,13 @@ def test_timelines_and_tables_are_filled(page: BrowserPage, map_url: str) -> Non
     with load(map_url, 2):
         page.wait_for("document.querySelector('.misses tbody').innerText.includes('never seen')")
         labels = page.wait_for(
-            "(() => { const l = [...document.querySelectorAll('figure canvas')]"
+            "(() => { const l = [...document.querySelectorAll('figure:not([hidden]) canvas')]"
             ".map((c) => c.getAttribute('aria-label')); return l.every(Boolean) && l; })()"
         )
     assert len(labels) == 6
-    assert labels[0].startswith("KV cache, last three minutes; now used ")
-    assert "CPU buffer none" in labels[1]
+    assert labels[0].startswith("Tokens per second, last three minutes; now out: ")
+    assert labels[2].startswith("KV memory, last three minutes; now used: ")
+    assert "activations: " in labels[3] and "CPU buffer: " not in labels[3]
     groups = page.evaluate("document.querySelector('.groups tbody').innerText")
     assert "full" in groups and "sliding" in groups and "state" in groups
 
@@ -184,6 +212,7 @@ def test_dark_and_light_are_different_and_a_narrow_page_does_not_scroll_sideways
     try:
         page.wait_for(f"{ground} !== '{light}'")
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
+        assert page.evaluate(CUT) == []
     finally:
         page.size(1400, 1200)
 

@@ -16,12 +16,15 @@ from kvell.front.request_log import LogEntry
 from kvell.front.waiting_line import Entries, IdleWait
 from kvell.server.map.figures import (
     MOST_REQUESTS,
+    NO_LOANS,
     InstanceSnapshot,
+    ServerLine,
     bytes_by_use,
     large_page_body,
     map_body,
     request_row,
 )
+from kvell.server.map.lending_view import InstanceLoans, PeerSections, TransferRow
 from kvell.vocabulary import RequestId
 
 STATUS = MemberStatus("mixed-0", "mixed", "serving", 7, 1, None, None)
@@ -134,6 +137,7 @@ def test_an_instance_that_is_silent_is_shown_without_figures() -> None:
         "role": "mixed",
         "state": "serving",
         "restarts": 1,
+        "loans": NO_LOANS,
         "stats": None,
         "pages": None,
     }
@@ -168,6 +172,22 @@ def test_a_large_page_names_its_owners() -> None:
 def test_a_wait_beside_idle_instances_is_told_to_who_looks() -> None:
     told = map_body([], Entries([], [entry(line="")], IdleWait(1, 12.5, "why")), 13.0)
     assert read(msgspec.json.encode(told)).requests.idle_wait == IdleSpell(1, 12.5, "why")
+
+
+def test_the_line_of_the_server_is_told_and_loans_are_those_of_each_instance() -> None:
+    lent = InstanceLoans(64, lends=(PeerSections("mixed-2", 4, 1),))
+    snapshot = InstanceSnapshot(STATUS, STATS, PAGES, lent, {"inflate": 3})
+    line = ServerLine(("m",), "bfloat16", 1.5, None, links=("metrics",))
+    rows = [TransferRow("move", "mixed-0", "mixed-1", 1, 2)]
+    told = decoded(map_body([snapshot], Entries([], []), 13.0, line, rows))
+    assert told["server"]["dtype"] == "bfloat16"
+    assert told["server"]["output_tokens_per_second"] is None
+    assert told["transfers"][0]["kind"] == "move" and told["transfers"][0]["recent"] == 2
+    (instance,) = told["instances"]
+    assert instance["loans"]["lends"] == [{"peer": "mixed-2", "sections": 4, "requests": 1}]
+    assert instance["stats"]["rungs_before"] == {"inflate": 3}
+    assert instance["pages"]["columns"]["lent"] == "", "no page is lent"
+    assert decoded(map_body([], Entries([], []), 13.0))["server"] is None
 
 
 @given(st.integers(0, 2 * MOST_REQUESTS), st.integers(0, 2 * MOST_REQUESTS))

@@ -13,6 +13,7 @@ import pytest
 from kvell.server.map.page import SCRIPTS, make_page
 
 PAGE = make_page()
+STATIC = resources.files("kvell.server.map").joinpath("static")
 TEXT = PAGE.html.decode()
 POLICY = dict(part.split(" ", 1) for part in PAGE.headers["Content-Security-Policy"].split("; "))
 
@@ -63,6 +64,23 @@ def test_the_policy_allows_itself_and_nothing_else() -> None:
     assert "http" not in PAGE.headers["Content-Security-Policy"]
 
 
+def test_links_lead_to_this_server_only() -> None:
+    """They are relative: a proxy may have the server under a path of its own."""
+    script = TEXT[TEXT.index("<script>") :]
+    links = re.search(r"const LINKS = \{(.*?)\}", script, re.DOTALL)
+    assert links is not None
+    assert re.findall(r'"?([\w./]+)"?: "', links[1]) == ["metrics", "openapi.json"]
+
+
+def test_every_figure_has_its_sentence() -> None:
+    script = TEXT[TEXT.index("<script>") :]
+    helped = set(re.findall(r"HELP\.(\w+)", script))
+    block = re.search(r"const HELP = \{(.*?)\n\};", script, re.DOTALL)
+    assert block is not None
+    known = set(re.findall(r"^  (\w+):", block[1], re.MULTILINE))
+    assert helped <= known and {"borrowed", "lent", "withheld"} <= known
+
+
 def test_nothing_comes_from_elsewhere(document: Document) -> None:
     assert "http://" not in TEXT and "https://" not in TEXT
     for tag, attributes in document.tags:
@@ -79,7 +97,7 @@ def test_there_are_no_inline_handlers_or_styles(document: Document) -> None:
 def test_places_are_filled() -> None:
     assert "/*STYLE*/" not in TEXT and "/*SCRIPT*/" not in TEXT
     for name in SCRIPTS:
-        assert resources.files("kvell.server.map").joinpath(name).read_text("utf-8") in TEXT
+        assert STATIC.joinpath(name).read_text("utf-8") in TEXT
 
 
 def test_scripts_are_strict_and_make_no_markup_of_what_they_are_told() -> None:
@@ -115,7 +133,7 @@ def contrast(one: str, other: str) -> float:
 
 
 def schemes() -> list[dict[str, str]]:
-    style = resources.files("kvell.server.map").joinpath("map.css").read_text("utf-8")
+    style = STATIC.joinpath("map.css").read_text("utf-8")
     light, dark = re.findall(r":root \{(.*?)\}", style, re.DOTALL)[:2]
     found = [dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", part)) for part in (light, dark)]
     assert set(found[0]) == set(found[1])
@@ -130,6 +148,13 @@ def test_text_can_be_read_and_used_pages_told_from_empty_ones(scheme: dict[str, 
         assert contrast(scheme["accent"], scheme[ground]) >= 3
     for number in range(8):
         assert contrast(scheme[f"group-{number}"], scheme["empty"]) >= 3
+    assert contrast(scheme["loan"], scheme["empty"]) >= 3
+
+
+@pytest.mark.parametrize("scheme", schemes(), ids=["light", "dark"])
+def test_a_colour_is_of_one_thing(scheme: dict[str, str]) -> None:
+    cells = [name for name in scheme if name.startswith("group-")] + ["loan", "withheld", "empty"]
+    assert len({scheme[name] for name in cells}) == len(cells)
 
 
 def test_the_files_are_part_of_the_package() -> None:
@@ -137,4 +162,4 @@ def test_the_files_are_part_of_the_package() -> None:
     settings = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["scikit-build"]
     assert settings["wheel"] == {"packages": ["src/kvell"]}
     for name in ("map.html", "map.css", *SCRIPTS):
-        assert Path("src/kvell/server/map", name).is_file()
+        assert Path("src/kvell/server/map/static", name).is_file()

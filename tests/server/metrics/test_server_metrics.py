@@ -7,7 +7,7 @@ import pytest
 from kvell.engine.protocol.messages import Finished, Ready
 from kvell.engine.protocol.statistics import GroupStats, Stats
 from kvell.front.request_log import EndedRequest
-from kvell.server.metrics.front_metrics import MOST_NOTED, ServerMetrics
+from kvell.server.metrics.front_metrics import MOST_LATEST, MOST_NOTED, ServerMetrics
 from kvell.server.metrics.instance_metrics import InstanceFigures
 from kvell.vocabulary import FinishReason, RequestId
 
@@ -103,6 +103,20 @@ def test_a_whole_request_is_told_by_its_stages() -> None:
     for name, value in expected.items():
         assert sample(metrics, f"{name}_count") == 1, name
         assert sample(metrics, f"{name}_sum") == value, name
+
+
+def test_latest_latencies_are_taken_once_and_bounded() -> None:
+    metrics = ServerMetrics("m")
+    metrics.first_tokens(0.5, 1, 9)
+    metrics.next_tokens(0.25, 2)
+    assert metrics.take_latencies() == ((0.5,), (0.125,))
+    assert metrics.take_latencies() == ((), ())
+    for _ in range(10 * MOST_LATEST):
+        metrics.first_tokens(1.0, 1, 1)
+        metrics.next_tokens(1.0, 1)
+    first, following = metrics.take_latencies()
+    assert len(first) == len(following) == MOST_LATEST
+    assert sample(metrics, "time_to_first_token_seconds_count") == 10 * MOST_LATEST + 1
 
 
 def test_requests_without_an_answer_are_counted_but_have_no_latency() -> None:

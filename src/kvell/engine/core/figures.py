@@ -1,6 +1,6 @@
 """Counters and gauges of an engine core: its heartbeat and its statistics."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from kvell.engine.core.miss_watch import MissWatch
 from kvell.engine.lending.longest import longest
@@ -83,12 +83,13 @@ class Figures:
             waiting=self.num_waiting,
             large_pages=layout.num_large_pages,
             empty_large_pages=totals.empty_large,
-            free_bytes=layout.pool_bytes - _used_bytes(totals, layout),
+            free_bytes=layout.pool_bytes - _bytes(totals.used_pages, layout),
             pool_bytes=layout.pool_bytes,
             placements=() if handovers is None else handovers.borrowed.placements(),
             held_tokens=sum(request.computed for request in running),
             waiting_tokens=sum(request.num_tokens for request in self._scheduler.waiting),
             longest=() if handovers is None else longest(handovers.borrowed, running, layout),
+            cached_bytes=_bytes(totals.cached_pages, layout),
         )
 
     def stats(self, step: StepNumber) -> Stats:
@@ -102,7 +103,7 @@ class Figures:
             waiting=self.num_waiting,
             large_pages=layout.num_large_pages,
             empty_large_pages=totals.empty_large,
-            kv_cache_usage=_used_bytes(totals, layout) / layout.pool_bytes,
+            kv_cache_usage=_bytes(totals.used_pages, layout) / layout.pool_bytes,
             prompt_tokens=self._prompt_tokens,
             output_tokens=self.output_tokens,
             prefix_cache_queries=self._prompt_tokens,
@@ -151,11 +152,10 @@ class Figures:
         }
 
 
-def _used_bytes(totals: PoolTotals, layout: Layout) -> int:
-    """Return the bytes of the small pages that requests use."""
+def _bytes(pages: Sequence[int], layout: Layout) -> int:
+    """Return the bytes of numbers of small pages, one for each group."""
     return sum(
-        count * group.page_stride_bytes
-        for count, group in zip(totals.used_pages, layout.groups, strict=True)
+        count * group.page_stride_bytes for count, group in zip(pages, layout.groups, strict=True)
     )
 
 

@@ -42,7 +42,17 @@ class PageMap:
             rows[:, 2].astype("<u4").tobytes(),
             _ages(rows[:, 3], self._core.step).astype("<u4").tobytes(),
             self._core.latest_misses,
+            self._lent(len(rows)),
         )
+
+    def _lent(self, num_large: int) -> bytes:
+        """Return the number of lent small pages in each large page; empty if none is lent."""
+        handovers, groups = self._core.handovers, self._memory.layout.groups
+        pages = () if handovers is None else handovers.agent.loans.lending.pages()
+        if not pages:
+            return b""
+        numbers = [page // groups[group].pages_per_large for group, page in pages]
+        return np.bincount(numbers, minlength=num_large).astype("<u4").tobytes()
 
     def large_page(self, number: int) -> LargePage:
         """Return one large page and its owners; empty if no large page has that number."""

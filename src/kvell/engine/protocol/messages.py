@@ -47,7 +47,7 @@ from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import Bound, ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
 
-SCHEMA_VERSION = 21
+SCHEMA_VERSION = 22
 StepBlame = Literal["", "suspect", "blameless"]
 
 HEARTBEAT_SECONDS = 0.5
@@ -229,6 +229,7 @@ class Ready:
     :param section_bytes: KV memory of a section that it may borrow from another instance; 0: it
         does not borrow.
     :param reach_tokens: most tokens of a request to the first model, if others lend enough.
+    :param dtype: dtype of the first model's computation, such as ``bfloat16``; "" if it has none.
     """
 
     schema_version: int
@@ -245,6 +246,7 @@ class Ready:
     staying: str = ""
     section_bytes: int = 0
     reach_tokens: int = 0
+    dtype: str = ""
 
     @property
     def longest_tokens(self) -> int:
@@ -342,6 +344,7 @@ class Heartbeat:
     :param waiting_tokens: tokens of waiting requests: prompt and output.
     :param longest: the running requests with most local sections that could move, and the number
         of these; at most ``MOST_LONGEST`` requests.
+    :param cached_bytes: KV memory that is cached for later prompts.
     """
 
     incarnation: int
@@ -358,6 +361,7 @@ class Heartbeat:
     held_tokens: int = 0
     waiting_tokens: int = 0
     longest: tuple[RequestPlacementEntry, ...] = ()
+    cached_bytes: int = 0
 
 
 Command = (

@@ -70,6 +70,7 @@ class Pages:
     :param used: uint32, small pages that running requests or leases use.
     :param cached: uint32, small pages that are cached for later prompts.
     :param age: uint32, steps since the last access to any small page of it; 0 if one is used.
+    :param lent: uint32, used small pages that are lent to other instances; empty if none is.
     :param misses: the latest misses, oldest first.
     """
 
@@ -81,6 +82,7 @@ class Pages:
     cached: bytes = b""
     age: bytes = b""
     misses: tuple[Miss, ...] = ()
+    lent: bytes = b""
 
 
 @dataclass(frozen=True)

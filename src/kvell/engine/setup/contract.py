@@ -85,6 +85,7 @@ class MemoryContract:
     :param steps: a remark on how steps are planned; "" for none.
     :param beside: further models that share the pool; ``max_model_len`` and
         ``requests_that_fit`` apply to the first model.
+    :param dtype: dtype of the first model's computation; "" if it computes nothing.
     """
 
     model: str
@@ -102,6 +103,7 @@ class MemoryContract:
     cpu_buffer_bytes: int = 0
     grammar_bytes: int = 0
     steps: str = ""
+    dtype: str = ""
 
     @property
     def total_bytes(self) -> int:
@@ -200,6 +202,7 @@ def make_contract(
     grammar_bytes: int = 0,
     fitting: Fitting = requests_that_fit,
     steps: str = "",
+    dtype: str = "",
 ) -> MemoryContract:
     """Return the contract of an engine before it serves.
 
@@ -207,6 +210,7 @@ def make_contract(
     :param shared_bytes: size of the pool, if activations share it; there is then no reserve.
     :param floor_bytes: size of the process before it loaded anything.
     :param steps: a remark on how steps are planned; "" for none.
+    :param dtype: dtype of the first model's computation.
     """
     seen = layout.seen_by(model) if beside else layout
     return MemoryContract(
@@ -236,6 +240,7 @@ def make_contract(
         cpu_buffer_bytes,
         grammar_bytes,
         steps,
+        dtype,
     )
 
 

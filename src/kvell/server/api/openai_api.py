@@ -33,7 +33,8 @@ from kvell.server.api.routes.scores import RERANK_PATHS, SCORE_PATHS, ScoresApi
 from kvell.server.api.schemas.embeddings import MAX_INPUT_TOKENS, MAX_INPUTS
 from kvell.server.api.serve_options import MAX_BODY_BYTES
 from kvell.server.api.serving import AppState, ServerModel
-from kvell.server.map.map_api import MapApi
+from kvell.server.map.map_api import MapApi, ServerFacts
+from kvell.server.map.recorder import HistoryRecorder
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.server.text.context_length import ContextLength
 from kvell.server.text.lanes import TextWork
@@ -66,6 +67,7 @@ def build_app(
     tool_call_parser: str | None = None,
     reasoning_parser: str | None = None,
     face: FaceOptions = UNCHANGED,
+    recorder: HistoryRecorder | None = None,
 ) -> FastAPI:
     """Return the ASGI app of a started front.
 
@@ -77,6 +79,7 @@ def build_app(
     :param tool_call_parser: format of the first model's calls; None: by its type and chat template.
         The same for ``reasoning_parser``.
     :param face: names of the first model, and options for browsers and proxies.
+    :param recorder: records the memory map's history; None: an own one, only while the map is open.
     """
     ready, work = front.ready, TextWork()
     length = ContextLength(ready.max_model_len, front.reach_tokens, ready.longest_tokens)
@@ -101,12 +104,23 @@ def build_app(
     ScoresApi(embeddings).install(app)
     ModelsApi(serving, int(time.time()), face.tells_tokenizer).install(app)
     OperatorApi(front, metrics, floor_bytes, work_bytes).install(app)
-    ClusterApi(front, floor_bytes + work_bytes, os.getpid()).install(app)
-    MapApi(front).install(app)
+    cluster = ClusterApi(front, floor_bytes + work_bytes, os.getpid())
+    cluster.install(app)
+    access = access or Access()
+    names = tuple(metrics.model_name.split(","))
+    facts = ServerFacts(names, cluster.contract_bytes, _open_links(access))
+    MapApi(front, recorder or HistoryRecorder(front, metrics), facts).install(app)
     http_errors.install(app, metrics.on_rejected)
-    _install_door(app, metrics, access or Access(), max_body_bytes, http)
+    _install_door(app, metrics, access, max_body_bytes, http)
     install_browsers(app, face)
     return app
+
+
+def _open_links(access: Access) -> tuple[str, ...]:
+    """Return the pages that the memory map links to: those that need no key."""
+    if access.keys.is_empty:
+        return "metrics", "openapi.json"
+    return () if access.guards_metrics else ("metrics",)
 
 
 def _install_door(

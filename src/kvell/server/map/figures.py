@@ -1,41 +1,82 @@
 """The data of the memory map: ids and counts, and never a prompt."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import Struct
 
 from kvell.engine.protocol.pages import LargePage, Miss, PageGroup, Pages
 from kvell.engine.protocol.statistics import GroupStats, Stats
 from kvell.fleet.started.member import MemberStatus
 from kvell.front.request_log import LogEntry
 from kvell.front.waiting_line import Entries
+from kvell.server.map.lending_view import InstanceLoans, TransferRow
 
+NO_LOANS = InstanceLoans()
 MOST_REQUESTS = 200
 """The most requests that are listed; all requests are counted."""
 
 
 @dataclass(frozen=True)
 class InstanceSnapshot:
-    """A snapshot of an instance; ``stats`` or ``pages`` is None if it did not answer in time."""
+    """A snapshot of an instance; ``stats`` or ``pages`` is None if it did not answer in time.
+
+    :param rungs_before: page allocations by rung at the beginning of the history; empty if unknown.
+    """
 
     status: MemberStatus
     stats: Stats | None
     pages: Pages | None
+    loans: InstanceLoans = NO_LOANS
+    rungs_before: Mapping[str, int] = field(default_factory=dict)
+
+
+class ServerLine(Struct, frozen=True):
+    """The figures of the whole server, for the line at the top of the page.
+
+    :param models: names of the models.
+    :param dtype: dtype of the first model's computation; "" if it is unknown.
+    :param prompt_tokens_per_second: over the last seconds; None if unknown.  The same for
+        ``output_tokens_per_second``.
+    :param ttft_p50_seconds: median time to first token of the history; None without tokens.  The
+        same for ``tpot_p50_seconds``, of the time per output token.
+    :param contract_bytes: the most memory of all processes, by their contracts; 0 if unknown.
+    :param links: relative addresses of pages that a browser can open without a key.
+    """
+
+    models: tuple[str, ...]
+    dtype: str = ""
+    prompt_tokens_per_second: float | None = None
+    output_tokens_per_second: float | None = None
+    running: int = 0
+    waiting: int = 0
+    ttft_p50_seconds: float | None = None
+    tpot_p50_seconds: float | None = None
+    contract_bytes: int = 0
+    links: tuple[str, ...] = ()
 
 
 def map_body(
     instances: Sequence[InstanceSnapshot],
     entries: Entries,
     now_seconds: float,
+    server: ServerLine | None = None,
+    transfers: Sequence[TransferRow] = (),
 ) -> dict[str, Any]:
-    """Return the data of one refresh of the page."""
-    in_flight, waiting, idle_wait = entries
+    """Return the data of one refresh of the page.
+
+    :param server: None leaves the line at the top out.
+    """
+    in_flight, waiting, idle_wait, _ = entries
     rows = [request_row(entry, now_seconds) for entry in (*in_flight, *waiting)[:MOST_REQUESTS]]
     requests = {"running": len(in_flight), "waiting": len(waiting), "rows": rows}
     return {
         "at_seconds": now_seconds,
+        "server": server,
         "instances": [_instance(instance) for instance in instances],
         "requests": {**requests, "idle_wait": None if idle_wait is None else idle_wait._asdict()},
+        "transfers": transfers,
     }
 
 
@@ -123,7 +164,8 @@ def _instance(instance: InstanceSnapshot) -> dict[str, Any]:
         "role": status.role,
         "state": status.state,
         "restarts": status.restarts,
-        "stats": None if stats is None else _stats(stats),
+        "loans": instance.loans,
+        "stats": None if stats is None else _stats(stats) | {"rungs_before": instance.rungs_before},
         "pages": None if pages is None else _pages(pages),
     }
 
@@ -168,6 +210,7 @@ def _pages(pages: Pages) -> Mapping[str, Any]:
             "used": pages.used,
             "cached": pages.cached,
             "age": pages.age,
+            "lent": pages.lent,
         },
         "misses": [_miss(miss) for miss in pages.misses],
     }

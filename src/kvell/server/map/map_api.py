@@ -1,16 +1,22 @@
-"""Routes of the memory map, ``/``, and of its data, ``/debug/pages``."""
+"""Routes of the memory map, ``/``, and of its data, ``/debug/pages`` and ``/debug/history``."""
 
 import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Annotated
 
 import msgspec
-from fastapi import FastAPI, HTTPException, Path, Response
+from fastapi import FastAPI, HTTPException, Path, Query, Response
 
 from kvell.engine.protocol.statistics import Stats
 from kvell.errors import TryLater
 from kvell.front.front import Front
-from kvell.server.map.figures import InstanceSnapshot, large_page_body, map_body
+from kvell.front.waiting_line import Entries
+from kvell.server.map.figures import InstanceSnapshot, ServerLine, large_page_body, map_body
+from kvell.server.map.history import HistoryRow, InstanceSample
+from kvell.server.map.lending_view import InstanceLoans, transfer_rows
 from kvell.server.map.page import make_page
+from kvell.server.map.recorder import HistoryRecorder
 from kvell.server.map.refreshed import LatestAnswer
 
 ANSWER_SECONDS = 2.0
@@ -20,15 +26,33 @@ REFRESH_SECONDS = 0.2
 DETAIL_SECONDS = 0.05
 """The shortest interval between two queries of single large pages."""
 MOST_LARGE_PAGES = 1 << 31
+NO_LOANS = InstanceLoans()
 
 JSON = "application/json"
 
 
-class MapApi:
-    """The handlers of the memory map."""
+@dataclass(frozen=True)
+class ServerFacts:
+    """Facts about a server that the memory map shows.
 
-    def __init__(self, front: Front) -> None:
-        self._front = front
+    :param models: names of the models.
+    :param contract_bytes: returns the most memory of all processes.
+    :param links: relative addresses of pages that a browser can open without a key.
+    """
+
+    models: tuple[str, ...] = ()
+    contract_bytes: Callable[[], int] = lambda: 0
+    links: tuple[str, ...] = ()
+
+
+class MapApi:
+    """The handlers of the memory map.
+
+    :param recorder: the history of the front.
+    """
+
+    def __init__(self, front: Front, recorder: HistoryRecorder, facts: ServerFacts) -> None:
+        self._front, self._recorder, self._facts = front, recorder, facts
         self._page = make_page()
         self._pages = LatestAnswer(self._look, front.now_seconds, REFRESH_SECONDS)
         self._detail = asyncio.Lock()
@@ -44,6 +68,21 @@ class MapApi:
         without figures.
         """
         return _uncached(await self._pages.latest())
+
+    async def history(self, after: Annotated[float, Query()] = 0.0) -> Response:
+        """Return a row for each second of the last three minutes, the oldest first.
+
+        ``after`` is a time of the server's clock: only later rows are returned.  ``fields`` names
+        the columns of a row, and ``instance_fields`` those of each of its instances.
+        """
+        self._recorder.sample()
+        body = {
+            "at_seconds": self._front.now_seconds(),
+            "fields": HistoryRow.__struct_fields__,
+            "instance_fields": InstanceSample.__struct_fields__,
+            "rows": self._recorder.history.rows_after(after),
+        }
+        return _uncached(msgspec.json.encode(body))
 
     async def large_page(
         self,
@@ -65,16 +104,49 @@ class MapApi:
         """Add the routes."""
         app.add_api_route("/", self.page, methods=["GET"], include_in_schema=False)
         app.add_api_route("/debug/pages", self.pages, methods=["GET"])
+        app.add_api_route("/debug/history", self.history, methods=["GET"])
         app.add_api_route("/debug/pages/{instance}/{large_page}", self.large_page, methods=["GET"])
 
     async def _look(self) -> bytes:
         pages, stats = await asyncio.gather(self._front.pages(ANSWER_SECONDS), self._stats())
+        self._recorder.note_stats(stats)
+        self._recorder.sample()
+        loans, history = self._recorder.loans(), self._recorder.history
         instances = [
-            InstanceSnapshot(status, stats.get(status.instance_id), pages.get(status.instance_id))
+            InstanceSnapshot(
+                status,
+                stats.get(status.instance_id),
+                pages.get(status.instance_id),
+                loans.get(status.instance_id, NO_LOANS),
+                history.rungs_before(status.instance_id),
+            )
             for status, _ in self._front.instances()
         ]
-        body = map_body(instances, self._front.entries(), self._front.now_seconds())
+        entries = self._front.entries()
+        before = {} if history.oldest is None else history.oldest.transfers
+        body = map_body(
+            instances,
+            entries,
+            self._front.now_seconds(),
+            self._line(entries, stats),
+            transfer_rows(entries.in_flight, entries.transfers, before),
+        )
         return msgspec.json.encode(body)
+
+    def _line(self, entries: Entries, stats: dict[str, Stats]) -> ServerLine:
+        """Return the figures of the whole server."""
+        history = self._recorder.history
+        readies = [status.ready for status, _ in self._front.instances() if status.ready]
+        return ServerLine(
+            self._facts.models,
+            readies[0].dtype if readies else "",
+            *history.rates(),
+            sum(each.running for each in stats.values()),
+            len(entries.waiting) + sum(each.waiting for each in stats.values()),
+            *history.medians(),
+            self._facts.contract_bytes(),
+            self._facts.links,
+        )
 
     async def _stats(self) -> dict[str, Stats]:
         try:

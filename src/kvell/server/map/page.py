@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from importlib import resources
 
 SCRIPTS = (
-    *("text.js", "columns.js", "colours.js", "cells.js", "timelines.js", "tables.js"),
-    *("asking.js", "instance.js", "map.js"),
+    *("text.js", "columns.js", "colours.js", "cells.js", "legend.js", "history.js"),
+    *("timelines.js", "tables.js", "loans.js", "server.js", "asking.js", "instance.js", "map.js"),
 )
 """The scripts, in the order of their dependencies."""
 STYLE_PLACE, SCRIPT_PLACE = "/*STYLE*/", "/*SCRIPT*/"
@@ -22,7 +22,7 @@ class Page:
 
 
 def make_page() -> Page:
-    """Join the files next to this module into one document.
+    """Join the files of the folder ``static`` into one document.
 
     The policy allows only the document's own styles and scripts, by their digests, and requests to
     the same origin.
@@ -50,7 +50,7 @@ def make_page() -> Page:
 
 
 def _text(name: str) -> str:
-    return resources.files("kvell.server.map").joinpath(name).read_text("utf-8")
+    return resources.files("kvell.server.map").joinpath("static", name).read_text("utf-8")
 
 
 def _digest(content: str) -> str:

@@ -5,7 +5,8 @@ Names, meaning and bucket bounds are those of vLLM 0.32 (``vllm/v1/metrics/logge
 where a small model on a CPU or one step of a large GPU would fall into the first bucket.
 """
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Literal, get_args
 
@@ -31,6 +32,8 @@ MOST_NOTED = 4096
 
 Work per token is kept small, since its data has left the processor's caches by the next token.
 """
+MOST_LATEST = 64
+"""The most latencies of each kind that are kept until they are taken."""
 FIRST_TOKEN_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75),
     *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
@@ -120,6 +123,8 @@ class ServerMetrics:
 
     def __init__(self, model_name: str) -> None:
         self._noted: list[tuple[float, int]] = []
+        self._latest_first: deque[float] = deque(maxlen=MOST_LATEST)
+        self._latest_next: deque[float] = deque(maxlen=MOST_LATEST)
         self.registry = CollectorRegistry()
         self.registry.register(_BeforeOthers(self._count_noted))
         self.instances = InstancesCollector(model_name)
@@ -153,6 +158,7 @@ class ServerMetrics:
         self._prompt_tokens.inc(prompt_tokens)
         self._output_tokens.inc(count)
         self._observe("time_to_first_token_seconds", seconds)
+        self._latest_first.append(seconds)
 
     def next_tokens(self, seconds: float, count: int) -> None:
         """Note ``count`` further tokens, ``seconds`` after the previous ones."""
@@ -205,6 +211,14 @@ class ServerMetrics:
         self._count_noted()
         return _value(self._prompt_tokens), _value(self._output_tokens)
 
+    def take_latencies(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Return the latest times to first token and per further token, each only once."""
+        self._count_noted()
+        latencies = tuple(self._latest_first), tuple(self._latest_next)
+        self._latest_first.clear()
+        self._latest_next.clear()
+        return latencies
+
     def render(self) -> bytes:
         """Return all metrics in Prometheus's text format."""
         return generate_latest(self.registry)
@@ -214,6 +228,7 @@ class ServerMetrics:
         for seconds, count in noted:
             self._output_tokens.inc(count)
             self._observe("inter_token_latency_seconds", seconds)
+            self._latest_next.append(seconds / count)
             for _ in range(count):
                 self._observe("time_per_output_token_seconds", seconds / count)
 

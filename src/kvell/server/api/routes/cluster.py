@@ -54,6 +54,13 @@ class ClusterApi:
         await self._front.drain(body.id)
         return self._answer(202)
 
+    def contract_bytes(self) -> int:
+        """Return the most memory of all processes, by their contracts."""
+        instances = self._front.instances()
+        promised = [status.ready.memory for status, _ in instances if status.ready]
+        is_one_host = not any(status.host for status, _ in instances)
+        return contract_of_all(promised, shares_weights=is_one_host) + self._floor_bytes
+
     def install(self, app: FastAPI) -> None:
         """Add the routes."""
         app.add_api_route("/cluster", self.status, methods=["GET"])
@@ -63,9 +70,6 @@ class ClusterApi:
     def _answer(self, status_code: int) -> Response:
         front = self._front
         instances = front.instances()
-        promised = [status.ready.memory for status, _ in instances if status.ready]
-        is_one_host = not any(status.host for status, _ in instances)
-        promised_bytes = contract_of_all(promised, shares_weights=is_one_host)
         sections = sections_of({status.instance_id: line.placements for status, line in instances})
         body = {
             "routing": front.routing,
@@ -74,7 +78,7 @@ class ClusterApi:
                 {**_instance(status, line), "sections": sections[status.instance_id]}
                 for status, line in instances
             ],
-            "contract_bytes": promised_bytes + self._floor_bytes,
+            "contract_bytes": self.contract_bytes(),
         }
         content = msgspec.json.encode(body)
         return Response(content, status_code, media_type="application/json")

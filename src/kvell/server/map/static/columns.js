@@ -17,16 +17,22 @@ class Columns {
     this.used = decoded(pages.columns.used, Uint32Array);
     this.cached = decoded(pages.columns.cached, Uint32Array);
     this.age = decoded(pages.columns.age, Uint32Array);
+    this.lent = decoded(pages.columns.lent, Uint32Array); // empty if no page is lent
   }
 
   get length() { return this.group.length; }
 
-  // Large pages by state: one with any used page is used.
+  // Large pages by state: one with any used page is used.  Lent pages are used ones.
   tally() {
-    const found = { total: this.length, used: 0, cached: 0, withheld: 0, empty: 0 };
-    for (let i = 0; i < this.length; i += 1) found[this.state(i)] += 1;
-    return found;
+    const tally = { total: this.length, used: 0, cached: 0, withheld: 0, empty: 0, lent: 0 };
+    for (let i = 0; i < this.length; i += 1) {
+      tally[this.state(i)] += 1;
+      tally.lent += this.isLent(i);
+    }
+    return tally;
   }
+
+  isLent(index) { return this.lent.length > 0 && this.lent[index] > 0; }
 
   state(index) {
     if (this.group[index] === WITHHELD) return "withheld";

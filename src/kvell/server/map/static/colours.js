@@ -22,10 +22,13 @@ class Colours {
     this.focus = named("focus");
     this.empty = named("empty");
     this.withheld = named("withheld");
+    this.loan = named("loan");
     this.hues = Array.from({ length: HUES }, (_, i) => named(`group-${i}`));
     const empty = channels(this.empty);
     const tones = (from, range) => this.hues.map((hue) => Array.from(
       { length: TONES + 1 }, (_, i) => mixed(empty, channels(hue), from + (range * i) / TONES)));
+    this.usedByAll = mixed(empty, channels(this.ink), 0.62);
+    this.cachedByAll = mixed(empty, channels(this.ink), 0.22);
     this.usedTones = tones(0.55, 0.45);
     this.cachedTones = tones(0.14, 0.24);
   }
@@ -40,6 +43,7 @@ class Colours {
     const state = columns.state(index);
     if (state === "withheld") return this.withheld;
     if (state === "empty") return this.empty;
+    if (columns.isLent(index)) return this.loan;
     const group = columns.group[index];
     const capacity = columns.groups[group].pages_per_large;
     return state === "used" ? this.used(group, columns.used[index] / capacity)

@@ -51,6 +51,7 @@ class CellMap {
       context.fillStyle = this.colours.cell(this.columns, i);
       context.fillRect(x, y, this.size - gap, this.size - gap);
       if (this.columns.group[i] === WITHHELD && this.size > 6) this.strike(context, x, y, gap);
+      if (this.columns.isLent(i) && this.size > 6) this.hole(context, x, y, gap);
     }
     if (this.at !== null) {
       const [x, y] = this.place(this.at);
@@ -66,6 +67,13 @@ class CellMap {
     context.moveTo(x, y + this.size - gap);
     context.lineTo(x + this.size - gap, y);
     context.stroke();
+  }
+
+  // The mark of a loan: it is seen without its colour too.
+  hole(context, x, y, gap) {
+    const third = (this.size - gap) / 3;
+    context.fillStyle = this.colours.empty;
+    context.fillRect(x + third, y + third, third, third);
   }
 
   place(index) {

@@ -19,6 +19,11 @@ function percent(part) {
   return part === null ? "–" : `${(100 * part).toFixed(1)} %`;
 }
 
+function rate(value) {
+  if (value === null) return "–";
+  return value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 1 : 0 });
+}
+
 function count(number, one, many = `${one}s`) {
   return `${number.toLocaleString("en")} ${number === 1 ? one : many}`;
 }
@@ -29,19 +34,7 @@ function element(tag, properties = {}, ...children) {
   return made;
 }
 
-function swatch(label, colour) {
-  const box = element("span", { className: "swatch", ariaHidden: "true" });
-  box.style.backgroundColor = colour;
-  const item = element("span", {}, box, label);
-  item.setAttribute("role", "listitem");
-  return item;
-}
-
-// What an instance lends to others or borrows of them, and what creditors wanted back so far.
-function sectionsText(sections) {
-  const of = (...names) => names.reduce((sum, name) => sum + (sections[name] ?? 0), 0);
-  const lent = of("lent") ? `, lends ${count(of("lent"), "section")}` : "";
-  const borrowed = of("borrowed") ? `, borrows ${count(of("borrowed"), "section")}` : "";
-  const recalled = of("returned", "replaced", "lost");
-  return lent + borrowed + (recalled ? `, ${count(recalled, "section")} recalled` : "");
+// Nothing is written that is there already: what a reader has selected stays selected.
+function setText(node, text) {
+  if (node.textContent !== text) node.textContent = text;
 }

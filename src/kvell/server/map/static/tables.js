@@ -15,16 +15,21 @@ function why(miss) {
   return miss.seen_tokens > miss.hit_tokens ? `${reason}; ${miss.seen_tokens} tokens were seen` : reason;
 }
 
-// A cell is text, or a number, which is written at the right.
+// A cell is text, or a number, which is written at the right.  In a narrow box a row becomes a
+// block of labelled values.
 function fill(table, rows, nothing) {
-  const width = table.tHead.rows[0].cells.length;
-  const made = rows.map((cells) => element("tr", {}, ...cells.map((cell, i) => element("td", {
-    textContent: typeof cell === "number" ? cell.toLocaleString("en") : cell,
-    title: i === 0 ? cell : "",
-    className: [table.tHead.rows[0].cells[i].className, i === 0 ? "id" : ""].join(" ").trim(),
-  }))));
+  const heads = [...table.tHead.rows[0].cells];
+  const made = rows.map((cells) => element("tr", {}, ...cells.map((cell, i) => {
+    const item = element("td", {
+      textContent: typeof cell === "number" ? cell.toLocaleString("en") : cell,
+      title: i === 0 ? cell : "",
+      className: [heads[i].className, i === 0 ? "id" : ""].join(" ").trim(),
+    });
+    item.dataset.label = heads[i].textContent;
+    return item;
+  })));
   if (!made.length) {
-    const only = element("td", { colSpan: width, textContent: nothing, className: "quiet" });
+    const only = element("td", { colSpan: heads.length, textContent: nothing, className: "quiet" });
     made.push(element("tr", {}, only));
   }
   table.tBodies[0].replaceChildren(...made);
@@ -44,11 +49,12 @@ function fillGroups(table, stats, kinds) {
   ]), "no groups");
 }
 
-function fillRungs(table, rungs, growth) {
+function fillRungs(table, rungs, before) {
+  const growth = Object.fromEntries(Object.entries(rungs).map(
+    ([name, times]) => [name, Math.max(0, times - (before[name] ?? times))]));
   const taken = Object.entries(rungs).filter(([, times]) => times);
-  taken.sort((a, b) => (growth[b[0]] ?? 0) - (growth[a[0]] ?? 0) || b[1] - a[1]);
-  const rows = taken.map(([name, times]) => [name, growth[name] ?? 0, times]);
-  fill(table, rows, "no rung was taken yet");
+  taken.sort((a, b) => growth[b[0]] - growth[a[0]] || b[1] - a[1]);
+  fill(table, taken.map(([name, times]) => [name, growth[name], times]), "no rung was taken yet");
 }
 
 function fillMisses(table, misses) {

@@ -9,6 +9,8 @@ class MemoryMap {
     this.paused = false;
     this.polls = 0;
     this.latest = null;
+    this.history = new History();
+    this.server = new ServerView();
     byId("pause").addEventListener("click", () => this.pause(!this.paused));
     byId("access").addEventListener("submit", (event) => this.unlock(event));
     window.addEventListener("resize", () => this.redraw());
@@ -26,7 +28,9 @@ class MemoryMap {
 
   async poll() {
     try {
-      this.show(await ask("debug/pages"));
+      const snapshot = await ask("debug/pages");
+      this.history.add(await ask(`debug/history?after=${this.history.after}`));
+      this.show(snapshot);
       this.polls += 1;
       byId("access").hidden = true;
       const looks = 1000 / POLL_MILLISECONDS;
@@ -36,19 +40,30 @@ class MemoryMap {
     }
   }
 
-  show(told) {
-    this.latest = told;
-    const ids = told.instances.map((one) => one.id);
+  show(snapshot) {
+    this.latest = snapshot;
+    const { instances, requests } = snapshot;
+    const ids = instances.map((instance) => instance.id);
     for (const [id, view] of this.views) {
       if (!ids.includes(id)) {
         view.section.remove();
         this.views.delete(id);
       }
     }
-    for (const one of told.instances) this.view(one.id).show(told.at_seconds, one);
-    const { requests } = told;
-    byId("requests-count").textContent = `${requests.running} at instances, `
-      + `${requests.waiting} waiting for one`;
+    this.server.show(snapshot, this.history);
+    const lends = instances.length > 1
+      && instances.some((instance) => instance.loans.section_bytes > 0);
+    for (const instance of instances) {
+      this.view(instance.id).show(instance, snapshot.at_seconds, this.history, lends);
+    }
+    setText(byId("requests-count"), `${requests.running} at instances, `
+      + `${requests.waiting} waiting for one`);
+    const idle = requests.idle_wait;
+    byId("idle-wait").hidden = idle === null;
+    if (idle !== null) {
+      setText(byId("idle-wait"), `${count(idle.requests, "request")} wait although every `
+        + `instance is idle: ${idle.why}`);
+    }
     fillRequests(byId("requests"), requests);
   }
 

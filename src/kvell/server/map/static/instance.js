@@ -1,7 +1,6 @@
 // One instance: its map, the page that is looked at, its timelines and tables.
 
 const DETAIL_MILLISECONDS = 150;
-const ELASTIC = ["inflate", "deflate", "shrink_for_activations", "refused_by_device"];
 
 class InstanceView {
   constructor(id) {
@@ -13,36 +12,45 @@ class InstanceView {
     this.spoken = this.part(".spoken");
     this.section.dataset.instance = id;
     this.detail = this.part(".detail");
+    this.legend = new Legend(this.part(".legend"));
     this.cells = new CellMap(this.part(".cells"), (index) => this.look(index));
-    this.memory = new History();
-    this.rungs = new History();
-    this.kv = new Timeline("KV cache", bytes);
-    const ifAny = (value) => (value === null ? "none" : bytes(value));
-    this.beside = new Timeline("Activations, buffer", ifAny);
-    this.ladder = new Timeline("Ladder rungs taken", (value) => value.toLocaleString("en"));
-    this.part(".timelines").append(this.kv.figure, this.beside.figure, this.ladder.figure);
+    this.loans = new LoansView(this.part(".loans"));
+    this.kv = new Timeline("KV memory", bytes);
+    this.sections = new Timeline("Sections", (value) => value.toLocaleString("en"));
+    this.extra = new Timeline("Activations, CPU buffer", bytes);
+    this.part(".timelines").append(this.kv.figure, this.sections.figure, this.extra.figure);
     this.known = null;
     this.askSoon = null;
     this.asking = false;
   }
 
-  show(at, told) {
-    const { stats, pages } = told;
+  // `lends` says whether the server has instances that can lend each other memory.
+  show(snapshot, at, history, lends) {
+    const { stats, pages, loans } = snapshot;
+    this.lends = lends;
+    if (stats !== null) this.hasWithheld = stats.bytes.activation !== null;
     if (pages !== null) this.showPages(pages);
-    if (stats !== null) this.showStats(at, stats);
+    this.loans.show(loans);
+    this.showHistory(at, history, loans.section_bytes);
+    if (stats !== null) {
+      fillGroups(this.part(".groups"), stats, this.kinds());
+      fillRungs(this.part(".rungs"), stats.rungs, stats.rungs_before);
+    }
     const silent = stats === null || pages === null ? "; it does not answer now" : "";
-    this.part(".summary").textContent = `${told.state}${this.summary(stats)}${silent}`;
+    setText(this.part(".summary"), `${snapshot.state}${this.summary(stats)}${silent}`);
   }
 
   summary(stats) {
     if (stats === null || this.columns === null) return "";
     const tally = this.columns.tally();
     const withheld = tally.withheld ? `, ${tally.withheld} withheld for activations` : "";
-    const sections = sectionsText(stats.sections);
+    const { returned = 0, replaced = 0, lost = 0 } = stats.sections;
+    const recalled = returned + replaced + lost;
     return `, step ${stats.step.toLocaleString("en")}: ${stats.running} running, `
       + `${stats.waiting} waiting; ${count(tally.total, "large page")} of `
       + `${bytes(stats.large_page_bytes)}: ${tally.used} used, ${tally.cached} cached, `
-      + `${tally.empty} empty${withheld}${sections}`;
+      + `${tally.empty} empty${withheld}`
+      + (recalled ? `; ${count(recalled, "section")} recalled so far` : "");
   }
 
   showPages(pages) {
@@ -54,48 +62,63 @@ class InstanceView {
     canvas.setAttribute("aria-label", `${tally.total} large pages of ${this.id}: `
       + `${tally.used} used, ${tally.cached} cached, ${tally.empty} empty, `
       + `${tally.withheld} withheld for activations`);
-    this.part(".legend").replaceChildren(...pages.groups.flatMap((group, i) => [
-      swatch(`${group.name} used (${count(group.layers, "layer")})`, colours.used(i, 1)),
-      swatch("cached", colours.cached(i, 1)),
-    ]), swatch("withheld for activations", colours.withheld), swatch("empty", colours.empty));
+    this.legend.show(this.entries(pages.groups));
     fillMisses(this.part(".misses"), pages.misses);
-    this.misses = pages.misses;
     if (this.cells.at !== null) {
       this.describe(this.cells.at, this.known);
       this.learn(this.cells.at, false);
     }
   }
 
-  showStats(at, stats) {
-    this.memory.add(at, stats.bytes);
-    this.rungs.add(at, stats.rungs);
-    const growth = this.rungs.growth();
-    const read = (name) => (values) => values[name] ?? null;
-    this.kv.show(this.memory.rows, [
-      { name: "used", colour: colours.hue(0), read: read("kv_used") },
-      { name: "cached", colour: colours.hue(2), dash: [6, 3], read: read("kv_cached") },
-      { name: "free", colour: colours.withheld, dash: [2, 3], read: read("kv_free") },
-    ], colours);
-    this.beside.show(this.memory.rows, [
-      { name: "activations", colour: colours.hue(1), read: read("activation") },
-      { name: "CPU buffer", colour: colours.hue(3), dash: [6, 3], read: read("cpu_buffer") },
-    ], colours);
-    this.ladder.show(this.rungs.rows, this.ladderLines(growth), colours);
-    fillGroups(this.part(".groups"), stats, this.kinds());
-    fillRungs(this.part(".rungs"), stats.rungs, growth);
+  // Entries of the map's legend; there are none of things that the server does not have.
+  entries(groups) {
+    const entry = (id, label, colour, mark = "") => ({ id, label, colour, mark, help: HELP[id] });
+    return [
+      ...groups.flatMap((group, i) => [
+        { ...entry("used", `${group.name} used (${count(group.layers, "layer")})`,
+          colours.used(i, 1)), id: `used-${i}` },
+        { ...entry("cached", "cached", colours.cached(i, 1)), id: `cached-${i}` },
+      ]),
+      ...(this.hasWithheld ? [entry("withheld", "withheld for activations", colours.withheld)] : []),
+      ...(this.lends ? [entry("borrowed", "borrowed section", colours.loan),
+        entry("lent", "lent", colours.loan, "hole")] : []),
+      entry("empty", "empty", colours.empty),
+    ];
   }
 
-  // The balloon's rungs where there is one, and those that were taken most.
-  ladderLines(growth) {
-    const first = this.rungs.rows[0].values;
-    const elastic = ELASTIC.filter((name) => name in first);
-    const others = Object.keys(growth).filter((name) => growth[name] && !elastic.includes(name));
-    others.sort((a, b) => growth[b] - growth[a]);
-    const names = [...elastic, ...others].slice(0, 4);
-    return names.map((name, i) => ({
-      name, colour: colours.hue(i), dash: i % 2 ? [6, 3] : [],
-      read: (values) => (values[name] ?? 0) - (first[name] ?? 0),
-    }));
+  showHistory(at, history, sectionBytes) {
+    const { id } = this;
+    const points = (name) => history.points((row) => row.instances[id]?.[name]);
+    const has = (name) => history.rows.some((row) => (row.instances[id]?.[name] ?? null) !== null);
+    // With a single group the areas have its colours; otherwise they are of all groups.
+    const isSingle = this.columns?.groups.length === 1;
+    // Lent memory is in use, and has a colour of its own.
+    const samples = history.rows.map((row) => row.instances[id] ?? null);
+    const times = history.rows.map((row) => row.at_seconds);
+    const lentBytes = samples.map((sample) => (
+      sample && Math.min(sample.kv_used, sample.lent * sectionBytes)));
+    const used = samples.map((sample, i) => sample && sample.kv_used - lentBytes[i]);
+    const pool = history.rows.at(-1)?.instances[id]?.pool ?? 1;
+    this.kv.show(at, [
+      { id: "used", label: "used", points: used.map((value, i) => [times[i], value]),
+        help: HELP.allUsed, colour: isSingle ? colours.used(0, 1) : colours.usedByAll },
+      ...(lentBytes.some(Boolean) ? [{ id: "lent", label: "lent", help: HELP.lent,
+        points: lentBytes.map((value, i) => [times[i], value]), colour: colours.loan }] : []),
+      { id: "cached", label: "cached", points: points("kv_cached"), help: HELP.allCached,
+        colour: isSingle ? colours.cached(0, 1) : colours.cachedByAll },
+    ], colours, pool);
+    this.sections.show(at, this.lends ? [
+      { id: "borrowed", label: "borrowed", points: points("borrowed"), help: HELP.borrowed,
+        colour: colours.loan, line: "solid" },
+      { id: "lent", label: "lent", points: points("lent"), help: HELP.lent,
+        colour: colours.loan, line: "dashed" },
+    ] : [], colours);
+    this.extra.show(at, [
+      ...(has("activation") ? [{ id: "activation", label: "activations", help: HELP.activations,
+        points: points("activation"), colour: colours.withheld, line: "solid" }] : []),
+      ...(has("cpu_buffer") ? [{ id: "buffer", label: "CPU buffer", help: HELP.buffer,
+        points: points("cpu_buffer"), colour: colours.ink, line: "dashed" }] : []),
+    ], colours);
   }
 
   kinds() {
@@ -156,20 +179,24 @@ class InstanceView {
   }
 
   owners(known) {
-    const told = known.owners.map((owner) => element("div", {},
+    const lines = known.owners.map((owner) => element("div", {},
       element("span", { className: "id", textContent: owner.id }),
       `: ${count(owner.pages, "page")} within tokens ${owner.first_token} to ${owner.end_token}`));
-    if (known.more_owners) told.push(element("div", { textContent: `and ${known.more_owners} more` }));
-    if (known.other_used) {
-      told.push(element("div", { textContent:
-        `${count(known.other_used, "page")} held for protected prefixes, copies or states` }));
+    if (known.more_owners) lines.push(element("div", { textContent: `and ${known.more_owners} more` }));
+    const lent = this.columns.isLent(known.large_page) ? this.columns.lent[known.large_page] : 0;
+    if (lent) {
+      lines.push(element("div", { textContent: `${count(lent, "page")} lent to other instances` }));
+    }
+    if (known.other_used > lent) {
+      lines.push(element("div", { textContent:
+        `${count(known.other_used - lent, "page")} held for protected prefixes, copies or states` }));
     }
     if (known.cached_ends.length) {
       const more = known.cached_ends.length === 4 ? ", …" : "";
-      told.push(element("div", {
+      lines.push(element("div", {
         textContent: `cached ends of prefixes: ${known.cached_ends.join(", ")}${more} tokens`,
       }));
     }
-    return told;
+    return lines;
   }
 }

@@ -1,0 +1,148 @@
+"""The last three minutes of a server, sampled once a second; pure.
+
+A sample has what the front has anyway: counters of its metrics, heartbeats of instances, and
+statistics if a viewer of the memory map has just asked instances for them.
+"""
+
+import statistics
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from msgspec import Struct
+
+from kvell.front.routes import RequestTransfer
+
+HISTORY_SECONDS = 180.0
+SAMPLE_SECONDS = 1.0
+"""The shortest interval between two samples."""
+MOST_SAMPLES = int(HISTORY_SECONDS / SAMPLE_SECONDS) + 1
+MOST_INSTANCES = 64
+"""The most instances of a sample, so that the history's size is bounded."""
+RATE_SECONDS = 10.0
+"""The time over which the present rates are averaged."""
+JITTER_SECONDS = 0.05
+"""A sample that is early by less counts: a sleep may end a little before its time."""
+
+
+class InstanceSample(Struct, frozen=True, array_like=True):
+    """The memory of one instance at one moment.
+
+    :param pool: bytes of the KV pool.  Requests use ``kv_used`` of them, and ``kv_cached`` are
+        cached.
+    :param lent: number of lent sections; ``borrowed`` ones are at other instances.
+    :param activation: bytes of activations in the shared pool; None: there are none, or they are
+        unknown, since no viewer asked the instance.  The same for ``cpu_buffer``.
+    """
+
+    pool: int
+    kv_used: int
+    kv_cached: int
+    lent: int
+    borrowed: int
+    activation: int | None = None
+    cpu_buffer: int | None = None
+
+
+class HistoryRow(Struct, frozen=True, array_like=True):
+    """One sample, as viewers of the memory map get it.
+
+    :param prompt_tokens: prompt tokens prefilled so far; ``output_tokens`` were sent.
+    """
+
+    at_seconds: float
+    prompt_tokens: int
+    output_tokens: int
+    running: int
+    waiting: int
+    instances: dict[str, InstanceSample]
+
+
+@dataclass(frozen=True)
+class HistorySample:
+    """One sample.
+
+    :param first_tokens: latest times to first token since the sample before, in seconds.
+    :param next_tokens: the same of times per further output token.
+    :param transfers: numbers of transfers so far.
+    :param rungs: page allocations of instances by rung so far, where they are known.
+    """
+
+    row: HistoryRow
+    first_tokens: Sequence[float] = ()
+    next_tokens: Sequence[float] = ()
+    transfers: Mapping[RequestTransfer, int] = field(default_factory=dict)
+    rungs: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+class MapHistory:
+    """The samples of the last ``HISTORY_SECONDS``, at most one per ``SAMPLE_SECONDS``."""
+
+    def __init__(self) -> None:
+        self._samples: deque[HistorySample] = deque(maxlen=MOST_SAMPLES)
+        self._medians: tuple[float | None, float | None] = None, None
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    @property
+    def oldest(self) -> HistorySample | None:
+        """The oldest sample; None before the first."""
+        return self._samples[0] if self._samples else None
+
+    def takes_sample(self, now_seconds: float) -> bool:
+        """Return whether a sample may be added now."""
+        if not self._samples:
+            return True
+        age_seconds = now_seconds - self._samples[-1].row.at_seconds
+        return age_seconds >= SAMPLE_SECONDS - JITTER_SECONDS
+
+    def add(self, sample: HistorySample) -> None:
+        """Add a sample, unless it is too early, and drop those that are too old."""
+        now_seconds = sample.row.at_seconds
+        if not self.takes_sample(now_seconds):
+            return
+        self._samples.append(sample)
+        while now_seconds - self._samples[0].row.at_seconds > HISTORY_SECONDS:
+            self._samples.popleft()
+        self._medians = (
+            _median(value for sample in self._samples for value in sample.first_tokens),
+            _median(value for sample in self._samples for value in sample.next_tokens),
+        )
+
+    def rows_after(self, after_seconds: float) -> list[HistoryRow]:
+        """Return the samples after a moment, the oldest first."""
+        return [sample.row for sample in self._samples if sample.row.at_seconds > after_seconds]
+
+    def rates(self) -> tuple[float | None, float | None]:
+        """Return prompt and output tokens per second of the last seconds; None if unknown."""
+        if len(self._samples) < 2:
+            return None, None
+        latest = self._samples[-1].row
+        recent = (
+            sample.row
+            for sample in self._samples
+            if latest.at_seconds - sample.row.at_seconds <= RATE_SECONDS
+        )
+        first = next(recent)
+        if first is latest:  # the process was stopped meanwhile
+            first = self._samples[-2].row
+        seconds = latest.at_seconds - first.at_seconds
+        return (
+            (latest.prompt_tokens - first.prompt_tokens) / seconds,
+            (latest.output_tokens - first.output_tokens) / seconds,
+        )
+
+    def medians(self) -> tuple[float | None, float | None]:
+        """Return the median times to first token and per further token; None without tokens."""
+        return self._medians
+
+    def rungs_before(self, instance_id: str) -> Mapping[str, int]:
+        """Return the oldest known page allocations of an instance by rung; empty if unknown."""
+        allocations = (sample.rungs for sample in self._samples if instance_id in sample.rungs)
+        return next((rungs[instance_id] for rungs in allocations), {})
+
+
+def _median(values: Iterable[float]) -> float | None:
+    numbers = list(values)
+    return statistics.median(numbers) if numbers else None

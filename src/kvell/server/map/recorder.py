@@ -1,0 +1,129 @@
+"""Samples of a front for the memory map's history, taken once a second."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Protocol
+
+from kvell.engine.protocol.messages import Heartbeat
+from kvell.engine.protocol.statistics import Stats
+from kvell.front.front import Front
+from kvell.server.map.figures import bytes_by_use
+from kvell.server.map.history import (
+    MOST_INSTANCES,
+    SAMPLE_SECONDS,
+    HistoryRow,
+    HistorySample,
+    InstanceSample,
+    MapHistory,
+)
+from kvell.server.map.lending_view import InstanceLoans, loans_of
+
+STALE_SECONDS = 2.0
+"""Older statistics of instances are not recorded."""
+UP = ("serving", "draining")
+
+
+class MeasuredTokens(Protocol):
+    """The counters of tokens and latencies (the metrics)."""
+
+    @property
+    def model_name(self) -> str:
+        """The names of the models, joined by commas."""
+        ...
+
+    def token_totals(self) -> tuple[int, int]:
+        """Return the numbers of prefilled prompt tokens and of sent output tokens."""
+        ...
+
+    def take_latencies(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Return the latest times to first token and per further token, each only once."""
+        ...
+
+
+class HistoryRecorder:
+    """The history of a front, and the samples that are added to it.
+
+    :param measured: the front's observer.
+    """
+
+    def __init__(self, front: Front, measured: MeasuredTokens) -> None:
+        self._front, self._measured = front, measured
+        self.history = MapHistory()
+        self._stats: Mapping[str, Stats] = {}
+        self._stats_seconds = 0.0
+
+    def loans(self) -> dict[str, InstanceLoans]:
+        """Return the loans of every instance, by the debtors' last heartbeats."""
+        instances = self._front.instances()
+        return loans_of(
+            {status.instance_id: load.placements for status, load in instances},
+            {
+                status.instance_id: status.ready.section_bytes if status.ready else 0
+                for status, _ in instances
+            },
+        )
+
+    def note_stats(self, stats: Mapping[str, Stats]) -> None:
+        """Keep the statistics of instances for the next sample."""
+        self._stats, self._stats_seconds = stats, self._front.now_seconds()
+
+    def sample(self) -> None:
+        """Add a sample, unless the last one was just added."""
+        now_seconds = self._front.now_seconds()
+        if not self.history.takes_sample(now_seconds):
+            return
+        is_fresh = now_seconds - self._stats_seconds <= STALE_SECONDS
+        stats = self._stats if is_fresh else {}
+        loans = self.loans()
+        beats = {
+            status.instance_id: status.beat
+            for status, _ in self._front.instances()[:MOST_INSTANCES]
+            if status.beat is not None and status.state in UP
+        }
+        entries = self._front.entries()
+        row = HistoryRow(
+            now_seconds,
+            *self._measured.token_totals(),
+            sum(beat.running for beat in beats.values()),
+            len(entries.waiting) + sum(beat.waiting for beat in beats.values()),
+            {
+                name: instance_sample(beat, loans[name], stats.get(name))
+                for name, beat in beats.items()
+            },
+        )
+        rungs = {name: stats[name].rungs for name in beats if name in stats}
+        self.history.add(
+            HistorySample(row, *self._measured.take_latencies(), entries.transfers, rungs)
+        )
+
+    @asynccontextmanager
+    async def recording(self) -> AsyncIterator[None]:
+        """Add a sample each second while the block runs."""
+        sampling = asyncio.create_task(self._sample_periodically())
+        try:
+            yield
+        finally:
+            sampling.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await sampling
+
+    async def _sample_periodically(self) -> None:
+        while True:
+            self.sample()
+            await asyncio.sleep(SAMPLE_SECONDS)
+
+
+def instance_sample(beat: Heartbeat, loans: InstanceLoans, stats: Stats | None) -> InstanceSample:
+    """Return the memory of an instance by its heartbeat, and by its statistics if there are any."""
+    uses = {} if stats is None else bytes_by_use(stats)
+    return InstanceSample(
+        beat.pool_bytes,
+        beat.pool_bytes - beat.free_bytes,
+        beat.cached_bytes,
+        loans.lent,
+        loans.borrowed,
+        uses.get("activation"),
+        uses.get("cpu_buffer"),
+    )
