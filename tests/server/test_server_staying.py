@@ -14,11 +14,14 @@ from kvell.vocabulary import MIB
 from tests.models.serving.test_models_pooling_served import engine_of
 
 MEMORY = {"weights_bytes": 5 * MIB, "contract_bytes": 90 * MIB}
+LINES = ("memory contract for tiny", "  weights 5 MiB")
 
 
 def lines(staying: str, count: int = 2, reach: int = 64) -> str:
     """What is printed when so many instances serve."""
-    ready = Ready(SCHEMA_VERSION, 1, 8, "m", 64, 0, memory=MEMORY, staying=staying)
+    ready = Ready(
+        SCHEMA_VERSION, 1, 8, "m", 64, 0, memory=MEMORY, staying=staying, contract_lines=LINES
+    )
     members = [
         (SimpleNamespace(instance_id=f"mixed-{n}", ready=ready, host=""), None)
         for n in range(count)
@@ -28,13 +31,18 @@ def lines(staying: str, count: int = 2, reach: int = 64) -> str:
 
 
 def test_the_setting_is_named_where_there_are_several() -> None:
-    assert "with --cpu-buffer instances lend each other no memory" in lines("--cpu-buffer")
-    assert "lend each other no memory" not in lines("")
-    assert not lines("--cpu-buffer", count=1)
+    assert "lending             off with --cpu-buffer: requests stay" in lines("--cpu-buffer")
+    assert "lending" not in lines("")
+    assert "lending" not in lines("--cpu-buffer", count=1)
+
+
+def test_a_single_instance_shows_its_contract_in_detail() -> None:
+    assert lines("", count=1).startswith("memory contract for tiny\n  weights")
+    assert "contract for" not in lines("", count=2)
 
 
 def test_it_is_said_how_long_requests_may_be_while_others_lend() -> None:
-    said = "longest request: 64 tokens, and 6,144 while the others lend all that they can"
+    said = "longest request     64 tokens; 6,144 while others lend"
     assert said in lines("", reach=6144)
     assert "longest request" not in lines("")
 

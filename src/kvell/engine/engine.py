@@ -151,6 +151,7 @@ class Engine:
             0 if self._link is None else self._link.section_bytes,
             self.core.limits.reach_tokens,
             self.contract.dtype,
+            tuple(self.contract.lines()),
         )
 
     def pulse(self) -> Heartbeat:

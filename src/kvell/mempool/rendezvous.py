@@ -17,6 +17,8 @@ PdCaching = Literal[0, 1, 2, 3]
 """The caching of prefill and decode instances (MemServe, PD-Caching-1 to -3): 0 no instance caches,
 1 prefill instances do, 2 decode instances too, 3 prefill instances also receive the answers."""
 PD_CACHINGS: tuple[PdCaching, ...] = (0, 1, 2, 3)
+PD_CACHING_NAMES = ("none", "prefill", "both", "answers")
+"""The names of ``PD_CACHINGS`` for users."""
 DEFAULT_PD_CACHING: PdCaching = 3
 TransferMethod = Literal["cheapest", "by_layer", "by_request"]
 """The time at which a request's pages are pulled when it is handed over: while its last chunk is

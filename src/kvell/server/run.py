@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from kvell.engine.setup.contract import in_columns
 from kvell.errors import ChangeSomething
 from kvell.front.affinity import Affinity
 from kvell.front.front import Front
@@ -49,7 +50,7 @@ def serve(
     :param command: the instance's command line, with an argument ``{socket_fd}``.
     :param texts: text sides of its models; loaded while the instance starts.
     :param announce: called with the server's URL once it answers.
-    :param show_contract: called before that with the memory contract of several instances.
+    :param show_contract: called before that with the lines of the memory contract.
     :raises ChangeSomething: when the address cannot be bound, keys or a tokenizer cannot be read,
         traces cannot be exported, or too few connections can be opened.
     :raises InstanceStartError: when the instance does not become ready.
@@ -146,8 +147,7 @@ async def _serve(
             face.tell_sampling_defaults()
             _listen(listener, options)
             gc.freeze()  # as in the instance: tokenizers and web frameworks are many objects
-            if contract := _contract(front, face.most_bytes(front)):
-                show_contract(contract)
+            show_contract(_contract(front, face.most_bytes(front)))
             announce(_url(listener))
             served = {"url": _url(listener), "models": metrics.model_name, "keys": len(keys.ring)}
             tell(logger, logging.INFO, "server_started", **served)
@@ -208,22 +208,22 @@ async def _published(options: ServeOptions) -> AsyncIterator["EventsPublisher | 
 
 
 def _contract(front: Front, front_bytes: int) -> list[str]:
-    """Return the lines of the memory contract; none for a single instance."""
+    """Return the lines of the memory contract; those of a single instance in detail."""
     contracts = {
         instance.instance_id: instance.ready.memory
         for instance, _ in front.instances()
         if instance.ready
     }
     is_one_host = not any(instance.host for instance, _ in front.instances())
-    lines = contract_lines(contracts, front_bytes, shares_weights=is_one_host)
+    detail = front.ready.contract_lines if len(contracts) == 1 else ()
+    lines = [*detail, *contract_lines(contracts, front_bytes, shares_weights=is_one_host)]
     alone_tokens, reach_tokens = front.ready.max_model_len, front.reach_tokens()
     if reach_tokens > alone_tokens:
-        lent = f"{reach_tokens:,} while the others lend all that they can"
-        lines.append(f"longest request: {alone_tokens:,} tokens, and {lent}")
-    if front.ready.staying:
-        with_it = f"with {front.ready.staying} instances lend each other no memory"
-        lines.append(f"requests stay on their instance: {with_it}")
-    return lines if len(contracts) > 1 else []
+        reach = f"{reach_tokens:,} while others lend"
+        lines.append(f"  longest request     {alone_tokens:,} tokens; {reach}")
+    if front.ready.staying and len(contracts) > 1:
+        lines.append(f"  lending             off with {front.ready.staying}: requests stay")
+    return [part for line in lines for part in in_columns(line)]
 
 
 def _face(texts: Texts, options: ServeOptions) -> "HttpFace":

@@ -47,7 +47,7 @@ def stats(used: int = 1, cached: int = 2, withheld: int = 0, output: int = 10) -
 
 
 def seen(at_seconds: float = 1.0, told: InstanceStats | None = None, **more: Any) -> ServerSnapshot:
-    instance = Instance("mixed-0", "serving", 0, told, **more)
+    instance = Instance("mixed-0", "serving", 0, 4711, told, **more)
     return ServerSnapshot(at_seconds, (instance,), Requests(0, 0))
 
 

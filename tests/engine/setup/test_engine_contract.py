@@ -1,6 +1,7 @@
 """The memory contract: every byte named, and what fits stated before the run."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -60,8 +61,16 @@ def test_people_get_a_line_for_every_part() -> None:
     assert "819 large pages of 240.0 KiB" in lines[2]
     assert "15 layers, 15.0 KiB a token, pages of 16 tokens = 240.0 KiB" in lines[3]
     assert "64.0 MiB" in lines[5]
-    assert "8,192 tokens; at once:" in lines[-1]
-    assert all(len(line) <= 100 for line in lines)
+    assert lines[-2] == "  longest request     8,192 tokens"
+    assert lines[-1].startswith("  together            ")
+    assert " requests of 1,024 tokens, " in lines[-1]
+    assert all(len(line) < 80 for line in lines)
+
+
+def test_long_lines_are_wrapped() -> None:
+    named = replace(contract(), model="/a/path" * 20, dtype="bfloat16")
+    assert all(len(line) < 80 for line in named.lines())
+    assert "".join(line.strip() for line in named.lines()[:3]).endswith("bfloat16")
 
 
 @pytest.mark.parametrize(

@@ -114,6 +114,7 @@ def test_the_first_event_says_who_is_there() -> None:
     assert told == Ready(
         *(SCHEMA_VERSION, 4, CREDITS, "virtual", 64, LAYOUT.pool_bytes, {}, parts, 96),
         indexed_groups(LAYOUT.groups),
+        contract_lines=tuple(engine.contract.lines()),
     )
     assert parts["contract_bytes"] == LAYOUT.pool_bytes + 10_000 + 64 * MIB
 

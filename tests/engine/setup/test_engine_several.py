@@ -149,8 +149,12 @@ def test_what_one_model_can_do_is_said_for_each() -> None:
     lines = make_contract("a", layout, 10 * MIB, 1 * MIB, 200, (share,)).lines()
     own = requests_that_fit(layout.seen_by("a"), 200)
     assert lines[0] == "memory contract for a, b"
-    assert lines[-2] == f"  longest request     200 tokens; at once: {own} of 200 tokens"
-    assert lines[-1].startswith("  longest to b        100 tokens; at once: ")
+    assert lines[-4:-2] == [
+        "  longest request     200 tokens",
+        f"  together            {own} requests of 200 tokens",
+    ]
+    assert lines[-2] == "  longest to b        100 tokens"
+    assert lines[-1].startswith("  together to b       ")
     assert own == requests_that_fit(plan_layout(FULL, 1 * MIB), 200), "all of the pool"
 
 

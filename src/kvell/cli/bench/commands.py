@@ -12,8 +12,8 @@ def bench() -> None:
     """Measure: a server under load, the engine's throughput, what workloads look like.
 
     \b
-    kvell bench serve --base-url http://127.0.0.1:8000 --workload sharegpt-like --rate 2
-    kvell bench offline --model smollm2 --workload loogle-like --num-requests 50
+    kvell bench serve --workload sharegpt-like --rate 2
+    kvell bench offline smollm2 --workload loogle-like --num-requests 50
     kvell bench workloads
     """
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from kvell.byte_sizes import format_bytes
 from kvell.cli.cluster.state import Cluster, Instance
 from kvell.cli.terminal.figures import wide_console
-from kvell.cli.terminal.tables import made_table
+from kvell.cli.terminal.tables import FittingTable, made_table
 
 MACHINE_COLUMNS = 40
 """The width of a machine's address: the longest IPv6 address."""
@@ -22,10 +22,27 @@ HEADERS = (
     "lent, borrowed",
     "memory",
 )
+LEAST_FIRST = (
+    "machine",
+    "large pages (empty)",
+    "output tokens left",
+    "prompt tokens left",
+    "lent, borrowed",
+    "memory",
+    "free KV",
+    "restarts",
+    "requests",
+)
+"""Columns that a narrow terminal lacks, the least important first."""
 
 
 def print_cluster(cluster: Cluster) -> None:
-    """Print all instances to stdout, with their machines if there are several.
+    """Print all instances to stdout."""
+    wide_console(MACHINE_COLUMNS).print(cluster_table(cluster))
+
+
+def cluster_table(cluster: Cluster) -> FittingTable:
+    """Return the table of all instances, with their machines if there are several.
 
     The last line is the sum of the whole server.
     """
@@ -36,7 +53,7 @@ def print_cluster(cluster: Cluster) -> None:
         machines = (*(instance.host for instance in cluster.instances), "")
         rows = [(*row, machine) for row, machine in zip(rows, machines, strict=True)]
     title = f"routing {cluster.routing}, {cluster.front.waiting:,} requests wait for an instance"
-    print_rows(title, headers, rows)
+    return FittingTable(title, headers, rows, LEAST_FIRST)
 
 
 def print_rows(title: str, headers: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import click
 
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, ROUTINGS
-from kvell.mempool.rendezvous import PD_CACHINGS, PdCaching
+from kvell.mempool.rendezvous import PD_CACHING_NAMES, PD_CACHINGS, PdCaching
 
 Command = Callable[..., Any]
 
@@ -18,7 +18,8 @@ def routing_option(command: Command) -> Command:
         type=click.Choice(ROUTINGS),
         default=DEFAULT_ROUTING,
         show_default=True,
-        help="Which instance gets a request.",
+        metavar="POLICY",
+        help=f"Instance that gets a request: {', '.join(ROUTINGS)}.",
     )(command)
 
 
@@ -26,11 +27,26 @@ def pd_caching_option(command: Command) -> Command:
     """Add ``--pd-caching``, a number or None."""
     return click.option(
         "--pd-caching",
-        type=click.Choice([str(number) for number in PD_CACHINGS]),
-        callback=_number,
-        help="Caches: 0 none, 1 of prefill instances, 2 of decode instances too, 3 prefill"
-        " instances also get the answers.  [default: 3]",
+        type=PdCachingType(),
+        metavar="[" + "|".join(PD_CACHING_NAMES) + "]",
+        help="Instances that keep prefixes: none, those of prefill, both kinds, or both with"
+        " answers copied to prefill instances.  [default: answers]",
     )(command)
+
+
+class PdCachingType(click.ParamType[PdCaching]):
+    """One of ``PD_CACHING_NAMES``, or its number."""
+
+    name = "pd-caching"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> PdCaching:
+        """Return the number of the name."""
+        for caching, name in zip(PD_CACHINGS, PD_CACHING_NAMES, strict=True):
+            if str(value) in (name, str(caching)):
+                return caching
+        return self.fail(f"{value!r} is not one of {', '.join(PD_CACHING_NAMES)}.", param, ctx)
 
 
 def adaptive_roles_option(command: Command) -> Command:
@@ -40,8 +56,3 @@ def adaptive_roles_option(command: Command) -> Command:
         is_flag=True,
         help="Let prefill and decode instances change their roles by load.",
     )(command)
-
-
-def _number(_context: click.Context, _option: click.Parameter, value: str | None) -> Any:
-    caching: PdCaching | None = None if value is None else PD_CACHINGS[int(value)]
-    return caching

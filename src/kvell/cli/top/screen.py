@@ -4,16 +4,31 @@ from collections import Counter
 from collections.abc import Mapping
 
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from kvell.byte_sizes import format_bytes
+from kvell.cli.terminal.tables import FittingTable
 from kvell.cli.top.seen import IdleSpell, Instance, InstanceStats, Request, ServerSnapshot
 
 BAR_CELLS = 30
 USED, CACHED, WITHHELD, FREE = "█", "▒", "╱", "·"
 MOST_REQUESTS = 20
 LEAST_LOST = 0.01
+INSTANCE_HEADERS = (
+    *("instance", "state", "pid", "KV memory", "of", "buffer", "sections", "threads"),
+    *("running", "waiting", "preempted", "hits", "tokens/s"),
+)
+INSTANCE_TEXTS = ("state", "KV memory", "of", "buffer", "sections", "threads")
+INSTANCE_LEAST_FIRST = (
+    *("threads", "buffer", "preempted", "sections", "of", "hits", "waiting"),
+    *("tokens/s", "running", "KV memory"),
+)
+REQUEST_HEADERS = (
+    *("request", "instance", "state", "prompt", "output", "age", "first token", "per token"),
+)
+REQUEST_TEXTS = ("instance", "state")
+REQUEST_LEAST_FIRST = ("per token", "first token", "request", "age", "prompt", "output")
+"""Columns that a narrow terminal lacks, the least important first."""
 
 
 def screen(seen: ServerSnapshot, before: ServerSnapshot | None = None) -> Group:
@@ -70,32 +85,29 @@ def tokens_per_second(
     return tokens / seconds if seconds > 0 and tokens >= 0 else None  # fewer: it was restarted
 
 
-def _instances(seen: ServerSnapshot, before: ServerSnapshot | None) -> Table:
+def _instances(seen: ServerSnapshot, before: ServerSnapshot | None) -> FittingTable:
     legend = f"{USED} used  {CACHED} cached  {WITHHELD} withheld for activations  {FREE} free"
-    waiting = seen.requests.waiting
-    table = Table(title=f"{legend}   ({waiting:,} requests wait in front)", title_justify="left")
-    for name in ("instance", "state", "KV memory", "of", "buffer", "sections", "threads"):
-        table.add_column(name, no_wrap=True)
-    for name in ("running", "waiting", "preempted", "hits", "tokens/s"):
-        table.add_column(name, justify="right", no_wrap=True)
+    title = f"{legend}   ({seen.requests.waiting:,} requests wait in front)"
+    rows = []
     for instance in seen.instances:
         then = _stats(before, instance.id)
         rate = tokens_per_second(seen, before, instance.id)
-        table.add_row(*_instance(instance, rate, {} if then is None else then.team))
-    return table
+        rows.append(_instance(instance, rate, {} if then is None else then.team))
+    return FittingTable(title, INSTANCE_HEADERS, rows, INSTANCE_LEAST_FIRST, INSTANCE_TEXTS)
 
 
 def _instance(
     instance: Instance, rate: float | None, team_before: Mapping[str, float]
 ) -> tuple[str, ...]:
-    stats = instance.stats
+    stats, pid = instance.stats, "–" if instance.pid is None else str(instance.pid)
     if stats is None:
-        return (instance.id, instance.state, "no answer", *"–" * 9)
+        return (instance.id, instance.state, pid, "no answer", *"–" * 9)
     buffer = stats.bytes.cpu_buffer
     hits = f"{stats.hit_tokens / stats.query_tokens:.0%}" if stats.query_tokens else "–"
     return (
         instance.id,
         instance.state + (f", {instance.restarts} restarts" if instance.restarts else ""),
+        pid,
         memory_bar(stats),
         format_bytes(stats.bytes.pool),
         "–" if buffer is None else format_bytes(buffer),
@@ -109,17 +121,12 @@ def _instance(
     )
 
 
-def _requests(seen: ServerSnapshot) -> Table:
+def _requests(seen: ServerSnapshot) -> FittingTable:
     rows = seen.requests.rows[:MOST_REQUESTS]
     more = seen.requests.running + seen.requests.waiting - len(rows)
-    table = Table(title="requests" + (f" (and {more:,} more)" if more else ""))
-    for name in ("request", "instance", "state"):
-        table.add_column(name, no_wrap=True)
-    for name in ("prompt", "output", "age", "first token", "per token"):
-        table.add_column(name, justify="right", no_wrap=True)
-    for row in rows:
-        table.add_row(*_request(row))
-    return table
+    title = "requests" + (f" (and {more:,} more)" if more else "")
+    cells = [_request(row) for row in rows]
+    return FittingTable(title, REQUEST_HEADERS, cells, REQUEST_LEAST_FIRST, REQUEST_TEXTS)
 
 
 def _request(request: Request) -> tuple[str, ...]:

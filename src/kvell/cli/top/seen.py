@@ -52,6 +52,7 @@ class Instance(Struct, frozen=True):
     id: str
     state: str
     restarts: int
+    pid: int | None = None
     stats: InstanceStats | None = None
     pages: InstancePages | None = None
 

@@ -230,6 +230,7 @@ class Ready:
         does not borrow.
     :param reach_tokens: most tokens of a request to the first model, if others lend enough.
     :param dtype: dtype of the first model's computation, such as ``bfloat16``; "" if it has none.
+    :param contract_lines: its memory contract as text.
     """
 
     schema_version: int
@@ -247,6 +248,7 @@ class Ready:
     section_bytes: int = 0
     reach_tokens: int = 0
     dtype: str = ""
+    contract_lines: tuple[str, ...] = ()
 
     @property
     def longest_tokens(self) -> int:

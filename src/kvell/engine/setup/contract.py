@@ -6,6 +6,7 @@ process takes: all of these, its size before loading, the grammar processes, and
 uncounted memory.
 """
 
+import textwrap
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from kvell.memory import Layout, requests_that_fit
 from kvell.vocabulary import GIB, KIB, MIB
 
+LINE_COLUMNS = 79
 EXAMPLE_TOKENS = (1024, 4096, 16384)
 LEAST_ALLOWANCE_BYTES = 64 * MIB
 ALLOWANCE_PERCENT = 3
@@ -57,10 +59,17 @@ class ModelShare:
     max_model_len: int
     requests_that_fit: tuple[tuple[int, int], ...]
 
-    def line(self, title: str) -> str:
-        """Return a line with the longest request, and the number of requests that fit by length."""
-        fits = ", ".join(f"{count} of {tokens:,}" for tokens, count in self.requests_that_fit)
-        return f"  {title:<18}  {self.max_model_len:,} tokens; at once: {fits} tokens"
+    def request_lines(self, longest: str, together: str) -> list[str]:
+        """Return a line for the longest request, and one for the requests that fit together.
+
+        :param longest: title of the first line.
+        :param together: title of the second line.
+        """
+        fits = ", ".join(
+            f"{count:,}{' requests' * (number == 0)} of {tokens:,}{' tokens' * (number == 0)}"
+            for number, (tokens, count) in enumerate(self.requests_that_fit)
+        )
+        return [f"  {longest:<18}  {self.max_model_len:,} tokens", f"  {together:<18}  {fits}"]
 
 
 @dataclass(frozen=True)
@@ -141,11 +150,11 @@ class MemoryContract:
         return {**asdict(self), **self.parts(), "total_bytes": self.total_bytes}
 
     def lines(self) -> list[str]:
-        """Return the contract as lines of text for users."""
+        """Return the contract as lines of text for users, of at most ``LINE_COLUMNS`` columns."""
         first = ModelShare(self.model, self.max_model_len, self.requests_that_fit)
-        models = (first, *self.beside)
-        return [
-            f"memory contract for {', '.join(share.model for share in models)}",
+        names = ", ".join(share.model for share in (first, *self.beside))
+        lines = [
+            f"memory contract for {names}" + (f", {self.dtype}" if self.dtype else ""),
             f"  weights             {size(self.weights_bytes)}",
             f"  KV pool             {size(self.kv_pool_bytes)}  "
             f"({self.num_large_pages:,} large pages of {size(self.large_page_bytes).strip()})",
@@ -155,12 +164,19 @@ class MemoryContract:
             f"  total               {size(self.total_bytes)}",
             *self._line("grammars", self.grammar_bytes),
             f"  process, at most    {size(self.contract_bytes)}  "
-            f"(with {size(self.floor_bytes).strip()} of its own "
-            f"and {size(self.allowance_bytes).strip()} to spare)",
-            first.line("longest request"),
-            *(share.line(f"longest to {share.model}") for share in self.beside),
+            f"({size(self.floor_bytes).strip()} before loading, "
+            f"{size(self.allowance_bytes).strip()} to spare)",
+            *first.request_lines("longest request", "together"),
+            *(
+                line
+                for share in self.beside
+                for line in share.request_lines(
+                    f"longest to {share.model}", f"together to {share.model}"
+                )
+            ),
             *([f"  steps               {self.steps}"] if self.steps else []),
         ]
+        return [part for line in lines for part in in_columns(line)]
 
     @staticmethod
     def _line(title: str, num_bytes: int) -> list[str]:
@@ -242,6 +258,12 @@ def make_contract(
         steps,
         dtype,
     )
+
+
+def in_columns(line: str) -> list[str]:
+    """Return a line of the contract in pieces of at most ``LINE_COLUMNS`` columns."""
+    title = " " * 22
+    return textwrap.wrap(line, LINE_COLUMNS, subsequent_indent=title, break_on_hyphens=False)
 
 
 def size(num_bytes: int) -> str:

@@ -86,8 +86,8 @@ class EngineSettings(EngineOptions):
     threads: int | None = setting(
         None,
         "--threads",
-        "Threads of a step, which do not yield to other programs. [default: one per processor, "
-        "which yield]",
+        "Threads of a step, which keep their processors even if other programs need them. "
+        "[default: one for each processor; they yield]",
         "at-least-one",
     )
     """Threads of a step, for models with a fused pass. None: one for each processor; if other

@@ -68,7 +68,7 @@ class EngineOptions:
     cpu_buffer_bytes: int | None = setting(
         None,
         "--cpu-buffer",
-        "Host memory for pages of preempted requests, which resume later. [default: none]",
+        "Host memory for cached prefixes and preempted requests. [default: none]",
         "bytes",
     )
     """Additional host memory for cached prefixes, and for pages of preempted requests if that is
@@ -76,8 +76,8 @@ class EngineOptions:
     slo_ttft_seconds: float | None = setting(
         None,
         "--slo-ttft",
-        "Time limit to a first token; while first tokens are late, prompts run before decodes, "
-        "whose pages wait in the CPU buffer.",
+        "Objective for the first token. While it is missed, prompts run first, and running "
+        "requests wait in the CPU buffer.",
         "seconds",
     )
     """Time limit of a request's first token. With either objective, prompts run before decodes,
@@ -86,7 +86,7 @@ class EngineOptions:
     slo_tpot_seconds: float | None = setting(
         None,
         "--slo-tpot",
-        "Time limit per further token: while it is missed, prompts do not run first.",
+        "Objective for each further token. While it is missed, prompts do not run first.",
         "seconds",
     )
     """Time limit of each further token of an answer, on average."""

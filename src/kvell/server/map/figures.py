@@ -164,6 +164,7 @@ def _instance(instance: InstanceSnapshot) -> dict[str, Any]:
         "role": status.role,
         "state": status.state,
         "restarts": status.restarts,
+        "pid": status.pid,
         "loans": instance.loans,
         "stats": None if stats is None else _stats(stats) | {"rungs_before": instance.rungs_before},
         "pages": None if pages is None else _pages(pages),

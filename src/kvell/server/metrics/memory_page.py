@@ -69,7 +69,7 @@ def contract_lines(
     whole_bytes = contract_of_all(parts, shares_weights=shares_weights) + front_bytes
     shared_bytes = sum(rows.values()) + front_bytes - whole_bytes
     return [
-        "memory contract, at most",
+        "memory of all processes, at most",
         f"  {'front':<18}  {size(front_bytes)}",
         *(f"  {name:<18}  {size(promised_bytes)}" for name, promised_bytes in rows.items()),
         *([f"  {'shared weights':<18} -{size(shared_bytes)}"] if shared_bytes else []),
