@@ -9,6 +9,7 @@ from kvell.cluster.routing.policies import DEFAULT_ROUTING, ROUTINGS
 from kvell.mempool.rendezvous import PD_CACHING_NAMES, PD_CACHINGS, PdCaching
 
 Command = Callable[..., Any]
+_DIGITS = tuple(map(str, PD_CACHINGS))
 
 
 def routing_option(command: Command) -> Command:
@@ -27,26 +28,12 @@ def pd_caching_option(command: Command) -> Command:
     """Add ``--pd-caching``, a number or None."""
     return click.option(
         "--pd-caching",
-        type=PdCachingType(),
+        type=click.Choice([*PD_CACHING_NAMES, *_DIGITS]),
+        callback=_number,
         metavar="[" + "|".join(PD_CACHING_NAMES) + "]",
         help="Instances that keep prefixes: none, those of prefill, both kinds, or both with"
         " answers copied to prefill instances.  [default: answers]",
     )(command)
-
-
-class PdCachingType(click.ParamType[PdCaching]):
-    """One of ``PD_CACHING_NAMES``, or its number."""
-
-    name = "pd-caching"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> PdCaching:
-        """Return the number of the name."""
-        for caching, name in zip(PD_CACHINGS, PD_CACHING_NAMES, strict=True):
-            if str(value) in (name, str(caching)):
-                return caching
-        return self.fail(f"{value!r} is not one of {', '.join(PD_CACHING_NAMES)}.", param, ctx)
 
 
 def adaptive_roles_option(command: Command) -> Command:
@@ -56,3 +43,10 @@ def adaptive_roles_option(command: Command) -> Command:
         is_flag=True,
         help="Let prefill and decode instances change their roles by load.",
     )(command)
+
+
+def _number(_context: click.Context, _option: click.Parameter, value: str | None) -> Any:
+    caching: PdCaching | None = None
+    if value is not None:
+        caching = PD_CACHINGS[(*PD_CACHING_NAMES, *_DIGITS).index(value) % len(PD_CACHINGS)]
+    return caching

@@ -164,8 +164,8 @@ class MemoryContract:
             f"  total               {size(self.total_bytes)}",
             *self._line("grammars", self.grammar_bytes),
             f"  process, at most    {size(self.contract_bytes)}  "
-            f"({size(self.floor_bytes).strip()} before loading, "
-            f"{size(self.allowance_bytes).strip()} to spare)",
+            f"({size(self.floor_bytes).strip()} at start, "
+            f"{size(self.allowance_bytes).strip()} spare)",
             *first.request_lines("longest request", "together"),
             *(
                 line
