@@ -26,7 +26,7 @@ from kvell.server.api.openai_api import build_app
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.testing.instance import ByteText
 
-INSTANCE = Path("tests", "server", "fake_instance.py")
+INSTANCE = Path("tests", "fleet", "fake_instance.py")
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 COUNT = 100_000
