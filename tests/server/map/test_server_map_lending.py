@@ -29,7 +29,7 @@ Shoot = Callable[[str], None]
 
 
 @pytest.fixture
-def shoot(browser: BrowserPage, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Shoot]:
+def shoot(browser: BrowserPage, tmp_path: Path, request: pytest.FixtureRequest) -> Shoot:
     """Take a screenshot: of the documents if their folder is given."""
     folder = request.config.getoption("screenshots") or tmp_path
 

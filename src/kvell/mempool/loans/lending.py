@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from kvell.memory import Ints
 from kvell.mempool.holds import Holds
 from kvell.mempool.loans.counts import Counts, decode_counts, decode_pages, encode_ints
 from kvell.mempool.loans.lent_audit import lent_problems
@@ -120,8 +121,12 @@ class Lending:
 
     def pages(self) -> set[tuple[int, int]]:
         """Return (group, page) of all lent pages."""
-        lent = [entry.rows for entry in self._lent.values() if entry.has_pages]
-        return {(group, page) for rows in lent for group, page in rows.tolist()}
+        return {(group, page) for group, page in self.page_rows().tolist()}
+
+    def page_rows(self) -> Ints:
+        """Return int32 [m, 2]: group and page of all lent pages, each once."""
+        rows = {entry.owner: entry.rows for entry in self._lent.values() if entry.has_pages}
+        return np.concatenate([np.empty((0, 2), np.int32), *rows.values()])
 
     def borrow(self, debtor: str, message: Borrow, now: Tick) -> list[Action]:
         """Hold empty pages for a debtor, or refuse.
