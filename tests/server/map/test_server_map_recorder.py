@@ -51,8 +51,6 @@ class FakeFront:
 class Counters:
     """The metrics of a server that has sent some tokens."""
 
-    model_name = "m"
-
     def token_totals(self) -> tuple[int, int]:
         return 11, 7
 

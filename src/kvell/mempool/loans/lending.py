@@ -27,7 +27,7 @@ from kvell.memory import Ints
 from kvell.mempool.holds import Holds
 from kvell.mempool.loans.counts import Counts, decode_counts, decode_pages, encode_ints
 from kvell.mempool.loans.lent_audit import lent_problems
-from kvell.mempool.loans.lent_pages import LentPages, pages_of, together
+from kvell.mempool.loans.lent_pages import LentPages, pages_of, rows_of, together
 from kvell.mempool.loans.messages import (
     Borrow,
     Fill,
@@ -125,8 +125,7 @@ class Lending:
 
     def page_rows(self) -> Ints:
         """Return int32 [m, 2]: group and page of all lent pages, each once."""
-        rows = {entry.owner: entry.rows for entry in self._lent.values() if entry.has_pages}
-        return np.concatenate([np.empty((0, 2), np.int32), *rows.values()])
+        return rows_of(self._lent.values())
 
     def borrow(self, debtor: str, message: Borrow, now: Tick) -> list[Action]:
         """Hold empty pages for a debtor, or refuse.
