@@ -65,7 +65,7 @@ class Streams:
 
 def attempts(engine: AsyncEngine) -> dict[str, int]:
     """How often each request was begun again, of those that go on."""
-    submitted, waiting, _ = engine._front.entries()
+    submitted, waiting, *_ = engine._front.entries()
     return {entry.request_id: entry.attempt for entry in (*submitted, *waiting)}
 
 

@@ -99,5 +99,5 @@ def test_the_flags_are_those_of_kvell() -> None:
 
 
 def test_the_memory_map_has_the_places_that_are_looked_for() -> None:
-    page = (ROOT / "src" / "kvell" / "server" / "map" / "map.html").read_text()
+    page = (ROOT / "src" / "kvell" / "server" / "map" / "static" / "map.html").read_text()
     assert all(place in page for place in serving.PLACES)

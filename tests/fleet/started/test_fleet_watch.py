@@ -151,7 +151,7 @@ def test_a_front_shows_what_its_instances_have(instance_command: CommandFactory)
                 np.array([70, 71, 72], np.int32), SamplingParams(max_tokens=500), request_id="mine"
             )
             await anext(outputs)
-            (entry,), waiting, _ = front.entries()
+            (entry,), waiting, *_ = front.entries()
             assert entry.request_id == "mine" and waiting == []
             assert entry.first_token_seconds is not None
             shown = await front.large_page(entry.line, 0, SECONDS)

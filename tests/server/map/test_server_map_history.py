@@ -92,10 +92,11 @@ def test_medians_are_those_of_all_samples() -> None:
 
 def test_rungs_and_transfers_of_the_beginning_are_kept() -> None:
     history = MapHistory()
-    assert history.oldest is None and history.rungs_before("a") == {}
+    assert history.rungs_before("a") == {}
     moves = {RequestTransfer("move", "a", "b"): 3}
     history.add(HistorySample(row(1.0), transfers=moves))
     history.add(HistorySample(row(2.0), rungs={"a": {"evict": 5}}))
     history.add(HistorySample(row(3.0), rungs={"a": {"evict": 9}}))
-    assert history.oldest is not None and history.oldest.transfers == moves
+    oldest = history.oldest
+    assert oldest is not None and oldest.transfers == moves
     assert history.rungs_before("a") == {"evict": 5} and history.rungs_before("b") == {}

@@ -23,20 +23,22 @@ KV_MEMORY = "36MiB"
 LONG_PROMPT = "The whale swam north. " * 520
 TEXTS = "[...document.querySelectorAll('.loan-line strong')].map((line) => line.innerText)"
 BETWEEN = "document.getElementById('between-list').innerText"
-MOST_BYTES, MOST_COLOURS = 150_000, 128
+MOST_BYTES, MOST_COLOURS = 150_000, 256
 
 Shoot = Callable[[str], None]
 
 
 @pytest.fixture
-def shoot(browser: BrowserPage, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Shoot]:
+def shoot(browser: BrowserPage, tmp_path: Path, request: pytest.FixtureRequest) -> Shoot:
     """Take a screenshot: of the documents if their folder is given."""
     folder = request.config.getoption("screenshots") or tmp_path
 
     def shot(name: str) -> None:
         path = folder / f"memory-map-{name}.png"
         browser.screenshot(path)
-        Image.open(path).convert("RGB").quantize(MOST_COLOURS).save(path, optimize=True)
+        Image.open(path).convert("RGB").quantize(MOST_COLOURS, dither=Image.Dither.NONE).save(
+            path, optimize=True
+        )
         content = path.read_bytes()
         assert content.startswith(b"\x89PNG") and 10_000 < len(content) < MOST_BYTES
 

@@ -48,10 +48,11 @@ class PageMap:
     def _lent(self, num_large: int) -> bytes:
         """Return the number of lent small pages in each large page; empty if none is lent."""
         handovers, groups = self._core.handovers, self._memory.layout.groups
-        pages = () if handovers is None else handovers.agent.loans.lending.pages()
-        if not pages:
+        if handovers is None or not handovers.agent.loans.lending.lends:
             return b""
-        numbers = [page // groups[group].pages_per_large for group, page in pages]
+        rows = handovers.agent.loans.lending.page_rows()
+        sizes = np.asarray([group.pages_per_large for group in groups])
+        numbers = rows[:, 1] // sizes[rows[:, 0]]
         return np.bincount(numbers, minlength=num_large).astype("<u4").tobytes()
 
     def large_page(self, number: int) -> LargePage:

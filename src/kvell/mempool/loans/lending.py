@@ -23,10 +23,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
+from kvell.memory import Ints
 from kvell.mempool.holds import Holds
 from kvell.mempool.loans.counts import Counts, decode_counts, decode_pages, encode_ints
 from kvell.mempool.loans.lent_audit import lent_problems
-from kvell.mempool.loans.lent_pages import LentPages, pages_of, together
+from kvell.mempool.loans.lent_pages import LentPages, pages_of, rows_of, together
 from kvell.mempool.loans.messages import (
     Borrow,
     Fill,
@@ -120,8 +121,11 @@ class Lending:
 
     def pages(self) -> set[tuple[int, int]]:
         """Return (group, page) of all lent pages."""
-        lent = [entry.rows for entry in self._lent.values() if entry.has_pages]
-        return {(group, page) for rows in lent for group, page in rows.tolist()}
+        return {(group, page) for group, page in self.page_rows().tolist()}
+
+    def page_rows(self) -> Ints:
+        """Return int32 [m, 2]: group and page of all lent pages, each once."""
+        return rows_of(self._lent.values())
 
     def borrow(self, debtor: str, message: Borrow, now: Tick) -> list[Action]:
         """Hold empty pages for a debtor, or refuse.

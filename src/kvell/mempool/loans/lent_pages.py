@@ -58,6 +58,12 @@ def pages_of(loans: Iterable[LentPages], num_groups: int) -> Counts:
     return tuple(sum((np.asarray(pages) for pages in counts.values()), zero).tolist())
 
 
+def rows_of(loans: Iterable[LentPages]) -> Ints:
+    """Return int32 [m, 2]: group and page of all pages of these loans, each once."""
+    rows = {record.owner: record.rows for record in loans if record.has_pages}
+    return np.concatenate([np.empty((0, 2), np.int32), *rows.values()])
+
+
 def together(lent: Mapping[Loan, LentPages]) -> list[list[Loan]]:
     """Return the loans with pages in the order of recall, grouped by shared pages.
 

@@ -28,11 +28,6 @@ UP = ("serving", "draining")
 class MeasuredTokens(Protocol):
     """The counters of tokens and latencies (the metrics)."""
 
-    @property
-    def model_name(self) -> str:
-        """The names of the models, joined by commas."""
-        ...
-
     def token_totals(self) -> tuple[int, int]:
         """Return the numbers of prefilled prompt tokens and of sent output tokens."""
         ...

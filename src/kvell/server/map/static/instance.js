@@ -61,7 +61,8 @@ class InstanceView {
     Object.assign(canvas.dataset, tally);
     canvas.setAttribute("aria-label", `${tally.total} large pages of ${this.id}: `
       + `${tally.used} used, ${tally.cached} cached, ${tally.empty} empty, `
-      + `${tally.withheld} withheld for activations`);
+      + `${tally.withheld} withheld for activations`
+      + (tally.lent ? `, ${tally.lent} of the used ones lent` : ""));
     this.legend.show(this.entries(pages.groups));
     fillMisses(this.part(".misses"), pages.misses);
     if (this.cells.at !== null) {
