@@ -1,4 +1,4 @@
-"""Parser and formatter of sizes such as ``512MiB`` and ``1.5GiB``."""
+"""Parser and formatters of sizes such as ``512MiB`` and ``1.5GiB``."""
 
 import re
 
@@ -37,3 +37,13 @@ def format_bytes(size_bytes: int) -> str:
         value, unit = value / 1024, larger
     digits = 0 if unit == "B" or value >= 100 or value == int(value) else 1 if value >= 10 else 2
     return f"{value:,.{digits}f} {unit}"
+
+
+def typed_bytes(size_bytes: int) -> str:
+    """Return a size as a user would type it: exact, and as short as possible, like ``1.5GiB``."""
+    texts = [f"{size_bytes}B"]
+    for unit, factor in _UNITS.items():
+        number = f"{size_bytes / factor:g}"
+        if "e" not in number and float(number) * factor == size_bytes:
+            texts.append(number + unit)
+    return min(texts, key=lambda text: (len(text), "." in text))

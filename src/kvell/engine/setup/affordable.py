@@ -4,6 +4,7 @@ Memory is committed at its first touch, so a pool of any size can be reserved.  
 the machine's memory would end in the kernel's out-of-memory killer.
 """
 
+from kvell.byte_sizes import typed_bytes
 from kvell.engine.setup.options import EngineOptions
 from kvell.errors import ChangeSomething
 from kvell.vocabulary import MIB
@@ -21,7 +22,7 @@ def check_affordable(
     :raises ChangeSomething: naming the flag, and the largest value that fits.
     """
     if pool_bytes + reserve_bytes > free_bytes:
-        raise _too_much("--kv-memory", pool_bytes, free_bytes, reserve_bytes)
+        raise too_much("--kv-memory", pool_bytes, free_bytes, reserve_bytes)
     check_buffer(options, host_bytes - (pool_bytes + reserve_bytes))
 
 
@@ -31,15 +32,19 @@ def check_buffer(options: EngineOptions, left_bytes: int) -> None:
     :raises ChangeSomething: naming the largest buffer that fits.
     """
     if options.cpu_buffer_bytes and options.cpu_buffer_bytes > left_bytes:
-        raise _too_much("--cpu-buffer", options.cpu_buffer_bytes, left_bytes, 0)
+        raise too_much("--cpu-buffer", options.cpu_buffer_bytes, left_bytes, 0)
 
 
-def _too_much(flag: str, value: int, free_bytes: int, beside_bytes: int) -> ChangeSomething:
+def too_much(flag: str, value: int, free_bytes: int, beside_bytes: int) -> ChangeSomething:
+    """Return the error for a size that is more than the machine has free.
+
+    :param beside_bytes: memory for activations, which the size does not include.
+    """
     beside = f" after {-(-beside_bytes // MIB):,} MiB for activations" * bool(beside_bytes)
     most_mib = (free_bytes - beside_bytes) // MIB
     return ChangeSomething(
         flag,
-        f"{value}B",
+        typed_bytes(value),
         f"is more than the machine has free{beside}: {max(0, free_bytes) // MIB:,} MiB",
         f"use at most {flag} {most_mib}MiB" if most_mib > 0 else "leave it out, or free memory",
     )

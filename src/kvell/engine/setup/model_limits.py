@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
 
+from kvell.byte_sizes import typed_bytes
 from kvell.engine.planning.whole_prompts import check_whole_prompts
 from kvell.engine.requests.limits import Limits, draft_tokens_end
 from kvell.engine.requests.model_rules import ModelRules
 from kvell.engine.setup.options import EngineOptions
-from kvell.engine.setup.several_models import ServedModel
 from kvell.engine.setup.sizes import PoolFlag, Sizes, flag_of
 from kvell.errors import ChangeSomething
 from kvell.memory import (
@@ -19,18 +20,30 @@ from kvell.memory import (
     plan_layout,
     pool_bytes_for,
 )
-from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import KIB
+
+if TYPE_CHECKING:
+    from kvell.engine.setup.several_models import ServedModel
+    from kvell.models.config.description import ModelDescription
 
 MIN_MODEL_LEN = 2
 """The shortest request: one token of prompt and one of output."""
 
 
+class DescribedModel(Protocol):
+    """A model that is described, loaded or not."""
+
+    @property
+    def description(self) -> "ModelDescription":
+        """The layers and sizes of the model."""
+        ...
+
+
 def rules_of(
     sizes: Sizes,
-    served: Sequence[ServedModel],
+    served: "Sequence[ServedModel]",
     options: EngineOptions,
-    draft: PagedModel | None,
+    draft: DescribedModel | None,
     layers: Sequence[LayerSpec],
 ) -> list[ModelRules]:
     """Return the rules of each model; ``options.max_model_len`` is only a cap after the first."""
@@ -47,9 +60,9 @@ def rules_of(
 
 def make_limits(
     layout: Layout,
-    model: PagedModel,
+    model: DescribedModel,
     options: EngineOptions,
-    draft: PagedModel | None = None,
+    draft: DescribedModel | None = None,
     name: str = "",
     layers: Sequence[LayerSpec] | None = None,
     flag: PoolFlag | None = None,
@@ -95,7 +108,7 @@ def make_limits(
     return Limits(**{**vars(limits), "max_model_len": fits})
 
 
-def _own_length(model: PagedModel, options: EngineOptions) -> int:
+def _own_length(model: DescribedModel, options: EngineOptions) -> int:
     """Return the most tokens of a request that a model supports.
 
     :raises ChangeSomething: if ``max_model_len`` is higher.
@@ -111,7 +124,7 @@ def _own_length(model: PagedModel, options: EngineOptions) -> int:
     return model_len
 
 
-def _layers_of(model: PagedModel, draft: PagedModel | None) -> Sequence[LayerSpec]:
+def _layers_of(model: DescribedModel, draft: DescribedModel | None) -> Sequence[LayerSpec]:
     drafts = as_draft(draft.description.layers) if draft else ()
     return (*model.description.layers, *drafts)
 
@@ -123,7 +136,7 @@ def _too_small(
     need_kib = -(-(enough_bytes + flag.beside_bytes) // KIB)
     return ChangeSomething(
         flag.name,
-        f"{flag.value_bytes // KIB}KiB",
+        typed_bytes(flag.value_bytes),
         f"is too small for one request of --max-model-len={wanted}" + f" to {name}" * bool(name),
         f"use {flag.name} {need_kib}KiB"
         + (f" or --max-model-len {fits}" if fits >= MIN_MODEL_LEN else ""),

@@ -7,7 +7,9 @@ reserve, and KV has the rest.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from kvell.byte_sizes import typed_bytes
 from kvell.device.chunks import ChunkDevice
 from kvell.elastic.arena import ActivationNeed
 from kvell.elastic.memory import ElasticMemory
@@ -17,8 +19,10 @@ from kvell.engine.setup.options import EngineOptions
 from kvell.engine.setup.warmer import Warmer
 from kvell.errors import ChangeSomething
 from kvell.memory import Layout, Manager, WithholdingCore
-from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import MIB
+
+if TYPE_CHECKING:
+    from kvell.models.paged_model import PagedModel
 
 CUT_AT_START: frozenset[Manager] = frozenset({"static", "manual"})
 """Managers that divide the pool among groups at start."""
@@ -26,7 +30,7 @@ WARM_CHUNKS = 32
 """Chunks that are committed before the first request; a thread commits the others later."""
 
 
-def can_share(models: Sequence[PagedModel], options: EngineOptions, *, has_draft: bool) -> bool:
+def can_share(models: "Sequence[PagedModel]", options: EngineOptions, *, has_draft: bool) -> bool:
     """Return whether KV cache and activations may share a pool.
 
     They may not with draft tokens, whose activations are not planned yet; in a pool divided at
@@ -71,7 +75,7 @@ class Bound:
         if left_bytes < MIB:
             raise ChangeSomething(
                 "--memory",
-                f"{self.memory_bytes}B",
+                typed_bytes(self.memory_bytes),
                 f"leaves nothing for the KV cache after {_mib(self.weights_bytes)} of weights"
                 + f" and {_mib(self.reserve_bytes)} for activations" * bool(self.reserve_bytes),
                 f"use at least --memory {-(-self.taken_bytes // MIB) + 64}MiB",
@@ -88,7 +92,7 @@ class Bound:
             most_mib = (available_bytes + self.weights_bytes) // MIB
             raise ChangeSomething(
                 "--memory",
-                f"{self.memory_bytes}B",
+                typed_bytes(self.memory_bytes),
                 f"is more than the machine's free memory after loading: {_mib(available_bytes)}",
                 f"use at most --memory {most_mib}MiB",
             )

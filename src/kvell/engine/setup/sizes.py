@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
-import torch
-
+from kvell.byte_sizes import typed_bytes
 from kvell.device.available import available_bytes, default_kv_memory_bytes
 from kvell.device.host import CHUNK_BYTES
 from kvell.elastic.arena import LargestNeed
@@ -16,7 +16,11 @@ from kvell.engine.setup.options import EngineOptions
 from kvell.engine.setup.sharing import Bound, beside_activations, can_share
 from kvell.errors import ChangeSomething
 from kvell.memory import LayerSpec, Layout, plan_layout, requests_that_fit
-from kvell.models.paged_model import PagedModel
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvell.models.paged_model import PagedModel
 
 FEWEST_LARGE = 16
 """The fewest large pages of a shared pool whose large pages are enlarged to whole chunks."""
@@ -51,7 +55,7 @@ class Sizes:
 
 
 def sizes_of(
-    every: Sequence[PagedModel],
+    every: "Sequence[PagedModel]",
     layers: Sequence[LayerSpec],
     options: EngineOptions,
     *,
@@ -75,7 +79,7 @@ def sizes_of(
         return Sizes(weights_bytes, need, reserve_bytes, layout, layout)
     if device.type != "cpu":
         problem = "is for CPUs: on a GPU activations have a separate reserve"
-        raise ChangeSomething("--memory", f"{memory_bytes}B", problem, "use --kv-memory")
+        raise ChangeSomething("--memory", typed_bytes(memory_bytes), problem, "use --kv-memory")
     shares = can_share(every, options, has_draft=has_draft)
     bound = Bound(memory_bytes, weights_bytes, 0 if shares else reserve_bytes)
     free_bytes = host_free_bytes
@@ -143,13 +147,15 @@ def shared_layout(layers: Sequence[LayerSpec], pool_bytes: int, options: EngineO
     return layout_of(layers, pool_bytes, options, large_bytes)
 
 
-def _default_kv_bytes(device: torch.device, reserve_bytes: int) -> int:
+def _default_kv_bytes(device: "torch.device", reserve_bytes: int) -> int:
     """Return a quarter of the available memory on a CPU, ``GPU_KV_SHARE`` of the rest on a GPU."""
     if device.type != "cuda":
         return default_kv_memory_bytes(available_bytes())
     return int((_free_bytes(device) - reserve_bytes) * GPU_KV_SHARE)
 
 
-def _free_bytes(device: torch.device) -> int:
+def _free_bytes(device: "torch.device") -> int:
+    import torch
+
     free_bytes, _ = torch.cuda.mem_get_info(device)
     return free_bytes

@@ -5,14 +5,17 @@ compares it with transformers; anything else is refused at start, because a wron
 fail but answer wrongly.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvell.errors import ChangeSomething
 from kvell.models.config.mixer_kinds import MixerKind
-from kvell.models.images.image_families import ImageKind
+
+if TYPE_CHECKING:
+    from kvell.models.images.image_families import ImageKind
 
 EXACT = frozenset(
     {
@@ -185,7 +188,7 @@ FUSED: Mapping[str, FusedFamily] = MappingProxyType(
 OWN_CLASSES: Mapping[str, str] = MappingProxyType({"parallel_heads": "ParallelHeadsForCausalLM"})
 """Classes that transformers lacks, by model type; we register them."""
 
-WITH_IMAGES: Mapping[str, ImageKind] = MappingProxyType(
+WITH_IMAGES: "Mapping[str, ImageKind]" = MappingProxyType(
     {
         "InternVLForConditionalGeneration": "pieces",
         "LlavaOnevisionForConditionalGeneration": "patches",
@@ -198,7 +201,7 @@ WITH_IMAGES: Mapping[str, ImageKind] = MappingProxyType(
 """Architectures of images and text, tested in the same way, and the kind of their images. Their
 text is an architecture in ``EXACT``, or has modules of its own (``OWN_TEXT``)."""
 
-OWN_TEXT: frozenset[ImageKind] = frozenset({"cross", "grids"})
+OWN_TEXT: "frozenset[ImageKind]" = frozenset({"cross", "grids"})
 """Kinds whose text cross-attends to images, or has row and column positions."""
 
 CROSS_MODULES = frozenset({"MllamaTextCrossAttention"})
@@ -261,6 +264,12 @@ MIXER_KINDS: Mapping[str, MixerKind] = MappingProxyType(
 UNKNOWN = "is not among the architectures tested to be exact: it needs a test of its own"
 
 
+def family_names() -> list[str]:
+    """Return the names of the families that are served, without the ends of their classes."""
+    named = {re.sub(r"For(CausalLM|ConditionalGeneration)$", "", name) for name in EXACT}
+    return sorted(named | {name.partition("For")[0] for name in WITH_IMAGES}, key=str.lower)
+
+
 def require_exact(architecture: str, need: str = UNKNOWN) -> None:
     """Raise unless an architecture's paged forward pass is known to be exact.
 
@@ -273,7 +282,7 @@ def require_exact(architecture: str, need: str = UNKNOWN) -> None:
         "model",
         architecture,
         REFUSED.get(architecture, need),
-        "use a model with plain full or sliding attention, such as Llama, Qwen 3 or Gemma 3",
+        f"use one of {', '.join(family_names())}",
     )
 
 
