@@ -134,6 +134,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     monkeypatch.setattr(
         "kvell.models.sources.source.resolve_model", lambda model, *_: Path(f"where {model} is")
     )
+    monkeypatch.setattr("kvell.engine.unloaded.check_named", lambda *_: None)
     return stand_in
 
 

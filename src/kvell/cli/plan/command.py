@@ -23,6 +23,7 @@ from kvell.cli.terminal.options import (
 from kvell.cli.terminal.session import Session
 from kvell.device.available import default_kv_memory_bytes
 from kvell.engine.requests.limits import Limits
+from kvell.engine.unloaded import ELEMENT_BYTES
 from kvell.errors import ChangeSomething
 from kvell.models.config.kv_dtypes import KV_DTYPES, kv_dtype_named
 from kvell.pages.layout import LayerSpec, Layout
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 
 WIDE_COLUMNS = 120
 """The width of tables when stdout is not a terminal."""
-ELEMENT_BYTES = {"auto": 2, "bfloat16": 2, "float32": 4}
-"""The bytes of one stored number by ``--dtype``."""
 
 
 @click.command(cls=EngineCommand)
