@@ -1,4 +1,4 @@
-"""The ASGI app: OpenAI's API, Anthropic's messages, and routes for operators."""
+"""The ASGI app: OpenAI's API, Anthropic's messages, Ollama's API, and routes for operators."""
 
 import os
 import time
@@ -27,6 +27,7 @@ from kvell.server.api.routes.embeddings import PATH as EMBEDDINGS_PATH
 from kvell.server.api.routes.embeddings import EmbeddingsApi
 from kvell.server.api.routes.messages import MessagesApi
 from kvell.server.api.routes.models import ModelsApi
+from kvell.server.api.routes.ollama import OllamaApi
 from kvell.server.api.routes.operator import OperatorApi
 from kvell.server.api.routes.responses import ResponsesApi
 from kvell.server.api.routes.scores import RERANK_PATHS, SCORE_PATHS, ScoresApi
@@ -99,7 +100,9 @@ def build_app(
     embeddings = EmbeddingsApi(serving)
     embeddings.install(app)
     ScoresApi(embeddings).install(app)
-    ModelsApi(serving, int(time.time()), face.tells_tokenizer).install(app)
+    started_unix_seconds = int(time.time())
+    ModelsApi(serving, started_unix_seconds, face.tells_tokenizer).install(app)
+    OllamaApi(serving, started_unix_seconds).install(app)
     OperatorApi(front, metrics, floor_bytes, work_bytes).install(app)
     ClusterApi(front, floor_bytes + work_bytes, os.getpid()).install(app)
     MapApi(front).install(app)
