@@ -91,7 +91,9 @@ def test_the_parts_of_an_answer(client: httpx.Client) -> None:
     message = whole(client, "/api/chat", messages=[asked], tools=[WEATHER])["message"]
     call = {"function": {"name": "weather", "arguments": {"city": "Bern"}}}
     assert message == {
-        "role": "assistant", "content": "Let me see.", "thinking": "They ask.",
+        "role": "assistant",
+        "content": "Let me see.",
+        "thinking": "They ask.",
         "tool_calls": [call, call],
     }
 
@@ -120,7 +122,7 @@ def test_its_own_client_generates(official: ollama.Client, raw: bool) -> None:
     expected = ("<think>\nThey greet.\n</think>\n\nGood day.", None)
     assert (answer.response, answer.thinking) == (expected if raw else ("Good day.", "They greet."))
     pieces = list(official.generate("fake", "SAY Hi.", raw=raw, stream=True))
-    assert "".join(piece.response for piece in pieces) == "Hi."
+    assert "".join(piece.response or "" for piece in pieces) == "Hi."
     assert pieces[-1].done and (pieces[-1].prompt_eval_count or 0) > 0
 
 
@@ -206,7 +208,7 @@ def test_images_are_data_urls_of_their_kind() -> None:
     [
         ("", (False, None)),
         ("json", (True, None)),
-        ({"type": "integer"}, (False, '{"type": "integer"}')),
+        ({"type": "integer"}, (False, '{"type":"integer"}')),
     ],
 )
 def test_a_format_is_a_constraint(form: Any, expected: tuple[bool, str | None]) -> None:
@@ -223,7 +225,7 @@ def test_thinking_is_a_variable_of_the_template(
     think: Any, is_on: bool, effort: str | None
 ) -> None:
     chat = GenerateRequest(model="m", prompt="a", system="b", think=think).chat()
-    expected = {"enable_thinking": is_on, "thinking": is_on}
+    expected: dict[str, Any] = {"enable_thinking": is_on, "thinking": is_on}
     expected |= {"reasoning_effort": effort} if effort else {}
     assert chat.template_fields() == expected
     assert [message.role for message in chat.messages] == ["system", "user"]

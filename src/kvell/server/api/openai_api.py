@@ -23,6 +23,8 @@ from kvell.server.api.prompts import PromptEncoder
 from kvell.server.api.routes.chat import ChatApi
 from kvell.server.api.routes.cluster import ClusterApi
 from kvell.server.api.routes.completions import CompletionsApi
+from kvell.server.api.routes.docs import PATH as DOCS_PATH
+from kvell.server.api.routes.docs import DocsApi
 from kvell.server.api.routes.embeddings import PATH as EMBEDDINGS_PATH
 from kvell.server.api.routes.embeddings import EmbeddingsApi
 from kvell.server.api.routes.messages import MessagesApi
@@ -51,6 +53,7 @@ _BOUNDS_BY_PATH = {
 }
 """Bounds of paths where ``input`` may be token ids, and documents may be objects."""
 
+OPENAPI_PATH = "/openapi.json"
 UNCHANGED = FaceOptions()
 
 
@@ -92,7 +95,14 @@ def build_app(
     floor_bytes = floor_bytes or process_bytes()
     work_bytes = most_work_bytes(ready, model, beside)
     described = dict(http_errors.DESCRIBED)
-    app = FastAPI(title="Kvell", docs_url=None, redoc_url=None, responses=described)
+    openapi_url = None if face.hides_docs else OPENAPI_PATH
+    app = FastAPI(
+        title="Kvell",
+        openapi_url=openapi_url,
+        docs_url=None,
+        redoc_url=None,
+        responses=described,
+    )
     CompletionsApi(serving).install(app)
     ChatApi(serving).install(app)
     ResponsesApi(serving).install(app)
@@ -106,7 +116,10 @@ def build_app(
     OperatorApi(front, metrics, floor_bytes, work_bytes).install(app)
     ClusterApi(front, floor_bytes + work_bytes, os.getpid()).install(app)
     MapApi(front).install(app)
-    http_errors.install(app, metrics.on_rejected)
+    if not face.hides_docs:
+        DocsApi(app).install()
+    shown_at = [http_errors.MODELS] if face.hides_docs else [DOCS_PATH, http_errors.MODELS]
+    http_errors.install(app, metrics.on_rejected, shown_at)
     _install_door(app, metrics, access or Access(), max_body_bytes, http)
     install_browsers(app, face)
     return app
