@@ -10,7 +10,7 @@ import ollama
 import pytest
 
 from kvell.release import RELEASE
-from kvell.server.api.schemas.ollama.requests import GenerateRequest, OllamaChatRequest
+from kvell.server.api.schemas.ollama.requests import OllamaChatRequest, OllamaGenerateRequest
 
 pytestmark = pytest.mark.xdist_group("fake_server")
 
@@ -196,7 +196,7 @@ def test_images_are_data_urls_of_their_kind() -> None:
     files = [
         base64.b64encode(head).decode() for head in (b"\xff\xd8\xff\xe0", b"GIF89a", b"\x89PNG")
     ]
-    body = GenerateRequest(model="m", prompt="What?", images=files)
+    body = OllamaGenerateRequest(model="m", prompt="What?", images=files)
     [message] = body.chat().messages
     kinds = [url.partition(";")[0] for url in message.images()]
     assert kinds == ["data:image/jpeg", "data:image/gif", "data:image/png"]
@@ -224,7 +224,7 @@ def test_a_format_is_a_constraint(form: Any, expected: tuple[bool, str | None]) 
 def test_thinking_is_a_variable_of_the_template(
     think: Any, is_on: bool, effort: str | None
 ) -> None:
-    chat = GenerateRequest(model="m", prompt="a", system="b", think=think).chat()
+    chat = OllamaGenerateRequest(model="m", prompt="a", system="b", think=think).chat()
     expected: dict[str, Any] = {"enable_thinking": is_on, "thinking": is_on}
     expected |= {"reasoning_effort": effort} if effort else {}
     assert chat.template_fields() == expected

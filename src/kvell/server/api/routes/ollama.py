@@ -18,9 +18,9 @@ from kvell.server.api.routes.chat import ChatApi
 from kvell.server.api.routes.completions import CompletionsApi
 from kvell.server.api.schemas.ollama.requests import (
     LATEST,
-    GenerateRequest,
     OllamaChatRequest,
-    ShowRequest,
+    OllamaGenerateRequest,
+    OllamaShowRequest,
 )
 from kvell.server.api.sent_names import named_as_sent
 from kvell.server.api.serving import AppState, Deltas, ServerModel, cancel_on_disconnect
@@ -59,7 +59,7 @@ class OllamaApi:
         """
         return await cancel_on_disconnect(request, self._answer(body, visit_of(request)))
 
-    async def on_generate(self, request: Request, body: GenerateRequest) -> Response:
+    async def on_generate(self, request: Request, body: OllamaGenerateRequest) -> Response:
         """Answer a prompt, as Ollama does.
 
         Like ``/api/chat``, with the text as ``response``.  With ``raw``, or if the model has no
@@ -67,7 +67,7 @@ class OllamaApi:
         """
         return await cancel_on_disconnect(request, self._answer(body, visit_of(request)))
 
-    async def on_show(self, body: ShowRequest) -> Response:
+    async def on_show(self, body: OllamaShowRequest) -> Response:
         """Describe a model: its kind, chat template, context and capabilities."""
         self.serving.note(body)
         return json_response(model_description(self._model(body.model)[1]))
@@ -92,7 +92,7 @@ class OllamaApi:
         return self.serving.find_model(name)
 
     async def _answer(
-        self, body: OllamaChatRequest | GenerateRequest, visit: RequestContext
+        self, body: OllamaChatRequest | OllamaGenerateRequest, visit: RequestContext
     ) -> Response:
         self.serving.note(body)
         name, served = self._model(body.model)
@@ -114,13 +114,13 @@ class OllamaApi:
 
     async def _submitted(
         self,
-        body: OllamaChatRequest | GenerateRequest,
+        body: OllamaChatRequest | OllamaGenerateRequest,
         name: str,
         served: ServerModel,
         visit: RequestContext,
     ) -> "tuple[Deltas, Callable[[TextDelta], Sequence[AnswerDelta]]]":
         """Submit a request; return the pieces of its answer, and the function that reads them."""
-        if isinstance(body, GenerateRequest) and (body.raw or not served.text.chat_template):
+        if isinstance(body, OllamaGenerateRequest) and (body.raw or not served.text.chat_template):
             completion = body.completion().model_copy(update={"model": name})
             _, deltas, _ = await CompletionsApi(self.serving).answering(completion, visit)
             return deltas, _text_part

@@ -55,7 +55,7 @@ _NAMES_HERE = (
 )
 
 
-class Options(RequestPart):
+class OllamaOptions(RequestPart):
     """The field ``options``; null means the model's own recommendation, or no limit."""
 
     others: ClassVar[Mapping[str, Other]] = OPTION_OTHERS
@@ -72,7 +72,8 @@ class Options(RequestPart):
     min_p: float | None = None
     """Drop tokens below this fraction of the likeliest token's probability."""
     seed: int | None = None
-    """With a seed, the same request has the same answer; -1 or null draws a seed."""
+    """With a seed, the same request has the same answer; -1 or null draws a seed, at random or from
+    the server's ``--seed``."""
     stop: StopText | StopTexts | None = None
     """The answer ends before the first of these texts."""
     repeat_penalty: RepetitionPenalty | None = None
@@ -157,7 +158,7 @@ class OllamaRequest(RequestBody):
     """Send the answer piece by piece, each a line of JSON."""
     format: Literal["", "json"] | Schema | None = None
     """``"json"`` for any JSON object, or the schema that the text follows."""
-    options: Options = Field(default_factory=Options)
+    options: OllamaOptions = Field(default_factory=OllamaOptions)
     """Options of sampling and of lengths."""
     think: Think | None = None
     """Whether the model thinks before it answers, or how hard; the chat template decides if null.
@@ -222,7 +223,7 @@ class OllamaChatRequest(OllamaRequest):
         return self._chat([message.message() for message in self.messages], tools=self.tools)
 
 
-class GenerateRequest(OllamaRequest):
+class OllamaGenerateRequest(OllamaRequest):
     """Body of ``/api/generate``."""
 
     others: ClassVar[Mapping[str, Other]] = GENERATE_OTHERS
@@ -264,7 +265,7 @@ class GenerateRequest(OllamaRequest):
         return super().name_here(field)
 
 
-class ShowRequest(RequestBody):
+class OllamaShowRequest(RequestBody):
     """Body of ``/api/show``."""
 
     model: str
