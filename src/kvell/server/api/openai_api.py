@@ -94,15 +94,7 @@ def build_app(
     serving = AppState(front, models, metrics)
     floor_bytes = floor_bytes or process_bytes()
     work_bytes = most_work_bytes(ready, model, beside)
-    described = dict(http_errors.DESCRIBED)
-    openapi_url = None if face.hides_docs else OPENAPI_PATH
-    app = FastAPI(
-        title="Kvell",
-        openapi_url=openapi_url,
-        docs_url=None,
-        redoc_url=None,
-        responses=described,
-    )
+    app = _empty_app(face)
     CompletionsApi(serving).install(app)
     ChatApi(serving).install(app)
     ResponsesApi(serving).install(app)
@@ -116,12 +108,24 @@ def build_app(
     OperatorApi(front, metrics, floor_bytes, work_bytes).install(app)
     ClusterApi(front, floor_bytes + work_bytes, os.getpid()).install(app)
     MapApi(front).install(app)
-    if not face.hides_docs:
-        DocsApi(app).install()
     shown_at = [http_errors.MODELS] if face.hides_docs else [DOCS_PATH, http_errors.MODELS]
     http_errors.install(app, metrics.on_rejected, shown_at)
     _install_door(app, metrics, access or Access(), max_body_bytes, http)
     install_browsers(app, face)
+    return app
+
+
+def _empty_app(face: FaceOptions) -> FastAPI:
+    """Return an app without routes of the API, but for its description unless that is hidden."""
+    app = FastAPI(
+        title="Kvell",
+        openapi_url=None if face.hides_docs else OPENAPI_PATH,
+        docs_url=None,  # FastAPI's page loads its scripts from another server
+        redoc_url=None,
+        responses=dict(http_errors.DESCRIBED),
+    )
+    if not face.hides_docs:
+        DocsApi(app).install()
     return app
 
 

@@ -27,8 +27,8 @@ def nearest_path(path: str, served: Iterable[str]) -> str | None:
     A path is near if one of both ends with the other, as ``/chat/completions`` and
     ``/v1/v1/chat/completions`` do, or if they differ in few characters.
     """
-    asked, paths = _parts(path), sorted(served)
-    ends = [each for each in paths if _shared_end(asked, _parts(each))]
+    parts, paths = _parts(path), sorted(served)
+    ends = [each for each in paths if _shares_end(parts, _parts(each))]
     if ends:
         return max(ends, key=lambda each: len(_parts(each)))
     similar = difflib.get_close_matches(path.lower().rstrip("/"), paths, n=1, cutoff=NEAR)
@@ -47,8 +47,8 @@ def _parts(path: str) -> list[str]:
     return [part for part in path.lower().split("/") if part]
 
 
-def _shared_end(asked: list[str], served: list[str]) -> bool:
+def _shares_end(parts: list[str], served: list[str]) -> bool:
     """Return whether the shorter of two paths is the end of the longer one."""
-    shared = min(len(asked), len(served))
-    is_end = asked[len(asked) - shared :] == served[len(served) - shared :]
+    shared = min(len(parts), len(served))
+    is_end = parts[len(parts) - shared :] == served[len(served) - shared :]
     return is_end and shared >= max(1, min(LEAST_PARTS, len(served)))

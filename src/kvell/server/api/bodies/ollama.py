@@ -66,7 +66,7 @@ class AnswerWriter:
         calls = [self._line(piece) for piece in self.close_call()]
         return [*calls, {**self._line({}), **ending(reason, usage, times)}]
 
-    def whole(self, reason: str, usage: Usage, times: Times) -> Body:
+    def whole_body(self, reason: str, usage: Usage, times: Times) -> Body:
         """Return the whole answer."""
         self.close_call()
         pieces: Body = {name: "".join(texts) for name, texts in self._texts.items()}
@@ -74,7 +74,7 @@ class AnswerWriter:
             pieces["tool_calls"] = self._calls
         return {**self._line(pieces), **ending(reason, usage, times)}
 
-    def loaded(self) -> Body:
+    def load_body(self) -> Body:
         """Return the answer to a request without a prompt: the model is loaded."""
         return {**self._line({}), "done": True, "done_reason": "load"}
 

@@ -99,8 +99,8 @@ class OllamaApi:
         body.check_context(served.length.reach_tokens)
         writer = AnswerWriter(body.model, is_chat=isinstance(body, OllamaChatRequest))
         if not body.has_prompt():
-            return json_response(writer.loaded())
-        with named_as_sent(body.name_here):
+            return json_response(writer.load_body())
+        with named_as_sent(body.ollama_name):
             started_seconds = self.serving.front.now_seconds()
             answer = _Answer(
                 *await self._submitted(body, name, served, visit),
@@ -110,7 +110,7 @@ class OllamaApi:
             )
             if body.stream:
                 return EventStream(await prime(answer.lines()), LINES_TYPE)
-            return json_response(await answer.whole())
+            return json_response(await answer.read_all())
 
     async def _submitted(
         self,
@@ -163,12 +163,12 @@ class _Answer:
                 raise
             yield json_line({"error": api_error(error).message})
 
-    async def whole(self) -> Body:
+    async def read_all(self) -> Body:
         """Return the whole answer."""
         async with aclosing(self.deltas) as deltas:
             async for _, delta in deltas:
                 self.writer.lines(self._noted(delta))
-        return self.writer.whole(self.reason, self.usage, self._times())
+        return self.writer.whole_body(self.reason, self.usage, self._times())
 
     def _noted(self, delta: TextDelta) -> Sequence[AnswerDelta]:
         """Return the parts of a piece, and note its usage and its time."""

@@ -85,7 +85,7 @@ class OllamaOptions(RequestPart):
     num_ctx: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
     """Needed tokens of prompt and answer; refused if the server has a smaller context."""
 
-    def fields(self) -> dict[str, object]:
+    def sampling_fields(self) -> dict[str, object]:
         """Return the fields of a request to chat or text completions."""
         limit = self.num_predict
         return {
@@ -167,7 +167,7 @@ class OllamaRequest(RequestBody):
     ``reasoning_effort``, too.
     """
 
-    def name_here(self, field: str) -> str:
+    def ollama_name(self, field: str) -> str:
         """Return this body's name of a field of the request that it is translated to."""
         return rename(field, _NAMES_HERE)
 
@@ -190,7 +190,7 @@ class OllamaRequest(RequestBody):
         elif isinstance(self.format, dict):
             schema = JsonSchemaFormat.model_validate({"schema": self.format})
             form = ResponseFormat(type="json_schema", json_schema=schema)
-        return {"stream": self.stream, "response_format": form, **self.options.fields()}
+        return {"stream": self.stream, "response_format": form, **self.options.sampling_fields()}
 
     def _chat(self, messages: list[ChatMessage], **more: object) -> ChatRequest:
         fields = self._shared_fields()
@@ -258,11 +258,11 @@ class OllamaGenerateRequest(OllamaRequest):
                 raise ChangeSomething(name, "…", problem, "leave it out, or set raw to false")
         return CompletionRequest.model_validate({**self._shared_fields(), "prompt": self.prompt})
 
-    def name_here(self, field: str) -> str:
+    def ollama_name(self, field: str) -> str:
         """Return this body's name of a field of the request that it is translated to."""
         if field.startswith("messages"):
             return "images" if self.images else "prompt"
-        return super().name_here(field)
+        return super().ollama_name(field)
 
 
 class OllamaShowRequest(RequestBody):
