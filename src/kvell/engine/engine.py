@@ -245,7 +245,9 @@ class Engine:
         return self._times.add_times(events)
 
     def close(self) -> None:
-        """Close the link to other instances and the processes for grammars; no step may follow."""
+        """End running steps, the link to others and the grammars' processes; no step may follow."""
+        if self._ahead is not None:
+            self._ahead.close()
         self.grammars.close()
         if self._link is not None:
             self._link.close()

@@ -235,6 +235,18 @@ def test_errors_under_a_root_path_have_the_format_of_their_path(asked: Ask) -> N
     asked(scenario, FaceOptions(root_path="/llm"))
 
 
+def test_keys_are_needed_below_ollamas_paths_too(asked: Ask) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        for path in ("/api/tags", "/api/version", "/api/nothing"):
+            refused = await client.get(path)
+            assert (refused.status_code, [*refused.json()]) == (401, ["error"])
+            assert refused.json()["error"].startswith("missing or wrong API key")
+        tags = await client.get("/api/tags", headers=with_key("plain"))
+        assert [model["name"] for model in tags.json()["models"]] == ["fake:latest"]
+
+    asked(scenario, FaceOptions(), KEYS)
+
+
 def test_the_load_counts_answers_that_run(asked: Ask) -> None:
     async def scenario(client: httpx.AsyncClient) -> None:
         body = {"prompt": "hi", "max_tokens": 300, "n": 3}
