@@ -7,6 +7,7 @@ interleaved streams, and Ctrl-C in the middle of a call are safe.
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
@@ -88,7 +89,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | EngineSettings,
+        model: str | PathLike[str] | EngineSettings,
         *,
         cache_dir: Path | None = None,
         progress: Progress = quiet,
