@@ -15,12 +15,9 @@ from kvell.memory import LayerSpec, as_draft
 from kvell.models.config.activations import activation_model
 from kvell.models.config.budgets import budgets_of, with_budgets
 from kvell.models.config.description import ModelDescription, describe
-from kvell.models.config.kv_dtypes import KV_DTYPES, kv_dtype_named
+from kvell.models.config.kv_dtypes import ELEMENT_BYTES, KV_DTYPES, kv_dtype_named
 from kvell.models.config.quantization import require_quantization
 from kvell.models.families.plain_config import known_config
-
-ELEMENT_BYTES = {"auto": 2, "bfloat16": 2, "float32": 4}
-"""The bytes of one stored number by ``--dtype``."""
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from kvell.cli.terminal.options import (
 from kvell.cli.terminal.session import Session
 from kvell.cli.terminal.sizes import FiniteRange
 from kvell.engine.setup.engine_settings import USUAL_DRAFT_TOKENS
-from kvell.engine.unloaded import ELEMENT_BYTES
 from kvell.memory import LayerSpec, as_draft
+from kvell.models.config.kv_dtypes import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from kvell.engine.requests.limits import Limits
