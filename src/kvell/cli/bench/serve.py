@@ -17,9 +17,8 @@ from kvell.cli.bench.workload_options import (
 )
 from kvell.cli.terminal.figures import print_load
 from kvell.cli.terminal.files import require_directory, writing
-from kvell.cli.terminal.options import debug_option
 from kvell.cli.terminal.progress import progress_bar
-from kvell.cli.terminal.session import Session
+from kvell.cli.terminal.session import Session, debug_option
 from kvell.cli.terminal.sizes import POSITIVE, FiniteRange
 from kvell.device.open_files import allow_open_files
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvell.cli.cluster.ray_commands import down, print_machines, up
-from kvell.cli.terminal.options import debug_option, json_option
+from kvell.cli.terminal.options import json_option
 from kvell.cli.terminal.progress import progress_bar
-from kvell.cli.terminal.session import Session
+from kvell.cli.terminal.session import Session, debug_option
 from kvell.cluster.instances import parse_instances
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import click
 from click.core import ParameterSource
 
 from kvell.cli.terminal.commands import EngineCommand
-from kvell.cli.terminal.session import Session
+from kvell.cli.terminal.session import Session, debug_option
 from kvell.cli.terminal.sizes import SIZE
 from kvell.device.available import default_kv_memory_bytes
 from kvell.engine.setup.engine_settings import EngineSettings, opposite, settings_with_flag
@@ -116,23 +116,6 @@ def engine_command(function: Callable[..., Any]) -> click.Command:
     """Make a command whose arguments are models, and which has ``--config``."""
     argument = click.argument("named", nargs=-1, metavar=MODELS)
     return click.command(cls=EngineCommand)(argument(config_option(function)))
-
-
-def debug_option(command: Command) -> Command:
-    """Add ``--debug``, which takes effect immediately and is not passed to the command."""
-
-    def switch(ctx: click.Context, _: click.Parameter, on: bool) -> None:
-        ctx.find_object(Session).debug.on |= on  # type: ignore[union-attr]
-
-    option = click.option(
-        "--debug",
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=switch,
-        help="Show tracebacks.",
-    )
-    return option(command)
 
 
 def json_option(command: Command, text: str = "Print JSON on stdout.") -> Command:

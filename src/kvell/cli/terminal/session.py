@@ -3,13 +3,17 @@
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
 
 from kvell.cli.terminal.faults import Debug
 from kvell.clock import Clock, MonotonicClock
-from kvell.engine.setup.engine_settings import EngineSettings
-from kvell.mempool.rendezvous import Rendezvous
 from kvell.models.sources.progress import Progress
+
+if TYPE_CHECKING:
+    from kvell.engine.setup.engine_settings import EngineSettings
+    from kvell.mempool.rendezvous import Rendezvous
 
 
 class Contract(Protocol):
@@ -64,12 +68,12 @@ class Model(Protocol):
 
 
 def open_model(
-    settings: EngineSettings,
+    settings: "EngineSettings",
     cache_dir: Path,
     progress: Progress,
     incarnation: int = 0,
     weights_fd: int | None = None,
-    pool_place: Rendezvous | None = None,
+    pool_place: "Rendezvous | None" = None,
 ) -> Model:
     """Load the model and its engine into this process; imports torch."""
     from kvell.llm import LLM
@@ -99,3 +103,20 @@ class Session:
     debug: Debug = field(default_factory=Debug)
     environ: Mapping[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+
+def debug_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--debug``, which takes effect immediately and is not passed to the command."""
+
+    def switch(ctx: click.Context, _: click.Parameter, on: bool) -> None:
+        ctx.find_object(Session).debug.on |= on  # type: ignore[union-attr]
+
+    option = click.option(
+        "--debug",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=switch,
+        help="Show tracebacks.",
+    )
+    return option(command)

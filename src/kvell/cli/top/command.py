@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 
 import click
 
-from kvell.cli.terminal.options import debug_option, json_option
+from kvell.cli.terminal.options import json_option
+from kvell.cli.terminal.session import debug_option
 
 
 @click.command(short_help="Watch a running server: memory, requests, rates.")
