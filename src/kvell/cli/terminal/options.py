@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from kvell.cli.terminal.commands import EngineCommand
+from kvell.cli.terminal.files import named_config
 from kvell.cli.terminal.session import Session, debug_option
 from kvell.cli.terminal.sizes import SIZE
 from kvell.device.available import default_kv_memory_bytes
@@ -132,12 +133,24 @@ def engine_options(command: Command) -> Command:
     @functools.wraps(command)
     def gathered(*args: Any, **given: Any) -> Any:
         model, *beside = choose_models(given.pop("named", ()), given.pop("models"))
+        _require_weights((model, *beside))
         given |= {"model": model, "beside": tuple(beside)}
         names = [field.name for field in fields(EngineSettings) if field.name in given]
         chosen = {name: given.pop(name) for name in names}
         return command(*args, settings=EngineSettings(**chosen), **given)
 
     return with_options(gathered, _ENGINE_OPTIONS)
+
+
+def _require_weights(models: Sequence[str]) -> None:
+    """Refuse the short names of configs, which ``kvell plan`` and ``kvell replay`` take.
+
+    :raises ChangeSomething: naming the model.
+    """
+    for model in models:
+        if named_config(model) != model:
+            remedy = "give a directory with weights, or use kvell plan or kvell replay"
+            raise ChangeSomething("model", model, "names a config without weights", remedy)
 
 
 def gathering(

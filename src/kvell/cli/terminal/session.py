@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from kvell.mempool.rendezvous import Rendezvous
 
 
+API_KEY_VARIABLE = "KVELL_API_KEY"
+
+
 class Contract(Protocol):
     """The memory contract: the use of all memory, stated before the run."""
 
@@ -120,3 +123,14 @@ def debug_option(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Show tracebacks.",
     )
     return option(command)
+
+
+def api_key_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return ``--api-key`` of a client of a server; ``KVELL_API_KEY`` is its default."""
+
+    def key(ctx: click.Context, _: click.Parameter, given: str | None) -> str | None:
+        return given or ctx.ensure_object(Session).environ.get(API_KEY_VARIABLE)
+
+    return click.option(
+        "--api-key", callback=key, help=f"{text}  [default: the variable {API_KEY_VARIABLE}]"
+    )
