@@ -201,7 +201,7 @@ def test_with_a_key_the_page_is_open_and_what_it_shows_is_not(start_map: StartMa
             wrong = httpx.get(f"{url}{path}", headers={"Authorization": "Bearer wrong"})
             assert wrong.status_code == 401
         told = shown(url, KEY)
-        assert len(told["instances"]) == 1 and told["server"]["links"] == ["metrics"]
+        assert len(told["instances"]) == 1 and told["server"]["links"] == ["metrics", "docs"]
 
 
 @pytest.mark.long
