@@ -127,4 +127,4 @@ def test_an_argument_that_is_not_there_is_told() -> None:
 
 def test_there_are_examples() -> None:
     assert len(PYTHON) >= 4
-    assert {place.partition(":")[0] for place, _ in PYTHON} > {"README.md", "docs/using.md"}
+    assert {place.partition(":")[0] for place, _ in PYTHON} > {"README.md", "docs/chat.md", "docs/instances.md"}
