@@ -10,7 +10,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 
 PYTHON ?= python3
-PROMPT ?= Why do memory pages make a language model faster?
+PROMPT ?= What is the capital of France?
 export PROMPT
 
 BIN := .venv/bin
@@ -47,7 +47,7 @@ help:
 	  'make clean               remove .venv and build'
 
 run: install
-	@$(BIN)/kvell generate --model smollm2 --prompt "$$PROMPT"
+	@$(BIN)/kvell generate smollm2 "$$PROMPT" --max-tokens 48
 
 test: dev
 	$(BIN)/ruff format --check .

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -115,7 +116,7 @@ class AsyncEngine:
 
     def __init__(
         self,
-        model: str = "smollm2",
+        model: str | PathLike[str] = "smollm2",
         *,
         beside: Sequence[str] = (),
         instances: str | Mapping[str, int] = "mixed=1",

@@ -5,8 +5,9 @@ engine runs in its own thread (:mod:`kvell.serving.readers`), so calls from seve
 interleaved streams, and Ctrl-C in the middle of a call are safe.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from functools import partial
+from os import PathLike
 from pathlib import Path
 from typing import Any, Self
 
@@ -88,7 +89,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | EngineSettings,
+        model: str | PathLike[str] | EngineSettings,
         *,
         cache_dir: Path | None = None,
         progress: Progress = quiet,
@@ -294,10 +295,13 @@ class LLM:
                 self._runner.run(reader, step)
         return [job.output() for job in jobs]
 
-    def stream(self, prompt: Prompt, sampling: SamplingParams | None = None) -> Iterator[str]:
+    def stream(
+        self, prompt: Prompt, sampling: SamplingParams | None = None
+    ) -> Generator[str, None, str]:
         """Yield one request's text as it is generated; closing the iterator cancels the request.
 
-        Only the first of ``n`` answers is generated.
+        Only the first of ``n`` answers is generated.  The generator returns the reason of its end:
+        ``stop``, or ``length`` at the limit of tokens.
 
         :raises ChangeSomething: if the prompt can never be served.
         :raises RequestFailed: if the model's logits are not numbers.
@@ -310,7 +314,7 @@ class LLM:
             image_prompt = self._local.with_images(reader, tokens, given)
             self._local.check(image_prompt, only, name, self._tokenizer(name))
             job = AnswerJob(0, tokens, only, self._tokenizer(name), 0, image_prompt, name)
-            yield from self._runner.stream(reader, job)
+            return (yield from self._runner.stream(reader, job))
 
     def get_tokenizer(self) -> Any:
         """Return the first model's tokenizer of transformers.

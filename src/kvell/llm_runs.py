@@ -1,6 +1,6 @@
 """The runner of requests of ``kvell.LLM``, over readers of its engine."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -57,8 +57,8 @@ class JobRunner:
                     running.pop(event.request_id, None)
                     ended()
 
-    def stream(self, reader: EventReader, job: AnswerJob) -> Iterator[str]:
-        """Yield a request's text as it is generated.
+    def stream(self, reader: EventReader, job: AnswerJob) -> Generator[str, None, str]:
+        """Yield a request's text as it is generated; return the reason of its end.
 
         :raises RequestFailed: if the model's logits are not numbers.
         """
@@ -71,6 +71,7 @@ class JobRunner:
                 yield job.text[shown:]
                 shown = len(job.text)
         raise_if_failed(job.finished)
+        return job.output().finish_reason
 
     def _submit(self, reader: EventReader, job: Job) -> RequestId:
         request_id = RequestId(f"r{next(self._numbers)}")

@@ -1,6 +1,6 @@
 """A command line with a fake model behind it."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ class FakeModel:
         answer = as_text(ids).upper()[: sampling.max_tokens]
         return FakeResult(index, ids, self.tokenizer.encode(answer), answer)
 
-    def stream(self, prompt: Any, sampling: SamplingParams) -> Iterator[str]:
+    def stream(self, prompt: Any, sampling: SamplingParams) -> Generator[str, None, str]:
         self.asked.append((as_text(prompt), sampling))
         sent = 0
         try:
@@ -89,6 +89,7 @@ class FakeModel:
         except GeneratorExit:
             self.closed_after = sent
             raise
+        return "stop" if sent == len(as_text(prompt)) else "length"
 
     def stats(self) -> dict[str, Any]:
         return {"generation_seconds": 1.5, "max_running": np.int64(3)}
@@ -134,6 +135,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     monkeypatch.setattr(
         "kvell.models.sources.source.resolve_model", lambda model, *_: Path(f"where {model} is")
     )
+    monkeypatch.setattr("kvell.engine.unloaded.check_named", lambda *_: None)
     return stand_in
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvell.cli.calibrate import useless
 from kvell.cli.main import run
 from kvell.cli.terminal.session import Session
 from kvell.models.config.configs import config_from_dict
@@ -67,6 +68,18 @@ def test_a_file_with_its_origin(made: tuple[Path, Path]) -> None:
         ("request_seconds", "step_seconds", "token_seconds", "prompt_token_seconds"), 0
     )
     assert raw["serving"] == asked_no_server
+
+
+@pytest.mark.parametrize(("error", "is_useless"), [(0.05, False), (0.25, False), (0.41, True)])
+def test_a_useless_calibration_is_named(error: float, is_useless: bool) -> None:
+    errors = {"prefill_error": 0.01, "decode_error": error, "mixed_error": 0.02, "noise": 0.3}
+    problem = useless(errors)
+    assert bool(problem) == is_useless
+    if is_useless:
+        assert (
+            "misses decode steps by 41% (median), and repeats of one step differ by 30%" in problem
+        )
+        assert "; end other programs and run it again" in problem
 
 
 def test_a_replay_takes_it(replay: Callable[..., Any], made: tuple[Path, Path]) -> None:

@@ -80,6 +80,56 @@ class TestPipe:
         assert kvell("chat").code == 0
         assert len(model.asked) == 1
 
+    def test_set_changes_the_sampling_of_further_turns(
+        self, kvell: Kvell, model: Any, say: Any
+    ) -> None:
+        say("a", "/set temperature 0", "/set parameter top_k 5", "/set max-tokens 3", "b")
+        assert kvell("chat").code == 0
+        (_, first), (_, second) = model.asked
+        assert (first.temperature, first.top_k, first.max_tokens) == (0.7, 0, 256)
+        assert (second.temperature, second.top_k, second.max_tokens) == (0.0, 5, 3)
+
+    def test_set_changes_the_system_prompt(self, kvell: Kvell, model: Any, say: Any) -> None:
+        say('/set system "be brief"', "a")
+        kvell("chat")
+        assert model.asked[-1][0] == "<system>be brief<user>a<assistant>"
+
+    @pytest.mark.parametrize(
+        ("line", "answer"),
+        [
+            ("/set colour red", "/set=colour: is not a setting; use one of temperature, top_k"),
+            ("/set top_k many", "/set top_k=many: is not a number; write one"),
+            ("/set temperature -1", "--temperature=-1.0: must be between 0 and 100"),
+        ],
+    )
+    def test_a_setting_that_cannot_be_used_is_named(
+        self, kvell: Kvell, say: Any, line: str, answer: str
+    ) -> None:
+        say(line)
+        ended = kvell("chat")
+        assert (ended.code, ended.stdout) == (2, "")
+        assert f"kvell: {answer}" in ended.stderr
+
+    def test_quotation_marks_hold_several_lines(self, kvell: Kvell, model: Any, say: Any) -> None:
+        say('"""a', "", 'b"""', "c", '"""d"""')
+        kvell("chat", "--max-tokens", "1")
+        assert [prompt.split("<user>")[-1] for prompt, _ in model.asked] == [
+            "a\n\nb<assistant>",
+            "c<assistant>",
+            "d<assistant>",
+        ]
+
+    def test_a_path_in_a_pipe_is_a_turn(self, kvell: Kvell, model: Any, say: Any) -> None:
+        say("/usr/bin/env is what?", "/frob")
+        assert kvell("chat").code == 0
+        assert len(model.asked) == 2
+
+    @pytest.mark.parametrize("word", ["/bye", "/exit"])
+    def test_other_words_for_the_end(self, kvell: Kvell, model: Any, say: Any, word: str) -> None:
+        say(word, "a")
+        assert kvell("chat").code == 0
+        assert model.asked == []
+
     def test_reset_forgets(self, kvell: Kvell, model: Any, say: Any) -> None:
         say("a", "/reset", "b")
         kvell("chat", "--system", "be brief")
@@ -125,8 +175,18 @@ class TestTerminal:
         ended = kvell("chat")
         assert ended.code == 0
         assert "KV pool 2 MiB" in ended.stderr
-        assert "/quit ends" in ended.stderr
+        assert "/help shows commands, /bye ends" in ended.stderr
         assert ended.stdout == "<USER>A<ASSISTANT>\n"
+
+    def test_commands(self, kvell: Kvell, model: Any, type_in: Any) -> None:
+        type_in("/help", "/set", "/frob", "a")
+        ended = kvell("chat")
+        assert ended.code == 0
+        assert "/set NAME VALUE" in ended.stderr
+        assert "\ntemperature 0.7\n" in ended.stderr
+        assert "kvell: command=/frob: is not a command; type /help" in ended.stderr
+        assert [prompt for prompt, _ in model.asked] == ["<user>a<assistant>"]
+        assert all(len(line) < 80 for line in ended.stderr.splitlines())
 
     def test_goes_on_after_a_refusal_and_forgets_that_turn(
         self, kvell: Kvell, model: Any, type_in: Any

@@ -115,6 +115,11 @@ def test_is_refused_with_a_remedy(kvell: Kvell, served: Served, line: str, answe
     assert served.calls == []
 
 
+def test_a_seed_is_the_servers(kvell: Kvell, served: Served) -> None:
+    assert kvell("serve", "--seed", "7").code == 0
+    assert served.calls[0][2].seed == 7
+
+
 def test_copies_are_instances(kvell: Kvell, served: Served) -> None:
     assert kvell("serve", "--data-parallel-size", "3").code == 0
     assert served.calls[0][2].instances == {"mixed": 3}

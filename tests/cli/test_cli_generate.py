@@ -183,6 +183,7 @@ class TestForAPerson:
     def test_says_how_long_it_took(self, kvell: Kvell) -> None:
         stderr = kvell("generate", "--prompt", "abcd", "--raw").stderr
         assert "first words 0.5 s after the start, 1.5 s of writing" in stderr
+        assert "the model ended its answer" in stderr
 
     def test_refusal_of_the_engine(self, kvell: Kvell, model: Any) -> None:
         model.fails = ChangeSomething("max_model_len", 4, "is too short", "use 5")

@@ -83,6 +83,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     monkeypatch.setattr(
         "kvell.models.sources.source.resolve_model", lambda model, *_: Path("somewhere")
     )
+    monkeypatch.setattr("kvell.engine.unloaded.check_named", lambda *_: None)
     return calls
 
 

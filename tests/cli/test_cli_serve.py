@@ -118,9 +118,10 @@ class TestServe:
         flags = ["--allowed-origins", '["https://a.b"]', "--allowed-origins", "https://c.d"]
         flags += ("--allowed-methods", '["GET"]', "--allowed-headers", "x-mine")
         flags += ("--allow-credentials", "--root-path", "/llm", "--enable-tokenizer-info-endpoint")
+        flags += ("--disable-docs",)
         assert kvell("serve", *flags).code == 0
         cross_origin = CrossOrigin(("https://a.b", "https://c.d"), ("GET",), ("x-mine",), True)
-        assert served.calls[-1][2].face == FaceOptions((), "/llm", cross_origin, True)
+        assert served.calls[-1][2].face == FaceOptions((), "/llm", cross_origin, True, True)
         ended = kvell("serve", "--allowed-origins", "a.b")
         assert (ended.code, len(served.calls)) == (2, 2)
         assert "--allowed-origins=a.b: is not an origin; give a scheme and a host" in ended.stderr

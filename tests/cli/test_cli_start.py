@@ -109,3 +109,20 @@ def test_a_pass_by_modules_brings_their_code(tmp_path: Path, smollm2_path: Path)
     )
     modules = imported(tmp_path, smollm2_path.parent, eager)
     assert modules >= {"transformers.modeling_utils", "transformers.models.llama.modeling_llama"}
+
+
+def test_an_interrupt_during_imports_ends_it_quietly() -> None:
+    script = """
+import builtins, os, signal
+from kvell.cli.start import main
+real = builtins.__import__
+def interrupted(name, *rest):
+    if name == "kvell.cli.main":
+        os.kill(os.getpid(), signal.SIGINT)
+    return real(name, *rest)
+builtins.__import__ = interrupted
+main()
+"""
+    command = [sys.executable, "-c", script]
+    ended = subprocess.run(command, capture_output=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stderr) == (130, b"")

@@ -66,6 +66,11 @@ def answers_as_anthropic(printed: str, reader: Reader) -> bool:
     return bool(message["type"] == "message" and len(message["content"][0]["text"]) > 10)
 
 
+def answers_as_ollama(printed: str, reader: Reader) -> bool:
+    answer = body(printed)
+    return bool(answer["done"]) and len(answer["message"]["content"]) > 10
+
+
 def leaves_the_tool_out(printed: str, reader: Reader) -> bool:
     answer = body(printed)
     return bool(answer["object"] == "response" and answer["tools"] == [])
@@ -185,6 +190,7 @@ EXPECTED: dict[str, dict[str, tuple[Check, ...]]] = {
         "Embeddings and scores": (scores_pages_above_boats,),
         "Hints for the cache": (writes_to_the_cache,),
         "Anthropic's messages": (answers_as_anthropic,),
+        "Ollama's endpoints": (answers_as_ollama,),
         "Responses and Codex": (leaves_the_tool_out,),
         "Names, browsers and proxies": (
             CONTRACT,
@@ -212,7 +218,7 @@ EXPECTED: dict[str, dict[str, tuple[Check, ...]]] = {
         "From Python": ("Paris",),
     },
     "docs/replay.md": {
-        "Plan": ("Requests, while decoding", "longest request: 131,072 tokens"),
+        "Plan": ("Requests, while decoding", "Qwen3Next", "longest request: 131,072 tokens"),
         "Replay": ("stranded",),
         "Timelines": ("", draws),
         "Replay several instances": ("decode",),

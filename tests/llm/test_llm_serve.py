@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import ollama
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -114,6 +115,20 @@ def test_a_completion_of_a_plain_prompt(server: Server, shallow_path: Path) -> N
     assert reply.choices[0].text == expected.text
     assert reply.usage is not None
     assert reply.usage.completion_tokens == len(expected.token_ids) <= 4
+
+
+def test_ollamas_client_gets_the_same_answers(server: Server, shallow_path: Path) -> None:
+    client, options = ollama.Client(server.url), ollama.Options(num_predict=12, temperature=0)
+    text, params = "The capital of France is", SamplingParams(temperature=0, max_tokens=12)
+    reply = client.generate("smollm2:latest", text, raw=True, options=options)
+    [expected] = smollm2(shallow_path).generate(text, params)
+    assert reply.response == expected.text
+    asked = [{"role": "user", "content": text}]
+    [expected] = smollm2(shallow_path).chat(asked, params)
+    pieces = list(client.generate("smollm2", text, stream=True, options=options))
+    assert "".join(piece.response or "" for piece in pieces) == expected.text
+    formed = client.chat("smollm2", asked, format={"type": "boolean"}, options=options)
+    assert formed.message.content in ("true", "false")
 
 
 def test_metrics_tell_what_an_answer_took_and_where_its_pages_are(server: Server) -> None:

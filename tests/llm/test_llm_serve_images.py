@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import ollama
 import openai
 import pytest
 import transformers
@@ -60,6 +61,16 @@ def test_the_official_client_sends_images_and_streams(url: str) -> None:
     pieces = list(client.chat.completions.create(**asked, stream=True))
     streamed = "".join(piece.choices[0].delta.content or "" for piece in pieces)
     assert streamed == whole.choices[0].message.content
+
+
+def test_images_of_ollamas_clients_are_the_same(url: str) -> None:
+    file = picture(10)
+    options = ollama.Options(num_predict=8, temperature=0)
+    asked = ollama.Message(role="user", content="ab", images=[ollama.Image(value=file)])
+    reply = ollama.Client(url).chat("pictures", [asked], options=options)
+    expected = answer(url, messages(data_url(file)), ignore_eos=False).json()
+    assert reply.message.content == expected["choices"][0]["message"]["content"]
+    assert reply.prompt_eval_count == expected["usage"]["prompt_tokens"]
 
 
 def cached(url: str, shade: int) -> int:

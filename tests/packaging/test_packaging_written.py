@@ -64,7 +64,8 @@ def test_parameters_are_those_of_the_command() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["serve", "--prot", "1"], ["serve", "--port", "many"], ["serves"], ["serve", "x"]]
+    "words",
+    [["serve", "--prot", "1"], ["serve", "--port", "many"], ["serves"], ["serve", "-x"]],
 )
 def test_what_kvell_does_not_have_is_refused(words: list[str]) -> None:
     with pytest.raises(click.UsageError):

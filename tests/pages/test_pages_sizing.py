@@ -184,6 +184,6 @@ def test_too_little_memory_says_how_much_is_enough(manager: Manager) -> None:
     pages = 2 if manager == "static" else 1
     with pytest.raises(ChangeSomething, match="smaller than one page") as told:
         plan_layout(GEMMA3_270M, 1000, manager=manager)
-    assert (told.value.field, told.value.value) == ("--kv-memory", "1000B")
+    assert (told.value.field, told.value.value) == ("--kv-memory", "1KB")
     kib = int(told.value.remedy.removeprefix("use at least ").removesuffix("KiB"))
     assert plan_layout(GEMMA3_270M, kib * KIB, manager=manager).num_large_pages == pages

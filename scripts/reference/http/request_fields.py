@@ -13,6 +13,12 @@ from kvell.server.api.schemas.chat import ChatMessage, ChatRequest
 from kvell.server.api.schemas.embeddings import EmbeddingsRequest
 from kvell.server.api.schemas.generation import CompletionRequest
 from kvell.server.api.schemas.messages.requests import MessagesRequest
+from kvell.server.api.schemas.ollama.requests import (
+    OllamaChatRequest,
+    OllamaGenerateRequest,
+    OllamaMessage,
+    OllamaOptions,
+)
 from kvell.server.api.schemas.other_fields import Other
 from kvell.server.api.schemas.request_body import RequestBody
 from kvell.server.api.schemas.responses import ResponsesRequest
@@ -25,13 +31,19 @@ BODIES: Mapping[str, type[RequestBody]] = {
     "/v1/responses": ResponsesRequest,
     "/v1/embeddings": EmbeddingsRequest,
     "/v1/messages": MessagesRequest,
+    "/api/chat": OllamaChatRequest,
+    "/api/generate": OllamaGenerateRequest,
 }
-PARTS: Mapping[str, type[BaseModel]] = {"`messages` of chat completions": ChatMessage}
+PARTS: Mapping[str, type[BaseModel]] = {
+    "`messages` of chat completions": ChatMessage,
+    "`messages` of Ollama's chat": OllamaMessage,
+    "`options` of Ollama's requests": OllamaOptions,
+}
 HEAD = """# What becomes of every field of a request
 
 Made from the code by `python -m scripts.reference.http.request_fields`; a test holds it to the
-code, to OpenAI's client and to vLLM's fields. `/v1/messages` is Anthropic's. A field is one of
-three:
+code, to OpenAI's client and to vLLM's fields. `/v1/messages` is Anthropic's, and paths below
+`/api` are Ollama's. A field is one of three:
 
 - **honoured**: the answer is as it asks, or the request is refused with the reason;
 - **ignored**: any value is taken, and no answer depends on it;

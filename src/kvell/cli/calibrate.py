@@ -17,7 +17,7 @@ from kvell.cli.terminal.options import (
     json_option,
     with_kv_memory,
 )
-from kvell.cli.terminal.progress import progress_bar
+from kvell.cli.terminal.progress import notice, progress_bar
 from kvell.cli.terminal.session import Session
 from kvell.cli.terminal.tables import made_table
 from kvell.engine.setup.engine_settings import EngineSettings
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 UNSUPPORTED = ("kv_budget", "speculative_model", "num_speculative_tokens", "quantization")
 """The settings whose steps the cost model cannot describe."""
+MOST_ERROR = 0.25
+"""The largest median error of a calibration whose predictions are of use."""
 
 
 @engine_command
@@ -76,10 +78,25 @@ def calibrate(
     with writing("--out", out):
         out.write_bytes(made.encode())
     report = {"file": str(out), **summary(made)}
+    if problem := useless(report):
+        notice(problem)
     if as_json:
         click.echo(json.dumps(report))
     else:
         _print(report)
+
+
+def useless(report: Mapping[str, Any]) -> str:
+    """Return the reason why a calibration predicts nothing, and what to do; "" if it does."""
+    errors = {kind: report[f"{kind}_error"] for kind in ("prefill", "decode", "mixed")}
+    kind = max(errors, key=lambda name: errors[name])
+    if errors[kind] <= MOST_ERROR:
+        return ""
+    return (
+        f"this calibration is useless: it misses {kind} steps by {errors[kind]:.0%} (median), and "
+        f"repeats of one step differ by {report['noise']:.0%}; end other programs and run it again"
+        " without --quick"
+    )
 
 
 def run_calibration(

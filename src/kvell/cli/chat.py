@@ -2,8 +2,9 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 
 import click
@@ -23,7 +24,24 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.errors import ChangeSomething
 
-HELP = "/quit ends, /reset starts over, Ctrl-C stops an answer"
+HELP = '/help shows commands, /bye ends, """ begins and ends several lines'
+COMMANDS_HELP = """/help                show this
+/bye, /quit          end
+/reset, /clear       forget the conversation
+/set NAME VALUE      change temperature, top_k, top_p, max_tokens, seed or
+                     system (the system prompt)
+/set                 show these settings
+Ctrl-C               stop an answer
+\"\"\"                  begin and end a turn of several lines"""
+ENDS = frozenset({"/quit", "/exit", "/bye"})
+FORGETS = frozenset({"/reset", "/clear"})
+HELPS = frozenset({"/help", "/?"})
+COMMANDS = FORGETS | HELPS | {"/set"}
+QUOTES = '"""'
+NUMBERS: Mapping[str, Callable[[str], float]] = MappingProxyType(
+    {"temperature": float, "top_k": int, "top_p": float, "max_tokens": int, "seed": int}
+)
+"""Settings that ``/set`` changes, and their types."""
 
 
 @dataclass
@@ -57,7 +75,7 @@ def chat(
     as_json: bool,
     **sampling: Any,
 ) -> None:
-    """Talk with a model; reads lines when stdin is not a terminal."""
+    """Talk with a model; each line of a pipe is a turn."""
     require_one_model(settings)
     drawn = SamplingParams(**sampling)
     with progress_bar("loading") as report:
@@ -77,40 +95,101 @@ def talk(
     as_json: bool,
     interactive: bool,
 ) -> None:
-    """Answer turns until ``/quit`` or the end of input.
+    """Answer turns until ``/bye`` or the end of input.
 
     :raises ChangeSomething: if a turn cannot be answered and the input is not interactive.
     """
     for turn in read_turns(interactive):
-        if turn == "/reset":
-            conversation.turns.clear()
-            continue
-        conversation.add("user", turn)
         try:
-            answer = _take_turn(model, conversation, sampling, as_json=as_json)
+            if is_command(turn, interactive=interactive):
+                sampling = obey(turn, conversation, sampling)
+                continue
+            conversation.add("user", turn)
+            try:
+                answer = _take_turn(model, conversation, sampling, as_json=as_json)
+            except ChangeSomething:
+                conversation.turns.pop()
+                raise
         except ChangeSomething as error:
             if not interactive:
                 raise
-            conversation.turns.pop()
             click.echo(f"kvell: {as_flags(error)} (or /reset)", err=True)
             continue
         conversation.add("assistant", answer)
 
 
+def is_command(turn: str, *, interactive: bool) -> bool:
+    """Return whether a turn is a command; at a terminal, also one that does not exist."""
+    word = turn.split()[0]
+    is_name = interactive and "\n" not in turn and word[0] == "/" and word[1:].isalpha()
+    return word in COMMANDS or is_name
+
+
+def obey(command: str, conversation: Conversation, sampling: SamplingParams) -> SamplingParams:
+    """Run a command such as ``/set temperature 0``, and return the sampling of further turns.
+
+    :raises ChangeSomething: if there is no such command, or a value cannot be used.
+    """
+    word, *rest = command.split(maxsplit=2)
+    if word in FORGETS:
+        conversation.turns.clear()
+        return sampling
+    if word in HELPS:
+        click.echo(COMMANDS_HELP, err=True)
+        return sampling
+    if word != "/set":
+        raise ChangeSomething("command", word, "is not a command", "type /help")
+    if rest[:1] == ["parameter"]:  # as in Ollama
+        rest = rest[1].split(maxsplit=1) if len(rest) > 1 else []
+    if not rest:
+        for name in NUMBERS:
+            click.echo(f"{name} {getattr(sampling, name)}", err=True)
+        click.echo(f"system {conversation.system or ''}", err=True)
+        return sampling
+    name, value = rest[0].replace("-", "_"), rest[1] if len(rest) > 1 else ""
+    if name == "system":
+        conversation.system = value.strip('"')
+        return sampling
+    if name not in NUMBERS:
+        remedy = f"use one of {', '.join(NUMBERS)}, system"
+        raise ChangeSomething("/set", name, "is not a setting", remedy)
+    try:
+        change: dict[str, Any] = {name: NUMBERS[name](value)}
+    except ValueError:
+        raise ChangeSomething(f"/set {name}", value, "is not a number", "write one") from None
+    return replace(sampling, **change)
+
+
 def read_turns(interactive: bool) -> Iterator[str]:
-    """Yield the user's turns, without empty lines, until ``/quit`` or the end of input."""
+    """Yield the user's turns, without empty ones, until ``/bye`` or the end of input.
+
+    Lines between two triple quotation marks are one turn.
+    """
     while True:
         turn = _read_line(interactive)
-        if turn is None or turn.strip() in {"/quit", "/exit"}:
+        if turn is None or turn.strip() in ENDS:
             return
+        if turn.strip().startswith(QUOTES):
+            turn = _read_lines(turn.strip().removeprefix(QUOTES), interactive)
         if turn.strip():
             yield turn.strip()
 
 
-def _read_line(interactive: bool) -> str | None:
+def _read_lines(first: str, interactive: bool) -> str:
+    """Return the lines up to one that ends with quotation marks, or to the end of input."""
+    lines = [first]
+    while not lines[-1].rstrip().endswith(QUOTES):
+        line = _read_line(interactive, "... ")
+        if line is None:
+            break
+        lines.append(line.rstrip("\n"))
+    return "\n".join(lines).rstrip().removesuffix(QUOTES)
+
+
+def _read_line(interactive: bool, mark: str = "> ") -> str | None:
     if interactive:
         try:
-            return input("> ")
+            return input(mark)
         except EOFError:
             return None
     return sys.stdin.readline() or None

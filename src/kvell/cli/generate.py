@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,24 @@ RESULT_FIELDS = (
     "preemptions",
     "finish_reason",
 )
+
+
+ENDS = {
+    "stop": "the model ended its answer",
+    "length": "cut at the limit of tokens; --max-tokens raises it",
+}
+"""Lines for the end of an answer, by its reason."""
+
+
+class WithReturn:
+    """The pieces of an answer, and the value that their generator returns."""
+
+    def __init__(self, pieces: Generator[str, None, str | None]) -> None:
+        self._pieces = pieces
+        self.returned: str | None = None
+
+    def __iter__(self) -> Iterator[str]:
+        self.returned = yield from self._pieces
 
 
 @dataclass(frozen=True)
@@ -129,13 +147,15 @@ def _answer(model: Model, job: Job, session: Session, started_seconds: float) ->
     """Stream one answer, after the memory contract and before hints at further commands."""
     _note(*model.contract.lines(), "")
     first_seconds = None
-    for text in model.stream(prompt_input(model, job), job.sampling):
+    pieces = WithReturn(model.stream(prompt_input(model, job), job.sampling))
+    for text in pieces:
         first_seconds = first_seconds or session.clock.now_seconds()
         click.echo(text, nl=False)
     click.echo()
     end_seconds = session.clock.now_seconds()
     _note(
         "",
+        ENDS.get(pieces.returned or "", ""),
         f"first words {(first_seconds or end_seconds) - started_seconds:.1f} s after the start, "
         f"{end_seconds - (first_seconds or end_seconds):.1f} s of writing",
         f"next: {session.program} chat    or: {session.program} serve    "

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -48,10 +48,14 @@ from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.fleet.started.pool_settings import PoolSettings
 from kvell.front.events.events_config import parse_events_config
 from kvell.mempool.rendezvous import PageTransport, PdCaching
+from kvell.models.sources.progress import Progress
 from kvell.server.answers.named import check_parsers
 from kvell.server.api.door.face_options import FaceOptions
 from kvell.server.api.door.http_bounds import HttpBounds
 from kvell.server.logs.lines import LogFormat, lines_on, tell
+
+if TYPE_CHECKING:
+    from kvell.server.text.text_model import Texts
 
 logger = logging.getLogger(__name__)
 
@@ -119,11 +123,7 @@ def serve(
 ) -> None:
     """Serve the OpenAI API over HTTP."""
     counts = parse_instances(instances)
-    check_start(counts)
-    caching = chosen_pd_caching(counts, pd_caching, "--pd-caching")
-    if adaptive_roles:
-        check_adaptive_roles(counts, "--adaptive-roles")
-    pool = PoolSettings(caching, page_transport, adaptive_roles)
+    pool = _pool_settings(counts, pd_caching, page_transport, adaptive_roles=adaptive_roles)
     check_parsers(answers["tool_call_parser"], answers["reasoning_parser"])
     if logs["otlp_traces_endpoint"] is not None:
         from kvell.server.tracing.opening import checked_endpoint
@@ -146,6 +146,8 @@ def serve(
         own = {"hf_overrides": settings.overrides_json, "tokenizer": settings.tokenizer}
         more = {**templates, **own}
         texts = texts_of(models, session.cache_dir, report, served_names=face.served_names, **more)
+        if cluster is None:
+            _check_settings(settings, texts, session, report, sum(counts.values()))
     options = ServeOptions(
         host,
         port,
@@ -177,6 +179,46 @@ def serve(
             click.echo(f"kvell: {error}", err=True)
         # Otherwise the instance has already written the error to this stderr.
         raise click.exceptions.Exit(CHANGE) from error
+
+
+def _pool_settings(
+    counts: Mapping[str, int],
+    pd_caching: PdCaching | None,
+    page_transport: PageTransport,
+    *,
+    adaptive_roles: bool,
+) -> PoolSettings:
+    """Return the settings of the instances' pool.
+
+    :raises ChangeSomething: if they do not suit the roles of the instances.
+    """
+    check_start(counts)
+    if adaptive_roles:
+        check_adaptive_roles(counts, "--adaptive-roles")
+    caching = chosen_pd_caching(counts, pd_caching, "--pd-caching")
+    return PoolSettings(caching, page_transport, adaptive_roles)
+
+
+def _check_settings(
+    settings: EngineSettings, texts: "Texts", session: Session, progress: Progress, instances: int
+) -> None:
+    """Check the settings of instances once, before any of them starts.
+
+    A single instance checks them itself if reading its config would delay its start.
+
+    :raises ChangeSomething: naming the setting that cannot work.
+    """
+    from kvell.engine.unloaded import check_named
+    from kvell.models.families.plain_config import plain_config
+    from kvell.models.sources.source import resolve_draft
+
+    draft_path = None
+    if settings.speculative_model is not None:
+        draft_path = resolve_draft(settings.speculative_model, session.cache_dir, progress)
+    paths = [*texts.paths, *([] if draft_path is None else [draft_path])]
+    if instances > 1 or all(plain_config(path) is not None for path in paths):
+        named = list(zip(texts.names, texts.paths, strict=True))
+        check_named(settings, named, draft_path, session.available_bytes() // instances)
 
 
 def _ready(announce: Callable[[str], None]) -> Callable[[str], None]:

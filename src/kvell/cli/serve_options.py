@@ -240,10 +240,13 @@ def face_options(command: Command) -> Command:
                 is_flag=True,
                 help="Show the tokenizer's settings and the chat template at /tokenizer_info.",
             ),
+            click.option(
+                "--disable-docs", is_flag=True, help="Serve neither /docs nor /openapi.json."
+            ),
         ),
         (
             *("allowed_origins", "allowed_methods", "allowed_headers", "allow_credentials"),
-            *("served_model_name", "root_path", "enable_tokenizer_info_endpoint"),
+            *("served_model_name", "root_path", "enable_tokenizer_info_endpoint", "disable_docs"),
         ),
     )
 
@@ -252,6 +255,7 @@ def _face(
     served_model_name: Sequence[str],
     root_path: str,
     enable_tokenizer_info_endpoint: bool,
+    disable_docs: bool,
     allowed_origins: Sequence[str],
     allowed_methods: Sequence[str],
     allowed_headers: Sequence[str],
@@ -268,6 +272,7 @@ def _face(
         checked_root_path(root_path),
         cross_origin,
         enable_tokenizer_info_endpoint,
+        disable_docs,
     )
 
 

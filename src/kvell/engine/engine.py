@@ -114,8 +114,7 @@ class Engine:
         self._sent_images = SentImages(images, keeps_tensors=link is not None)
         if link is not None and images is not None:
             link.images = MovedImages(images, self._sent_images, link.agent, core.has_request)
-        self._notes_due = 0
-        self._cold = cold
+        self._notes_due, self._cold = 0, cold
         self._behind: Warmer | None = None
         self._ahead = StepsAhead() if core.limits.depth else None
         self._running: deque[tuple[StepPlan, Future[StepResult]]] = deque()
@@ -247,7 +246,9 @@ class Engine:
         return self._times.add_times(events)
 
     def close(self) -> None:
-        """Close the link to other instances and the processes for grammars; no step may follow."""
+        """End running steps, the link to others and the grammars' processes; no step may follow."""
+        if self._ahead is not None:
+            self._ahead.close()
         self.grammars.close()
         if self._link is not None:
             self._link.close()

@@ -5,18 +5,20 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from kvell.device.available import available_bytes
 from kvell.device.process_size import process_bytes
 from kvell.engine.assembly import build_engine, load_model
 from kvell.engine.core.journal import Journal
 from kvell.engine.engine import Engine
 from kvell.engine.setup.engine_settings import EngineSettings
 from kvell.engine.setup.several_models import ServedModel
+from kvell.engine.unloaded import check_named
 from kvell.models.families.draft_model import check_draft
 from kvell.models.loading.loading import check_model
 from kvell.models.loading.named_models import NamedModel, open_named
 from kvell.models.paged_model import PagedModel
 from kvell.models.sources.progress import Progress
-from kvell.models.sources.source import resolve_model
+from kvell.models.sources.source import resolve_draft
 
 
 @dataclass(frozen=True)
@@ -90,11 +92,17 @@ def open_served(
     )
     draft_path: Path | None = None
     if settings.speculative_model is not None:
-        draft_path = resolve_model(settings.speculative_model, cache_dir, progress)
+        draft_path = resolve_draft(settings.speculative_model, cache_dir, progress)
         check_model(draft_path)
         first = named[0]
         name = settings.speculative_model
         check_draft(draft_path, first.path, first.tokenizer, name, first.overrides)
+    check_named(
+        settings,
+        [(model.name, model.path) for model in named],
+        draft_path,
+        available_bytes() // settings.memory_parts,
+    )
     budgets = [settings.kv_budget, *(None for _ in named[1:])]
     loaded = [
         load(

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, get_args
 
+from kvell.byte_sizes import typed_bytes
 from kvell.errors import ChangeSomething
 from kvell.pages.grouping import (
     ALIGNMENT_BYTES,
@@ -151,7 +152,7 @@ def _require_pages(kv_memory_bytes: int, large_page_bytes: int, count: int) -> N
         return
     raise ChangeSomething(
         "--kv-memory",
-        f"{kv_memory_bytes}B",
+        typed_bytes(kv_memory_bytes),
         "is smaller than one page of this model" + (" for each layer group" * (count > 1)),
         f"use at least {-(-count * large_page_bytes // KIB)}KiB",
     )

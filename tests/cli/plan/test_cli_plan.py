@@ -93,7 +93,7 @@ class TestBadInput:
     def test_memory_below_one_page(self, kvell: Kvell, tiny_config: Path) -> None:
         ended = kvell("plan", "--model", tiny_config, "--kv-memory", "1KiB")
         assert ended.code == 2
-        assert ended.stderr.splitlines()[-1].startswith("kvell: --kv-memory=1024B: ")
+        assert ended.stderr.splitlines()[-1].startswith("kvell: --kv-memory=1KiB: ")
 
     @pytest.mark.parametrize(
         ("text", "problem"),

@@ -235,10 +235,8 @@ def test_what_an_image_takes_is_said(found: Any, name: str, more: str) -> None:
 def test_no_weights_are_known_of_a_class_that_is_not_there(
     kvell: Kvell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "kvell.models.families.weight_sizes.class_run", lambda config: "NoSuchClass"
-    )
-    args = ("plan", "--model", CONFIGS / "llama3-8b.json", "--kv-memory", "4GiB")
+    monkeypatch.setattr("kvell.models.families.refusals.class_run", lambda config: "NoSuchClass")
+    args = ("plan", "--model", CONFIGS / "deepseek-v2-lite.json", "--kv-memory", "4GiB")
     data = json.loads(kvell(*args, "--json").stdout)
     assert (data["weights_bytes"], data["devices"]) == (None, [])
     assert "GPU" not in kvell(*args).stdout

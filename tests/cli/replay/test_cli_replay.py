@@ -137,13 +137,10 @@ class TestJson:
         never = replay("--num-speculative-tokens", "3", "--acceptance", "0")
         assert never["spec_decode_accepted_tokens"] == 0
 
-    def test_a_draft_model_without_draft_tokens_is_a_mistake(
-        self, kvell: Kvell, tiny_config: Path, trace: Path
-    ) -> None:
-        names = ("--trace", trace, "--model", tiny_config, "--speculative-model", tiny_config)
-        ended = kvell("replay", *names)
-        assert ended.code == 2
-        assert "needs a number of draft tokens per step" in ended.stderr
+    def test_a_draft_model_alone_means_four_tokens(self, replay: Any, tiny_config: Path) -> None:
+        alone = replay("--speculative-model", tiny_config)
+        four = replay("--speculative-model", tiny_config, "--num-speculative-tokens", "4")
+        assert alone["spec_decode_draft_tokens"] == four["spec_decode_draft_tokens"] > 0
 
     def test_requests_out(self, replay: Any, tmp_path: Path) -> None:
         path = tmp_path / "requests.jsonl"
@@ -203,7 +200,7 @@ class TestBadInput:
         [
             (["--trace", "nowhere"], "--trace=nowhere: is neither a file nor a generator"),
             (["--hardware", "abacus"], "--hardware=abacus: is not a profile"),
-            (["--kv-memory", "1KiB"], "--kv-memory=1024B: is smaller than one page"),
+            (["--kv-memory", "1KiB"], "--kv-memory=1KiB: is smaller than one page"),
             (["--kv-memory", "12KiB"], "holds no request of this model"),
             (["--arrivals", "later"], "later"),
             (["--limit", "0"], "--limit"),

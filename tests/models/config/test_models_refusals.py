@@ -33,6 +33,7 @@ from kvell.models.families.families import (
     REFUSED,
     UNKNOWN,
     WITH_IMAGES,
+    check_architecture,
 )
 from kvell.models.families.refusals import (
     ENCODED,
@@ -42,7 +43,7 @@ from kvell.models.families.refusals import (
     find_needed,
     require_plain_weights,
 )
-from kvell.models.loading.loading import check_architecture, check_model
+from kvell.models.loading.loading import check_model
 from kvell.models.paged_model import PagedModel
 from kvell.models.states.mixer_slots import place_mixers
 from tests.models.cases import MECHANISMS, long_unless, some_fast

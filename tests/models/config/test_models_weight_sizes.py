@@ -1,6 +1,7 @@
 """Bytes of weights from a config alone, against modules with weights and public figures."""
 
 import copy
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +10,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from kvell.models.config.activations import activation_model
 from kvell.models.config.configs import config_from_dict, read_config
+from kvell.models.config.description import describe
+from kvell.models.families.families import FUSED
+from kvell.models.families.plain_config import plain_config, sizes_config
 from kvell.models.families.weight_sizes import weights_bytes
 from tests.models.cases import families, some_fast
 from tests.models.harness import FAMILIES, SMALL, tiny_config
@@ -47,6 +52,36 @@ def built(config: Any, dtype: torch.dtype) -> int:
 def test_every_family_takes_what_its_weights_take(name: str) -> None:
     config = tiny_config(name)
     assert weights_bytes(config, 2) == built(config, torch.bfloat16)
+
+
+@pytest.mark.parametrize("name", [name for name, family in FUSED.items() if not family.mixer])
+def test_plain_configs_need_no_module(name: str, tmp_path: Path) -> None:
+    config = tiny_config(name)
+    config.save_pretrained(tmp_path)
+    plain = plain_config(tmp_path)
+    assert plain is not None
+    assert weights_bytes(plain, 2) == built(config, torch.bfloat16)
+
+
+SIZED = ("llama3-8b", "large/llama3-70b", "ministral-8b", "gemma2-9b", "gemma3-27b")
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_omitted_fields_have_the_defaults_of_transformers(name: str) -> None:
+    path = CONFIGS / f"{name}.json"
+    sized, whole = sizes_config(path), read_config(path)
+    assert isinstance(sized, SimpleNamespace)
+    assert describe(sized, 2) == describe(whole, 2)
+    assert weights_bytes(sized, 2) == weights_bytes(whole, 2)
+    needs = [activation_model(config).need_bytes(2048, 256) for config in (sized, whole)]
+    assert needs[0] == needs[1]
+
+
+def test_a_rotation_that_changes_lengths_is_left_to_transformers(tmp_path: Path) -> None:
+    raw = json.loads((CONFIGS / "llama3-8b.json").read_text())
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
+    (tmp_path / "config.json").write_text(json.dumps(raw | {"rope_scaling": scaling}))
+    assert not isinstance(sizes_config(tmp_path), SimpleNamespace)
 
 
 def test_float32_weights_are_twice_as_many_bytes() -> None:

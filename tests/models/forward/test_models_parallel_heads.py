@@ -13,8 +13,9 @@ from kvell.errors import ChangeSomething
 from kvell.memory import GroupKind, plan_layout
 from kvell.models.config.configs import config_from_dict
 from kvell.models.config.description import describe
+from kvell.models.families.families import check_architecture
 from kvell.models.families.weight_sizes import weights_bytes
-from kvell.models.loading.loading import check_architecture, check_model
+from kvell.models.loading.loading import check_model
 from kvell.models.loading.random_weights import write_random_model
 from kvell.models.loading.weights import load_module
 from kvell.vocabulary import GIB

@@ -4,6 +4,7 @@ import asyncio
 import sys
 import warnings
 from collections.abc import Callable, Coroutine, Iterator
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +170,81 @@ def test_a_schema_names_each_operation_once_and_warns_of_nothing(asked: Ask) -> 
         assert len({*names}) == len(names) > 20
 
     asked(scenario, FaceOptions())
+
+
+class _Links(HTMLParser):
+    """The ids and the links of a page, and the URLs that it would load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ids: set[str] = set()
+        self.links: set[str] = set()
+        self.loaded: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            assert value is not None or name == "open"
+            if name == "id":
+                self.ids.add(value or "")
+            elif name == "href" and tag == "a":
+                self.links.add(value or "")
+            elif name in ("href", "src"):
+                self.loaded.add(value or "")
+
+
+def test_the_page_of_the_api_has_every_route_and_loads_nothing(asked: Ask) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        page = await client.get("/docs")  # without a key
+        assert page.headers["content-type"].startswith("text/html")
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        assert "script-src" not in page.headers["content-security-policy"]
+        schema = (await client.get("/openapi.json", headers=with_key("plain"))).json()
+        for path, methods in schema["paths"].items():
+            for method in methods:
+                assert f"<code>{method.upper()} {path}</code>" in page.text
+        read = _Links()
+        read.feed(page.text)
+        assert read.ids == {*schema["components"]["schemas"]}
+        assert read.links - {f"#{name}" for name in read.ids} == {"openapi.json"}
+        assert not read.loaded and "<script" not in page.text
+
+    asked(scenario, FaceOptions(), KEYS)
+
+
+def test_the_page_of_the_api_may_be_hidden(asked: Ask) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        for path in ("/docs", "/openapi.json"):
+            refused = await client.get(path)
+            assert refused.status_code == 404
+            message = refused.json()["error"]["message"]
+            assert message == f"path={path}: is not served; see /v1/models for what is"
+
+    asked(scenario, FaceOptions(hides_docs=True))
+
+
+def test_errors_under_a_root_path_have_the_format_of_their_path(asked: Ask) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        ollama = await client.post("/llm/api/chat", json={"model": "x"})
+        assert (ollama.status_code, [*ollama.json()]) == (404, ["error"])
+        assert isinstance(ollama.json()["error"], str)
+        anthropic = await client.post("/llm/v1/messages", json={})
+        assert (anthropic.status_code, anthropic.json()["type"]) == (400, "error")
+        unknown = (await client.get("/llm/v1/model")).json()["error"]["message"]
+        assert unknown == "path=/v1/model: is not served; use /v1/models"
+
+    asked(scenario, FaceOptions(root_path="/llm"))
+
+
+def test_keys_are_needed_below_ollamas_paths_too(asked: Ask) -> None:
+    async def scenario(client: httpx.AsyncClient) -> None:
+        for path in ("/api/tags", "/api/version", "/api/nothing"):
+            refused = await client.get(path)
+            assert (refused.status_code, [*refused.json()]) == (401, ["error"])
+            assert refused.json()["error"].startswith("missing or wrong API key")
+        tags = await client.get("/api/tags", headers=with_key("plain"))
+        assert [model["name"] for model in tags.json()["models"]] == ["fake:latest"]
+
+    asked(scenario, FaceOptions(), KEYS)
 
 
 def test_the_load_counts_answers_that_run(asked: Ask) -> None:

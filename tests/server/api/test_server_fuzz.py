@@ -85,6 +85,11 @@ SAMPLING = {
     "stream_options": {"include_usage": True}, "bad_words": ["no"], "allowed_token_ids": [5, 6],
     "include_stop_str_in_output": True, "skip_special_tokens": False, "kv_hints": HINTS,
 }  # fmt: skip
+OPTIONS = {
+    "num_predict": 9, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.1, "seed": 1,
+    "stop": ["end"], "repeat_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": 0.1,
+    "num_ctx": 64, "num_gpu": 1,
+}  # fmt: skip
 SCHEMA = {"name": "form", "schema": {"type": "object"}, "strict": True}
 GOOD: Mapping[str, dict[str, Any]] = {
     "/v1/completions": {
@@ -145,6 +150,22 @@ GOOD: Mapping[str, dict[str, Any]] = {
         "model": "fake", "messages": [USER], "system": "be brief",
         "tools": [{"name": "weather", "input_schema": PARAMETERS}],
     },
+    "/api/chat": {
+        "model": "fake:latest", "stream": False, "think": True, "keep_alive": "5m",
+        "tools": [{"type": "function", "function": FUNCTION}], "options": OPTIONS, "format": "json",
+        "messages": [
+            USER,
+            {"role": "assistant", "thinking": "hm",
+             "tool_calls": [{"function": {"name": "weather", "arguments": {"city": "Bern"}}}]},
+            {"role": "tool", "tool_name": "weather", "content": "sunny"},
+            USER,
+        ],
+    },
+    "/api/generate": {
+        "model": "fake", "stream": False, "prompt": "SAY good", "system": "be brief", "raw": False,
+        "think": "low", "options": OPTIONS, "format": PARAMETERS, "suffix": "", "images": [],
+    },
+    "/api/show": {"model": "fake"},
     "/tokenize": {
         "model": "fake", "messages": [USER], "tools": [{"type": "function", "function": FUNCTION}],
         "chat_template_kwargs": {"a": 1}, "add_generation_prompt": True, "return_token_strs": True,
@@ -195,6 +216,9 @@ class Fuzzed:
             for line in lines:
                 assert line == "data: [DONE]" or isinstance(strictly(line[6:]), dict), told
             assert lines, told
+        elif kind == "application/x-ndjson":
+            assert reply.text.endswith("\n"), told
+            assert all(isinstance(strictly(line), dict) for line in reply.text.splitlines()), told
         elif kind == "application/json":
             strictly(reply.text)
         if status >= 400:
@@ -217,9 +241,12 @@ def strictly(text: str) -> Any:
 
 
 def check_error(reply: Any, told: object) -> None:
-    """OpenAI's shape, or Anthropic's below its path, in one clear line."""
+    """OpenAI's shape, or Anthropic's and Ollama's below their paths, in one clear line."""
     assert content_type(reply) == "application/json", told
     body = reply.json()
+    if httpx.URL(str(reply.request.url)).path.startswith("/api/"):
+        assert set(body) == {"error"} and isinstance(body["error"], str), told
+        body = {"error": {"param": None, "code": None, "type": "x", "message": body["error"]}}
     if "/v1/messages" in str(reply.request.url):
         assert set(body) == {"type", "error"} and set(body["error"]) == {"type", "message"}
         body = {"error": {"param": None, "code": None, **body["error"]}}

@@ -5,12 +5,16 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from ollama import Options
+from ollama._types import ChatRequest as TheirChatRequest
+from ollama._types import GenerateRequest as TheirGenerateRequest
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 from openai.types.responses import response_create_params
 
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.chat import ChatRequest
+from kvell.server.api.schemas.ollama.requests import OllamaOptions
 from kvell.server.api.schemas.request_body import RequestBody
 from kvell.server.api.schemas.responses import ResponsesRequest
 from kvell.server.logs.ignored import MOST_TOLD, OncePerName
@@ -18,12 +22,14 @@ from kvell.server.text.context_length import AnswerRoom
 from scripts.reference.http.request_fields import BODIES, PAGE, page
 
 ROOM = AnswerRoom(100, 100)
-CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS, MESSAGES = BODIES
+CHAT, COMPLETIONS, RESPONSES, EMBEDDINGS, MESSAGES, OLLAMA_CHAT, GENERATE = BODIES
 LEAST: Mapping[str, dict[str, Any]] = {
     CHAT: {"messages": [{"role": "user", "content": "hi"}]},
     COMPLETIONS: {"prompt": "hi"},
     RESPONSES: {"input": "hi"},
     EMBEDDINGS: {"input": "hi"},
+    OLLAMA_CHAT: {"model": "m", "messages": [{"role": "user", "content": "hi"}]},
+    GENERATE: {"model": "m", "prompt": "hi"},
     MESSAGES: {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]},
 }
 OPENAI: Mapping[str, Any] = {
@@ -67,6 +73,14 @@ VLLM: Mapping[str, str] = {
     """,
 }
 """Names of the fields of vLLM's request bodies (0.13 to 0.26)."""
+
+
+def test_every_field_of_ollamas_client_is_known() -> None:
+    assert set(TheirChatRequest.model_fields) <= known(OLLAMA_CHAT)
+    ours = {*OllamaOptions.model_fields, *OllamaOptions.others}
+    assert set(Options.model_fields) <= ours
+    images = {"width", "height", "steps"}  # of models that make images
+    assert set(TheirGenerateRequest.model_fields) - images <= known(GENERATE)
 
 
 def body(path: str, **fields: Any) -> RequestBody:

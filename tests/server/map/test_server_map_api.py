@@ -171,7 +171,7 @@ def test_the_line_of_the_server_counts_tokens(map_url: str) -> None:
     assert line["ttft_p50_seconds"] > 0 and line["tpot_p50_seconds"] > 0
     cluster = httpx.get(f"{map_url}/cluster").json()
     assert line["contract_bytes"] == cluster["contract_bytes"] > 0
-    assert line["links"] == ["metrics", "openapi.json"]
+    assert line["links"] == ["metrics", "docs"]
     for link in line["links"]:
         assert httpx.get(f"{map_url}/{link}").status_code == 200
 

@@ -64,7 +64,7 @@ def test_the_line_at_the_top_shows_the_server(page: BrowserPage, map_url: str) -
         )
         assert tops == sorted(tops), "requests are above the grids"
     links = "[...document.querySelectorAll('#links a')].map((a) => a.getAttribute('href'))"
-    assert page.evaluate(links) == ["metrics", "openapi.json"]
+    assert page.evaluate(links) == ["metrics", "docs"]
 
 
 def test_a_page_of_500_pixels_has_no_cut_tables(page: BrowserPage, map_url: str) -> None:

@@ -137,6 +137,7 @@ def test_an_instance_that_is_silent_is_shown_without_figures() -> None:
         "role": "mixed",
         "state": "serving",
         "restarts": 1,
+        "pid": 7,
         "loans": NO_LOANS,
         "stats": None,
         "pages": None,

@@ -69,7 +69,7 @@ def test_links_lead_to_this_server_only() -> None:
     script = TEXT[TEXT.index("<script>") :]
     links = re.search(r"const LINKS = \{(.*?)\}", script, re.DOTALL)
     assert links is not None
-    assert re.findall(r'"?([\w./]+)"?: "', links[1]) == ["metrics", "openapi.json"]
+    assert re.findall(r'"?([\w./]+)"?: "', links[1]) == ["metrics", "docs"]
 
 
 def test_every_figure_has_its_sentence() -> None:

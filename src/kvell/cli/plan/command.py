@@ -3,6 +3,7 @@
 import functools
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from kvell.cli.terminal.session import Session
 from kvell.device.available import default_kv_memory_bytes
 from kvell.engine.requests.limits import Limits
 from kvell.errors import ChangeSomething
-from kvell.models.config.kv_dtypes import KV_DTYPES, kv_dtype_named
+from kvell.models.config.kv_dtypes import ELEMENT_BYTES, KV_DTYPES, kv_dtype_named
 from kvell.pages.layout import LayerSpec, Layout
 from kvell.pages.sizing import Manager, plan_layout
 
@@ -33,8 +34,15 @@ if TYPE_CHECKING:
 
 WIDE_COLUMNS = 120
 """The width of tables when stdout is not a terminal."""
-ELEMENT_BYTES = {"auto": 2, "bfloat16": 2, "float32": 4}
-"""The bytes of one stored number by ``--dtype``."""
+
+
+def _show_families(ctx: click.Context, _: click.Parameter, is_given: bool) -> None:
+    if not is_given or ctx.resilient_parsing:
+        return
+    from kvell.models.families.families import family_names
+
+    click.echo("\n".join(textwrap.wrap(", ".join(family_names()), 79)))
+    ctx.exit()
 
 
 @click.command(cls=EngineCommand)
@@ -44,6 +52,14 @@ ELEMENT_BYTES = {"auto": 2, "bfloat16": 2, "float32": 4}
 @setting_option("kv_cache_dtype")
 @setting_option("hf_overrides")
 @setting_option("manager")
+@click.option(
+    "--families",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_families,
+    help="Show the families of models that are served, and exit.",
+)
 @json_option
 @debug_option
 @click.pass_obj
@@ -126,7 +142,7 @@ def fits_on_devices(
 
 def refusal_of(config: Any) -> str:
     """Return the reason why ``generate`` and ``serve`` would refuse the model, or ""."""
-    from kvell.models.loading.loading import check_architecture
+    from kvell.models.families.families import check_architecture
 
     try:
         check_architecture(config)

@@ -14,17 +14,16 @@ REPOSITORY = Path(__file__).resolve().parents[4]
 
 
 def load_config(model: str, session: Session, overrides: str | None = None) -> Any:
-    """Return the transformers config of the model that ``--model`` names, without its weights.
+    """Return the config of a model, for the sizes of its layers and weights.
 
     :param overrides: JSON object of fields that replace those of the config.
     :raises ChangeSomething: if there is no such config.
     """
     with progress_bar("reading the config") as report:
         path = config_path(model, session, report)
-        # Imported here: the import takes seconds, which a missing path need not cost.
-        from kvell.models.config.configs import read_config
+        from kvell.models.families.plain_config import sizes_config
 
-        return read_config(path, overrides)
+        return sizes_config(path, overrides)
 
 
 def config_path(model: str, session: Session, report: Progress) -> Path:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from kvell.byte_sizes import typed_bytes
 from kvell.errors import ChangeSomething
 from kvell.memory import Layout, MemoryCore
 from kvell.vocabulary import MIB
@@ -45,13 +46,13 @@ def make_buffer(
     if not isinstance(machine, CalibratedMachine):
         problem = f"needs to know what copies take, which --hardware {hardware} does not say"
         raise ChangeSomething(
-            "--cpu-buffer", f"{size_bytes}B", problem, "use a file of `kvell calibrate`"
+            "--cpu-buffer", typed_bytes(size_bytes), problem, "use a file of `kvell calibrate`"
         )
     count = size_bytes // layout.large_page_bytes
     if not count:
         problem = f"is less than a large page of the pool: {layout.large_page_bytes} bytes"
         remedy = f"use at least --cpu-buffer {-(-layout.large_page_bytes // MIB)}MiB"
-        raise ChangeSomething("--cpu-buffer", f"{size_bytes}B", problem, remedy)
+        raise ChangeSomething("--cpu-buffer", typed_bytes(size_bytes), problem, remedy)
     rule = rule_of_weights(weights, machine.calibration.machine.device)
 
     def swapping(core: MemoryCore) -> Swapping:

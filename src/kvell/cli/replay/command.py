@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import click
 
+from kvell.byte_sizes import typed_bytes
 from kvell.cli.replay.buffer import make_buffer
 from kvell.cli.replay.instances import (
     Together,
@@ -266,7 +267,10 @@ def replay_limits(layout: Layout, own_model_len: int, *, common_pool: bool = Fal
     longest = longest_request(layout, own_model_len, chunk_tokens)
     if longest < MIN_MODEL_LEN:
         raise ChangeSomething(
-            "--kv-memory", f"{layout.pool_bytes}B", "holds no request of this model", "use more"
+            "--kv-memory",
+            typed_bytes(layout.pool_bytes),
+            "holds no request of this model",
+            "use more",
         )
     return Limits(MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS, longest, common_pool=common_pool)
 

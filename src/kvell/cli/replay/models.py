@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kvell.cli.plan.command import ELEMENT_BYTES
 from kvell.cli.plan.configs import load_config
 from kvell.cli.terminal.options import (
     DEFAULT_MODEL,
@@ -16,8 +15,9 @@ from kvell.cli.terminal.options import (
 )
 from kvell.cli.terminal.session import Session
 from kvell.cli.terminal.sizes import FiniteRange
-from kvell.errors import ChangeSomething
+from kvell.engine.setup.engine_settings import USUAL_DRAFT_TOKENS
 from kvell.memory import LayerSpec, as_draft
+from kvell.models.config.kv_dtypes import ELEMENT_BYTES
 
 if TYPE_CHECKING:
     from kvell.engine.requests.limits import Limits
@@ -118,10 +118,8 @@ def _model_flags(
     speculative_model: str | None,
     acceptance: float,
 ) -> ModelFlags:
-    if speculative_model is not None and not num_speculative_tokens:
-        problem = "needs a number of draft tokens per step"
-        remedy = "use --num-speculative-tokens 4"
-        raise ChangeSomething("--speculative-model", speculative_model, problem, remedy)
+    if speculative_model is not None:
+        num_speculative_tokens = num_speculative_tokens or USUAL_DRAFT_TOKENS
     draft_tokens = DraftTokens(num_speculative_tokens, speculative_model, acceptance)
     return ModelFlags(named or model or DEFAULT_MODEL, dtype, hf_overrides, draft_tokens)
 

@@ -1,6 +1,6 @@
 """The session of a command: its model loader, clock and program name."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,8 +54,8 @@ class Model(Protocol):
         """Return request outputs in the order of the prompts."""
         ...
 
-    def stream(self, prompt: Any, sampling: Any) -> Iterator[str]:
-        """Yield pieces of text as they are generated."""
+    def stream(self, prompt: Any, sampling: Any) -> Generator[str, None, str]:
+        """Yield pieces of text as they are generated; return the reason of the end."""
         ...
 
     def stats(self) -> Mapping[str, float]:

@@ -10,7 +10,6 @@ import click
 from kvell.equivalents.entry import Words
 from kvell.equivalents.nearest import nearest
 from kvell.equivalents.table import equivalent, kvell_value
-from kvell.equivalents.translations import draft_words
 from kvell.errors import ChangeSomething
 
 PREFIX = "KVELL_"
@@ -57,13 +56,13 @@ def with_file(path: str | None, options: Options, notes: list[str]) -> tuple[Val
                 close = nearest(flag, options)
                 remedy = f"use {close[0][2:]}" if close else "see --help-all for all flags"
                 raise ChangeSomething(origin, value, "is not a flag of this command", remedy)
-            chosen: Any = flag in option.opts if text is None else text
+            chosen: object = flag in option.opts if text is None else text
             values[option.name] = chosen if not option.multiple else [*_items(chosen)]
             origins[option.name] = origin
     return values, origins
 
 
-def _words(key: str, value: Any, notes: list[str]) -> "Words | list[tuple[str, Any]]":
+def _words(key: str, value: object, notes: list[str]) -> "Words | list[tuple[str, Any]]":
     """Return a key and its value as flags of Kvell."""
     flag = "--" + key.replace("_", "-")
     if isinstance(value, Mapping):
@@ -74,13 +73,13 @@ def _words(key: str, value: Any, notes: list[str]) -> "Words | list[tuple[str, A
             return []
         if entry.note:
             notes.append(entry.note)
-        return draft_words(value) if entry.translate is draft_words else entry.words(str(value))
+        return entry.words(str(value))
     if isinstance(value, bool):
         return [(flag if value else f"--no-{key.replace('_', '-')}", None)]
     return [(flag, value if isinstance(value, list) else kvell_value(flag, str(value)))]
 
 
-def _read(path: str) -> Mapping[str, Any]:
+def _read(path: str) -> Mapping[str, object]:
     """Read a YAML file of keys and values.
 
     :raises ChangeSomething: if there is no such file, or it is not a mapping.
@@ -113,6 +112,6 @@ def _several(text: str) -> list[str]:
     return [str(item) for item in given] if isinstance(given, list) else [text]
 
 
-def _items(chosen: Any) -> Iterator[str]:
+def _items(chosen: object) -> Iterator[str]:
     for item in chosen if isinstance(chosen, list) else [chosen]:
         yield str(item)

@@ -220,7 +220,10 @@ class SamplingParams:
 class SeedSource:
     """The seeds of requests that have none, in the order in which they begin.
 
-    :param seed: the same seed gives the same sequence of seeds; None draws each at random.
+    With a seed, the n-th such request that samples always has the same seed.  Requests with seeds
+    of their own, and greedy ones, are not counted.  Requests that arrive together have no order.
+
+    :param seed: seed of the sequence; None draws each seed at random.
     """
 
     def __init__(self, seed: int | None = None) -> None:

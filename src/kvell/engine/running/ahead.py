@@ -43,6 +43,10 @@ class StepsAhead:
         """Wait until all steps have run, and drop a result that was not delivered."""
         self._thread.submit(self._forget).result()
 
+    def close(self) -> None:
+        """Wait until all steps have run, and end the thread."""
+        self._thread.shutdown()
+
     def _forget(self) -> None:
         self._asked, self._kept = self._started, None
 

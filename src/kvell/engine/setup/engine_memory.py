@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from kvell.byte_sizes import typed_bytes
 from kvell.cost.swap_rule import rule_of_weights
 from kvell.device.chunks import ChunkDevice
 from kvell.device.host import HostPool
@@ -85,7 +86,7 @@ def cpu_buffer_of(
     if not count:
         raise ChangeSomething(
             "--cpu-buffer",
-            f"{options.cpu_buffer_bytes}B",
+            typed_bytes(options.cpu_buffer_bytes),
             f"is less than a large page of the pool: {layout.large_page_bytes} bytes",
             f"use at least --cpu-buffer {-(-layout.large_page_bytes // MIB)}MiB",
         )

@@ -8,6 +8,8 @@ from kvell.engine.setup.options import EngineOptions, Flag, setting
 from kvell.models.config.kv_dtypes import KV_DTYPES
 from kvell.models.config.quantization import QUANTIZATIONS
 
+USUAL_DRAFT_TOKENS = 4
+"""The draft tokens per step of a draft model that is given without their number."""
 LOAD_FORMATS = ("auto", "safetensors", "dummy")
 
 
@@ -96,7 +98,8 @@ class EngineSettings(EngineOptions):
     speculative_model: str | None = setting(
         None,
         "--speculative-model",
-        "A smaller model that proposes draft tokens. [default: look up repeated text]",
+        "A smaller model that proposes draft tokens, 4 unless --num-speculative-tokens says "
+        "otherwise. [default: look up repeated text]",
         metavar="MODEL",
     )
     """A smaller draft model with the same vocabulary, named like ``model``; its keys and values are
@@ -113,6 +116,8 @@ class EngineSettings(EngineOptions):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "beside", tuple(self.beside))
+        if self.speculative_model is not None and not self.num_speculative_tokens:
+            object.__setattr__(self, "num_speculative_tokens", USUAL_DRAFT_TOKENS)
         if isinstance(self.hf_overrides, Mapping):
             object.__setattr__(self, "hf_overrides", json.dumps(dict(self.hf_overrides)))
 

@@ -74,7 +74,7 @@ def make_limits(
     :param flag: the flag to change if the pool is too small; None: ``--kv-memory``.
     :raises ChangeSomething: if a given ``max_model_len`` is not possible.
     """
-    model_len = _own_length(model, options)
+    model_len = check_length(model.description.max_model_len, options.max_model_len)
     wanted = options.max_model_len or model_len
     chunk_tokens, step_tokens = Limits().min_chunk_tokens, options.max_num_batched_tokens
     if not options.enable_chunked_prefill:
@@ -108,19 +108,14 @@ def make_limits(
     return Limits(**{**vars(limits), "max_model_len": fits})
 
 
-def _own_length(model: DescribedModel, options: EngineOptions) -> int:
+def check_length(model_len: int, max_model_len: int | None) -> int:
     """Return the most tokens of a request that a model supports.
 
     :raises ChangeSomething: if ``max_model_len`` is higher.
     """
-    model_len = model.description.max_model_len
-    if options.max_model_len is not None and options.max_model_len > model_len:
-        raise ChangeSomething(
-            "--max-model-len",
-            options.max_model_len,
-            f"is above the model's own limit of {model_len} tokens",
-            f"use at most {model_len}",
-        )
+    if max_model_len is not None and max_model_len > model_len:
+        problem = f"is above the model's own limit of {model_len} tokens"
+        raise ChangeSomething("--max-model-len", max_model_len, problem, f"use at most {model_len}")
     return model_len
 
 

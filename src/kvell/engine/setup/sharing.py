@@ -83,7 +83,7 @@ class Bound:
         if kv_memory_bytes is not None and kv_memory_bytes > left_bytes:
             raise ChangeSomething(
                 "--kv-memory",
-                f"{kv_memory_bytes}B",
+                typed_bytes(kv_memory_bytes),
                 f"is more than --memory leaves after {_mib(self.taken_bytes)}",
                 f"use at most --kv-memory {left_bytes // MIB}MiB, or leave it out",
             )

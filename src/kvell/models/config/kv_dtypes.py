@@ -24,6 +24,9 @@ KV_DTYPES = {
 }
 """fp8 is e4m3; it and int8 have a float32 scale for each token and head."""
 
+ELEMENT_BYTES = {"auto": 2, "bfloat16": 2, "float32": 4}
+"""The bytes of one number of weights and activations by ``--dtype``."""
+
 
 def kv_dtype_named(name: str, dtype: str) -> str:
     """Resolve a name of ``--kv-cache-dtype``; ``auto`` means the model's own dtype.

@@ -95,6 +95,8 @@ class FusedFamily:
     :param ropes_by_type: whether layers of each type have a rotation of their own.
     :param rope_layers: the field that selects the layers that rotate; all if empty.
     :param fields: further config fields that matter, besides those of every decoder.
+    :param size_defaults: transformers' defaults of fields that files omit and sizes depend on;
+        empty if they are not listed.
     """
 
     model_type: str
@@ -115,8 +117,15 @@ class FusedFamily:
     ropes_by_type: bool = False
     rope_layers: str = ""
     fields: tuple[str, ...] = ()
+    size_defaults: tuple[tuple[str, Any], ...] = ()
 
 
+_UNTIED = (("tie_word_embeddings", False), ("attention_bias", False))
+_TIED = (
+    *(("tie_word_embeddings", True), ("attention_bias", False)),
+    *(("attn_logit_softcapping", None), ("final_logit_softcapping", None)),
+    ("use_bidirectional_attention", None),
+)
 _WINDOWS = ("layer_types", "sliding_window")
 _CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 
@@ -140,6 +149,7 @@ FUSED: Mapping[str, FusedFamily] = MappingProxyType(
             sandwich=True,
             scales_embedding=True,
             fields=(*_WINDOWS, *_CAPS),
+            size_defaults=_TIED,
         ),
         "Gemma3ForCausalLM": FusedFamily(
             "gemma3_text",
@@ -152,6 +162,7 @@ FUSED: Mapping[str, FusedFamily] = MappingProxyType(
             scales_embedding=True,
             ropes_by_type=True,
             fields=(*_WINDOWS, *_CAPS, "use_bidirectional_attention"),
+            size_defaults=_TIED,
         ),
         "GemmaForCausalLM": FusedFamily(
             "gemma",
@@ -161,9 +172,12 @@ FUSED: Mapping[str, FusedFamily] = MappingProxyType(
             fields=("use_bidirectional_attention",),
         ),
         "LlamaForCausalLM": FusedFamily(
-            "llama", attention_bias="attention_bias", mlp_bias="mlp_bias"
+            "llama",
+            attention_bias="attention_bias",
+            mlp_bias="mlp_bias",
+            size_defaults=(*_UNTIED, ("mlp_bias", False)),
         ),
-        "MinistralForCausalLM": FusedFamily("ministral", fields=_WINDOWS),
+        "MinistralForCausalLM": FusedFamily("ministral", fields=_WINDOWS, size_defaults=_UNTIED),
         "MistralForCausalLM": FusedFamily("mistral", fields=("sliding_window",)),
         "Qwen2ForCausalLM": FusedFamily(
             "qwen2", biased_inputs=True, fields=(*_WINDOWS, "use_sliding_window")
@@ -295,3 +309,17 @@ def fused_class(config: Any) -> str | None:
     if not set(named) <= {fused} or getattr(config, "quantization_config", None):
         return None
     return fused
+
+
+def check_architecture(config: Any) -> None:
+    """Raise unless the class that transformers would run for a config is known to be exact.
+
+    :raises ChangeSomething: naming the class and the missing feature; also for weights that are
+        quantised.
+    """
+    if fused_class(config) is not None:
+        return
+    # Imported here: it reads transformers' tables of all models, which import slowly.
+    from kvell.models.families.refusals import require_served
+
+    require_served(config)

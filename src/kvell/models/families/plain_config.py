@@ -35,13 +35,15 @@ UNUSUAL = frozenset(
 )
 """Fields that need transformers: custom code, other weights, and rotations of older files."""
 
+ROTATIONS = frozenset({"rope_scaling", "rope_theta"})
+
 
 def plain_config(path: Path, overrides: str | None = None) -> Any | None:
     """Read the config of a model directory; None if only transformers can interpret it.
 
     :param overrides: a JSON object of fields in place of its own.
     """
-    raw = overridden(read_optional_json(path / CONFIG_FILE), parsed_overrides(overrides))
+    raw = _raw(path, overrides)
     family = _family(raw)
     if family is None or raw.keys() & UNUSUAL:
         return None
@@ -65,6 +67,39 @@ def known_config(path: Path, overrides: str | None = None) -> Any:
     from kvell.models.config.configs import read_config
 
     return read_config(path, overrides)
+
+
+def sizes_config(path: Path, overrides: str | None = None) -> Any:
+    """Read the config of a model directory, or a config file, for the sizes of layers and weights.
+
+    Omitted fields are filled in for the families whose defaults are listed, and rotations are not
+    read, so that most published configs of dense models need no transformers.
+
+    :param overrides: a JSON object of fields in place of its own.
+    :raises ChangeSomething: if it is missing, is not a JSON object, or is not understood.
+    """
+    raw = _raw(path, overrides)
+    family = _family(raw)
+    if family is not None and family.size_defaults and not raw.keys() & (UNUSUAL - ROTATIONS):
+        heads = raw.get("num_attention_heads")
+        width = {"head_dim": raw["hidden_size"] // heads} if heads and "hidden_size" in raw else {}
+        filled = {"rms_norm_eps": 1e-6, **width, **dict(family.size_defaults), **raw}
+        filled.setdefault(family.activation, "unread")
+        filled.setdefault(family.scaled_by or family.activation, 1)
+        if _has_all_fields(filled, family) and not _rope_changes_lengths(raw):
+            return SimpleNamespace(**filled)
+    return known_config(path, overrides)
+
+
+def _raw(path: Path, overrides: str | None) -> Mapping[str, Any]:
+    file = path / CONFIG_FILE if path.is_dir() else path
+    return overridden(read_optional_json(file), parsed_overrides(overrides))
+
+
+def _rope_changes_lengths(raw: Mapping[str, Any]) -> bool:
+    scaling = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    return kind not in ("default", "llama3", "linear") or not isinstance(scaling, dict)
 
 
 def _family(raw: Mapping[str, Any]) -> FusedFamily | None:

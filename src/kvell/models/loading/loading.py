@@ -23,7 +23,7 @@ from kvell.models.config.config_fields import optional_size, text_config
 from kvell.models.config.description import ModelDescription, describe
 from kvell.models.config.json_files import CONFIG_FILE
 from kvell.models.config.quantization import require_quantization, unkept
-from kvell.models.families.families import fused_class
+from kvell.models.families.families import check_architecture, fused_class
 from kvell.models.families.plain_config import known_config
 from kvell.models.forward.kv_memory import NO_KV
 from kvell.models.fused.decoder import fused_decoder, takes
@@ -138,17 +138,3 @@ def check_model(path: Path, overrides: str | None = None) -> None:
     config = known_config(path, overrides)
     check_architecture(config)
     describe(config, 2)
-
-
-def check_architecture(config: Any) -> None:
-    """Raise unless the class that transformers would run for a config is known to be exact.
-
-    :raises ChangeSomething: naming the class and the missing feature; also for weights that are
-        quantised.
-    """
-    if fused_class(config) is not None:
-        return
-    # Imported here: it reads transformers' tables of all models, which import slowly.
-    from kvell.models.families.refusals import require_served
-
-    require_served(config)

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 
 from kvell.attention.interface import AttentionKernels
-from kvell.models.loading.loading import check_architecture, describe_as
+from kvell.models.families.families import check_architecture
+from kvell.models.loading.loading import describe_as
 from kvell.models.loading.module_loading import paged_module
 from kvell.models.loading.random_weights import random_module
 from kvell.models.paged_model import PagedModel

@@ -44,11 +44,22 @@ def resolve_tokenizer(tokenizer: str, cache_dir: Path, progress: Progress = quie
 
     :raises ChangeSomething: with ``tokenizer`` if no such directory can be found.
     """
+    return _resolve_as("tokenizer", tokenizer, cache_dir, progress)
+
+
+def resolve_draft(model: str, cache_dir: Path, progress: Progress = quiet) -> Path:
+    """Return the directory of a draft model, which is named like a model.
+
+    :raises ChangeSomething: with ``speculative_model`` if no such directory can be found.
+    """
+    return _resolve_as("speculative_model", model, cache_dir, progress)
+
+
+def _resolve_as(field: str, model: str, cache_dir: Path, progress: Progress) -> Path:
     try:
-        return resolve_model(tokenizer, cache_dir, progress)
+        return resolve_model(model, cache_dir, progress)
     except ChangeSomething as error:
-        remedy = "use a directory with tokenizer.json, or a hub id"
-        raise ChangeSomething("tokenizer", tokenizer, error.problem, remedy) from error
+        raise ChangeSomething(field, model, error.problem, error.remedy) from error
 
 
 def _looks_like_path(model: str) -> bool:

@@ -1,16 +1,19 @@
 """Errors in OpenAI's format: ``{"error": {"message", "type", "param", "code"}}``.
 
 Paths below ``/v1/messages`` use Anthropic's: ``{"type": "error", "error": {"type", "message"}}``.
+Paths below ``/api`` use Ollama's: ``{"error": message}``.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
@@ -24,7 +27,9 @@ from kvell.errors import (
 )
 from kvell.server.access.accounts import RateExceeded
 from kvell.server.access.bodies import WHOLE
+from kvell.server.api.door.browsers import served_path
 from kvell.server.api.invalid_bodies import complaint
+from kvell.server.api.unknown_paths import unknown_path, wrong_method
 from kvell.server.text.text_bounds import ContextTooLong
 from kvell.server.text.text_stream import DeadlineExceeded, RequestRefused
 
@@ -33,6 +38,11 @@ Described = Mapping[int | str, dict[str, Any]]
 """Descriptions of responses by status, for the OpenAPI document."""
 ANTHROPIC = "/v1/messages"
 """Prefix of the paths with Anthropic's format."""
+OLLAMA = "/api/"
+"""Prefix of the paths with Ollama's format."""
+MODELS = "/v1/models"
+NOT_FOUND = HTTPStatus(404).phrase
+"""The detail of an exception that only means that no route has the path."""
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -72,12 +82,16 @@ class ApiError:
     def response(self, path: str = "") -> Response:
         """Return the HTTP response; 429 and 503 have ``Retry-After``.
 
-        :param path: path of the request; it selects OpenAI's or Anthropic's format.
+        :param path: path of the request; it selects OpenAI's, Anthropic's or Ollama's format.
         """
         headers = {"Retry-After": str(self.retry_seconds)} if self.status in (429, 503) else None
-        body = self.anthropic_body() if path.startswith(ANTHROPIC) else self.body()
-        content = msgspec.json.encode(body)
+        content = msgspec.json.encode(self._body_at(path))
         return Response(content, self.status, headers, media_type="application/json")
+
+    def _body_at(self, path: str) -> Mapping[str, object]:
+        if path.startswith(ANTHROPIC):
+            return self.anthropic_body()
+        return {"error": self.message} if path.startswith(OLLAMA) else self.body()
 
 
 class ErrorFields(BaseModel):
@@ -117,6 +131,17 @@ class AnthropicErrorBody(BaseModel):
     """The fields of the error."""
 
 
+class OllamaErrorBody(BaseModel):
+    """The body of an error in Ollama's format."""
+
+    error: str
+    """The problem and what to change, in one line."""
+
+
+OLLAMA_DESCRIBED: Described = MappingProxyType(
+    {"4XX": {"model": OllamaErrorBody, "description": "Change the request, or retry later"}}
+)
+"""Errors of Ollama's routes, for the OpenAPI document."""
 ANTHROPIC_DESCRIBED: Described = MappingProxyType(
     {"4XX": {"model": AnthropicErrorBody, "description": "Change the request, or retry later"}}
 )
@@ -184,29 +209,36 @@ def _allowed(methods: str) -> str:
     return ", ".join(sorted(names | {"HEAD"} if "GET" in names else names))
 
 
-def install(app: FastAPI, rejected: Callable[[Bound], None]) -> None:
+def install(
+    app: FastAPI, rejected: Callable[[Bound], None], shown_at: Collection[str] = (MODELS,)
+) -> None:
     """Answer every error of an app in the format of the request's path.
 
     :param rejected: called with each bound that a request exceeds.
+    :param shown_at: paths that list what is served, for the answer to an unknown path.
     """
 
     async def on_invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return validation_error(error).response(request.scope["path"])
+        return validation_error(error).response(served_path(request.scope))
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        refusal = invalid_request(str(error.detail), status=error.status_code)
-        response = refusal.response(request.scope["path"])
-        response.headers.update(error.headers or {})
-        if (allowed := response.headers.get("allow")) is not None:
-            response.headers["allow"] = _allowed(allowed)
+        path, text, headers = served_path(request.scope), str(error.detail), error.headers or {}
+        if "Allow" in headers:
+            headers = {**headers, "Allow": _allowed(headers["Allow"])}
+            text = wrong_method(request.method, path, headers["Allow"])
+        elif text == NOT_FOUND:
+            served = {each.path for each in app.routes if isinstance(each, APIRoute)}
+            text = unknown_path(path, [each for each in served if "{" not in each], shown_at)
+        response = invalid_request(text, status=error.status_code).response(path)
+        response.headers.update(headers)
         return response
 
     async def on_error(request: Request, error: Exception) -> Response:
         if isinstance(error, KvellError) and error.bound is not None:
             rejected(error.bound)
-        return api_error(error).response(request.scope["path"])
+        return api_error(error).response(served_path(request.scope))
 
     app.add_exception_handler(RequestValidationError, on_invalid)
     app.add_exception_handler(HTTPException, on_http)

@@ -1,4 +1,4 @@
-"""The ASGI app: OpenAI's API, Anthropic's messages, and routes for operators."""
+"""The ASGI app: OpenAI's API, Anthropic's messages, Ollama's API, and routes for operators."""
 
 import os
 import time
@@ -23,10 +23,13 @@ from kvell.server.api.prompts import PromptEncoder
 from kvell.server.api.routes.chat import ChatApi
 from kvell.server.api.routes.cluster import ClusterApi
 from kvell.server.api.routes.completions import CompletionsApi
+from kvell.server.api.routes.docs import PATH as DOCS_PATH
+from kvell.server.api.routes.docs import DocsApi
 from kvell.server.api.routes.embeddings import PATH as EMBEDDINGS_PATH
 from kvell.server.api.routes.embeddings import EmbeddingsApi
 from kvell.server.api.routes.messages import MessagesApi
 from kvell.server.api.routes.models import ModelsApi
+from kvell.server.api.routes.ollama import OllamaApi
 from kvell.server.api.routes.operator import OperatorApi
 from kvell.server.api.routes.responses import ResponsesApi
 from kvell.server.api.routes.scores import RERANK_PATHS, SCORE_PATHS, ScoresApi
@@ -51,6 +54,7 @@ _BOUNDS_BY_PATH = {
 }
 """Bounds of paths where ``input`` may be token ids, and documents may be objects."""
 
+OPENAPI_PATH = "/openapi.json"
 UNCHANGED = FaceOptions()
 
 
@@ -93,8 +97,7 @@ def build_app(
     serving = AppState(front, models, metrics)
     floor_bytes = floor_bytes or process_bytes()
     work_bytes = most_work_bytes(ready, model, beside)
-    described = dict(http_errors.DESCRIBED)
-    app = FastAPI(title="Kvell", docs_url=None, redoc_url=None, responses=described)
+    app = _empty_app(face)
     CompletionsApi(serving).install(app)
     ChatApi(serving).install(app)
     ResponsesApi(serving).install(app)
@@ -102,25 +105,50 @@ def build_app(
     embeddings = EmbeddingsApi(serving)
     embeddings.install(app)
     ScoresApi(embeddings).install(app)
-    ModelsApi(serving, int(time.time()), face.tells_tokenizer).install(app)
+    started_unix_seconds = int(time.time())
+    ModelsApi(serving, started_unix_seconds, face.tells_tokenizer).install(app)
+    OllamaApi(serving, started_unix_seconds).install(app)
     OperatorApi(front, metrics, floor_bytes, work_bytes).install(app)
     cluster = ClusterApi(front, floor_bytes + work_bytes, os.getpid())
     cluster.install(app)
     access = access or Access()
-    names = tuple(metrics.model_name.split(","))
-    facts = ServerFacts(names, cluster.contract_bytes, _open_links(access))
+    facts = _facts(metrics, cluster, _open_links(access, face))
     MapApi(front, recorder or HistoryRecorder(front, metrics), facts).install(app)
-    http_errors.install(app, metrics.on_rejected)
+    http_errors.install(app, metrics.on_rejected, _shown_at(face))
     _install_door(app, metrics, access, max_body_bytes, http)
     install_browsers(app, face)
     return app
 
 
-def _open_links(access: Access) -> tuple[str, ...]:
-    """Return the pages that the memory map links to: those that need no key."""
-    if access.keys.is_empty:
-        return "metrics", "openapi.json"
-    return () if access.guards_metrics else ("metrics",)
+def _facts(metrics: ServerMetrics, cluster: ClusterApi, links: tuple[str, ...]) -> ServerFacts:
+    names = tuple(metrics.model_name.split(","))
+    return ServerFacts(names, cluster.contract_bytes, links)
+
+
+def _shown_at(face: FaceOptions) -> list[str]:
+    """Return the paths that show what is served."""
+    return [http_errors.MODELS] if face.hides_docs else [DOCS_PATH, http_errors.MODELS]
+
+
+def _open_links(access: Access, face: FaceOptions) -> tuple[str, ...]:
+    """Return the pages without a key, to which the memory map links."""
+    needs_key = not access.keys.is_empty and access.guards_metrics
+    metrics = () if needs_key else ("metrics",)
+    return (*metrics, *(() if face.hides_docs else (DOCS_PATH.strip("/"),)))
+
+
+def _empty_app(face: FaceOptions) -> FastAPI:
+    """Return an app without routes of the API, but for its description unless that is hidden."""
+    app = FastAPI(
+        title="Kvell",
+        openapi_url=None if face.hides_docs else OPENAPI_PATH,
+        docs_url=None,  # FastAPI's page loads its scripts from another server
+        redoc_url=None,
+        responses=dict(http_errors.DESCRIBED),
+    )
+    if not face.hides_docs:
+        DocsApi(app).install()
+    return app
 
 
 def _install_door(

@@ -16,7 +16,7 @@ from kvell.front.front import Front
 from kvell.server.access.visit import CLIENT_GONE_STATUS, RequestContext, Sequences
 from kvell.server.answers.named import AnswerFormat
 from kvell.server.api.bodies.completions import Heading
-from kvell.server.api.http_errors import UnknownModel
+from kvell.server.api.http_errors import MODELS, UnknownModel
 from kvell.server.api.kept_likely import KeptLikely
 from kvell.server.api.prompts import PromptEncoder
 from kvell.server.api.schemas.beams import beam_searches
@@ -114,7 +114,7 @@ class AppState:
         served = self.models_by_name.get(name)
         if served is None:
             names = ", ".join(self.models_by_name)
-            raise UnknownModel(f"model={name[:200]}: is not served; use {names}")
+            raise UnknownModel(f"model={name[:200]}: is not served; use {names} (see {MODELS})")
         return name, replace(served, prompts=served.prompts.of(tenant)) if tenant else served
 
     def deltas(self, request: ParsedRequest, samplings: Sequence[SamplingParams]) -> Deltas:

@@ -16,6 +16,7 @@ from kvell.server.api.http_errors import api_error
 Item = TypeVar("Item")
 DONE = b"data: [DONE]\n\n"
 STREAM_TYPE = "text/event-stream"
+LINES_TYPE = "application/x-ndjson"
 DESCRIBED: Mapping[int | str, dict[str, Any]] = MappingProxyType(
     {200: {"description": "The answer, whole or as a stream", "content": {STREAM_TYPE: {}}}}
 )
@@ -38,11 +39,16 @@ def named_event(event: Mapping[str, Any]) -> bytes:
     return b"event: " + name + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"
 
 
+def json_line(payload: Any) -> bytes:
+    """Return a line of JSON."""
+    return msgspec.json.encode(payload) + b"\n"
+
+
 class EventStream(StreamingResponse):
     """A response that closes its source when the client disconnects."""
 
-    def __init__(self, events: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(events, media_type=STREAM_TYPE)
+    def __init__(self, events: AsyncGenerator[bytes, None], media_type: str = STREAM_TYPE) -> None:
+        super().__init__(events, media_type=media_type)
         self.headers["Cache-Control"] = "no-cache"
         self._events = events
 

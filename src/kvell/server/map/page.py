@@ -30,23 +30,30 @@ def make_page() -> Page:
     style = _text("map.css")
     script = '"use strict";\n(() => {\n' + "\n".join(_text(name) for name in SCRIPTS) + "})();\n"
     html = _text("map.html").replace(STYLE_PLACE, style).replace(SCRIPT_PLACE, script)
+    return Page(html.encode(), policy_headers(style, script))
+
+
+def policy_headers(style: str, script: str = "") -> dict[str, str]:
+    """Return the headers of a document that may use only its own style and script.
+
+    :param script: "" for none; with a script, requests to the same origin are allowed.
+    """
+    scripts = [f"script-src {_digest(script)}", "connect-src 'self'"] if script else []
     policy = [
         "default-src 'none'",
         f"style-src {_digest(style)}",
-        f"script-src {_digest(script)}",
-        "connect-src 'self'",
+        *scripts,
         "img-src data:",
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",
     ]
-    headers = {
+    return {
         "Content-Security-Policy": "; ".join(policy),
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
         "Cache-Control": "no-cache",
     }
-    return Page(html.encode(), headers)
 
 
 def _text(name: str) -> str:

@@ -64,7 +64,7 @@ def texts_of(
         give_back_freed()
         return LoadedTexts(read, floor_bytes)
 
-    return Texts([model.name for model in named], load)
+    return Texts([model.name for model in named], load, paths)
 
 
 def _check_names(served: Sequence[str], others: Sequence[str]) -> None:

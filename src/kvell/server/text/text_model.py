@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -165,10 +166,12 @@ class Texts:
 
     :param names: names of the models; the first model is the default of requests.
     :param load: loads them in that order; called once, in its own thread.
+    :param paths: directories of the models; none for models that are loaded already.
     """
 
     names: Sequence[str]
     load: Callable[[], LoadedTexts]
+    paths: Sequence[Path] = ()
 
     @classmethod
     def of(cls, *models: TextModel) -> "Texts":

@@ -16,7 +16,7 @@ from kvell.server.api.door.body_headers import header_of
 from kvell.server.api.door.browsers import served_path
 from kvell.server.api.http_errors import ApiError, api_error
 
-OPEN = frozenset({"/", "/livez", "/readyz", "/health", "/ping", "/version"})
+OPEN = frozenset({"/", "/docs", "/livez", "/readyz", "/health", "/ping", "/version"})
 """Paths that need no key; every other path needs a key, even if it is not served."""
 METRICS = "/metrics"
 OPERATORS = ("/cluster", "/debug", "/reset_prefix_cache")

@@ -31,6 +31,7 @@ class FaceOptions:
     :param served_names: names of the first model; the first of them is in ``/v1/models`` and in
         metrics.  Without any, the model has its own name.
     :param root_path: path of this server in a proxy, such as ``/llm``; "" for none.
+    :param hides_docs: whether ``/docs`` and ``/openapi.json`` are not served.
     :param tells_tokenizer: whether ``/tokenizer_info`` shows the tokenizer's settings.
     """
 
@@ -38,6 +39,7 @@ class FaceOptions:
     root_path: str = ""
     cross_origin: CrossOrigin = field(default_factory=CrossOrigin)
     tells_tokenizer: bool = False
+    hides_docs: bool = False
 
 
 def checked_root_path(root_path: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 
 from kvell.models.text.token_offsets import TokenOffsets
+from kvell.server.access.visit import RequestContext
 from kvell.server.api import streaming
 from kvell.server.api.bodies.completions import (
     Body,
@@ -57,37 +58,44 @@ class CompletionsApi:
 
     async def _answer(self, request: Request, body: CompletionRequest) -> Response:
         self.serving.note(body)
-        name, served = self.serving.find_model(body.model, visit_of(request).tenant)
-        given = body.prompts()
-        form = body.form()
         with named_as_sent(body.name_sent):
-            prompts = [await served.prompts.prompt(prompt, form=form) for prompt in given]
-            parsed = ParsedRequest(
-                heading_of("cmpl", name, body), served, body, prompts, visit_of(request)
-            )
-            defaults, room = served.text.sampling_defaults, served.prompts.answer_room
-            samplings = [body.sampling(room(ids), defaults) for ids in prompts]
-            samplings = [await served.prompts.with_bad_words(sampling) for sampling in samplings]
-            echoes = [
-                prompt
-                if isinstance(prompt, str) and not form.cuts
-                else await served.prompts.decode(ids.tolist())
-                for prompt, ids in zip(given, prompts, strict=True)
-                if body.echo
-            ]
-            added_chars = [
-                len(await served.prompts.decode(ids.tolist())) - len(echo)
-                for ids, echo in zip(prompts, echoes, strict=False)
-                if body.logprobs is not None
-            ]
-            deltas = self.serving.deltas(parsed, samplings)
-            choices = _Choices(parsed, body, echoes, added_chars)
+            parsed, deltas, choices = await self.answering(body, visit_of(request))
             if body.stream:
                 return await stream_response(_events(parsed, deltas, choices))
-            whole = await whole_answers(deltas, len(prompts) * body.choices())
+            whole = await whole_answers(deltas, len(parsed.prompts) * body.choices())
         total = sum((answer.usage for answer in whole), Usage())
         made = Lazy(choices.choice(index, answer) for index, answer in enumerate(whole))
         return json_response(completion_body(parsed.heading, made, total))
+
+    async def answering(
+        self, body: CompletionRequest, visit: RequestContext
+    ) -> "tuple[ParsedRequest, Deltas, _Choices]":
+        """Check a body and submit it; return the pieces of its answers, and their choices.
+
+        :raises ChangeSomething: naming the invalid field.
+        """
+        name, served = self.serving.find_model(body.model, visit.tenant)
+        given = body.prompts()
+        form = body.form()
+        prompts = [await served.prompts.prompt(prompt, form=form) for prompt in given]
+        parsed = ParsedRequest(heading_of("cmpl", name, body), served, body, prompts, visit)
+        defaults, room = served.text.sampling_defaults, served.prompts.answer_room
+        samplings = [body.sampling(room(ids), defaults) for ids in prompts]
+        samplings = [await served.prompts.with_bad_words(sampling) for sampling in samplings]
+        echoes = [
+            prompt
+            if isinstance(prompt, str) and not form.cuts
+            else await served.prompts.decode(ids.tolist())
+            for prompt, ids in zip(given, prompts, strict=True)
+            if body.echo
+        ]
+        added_chars = [
+            len(await served.prompts.decode(ids.tolist())) - len(echo)
+            for ids, echo in zip(prompts, echoes, strict=False)
+            if body.logprobs is not None
+        ]
+        deltas = self.serving.deltas(parsed, samplings)
+        return parsed, deltas, _Choices(parsed, body, echoes, added_chars)
 
 
 class _Choices:

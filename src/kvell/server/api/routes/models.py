@@ -11,6 +11,7 @@ from kvell.server.answers.chat_tools import chat_tools
 from kvell.server.api.bodies.completions import Body, model_card, model_list
 from kvell.server.api.bodies.pieces import json_response
 from kvell.server.api.door.access_guard import visit_of
+from kvell.server.api.http_errors import MODELS
 from kvell.server.api.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from kvell.server.api.serving import AppState
 
@@ -25,8 +26,8 @@ class ModelsApi:
 
     def install(self, app: FastAPI) -> None:
         """Add the routes."""
-        app.add_api_route("/v1/models", self.models, methods=["GET"])
-        app.add_api_route("/v1/models/{name:path}", self.model, methods=["GET"])
+        app.add_api_route(MODELS, self.models, methods=["GET"])
+        app.add_api_route(f"{MODELS}/{{name:path}}", self.model, methods=["GET"])
         app.add_api_route("/version", self.version, methods=["GET"])
         app.add_api_route("/tokenizer_info", self.tokenizer_info, methods=["GET"])
         app.add_api_route("/tokenize", self.tokenize, methods=["POST"])

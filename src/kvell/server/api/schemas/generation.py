@@ -69,7 +69,8 @@ class GenerationRequest(SamplingFields):
     top_k: Count | None = None
     min_p: float | None = None
     seed: int | None = None
-    """With a seed, the same request has the same answer; -1 or null draws a seed."""
+    """With a seed, the same request has the same answer; -1 or null draws a seed, at random or from
+    the server's ``--seed``."""
     stop: StopText | StopTexts | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
     ignore_eos: bool = False

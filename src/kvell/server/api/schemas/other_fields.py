@@ -147,3 +147,48 @@ EMBEDDING_OTHERS = _table(
     endianness=Other(values=("native", "little"), remedy='use "little"'),
 )
 """Unsupported fields of ``/v1/embeddings``."""
+
+_OLLAMA = _table(
+    keep_alive=Other(why="models stay loaded"),
+    logprobs=Other(values=(False,), remedy="use /v1/chat/completions"),
+    top_logprobs=Other(values=(0,), remedy="use /v1/chat/completions"),
+    truncate=Other(values=(False,), remedy="leave it out: a prompt that is too long is refused"),
+    shift=Other(values=(False,), remedy="leave it out: no context is shifted"),
+)
+
+GENERATE_OTHERS = _table(
+    _OLLAMA,
+    suffix=Other(values=("",), remedy="leave it out: answers are not fitted to a suffix"),
+    template=Other(values=("",), remedy="use raw, or start the server with --chat-template"),
+    context=Other(values=([],), remedy="send the conversation to /api/chat"),
+    messages=Other(remedy="use prompt, or /api/chat"),
+)
+"""Unsupported fields of ``/api/generate``."""
+
+OLLAMA_CHAT_OTHERS = _table(
+    _OLLAMA,
+    prompt=Other(remedy="use messages, or /api/generate"),
+    system=Other(values=("",), remedy="use a message of the role system"),
+    raw=Other(values=(False,), remedy="use /api/generate"),
+    template=Other(values=("",), remedy="start the server with --chat-template"),
+)
+"""Unsupported fields of ``/api/chat``."""
+
+OPTION_OTHERS = _table(
+    mirostat=Other(values=(0,), remedy="use top_p or min_p"),
+    mirostat_tau=Other(why="it has an effect with mirostat only"),
+    mirostat_eta=Other(why="it has an effect with mirostat only"),
+    tfs_z=Other(values=(1, 1.0), remedy="use top_p or min_p"),
+    typical_p=Other(values=(1, 1.0), remedy="use top_p or min_p"),
+    repeat_last_n=Other(values=(-1,), remedy="use -1: repeat_penalty looks at all tokens"),
+    penalize_newline=Other(values=(True,), remedy="leave it out"),
+    num_keep=Other(why="no context is shifted"),
+    **dict.fromkeys(
+        (
+            *("num_batch", "num_gpu", "main_gpu", "num_thread", "numa", "low_vram", "f16_kv"),
+            *("use_mmap", "use_mlock", "vocab_only", "logits_all", "embedding_only"),
+        ),
+        Other(why="the server's own options decide"),
+    ),
+)
+"""Unsupported fields of ``options`` in Ollama's requests."""

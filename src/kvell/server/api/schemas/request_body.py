@@ -18,9 +18,15 @@ LONGEST_VALUE = 64
 
 
 class RequestPart(BaseModel):
-    """A part of a request body: null means the default, ``model_extra`` has unknown fields."""
+    """A part of a request body: null means the default, ``model_extra`` has unknown fields.
+
+    :cvar others: unsupported fields of other servers, by name.
+    :cvar place: prefix of the part's fields in errors, such as ``options.``.
+    """
 
     model_config = ConfigDict(extra="allow")
+    others: ClassVar[Mapping[str, Other]] = MappingProxyType({})
+    place: ClassVar[str] = ""
 
     @model_validator(mode="before")
     @classmethod
@@ -39,20 +45,8 @@ class RequestPart(BaseModel):
             or names[name].is_required()
         }
 
-
-class RequestBody(RequestPart):
-    """A request body.
-
-    :cvar others: unsupported fields of other servers, by name.
-    """
-
-    others: ClassVar[Mapping[str, Other]] = MappingProxyType({})
-
-    model: str | None = None
-    """Name of a served model; the first one if null."""
-
     @model_validator(mode="after")
-    def _refuse_others(self) -> "RequestBody":
+    def _refuse_others(self) -> "RequestPart":
         """Refuse unsupported fields that would change the answer.
 
         :raises ChangeSomething: naming the field.
@@ -62,15 +56,22 @@ class RequestBody(RequestPart):
             if other is not None and not other.is_taken(value):
                 shown = value if isinstance(value, bool | int | float | str) else "…"
                 shown = f"{shown}"[:LONGEST_VALUE]
-                raise ChangeSomething(name, shown, "is not served", other.remedy)
+                raise ChangeSomething(self.place + name, shown, "is not served", other.remedy)
         return self
+
+
+class RequestBody(RequestPart):
+    """A request body."""
+
+    model: str | None = None
+    """Name of a served model; the first one if null."""
 
     def unknown_fields(self) -> set[str]:
         """Return the paths of unknown fields, such as ``stream_options.colour``.
 
         Elements of a list share a path: ``messages[].content[].colour``.
         """
-        return {name for name in _extras(self, "") if name not in self.others}
+        return set(_extras(self, ""))
 
 
 def rename(field: str, names: Iterable[tuple[re.Pattern[str], str]]) -> str:
@@ -93,8 +94,10 @@ def _extras(value: object, path: str) -> Iterator[str]:
             yield from _extras(element, f"{path}[]")
     elif isinstance(value, BaseModel):
         before = f"{path}." if path else ""
+        others = value.others if isinstance(value, RequestPart) else ()
         for name in value.model_extra or ():
-            yield before + name
+            if name not in others:
+                yield before + name
         for name in value.model_fields_set:
             if name in type(value).model_fields:
                 yield from _extras(getattr(value, name), before + name)

@@ -1,6 +1,6 @@
 // The whole server: the line of figures at the top, its charts, and transfers between instances.
 
-const LINKS = { metrics: "Metrics", "openapi.json": "API schema" };
+const LINKS = { metrics: "Metrics", docs: "API" };
 const FIGURES = {
   model: ["Model", "The names that requests give as their model."],
   dtype: ["Dtype", "The dtype in which the first model computes."],

@@ -1,0 +1,161 @@
+"""Bodies of Ollama's API: lines of a stream, whole answers, and descriptions of models."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from kvell.server.answers.deltas import (
+    AnswerDelta,
+    Content,
+    Reasoning,
+    ToolCallArguments,
+    ToolCallBegin,
+)
+from kvell.server.api.bodies.completions import Body
+from kvell.server.api.bodies.message_blocks import tool_input
+from kvell.server.api.schemas.ollama.requests import LATEST
+from kvell.server.api.serving import ServerModel
+from kvell.server.text.text_stream import Usage
+
+NANOSECONDS = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Times:
+    """The times of an answer, on a monotonic clock."""
+
+    started_seconds: float
+    first_seconds: float
+    ended_seconds: float
+
+
+@dataclass
+class AnswerWriter:
+    """The writer of one answer: lines of its parts, and the last line.
+
+    :param model: name of the model, as the client wrote it.
+    :param is_chat: whether lines have a message, as those of ``/api/chat``.
+    """
+
+    model: str
+    is_chat: bool
+    _call: tuple[str, list[str]] | None = None
+    _texts: dict[str, list[str]] = field(default_factory=dict)
+    _calls: list[Body] = field(default_factory=list)
+
+    def lines(self, parts: Sequence[AnswerDelta]) -> list[Body]:
+        """Return the lines of the next parts; a call has its line when it is complete."""
+        pieces: list[Body] = []
+        for part in parts:
+            match part:
+                case Content(text):
+                    pieces += [*self.close_call(), self._text("content", text)]
+                case Reasoning(text):
+                    pieces += [*self.close_call(), self._text("thinking", text)]
+                case ToolCallBegin(_, name):
+                    pieces += self.close_call()
+                    self._call = name, []
+                case ToolCallArguments(_, text):
+                    assert self._call is not None, "a call begins before its arguments"
+                    self._call[1].append(text)
+        return [self._line(piece) for piece in pieces]
+
+    def last_lines(self, reason: str, usage: Usage, times: Times) -> list[Body]:
+        """Return the lines that end a stream."""
+        calls = [self._line(piece) for piece in self.close_call()]
+        return [*calls, {**self._line({}), **ending(reason, usage, times)}]
+
+    def whole_body(self, reason: str, usage: Usage, times: Times) -> Body:
+        """Return the whole answer."""
+        self.close_call()
+        pieces: Body = {name: "".join(texts) for name, texts in self._texts.items()}
+        if self._calls:
+            pieces["tool_calls"] = self._calls
+        return {**self._line(pieces), **ending(reason, usage, times)}
+
+    def load_body(self) -> Body:
+        """Return the answer to a request without a prompt: the model is loaded."""
+        return {**self._line({}), "done": True, "done_reason": "load"}
+
+    def close_call(self) -> list[Body]:
+        """Return the piece of the call that is open, and close it."""
+        if self._call is None:
+            return []
+        name, arguments = self._call
+        self._call = None
+        call = {"function": {"name": name, "arguments": tool_input("".join(arguments))}}
+        self._calls.append(call)
+        return [{"tool_calls": [call]}]
+
+    def _text(self, kind: str, text: str) -> Body:
+        self._texts.setdefault(kind, []).append(text)
+        return {kind: text}
+
+    def _line(self, piece: Body) -> Body:
+        head = {"model": self.model, "created_at": _now()}
+        if self.is_chat:
+            message = {"role": "assistant", "content": "", **piece}
+            return {**head, "message": message, "done": False}
+        content = piece.get("content", "")
+        rest = {name: value for name, value in piece.items() if name != "content"}
+        return {**head, "response": content, **rest, "done": False}
+
+
+def ending(reason: str, usage: Usage, times: Times) -> Body:
+    """Return the last fields of an answer; durations are in nanoseconds."""
+    return {
+        "done": True,
+        "done_reason": reason,
+        "total_duration": _nanoseconds(times.started_seconds, times.ended_seconds),
+        "load_duration": 0,
+        "prompt_eval_count": usage.prompt_tokens,
+        "prompt_eval_duration": _nanoseconds(times.started_seconds, times.first_seconds),
+        "eval_count": usage.completion_tokens,
+        "eval_duration": _nanoseconds(times.first_seconds, times.ended_seconds),
+    }
+
+
+def model_entry(name: str, served: ServerModel, started_unix_seconds: int) -> Body:
+    """Return a model's entry in ``/api/tags`` and ``/api/ps``.
+
+    Its digest is that of the name, and its time that of the server's start.
+    """
+    tagged = name if ":" in name else name + LATEST
+    return {
+        "name": tagged,
+        "model": tagged,
+        "modified_at": datetime.fromtimestamp(started_unix_seconds, UTC).isoformat(),
+        "digest": hashlib.sha256(tagged.encode()).hexdigest(),
+        "details": _details(served),
+        "context_length": served.length.reach_tokens,
+    }
+
+
+def model_description(served: ServerModel) -> Body:
+    """Return the body of ``/api/show``."""
+    kind = served.text.model_type
+    capabilities = ["completion", "tools", "vision"]
+    has = {"tools": bool(served.text.takes_tools), "vision": served.text.takes_images}
+    return {
+        "details": _details(served),
+        "template": served.text.chat_template,
+        "capabilities": [name for name in capabilities if has.get(name, True)],
+        "model_info": {
+            "general.architecture": kind,
+            f"{kind}.context_length": served.length.reach_tokens,
+        },
+    }
+
+
+def _details(served: ServerModel) -> Body:
+    kind = served.text.model_type
+    return {"format": "safetensors", "family": kind, "families": [kind]}
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _nanoseconds(begin_seconds: float, end_seconds: float) -> int:
+    return max(0, round((end_seconds - begin_seconds) * NANOSECONDS))

@@ -1,0 +1,1 @@
+"""Bodies of Ollama's requests, and their translation to chat and completions."""

@@ -1,0 +1,284 @@
+"""The bodies of Ollama's requests, and their translation to chat and text completions."""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+
+from kvell.engine.protocol.schemas.references import Schema
+from kvell.errors import ChangeSomething
+from kvell.server.answers.reading.json_text import write_json
+from kvell.server.api.schemas.chat import (
+    MAX_MESSAGES,
+    MAX_PARTS,
+    MAX_TOOLS,
+    CalledFunction,
+    ChatMessage,
+    ChatRequest,
+    ImagePart,
+    ImageUrl,
+    Part,
+    TextPart,
+    ToolCallMessage,
+)
+from kvell.server.api.schemas.formats import JsonSchemaFormat, ResponseFormat
+from kvell.server.api.schemas.generation import (
+    CompletionRequest,
+    RepetitionPenalty,
+    StopText,
+    StopTexts,
+)
+from kvell.server.api.schemas.other_fields import (
+    GENERATE_OTHERS,
+    OLLAMA_CHAT_OTHERS,
+    OPTION_OTHERS,
+    Other,
+)
+from kvell.server.api.schemas.request_body import RequestBody, RequestPart, rename
+from kvell.server.api.schemas.sampling_fields import MAX_INT32
+
+LATEST = ":latest"
+"""The tag that Ollama's clients add to a model's name."""
+Tokens = Annotated[int, Field(ge=-2, le=MAX_INT32)]
+Images = Annotated[list[str], Field(max_length=MAX_PARTS)]
+Think = bool | Literal["low", "medium", "high"]
+_IMAGE_STARTS = {"/9j/": "jpeg", "R0lG": "gif", "UklG": "webp"}
+"""Kinds of images by the beginning of their base64; others are sent as PNG."""
+_SAME = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty")
+_NAMES_HERE = (
+    (re.compile(r"max_(completion_)?tokens"), "options.num_predict"),
+    (re.compile(r"repetition_penalty"), "options.repeat_penalty"),
+    (re.compile(rf"({'|'.join((*_SAME, 'seed', 'stop'))})\b"), r"options.\1"),
+    (re.compile(r"response_format(\.json_schema)?(\.schema)?|structured_outputs\.json"), "format"),
+    (re.compile(r"(chat_template_kwargs\.)?(reasoning_effort|enable_thinking|thinking)"), "think"),
+)
+
+
+class OllamaOptions(RequestPart):
+    """The field ``options``; null means the model's own recommendation, or no limit."""
+
+    others: ClassVar[Mapping[str, Other]] = OPTION_OTHERS
+    place: ClassVar[str] = "options."
+
+    num_predict: Tokens | None = None
+    """Maximum output tokens, at least 1; as many as fit if null, -1 or -2."""
+    temperature: float | None = None
+    """0 chooses the likeliest token."""
+    top_k: Annotated[int, Field(ge=-1, le=MAX_INT32)] | None = None
+    """Keep the k likeliest tokens; 0 or -1 keeps all."""
+    top_p: float | None = None
+    """Keep the smallest set of tokens whose probability reaches it."""
+    min_p: float | None = None
+    """Drop tokens below this fraction of the likeliest token's probability."""
+    seed: int | None = None
+    """With a seed, the same request has the same answer; -1 or null draws a seed, at random or from
+    the server's ``--seed``."""
+    stop: StopText | StopTexts | None = None
+    """The answer ends before the first of these texts."""
+    repeat_penalty: RepetitionPenalty | None = None
+    """Divides the positive logits of tokens in prompt and output; 1 for no penalty."""
+    presence_penalty: float | None = None
+    """Is subtracted from the logits of all tokens in the output."""
+    frequency_penalty: float | None = None
+    """Is subtracted from a token's logit once for each time that the output has it."""
+    num_ctx: Annotated[int, Field(ge=1, le=MAX_INT32)] | None = None
+    """Needed tokens of prompt and answer; refused if the server has a smaller context."""
+
+    def sampling_fields(self) -> dict[str, object]:
+        """Return the fields of a request to chat or text completions."""
+        limit = self.num_predict
+        return {
+            **{name: getattr(self, name) for name in (*_SAME, "seed", "stop")},
+            "repetition_penalty": self.repeat_penalty,
+            "max_tokens": None if limit is not None and limit < 0 else limit,
+        }
+
+
+class OllamaFunction(RequestPart):
+    """A function that an earlier answer called."""
+
+    name: str = Field(max_length=256)
+    """Name of the function."""
+    arguments: Schema = Field(default_factory=dict)
+    """Its arguments."""
+
+
+class OllamaToolCall(RequestPart):
+    """A call in an earlier answer."""
+
+    function: OllamaFunction
+    """The called function."""
+
+
+class OllamaMessage(RequestPart):
+    """One message of a conversation."""
+
+    role: Literal["system", "user", "assistant", "tool"]
+    """Author of the message."""
+    content: str = ""
+    """The text."""
+    thinking: str | None = None
+    """Thinking before this answer, for chat templates that show it."""
+    images: Images | None = None
+    """Files of images in base64, after the text."""
+    tool_calls: Annotated[list[OllamaToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    """Calls in this answer."""
+    tool_name: str | None = Field(default=None, max_length=256)
+    """With the role ``tool``: name of the function whose result this is."""
+    tool_call_id: str | None = Field(default=None, max_length=256)
+    """With the role ``tool``: id of the call whose result this is."""
+
+    def message(self) -> ChatMessage:
+        """Return the equivalent message of chat completions."""
+        calls = [
+            ToolCallMessage(
+                function=CalledFunction(
+                    name=call.function.name, arguments=write_json(call.function.arguments)
+                )
+            )
+            for call in self.tool_calls or ()
+        ]
+        return ChatMessage(
+            role=self.role,
+            content=with_images(self.content, self.images),
+            reasoning_content=self.thinking,
+            tool_calls=calls or None,
+            name=self.tool_name,
+            tool_call_id=self.tool_call_id,
+        )
+
+
+class OllamaRequest(RequestBody):
+    """The fields that ``/api/chat`` and ``/api/generate`` share."""
+
+    model: str
+    """Name of a served model, with or without ``:latest``."""
+    stream: bool = True
+    """Send the answer piece by piece, each a line of JSON."""
+    format: Literal["", "json"] | Schema | None = None
+    """``"json"`` for any JSON object, or the schema that the text follows."""
+    options: OllamaOptions = Field(default_factory=OllamaOptions)
+    """Options of sampling and of lengths."""
+    think: Think | None = None
+    """Whether the model thinks before it answers, or how hard; the chat template decides if null.
+
+    The template receives it as ``enable_thinking`` and as ``thinking``, and a text as
+    ``reasoning_effort``, too.
+    """
+
+    def ollama_name(self, field: str) -> str:
+        """Return this body's name of a field of the request that it is translated to."""
+        return rename(field, _NAMES_HERE)
+
+    def check_context(self, context_tokens: int) -> None:
+        """Check that the served context is as long as the request needs it.
+
+        :raises ChangeSomething: if it is shorter.
+        """
+        needed = self.options.num_ctx
+        if needed is not None and needed > context_tokens:
+            problem = f"is above the served context of {context_tokens} tokens"
+            remedy = f"use at most {context_tokens}, or leave it out"
+            raise ChangeSomething("options.num_ctx", needed, problem, remedy)
+
+    def _shared_fields(self) -> dict[str, object]:
+        """Return the fields that requests to chat and text completions have in common."""
+        form: ResponseFormat | None = None
+        if self.format == "json":
+            form = ResponseFormat(type="json_object")
+        elif isinstance(self.format, dict):
+            schema = JsonSchemaFormat.model_validate({"schema": self.format})
+            form = ResponseFormat(type="json_schema", json_schema=schema)
+        return {"stream": self.stream, "response_format": form, **self.options.sampling_fields()}
+
+    def _chat(self, messages: list[ChatMessage], **more: object) -> ChatRequest:
+        fields = self._shared_fields()
+        if self.think is not None:
+            is_on = self.think is not False
+            more["chat_template_kwargs"] = {"enable_thinking": is_on, "thinking": is_on}
+            more["reasoning_effort"] = self.think if isinstance(self.think, str) else None
+        return ChatRequest.model_validate({**fields, "messages": messages, **more})
+
+
+class OllamaChatRequest(OllamaRequest):
+    """Body of ``/api/chat``."""
+
+    others: ClassVar[Mapping[str, Other]] = OLLAMA_CHAT_OTHERS
+
+    messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES)] = Field(
+        default_factory=list
+    )
+    """The conversation so far, oldest first; without any, the answer only says that the model is
+    loaded."""
+    tools: Annotated[list[Schema], Field(max_length=MAX_TOOLS)] | None = None
+    """Functions that may be called: ``{"type": "function", "function": {"name": …}}``."""
+
+    def has_prompt(self) -> bool:
+        """Return whether there is something to answer."""
+        return bool(self.messages)
+
+    def chat(self) -> ChatRequest:
+        """Return the equivalent request to chat completions."""
+        return self._chat([message.message() for message in self.messages], tools=self.tools)
+
+
+class OllamaGenerateRequest(OllamaRequest):
+    """Body of ``/api/generate``."""
+
+    others: ClassVar[Mapping[str, Other]] = GENERATE_OTHERS
+
+    prompt: str = ""
+    """The text to answer; if it is empty, the answer only says that the model is loaded."""
+    system: str = ""
+    """A system message before the prompt."""
+    images: Images | None = None
+    """Files of images in base64, after the text."""
+    raw: bool = False
+    """Whether the answer continues the prompt as it is, without the chat template."""
+
+    def has_prompt(self) -> bool:
+        """Return whether there is something to answer."""
+        return bool(self.prompt or self.images)
+
+    def chat(self) -> ChatRequest:
+        """Return the equivalent request to chat completions."""
+        system = [ChatMessage(role="system", content=self.system)] if self.system else []
+        content = with_images(self.prompt, self.images)
+        return self._chat([*system, ChatMessage(role="user", content=content)])
+
+    def completion(self) -> CompletionRequest:
+        """Return the equivalent request to text completions.
+
+        :raises ChangeSomething: if a field needs the chat template.
+        """
+        for name in ("system", "images", "think"):
+            if getattr(self, name):
+                problem = "needs the model's chat template"
+                raise ChangeSomething(name, "…", problem, "leave it out, or set raw to false")
+        return CompletionRequest.model_validate({**self._shared_fields(), "prompt": self.prompt})
+
+    def ollama_name(self, field: str) -> str:
+        """Return this body's name of a field of the request that it is translated to."""
+        if field.startswith("messages"):
+            return "images" if self.images else "prompt"
+        return super().ollama_name(field)
+
+
+class OllamaShowRequest(RequestBody):
+    """Body of ``/api/show``."""
+
+    model: str
+    """Name of a served model, with or without ``:latest``."""
+
+
+def with_images(text: str, images: list[str] | None) -> str | list[Part]:
+    """Return the content of a message: a text, or parts with images in base64."""
+    if not images:
+        return text
+    parts: list[Part] = [TextPart(type="text", text=text)] if text else []
+    for data in images:
+        kind = _IMAGE_STARTS.get(data[:4], "png")
+        url = ImageUrl(url=f"data:image/{kind};base64,{data}")
+        parts.append(ImagePart(type="image_url", image_url=url))
+    return parts

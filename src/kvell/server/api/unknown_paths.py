@@ -1,0 +1,54 @@
+"""Messages about paths and methods that are not served, with the nearest path."""
+
+import difflib
+from collections.abc import Collection, Iterable
+
+LONGEST_PATH = 200
+NEAR = 0.8
+"""The similarity of two paths, of 1, from which a path is proposed in place of another."""
+LEAST_PARTS = 2
+"""The parts that a path and a served path must share at their ends to be near."""
+
+
+def unknown_path(path: str, served: Iterable[str], shown_at: Collection[str]) -> str:
+    """Return a message about a path that is not served.
+
+    :param served: paths that are served, without those that have parameters.
+    :param shown_at: paths that list what is served.
+    """
+    near = nearest_path(path[:LONGEST_PATH], served)
+    remedy = f"see {' or '.join(shown_at)} for what is" if near is None else f"use {near}"
+    return f"path={path[:LONGEST_PATH]}: is not served; {remedy}"
+
+
+def nearest_path(path: str, served: Iterable[str]) -> str | None:
+    """Return the served path that a client probably means; None if no path is near.
+
+    A path is near if one of both ends with the other, as ``/chat/completions`` and
+    ``/v1/v1/chat/completions`` do, or if they differ in few characters.
+    """
+    parts, paths = _parts(path), sorted(served)
+    ends = [each for each in paths if _shares_end(parts, _parts(each))]
+    if ends:
+        return max(ends, key=lambda each: len(_parts(each)))
+    similar = difflib.get_close_matches(path.lower().rstrip("/"), paths, n=1, cutoff=NEAR)
+    return similar[0] if similar else None
+
+
+def wrong_method(method: str, path: str, allowed: str) -> str:
+    """Return a message about a method that a path does not take.
+
+    :param allowed: the methods that it takes.
+    """
+    return f"method={method}: is not taken by {path[:LONGEST_PATH]}; use {allowed}"
+
+
+def _parts(path: str) -> list[str]:
+    return [part for part in path.lower().split("/") if part]
+
+
+def _shares_end(parts: list[str], served: list[str]) -> bool:
+    """Return whether the shorter of two paths is the end of the longer one."""
+    shared = min(len(parts), len(served))
+    is_end = parts[len(parts) - shared :] == served[len(served) - shared :]
+    return is_end and shared >= max(1, min(LEAST_PARTS, len(served)))
