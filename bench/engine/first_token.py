@@ -1,7 +1,8 @@
 """From a command to its first token, after a warm start: weights converted, files in page cache.
 
-``kvell generate`` and ``kvell serve`` are started a few times each, one after the other, as a
-user would.  Both wall seconds and the CPU seconds of all the command's processes are measured;
+``kvell generate``, ``kvell serve``, ``kvell plan`` and ``kvell --help`` are started a few times
+each, one after the other, as a user would; with ``--before DIR`` also those of another checkout.
+Both wall seconds and the CPU seconds of all the command's processes are measured;
 memory is that of these processes at the first token: anonymous and shared memory, and their
 proportional share of mapped files.
 """
@@ -27,8 +28,8 @@ from bench import machine, result_file
 from bench.side_by_side.processes import descendants
 from kvell.vocabulary import MIB
 
-MOST_SECONDS = 5.0
-KVELL = (sys.executable, "-m", "kvell.cli.main")
+MOST_SECONDS = {"first token": 5.0, "plan, end": 1.5, "help, end": 0.5}
+"""The most seconds until a moment that a user should wait."""
 PROMPT = "The sky is blue because"
 TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
@@ -74,9 +75,28 @@ def memory_parts(smaps: str) -> Mapping[str, int]:
     return {name.rstrip(":"): int(kib) << 10 for name, kib, *_ in rows}
 
 
-def generated(model: str, flags: Sequence[str]) -> dict[str, Moment]:
+def program(tree: Path | None) -> list[str]:
+    """Return the words of ``kvell`` in a checkout; None is this one."""
+    python = sys.executable if tree is None else str(tree / ".venv" / "bin" / "python")
+    return [python, "-m", "kvell.cli.main"]
+
+
+def ended(kvell: Sequence[str], words: Sequence[str]) -> dict[str, Moment]:
+    """Run a command to its end; its memory is the largest resident size."""
+    started_seconds = time.perf_counter()
+    process = subprocess.Popen([*kvell, *words], stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(process.pid, 0)
+    wall_seconds = time.perf_counter() - started_seconds
+    if status:
+        raise SystemExit(f"kvell {' '.join(words)} failed")
+    process.returncode, size_bytes = 0, used.ru_maxrss << 10
+    cpu = used.ru_utime + used.ru_stime
+    return {"end": Moment(wall_seconds, cpu, size_bytes, size_bytes)}
+
+
+def generated(kvell: Sequence[str], model: str, flags: Sequence[str]) -> dict[str, Moment]:
     """Run ``kvell generate`` until its first output."""
-    command = [*KVELL, "generate", "--model", model, "--prompt", PROMPT, *flags]
+    command = [*kvell, "generate", "--model", model, "--prompt", PROMPT, *flags]
     started_seconds = time.perf_counter()
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
@@ -90,9 +110,9 @@ def generated(model: str, flags: Sequence[str]) -> dict[str, Moment]:
     return {"first token": at}
 
 
-def served(model: str, flags: Sequence[str]) -> dict[str, Moment]:
+def served(kvell: Sequence[str], model: str, flags: Sequence[str]) -> dict[str, Moment]:
     """Run ``kvell serve`` until it is ready, and until the first token of a first request."""
-    command = [*KVELL, "serve", "--model", model, "--port", "0", "--json", *flags]
+    command = [*kvell, "serve", "--model", model, "--port", "0", "--json", *flags]
     started_seconds = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
@@ -168,23 +188,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--starts", type=int, default=5)
     parser.add_argument("--kv-memory", default="256MiB")
+    parser.add_argument("--before", type=Path, help="another checkout, with its .venv")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args(arguments)
     flags = ["--kv-memory", options.kv_memory]
-    generated(options.model, flags)  # converts weights, and brings files into page cache
+    trees = {"": program(None)}
+    if options.before is not None:
+        trees["before: "] = program(options.before)
+    for kvell in trees.values():  # converts weights, and brings files into page cache
+        generated(kvell, options.model, flags)
+    plan = ["plan", "--model", options.model, *flags]
     seen: dict[str, list[Moment]] = {}
     for _ in range(options.starts):
-        for command, start in (("generate", generated), ("serve", served)):
-            for name, at in start(options.model, flags).items():
-                seen.setdefault(f"{command}, {name}", []).append(at)
+        for tree, kvell in trees.items():
+            moments = {
+                "generate": generated(kvell, options.model, flags),
+                "serve": served(kvell, options.model, flags),
+                "plan": ended(kvell, plan),
+                "help": ended(kvell, ["--help"]),
+            }
+            for command, several in moments.items():
+                for name, at in several.items():
+                    seen.setdefault(f"{tree}{command}, {name}", []).append(at)
     found = {name: figures(moments) for name, moments in seen.items()}
     about, console = machine.describe(), Console(width=110)
     console.print(about)
     console.print(table_of(found))
     for name, one in found.items():
-        if name.endswith("first token"):
-            holds = one["wall_median_seconds"] <= MOST_SECONDS
-            console.print(f"{name} within {MOST_SECONDS:g} s: {'yes' if holds else 'no'}")
+        for end, most_seconds in MOST_SECONDS.items():
+            if name.endswith(end):
+                holds = one["wall_median_seconds"] <= most_seconds
+                console.print(f"{name} within {most_seconds:g} s: {'yes' if holds else 'no'}")
     if options.json:
         starts = {name: [asdict(one) for one in moments] for name, moments in seen.items()}
         report = {"machine": about, "model": options.model, "figures": found, "starts": starts}

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvell.cli.plan.configs import named_config
+from kvell.cli.terminal.files import named_config
 from kvell.memory import GroupKind, Layout, Manager, plan_layout
 from kvell.models.config.configs import read_config
 from kvell.models.config.description import ModelDescription, describe

@@ -292,6 +292,14 @@ class TestFaults:
         fake.key = KEY
         assert cluster("scale", "mixed=2", "--api-key", KEY).code == 0
 
+    def test_a_key_may_be_in_a_variable(
+        self, cluster: Kvell, fake: FakeCluster, environ: dict[str, str]
+    ) -> None:
+        fake.key = KEY
+        assert cluster("status").code == 2
+        environ["KVELL_API_KEY"] = KEY
+        assert cluster("status").code == 0
+
     @pytest.mark.parametrize(
         ("given", "problem"),
         [((), "is needed"), (("--api-key", "guess"), "is not accepted")],

@@ -59,6 +59,7 @@ REFUSED = [
     ("serve --dtype half", "--dtype=half: is not served; use bfloat16"),
     ("serve --no-enable-prefix-caching", "--no-enable-prefix-caching=on: prefixes are always"),
     ("serve --load-format gguf", "--load-format=gguf: is not read; give a directory with"),
+    ("serve llama3-8b", "--model=llama3-8b: names a config without weights; give a directory"),
     ("serve --enable-lora", "--enable-lora=on: Kvell serves no adapters; merge the adapter"),
     ("serve --cpu-offload-gb 4", "--cpu-offload-gb=4: weights stay on their device; use"),
     ("serve --ssl-keyfile key.pem", "--ssl-keyfile=key.pem: Kvell serves HTTP without TLS; put"),

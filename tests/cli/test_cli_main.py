@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvell.cli.main import shown_program
+from kvell.cli.late_commands import COMMANDS as LISTED
+from kvell.cli.main import root, shown_program
 
 Kvell = Callable[..., Any]
 
@@ -26,6 +27,13 @@ def test_help_fits_one_screen(kvell: Kvell) -> None:
 def test_instance_is_hidden_but_there(kvell: Kvell) -> None:
     assert "instance" not in kvell("--help").stdout
     assert "--socket-fd" in kvell("instance", "--help").stdout
+
+
+def test_every_command_is_listed_unless_it_is_hidden() -> None:
+    for name, (_, line) in LISTED.items():
+        command = root.commands[name]
+        assert command.name == name
+        assert command.hidden == (not line)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -94,7 +102,7 @@ class TestProcess:
         script = (
             "import sys; from kvell.cli.main import root; "
             "root.main(['--help'], standalone_mode=False); "
-            "sys.exit(any(name in sys.modules for name in ('torch', 'transformers', 'fastapi')))"
+            "sys.exit(any(name in sys.modules for name in ('torch', 'numpy', 'kvell.engine')))"
         )
         assert start("-c", script).returncode == 0
 

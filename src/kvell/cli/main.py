@@ -7,30 +7,22 @@ from pathlib import Path
 import click
 
 import kvell
-from kvell.cli.bench.commands import bench
-from kvell.cli.calibrate import calibrate
-from kvell.cli.chat import chat
-from kvell.cli.cluster.commands import cluster
-from kvell.cli.cluster.meet import meet
-from kvell.cli.generate import generate
-from kvell.cli.instance import instance
-from kvell.cli.plan.command import plan
-from kvell.cli.plot import plot
-from kvell.cli.replay.command import replay
-from kvell.cli.serve import serve
+from kvell.cli.late_commands import LateCommands, LateGroup
 from kvell.cli.terminal.environment import (
     kvell_variables,
     prepare_process,
     process_cache_dir,
 )
 from kvell.cli.terminal.faults import run_guarded
-from kvell.cli.terminal.options import debug_option
-from kvell.cli.terminal.session import Session
-from kvell.cli.top.command import top
+from kvell.cli.terminal.session import Session, debug_option
 from kvell.device.available import available_bytes
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=LateGroup,
+    commands=LateCommands(),
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(kvell.__version__, prog_name="kvell")
 @debug_option
 def root() -> None:
@@ -41,23 +33,6 @@ def root() -> None:
           kvell plan llama3-8b --kv-memory 16GiB
           kvell serve smollm2 --port 8000
     """
-
-
-for command in (
-    generate,
-    chat,
-    serve,
-    cluster,
-    top,
-    plan,
-    replay,
-    plot,
-    bench,
-    calibrate,
-    instance,
-    meet,
-):
-    root.add_command(command)
 
 
 def run(args: Sequence[str], session: Session) -> int:

@@ -6,7 +6,7 @@ from typing import Literal
 import click
 
 from kvell.cli.terminal.files import writing
-from kvell.cli.terminal.options import debug_option
+from kvell.cli.terminal.session import debug_option
 from kvell.errors import ChangeSomething
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvell.cli.plan.configs import REPOSITORY, named_config
 from kvell.cli.replay.command import images_in_text
+from kvell.cli.terminal.files import REPOSITORY, named_config
 from kvell.memory import GroupKind, LayerSpec
 
 Kvell = Callable[..., Any]

@@ -17,9 +17,8 @@ from kvell.cli.bench.workload_options import (
 )
 from kvell.cli.terminal.figures import print_load
 from kvell.cli.terminal.files import require_directory, writing
-from kvell.cli.terminal.options import debug_option
 from kvell.cli.terminal.progress import progress_bar
-from kvell.cli.terminal.session import Session
+from kvell.cli.terminal.session import Session, api_key_option, debug_option
 from kvell.cli.terminal.sizes import POSITIVE, FiniteRange
 from kvell.device.open_files import allow_open_files
 
@@ -81,7 +80,7 @@ RATE = click.FloatRange(min=0, min_open=True)
 @click.option("--return-token-ids", is_flag=True, help="Ask the server for token ids (vLLM).")
 @click.option("--ignore-eos/--no-ignore-eos", default=True, help="Answers of exact length.")
 @click.option("--extra-body", metavar="JSON", help="Further fields of every request.")
-@click.option("--api-key", help="Sent as a bearer token.")
+@api_key_option("Sent as a bearer token.")
 @click.option(
     "--timeout",
     type=POSITIVE,

@@ -8,7 +8,8 @@ from typing import Any
 import click
 
 from kvell.cli.terminal.figures import wide_console
-from kvell.cli.terminal.options import debug_option, json_option
+from kvell.cli.terminal.options import json_option
+from kvell.cli.terminal.session import debug_option
 from kvell.cli.terminal.tables import made_table
 from kvell.errors import ChangeSomething
 

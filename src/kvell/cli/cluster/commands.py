@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kvell.cli.cluster.ray_commands import down, print_machines, up
-from kvell.cli.terminal.options import debug_option, json_option
+from kvell.cli.terminal.options import json_option
 from kvell.cli.terminal.progress import progress_bar
-from kvell.cli.terminal.session import Session
+from kvell.cli.terminal.session import Session, api_key_option, debug_option
 from kvell.cluster.instances import parse_instances
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def server_options(command: Command) -> Command:
     url = click.option(
         "--url", default="http://127.0.0.1:8000", show_default=True, help="The server."
     )
-    api_key = click.option("--api-key", help="Sent as a bearer token.")
+    api_key = api_key_option("Sent as a bearer token.")
     return url(api_key(json_option(debug_option(gathered))))
 
 

@@ -5,9 +5,9 @@ import json
 import click
 
 from kvell.cli.terminal.environment import has_ray_token, ray_environment
-from kvell.cli.terminal.options import debug_option, json_option
+from kvell.cli.terminal.options import json_option
 from kvell.cli.terminal.progress import progress_bar
-from kvell.cli.terminal.session import Session
+from kvell.cli.terminal.session import Session, debug_option
 from kvell.cli.terminal.signals import interruptible
 from kvell.errors import ChangeSomething
 

@@ -16,12 +16,11 @@ from kvell.cli.plan.report import PlanReport, Taken, make_report
 from kvell.cli.plan.text import device_table, fit_table, group_table, summary_lines
 from kvell.cli.terminal.commands import EngineCommand
 from kvell.cli.terminal.options import (
-    debug_option,
     json_option,
     models_argument,
     setting_option,
 )
-from kvell.cli.terminal.session import Session
+from kvell.cli.terminal.session import Session, debug_option
 from kvell.device.available import default_kv_memory_bytes
 from kvell.engine.requests.limits import Limits
 from kvell.errors import ChangeSomething

@@ -3,14 +3,11 @@
 from pathlib import Path
 from typing import Any
 
+from kvell.cli.terminal.files import named_config
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session
 from kvell.errors import ChangeSomething
 from kvell.models.sources.progress import Progress
-
-CONFIGS = Path("bench", "configs")
-REPOSITORY = Path(__file__).resolve().parents[4]
-"""The directory that contains ``CONFIGS`` when Kvell runs from its repository."""
 
 
 def load_config(model: str, session: Session, overrides: str | None = None) -> Any:
@@ -52,12 +49,3 @@ def fetch_config(model: str) -> Path:
         problem = "is not a local model, and the hub did not send its config.json"
         remedy = "use smollm2, a transformers directory, or a config.json"
         raise ChangeSomething("model", model, problem, remedy) from error
-
-
-def named_config(model: str) -> str:
-    """Return a config's path in ``bench/configs``, here or in the repository; else ``model``."""
-    for place in (Path(), REPOSITORY):
-        path = place / CONFIGS / f"{model}.json"
-        if path.is_file() and not Path(model).exists():
-            return str(path)
-    return model

@@ -22,12 +22,11 @@ from kvell.cli.replay.trace_file import TraceFlags, token_counter, trace_options
 from kvell.cli.terminal.commands import EngineCommand
 from kvell.cli.terminal.files import require_directory, writing
 from kvell.cli.terminal.options import (
-    debug_option,
     json_option,
     setting_option,
 )
 from kvell.cli.terminal.progress import progress_bar
-from kvell.cli.terminal.session import Session
+from kvell.cli.terminal.session import Session, debug_option
 from kvell.cli.terminal.sizes import POSITIVE
 from kvell.clock import MonotonicClock
 from kvell.device.available import default_kv_memory_bytes

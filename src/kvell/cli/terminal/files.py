@@ -6,6 +6,10 @@ from pathlib import Path
 
 from kvell.errors import ChangeSomething
 
+CONFIGS = Path("bench", "configs")
+REPOSITORY = Path(__file__).resolve().parents[4]
+"""The directory that contains ``CONFIGS`` when Kvell runs from its repository."""
+
 
 def require_directory(flag: str, path: Path | None) -> None:
     """Check a file's directory early, so that a typing error does not cost a long run.
@@ -27,3 +31,12 @@ def writing(flag: str, path: Path) -> Iterator[None]:
     except OSError as error:
         problem = f"cannot be written ({error.strerror})"
         raise ChangeSomething(flag, path, problem, "give another path") from error
+
+
+def named_config(model: str) -> str:
+    """Return a config's path in ``bench/configs``, here or in the repository; else ``model``."""
+    for place in (Path(), REPOSITORY):
+        path = place / CONFIGS / f"{model}.json"
+        if path.is_file() and not Path(model).exists():
+            return str(path)
+    return model

@@ -10,7 +10,8 @@ import click
 from click.core import ParameterSource
 
 from kvell.cli.terminal.commands import EngineCommand
-from kvell.cli.terminal.session import Session
+from kvell.cli.terminal.files import named_config
+from kvell.cli.terminal.session import Session, debug_option
 from kvell.cli.terminal.sizes import SIZE
 from kvell.device.available import default_kv_memory_bytes
 from kvell.engine.setup.engine_settings import EngineSettings, opposite, settings_with_flag
@@ -118,23 +119,6 @@ def engine_command(function: Callable[..., Any]) -> click.Command:
     return click.command(cls=EngineCommand)(argument(config_option(function)))
 
 
-def debug_option(command: Command) -> Command:
-    """Add ``--debug``, which takes effect immediately and is not passed to the command."""
-
-    def switch(ctx: click.Context, _: click.Parameter, on: bool) -> None:
-        ctx.find_object(Session).debug.on |= on  # type: ignore[union-attr]
-
-    option = click.option(
-        "--debug",
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=switch,
-        help="Show tracebacks.",
-    )
-    return option(command)
-
-
 def json_option(command: Command, text: str = "Print JSON on stdout.") -> Command:
     """Add ``--json``."""
     return click.option("--json", "as_json", is_flag=True, help=text)(command)
@@ -149,12 +133,24 @@ def engine_options(command: Command) -> Command:
     @functools.wraps(command)
     def gathered(*args: Any, **given: Any) -> Any:
         model, *beside = choose_models(given.pop("named", ()), given.pop("models"))
+        _require_weights((model, *beside))
         given |= {"model": model, "beside": tuple(beside)}
         names = [field.name for field in fields(EngineSettings) if field.name in given]
         chosen = {name: given.pop(name) for name in names}
         return command(*args, settings=EngineSettings(**chosen), **given)
 
     return with_options(gathered, _ENGINE_OPTIONS)
+
+
+def _require_weights(models: Sequence[str]) -> None:
+    """Refuse the short names of configs, which ``kvell plan`` and ``kvell replay`` take.
+
+    :raises ChangeSomething: naming the model.
+    """
+    for model in models:
+        if named_config(model) != model:
+            remedy = "give a directory with weights, or use kvell plan or kvell replay"
+            raise ChangeSomething("model", model, "names a config without weights", remedy)
 
 
 def gathering(

@@ -3,13 +3,20 @@
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+import click
 
 from kvell.cli.terminal.faults import Debug
 from kvell.clock import Clock, MonotonicClock
-from kvell.engine.setup.engine_settings import EngineSettings
-from kvell.mempool.rendezvous import Rendezvous
 from kvell.models.sources.progress import Progress
+
+if TYPE_CHECKING:
+    from kvell.engine.setup.engine_settings import EngineSettings
+    from kvell.mempool.rendezvous import Rendezvous
+
+
+API_KEY_VARIABLE = "KVELL_API_KEY"
 
 
 class Contract(Protocol):
@@ -64,12 +71,12 @@ class Model(Protocol):
 
 
 def open_model(
-    settings: EngineSettings,
+    settings: "EngineSettings",
     cache_dir: Path,
     progress: Progress,
     incarnation: int = 0,
     weights_fd: int | None = None,
-    pool_place: Rendezvous | None = None,
+    pool_place: "Rendezvous | None" = None,
 ) -> Model:
     """Load the model and its engine into this process; imports torch."""
     from kvell.llm import LLM
@@ -99,3 +106,31 @@ class Session:
     debug: Debug = field(default_factory=Debug)
     environ: Mapping[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+
+def debug_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add ``--debug``, which takes effect immediately and is not passed to the command."""
+
+    def switch(ctx: click.Context, _: click.Parameter, on: bool) -> None:
+        ctx.find_object(Session).debug.on |= on  # type: ignore[union-attr]
+
+    option = click.option(
+        "--debug",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=switch,
+        help="Show tracebacks.",
+    )
+    return option(command)
+
+
+def api_key_option(text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return ``--api-key`` of a client of a server; ``KVELL_API_KEY`` is its default."""
+
+    def key(ctx: click.Context, _: click.Parameter, given: str | None) -> str | None:
+        return given or ctx.ensure_object(Session).environ.get(API_KEY_VARIABLE)
+
+    return click.option(
+        "--api-key", callback=key, help=f"{text}  [default: the variable {API_KEY_VARIABLE}]"
+    )

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -14,7 +13,7 @@ from kvell.errors import ChangeSomething
 
 PREFIX = "KVELL_"
 Options = Mapping[str, click.Option]
-Values = dict[str, Any]
+Values = dict[str, object]
 Origins = dict[str, str]
 """The place of a value, by the name of its parameter, for messages."""
 
@@ -62,7 +61,7 @@ def with_file(path: str | None, options: Options, notes: list[str]) -> tuple[Val
     return values, origins
 
 
-def _words(key: str, value: object, notes: list[str]) -> "Words | list[tuple[str, Any]]":
+def _words(key: str, value: object, notes: list[str]) -> "Words | list[tuple[str, object]]":
     """Return a key and its value as flags of Kvell."""
     flag = "--" + key.replace("_", "-")
     if isinstance(value, Mapping):

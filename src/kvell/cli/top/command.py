@@ -5,12 +5,13 @@ from collections.abc import Callable, Iterator
 
 import click
 
-from kvell.cli.terminal.options import debug_option, json_option
+from kvell.cli.terminal.options import json_option
+from kvell.cli.terminal.session import api_key_option, debug_option
 
 
 @click.command(short_help="Watch a running server: memory, requests, rates.")
 @click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="The server.")
-@click.option("--api-key", help="An operator's key, sent as a bearer token.")
+@api_key_option("An operator's key, sent as a bearer token.")
 @click.option(
     "--every",
     "every_seconds",
