@@ -12,8 +12,11 @@ from tests.llm.thinking_model import write_thinking
 
 QUICK = ("kvell plan ", "echo ")
 """Commands that need neither a model nor a server."""
-NOT_QUICK = ("kvell plan smollm2", 'echo "What is a page?" | kvell chat')
-"""They read the packaged model."""
+NOT_QUICK = (
+    *("kvell plan smollm2", "kvell plan qwen3-8b"),
+    'echo "What is a page?" | kvell chat',
+)
+"""Commands that read the packaged model, or import transformers for a changed config."""
 
 
 QUICK_STEPS = [
