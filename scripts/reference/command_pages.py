@@ -13,7 +13,7 @@ FOLDER = PurePosixPath("commands")
 TEXT = """
 Sizes read ``512MiB`` or ``24GB``.  A command ends with 0 when it is done, with 2 when you must
 change something (one line says what), and with 1 when Kvell has a bug.
-:doc:`Using Kvell </docs/using>` has examples.
+The :doc:`documents by task </docs/README>` have examples.
 """
 
 

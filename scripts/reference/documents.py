@@ -12,7 +12,12 @@ FOLDERS = ("docs", "bench", "src/kvell", "dashboards", "scripts")
 """All documents in them and below are pages."""
 LINK = re.compile(r"\]\(([^)#\s]+)")
 
-GUIDES = ("README", "docs/quickstart", "docs/using", "docs/memory-library", "docs/architecture")
+GUIDES = (
+    *("README", "docs/quickstart", "docs/install", "docs/http", "docs/chat"),
+    *("docs/schemas-and-tools", "docs/instances", "docs/cluster", "docs/replay"),
+    *("docs/operations", "docs/metrics", "docs/memory-map", "docs/memory-library"),
+    "docs/architecture",
+)
 """The first guides; other documents in docs/ follow them."""
 DEVELOPMENT = (
     "CONTRIBUTING",

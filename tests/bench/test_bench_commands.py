@@ -1,4 +1,4 @@
-"""Every command of ``docs/measured.md`` is one that its bench accepts."""
+"""Benches accept the commands of ``docs/measured.md`` and ``bench/results/README.md``."""
 
 import argparse
 import re
@@ -14,7 +14,8 @@ import pytest
 COMMAND = re.compile(r"`(python -m bench\.[^`]*)`")
 OPTIONAL = re.compile(r"[][]")
 """Brackets around flags that may be left out."""
-COMMANDS = sorted(set(COMMAND.findall(Path("docs", "measured.md").read_text(encoding="utf-8"))))
+PAGES = (Path("docs", "measured.md"), Path("bench", "results", "README.md"))
+COMMANDS = sorted({command for page in PAGES for command in COMMAND.findall(page.read_text())})
 PARSE = argparse.ArgumentParser.parse_args
 
 

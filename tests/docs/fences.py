@@ -6,6 +6,10 @@ from pathlib import Path
 
 DOCS = Path(__file__).parents[2] / "docs"
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(
+    r"^\$ ((?:[^'\"\\\n]|\\\n|\\.|'[^']*'|\"(?:[^\"\\]|\\.)*\")*)$", re.MULTILINE | re.DOTALL
+)
+"""A command up to the end of its line; quotes and backslashes continue it on further lines."""
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
@@ -24,9 +28,15 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """What a reader types: lines after ``$``, with those that they go on in."""
-        joined = self.text.replace("\\\n", " ")
-        return [line[2:].strip() for line in joined.splitlines() if line.startswith("$ ")]
+        """Commands after ``$``, with the lines that continue them."""
+        found = COMMAND.findall(self.text)
+        return [command.replace("\\\n", " ").strip() for command in found]
+
+    @property
+    def outputs(self) -> list[str]:
+        """The lines that a console shows after its commands, without those that are left out."""
+        lines = COMMAND.sub("", self.text).splitlines()
+        return [line.strip() for line in lines if line.strip() not in ("", "…")]
 
 
 def blocks_of(markdown: str) -> list[Block]:

@@ -1,4 +1,4 @@
-"""The operations guide names what is there: metrics, rungs, reasons, log events, messages."""
+"""Operations and metrics name what is there: metrics, rungs, reasons, log events, messages."""
 
 import re
 from pathlib import Path
@@ -15,6 +15,7 @@ from tests.server.metrics.exported import Exported
 pytestmark = pytest.mark.xdist_group("exported")
 
 GUIDE = (DOCS / "operations.md").read_text()
+METRICS = (DOCS / "metrics.md").read_text()
 UNWRAPPED = " ".join(GUIDE.split())
 SOURCES = sorted(Path(kvell.__file__).parent.rglob("*.py"))
 ONLY_WITH_DRAFT_TOKENS = {"kvell:spec_decode_num_accepted_tokens_per_pos_total": "position"}
@@ -50,11 +51,11 @@ MESSAGES = (
 
 
 def metric_rows() -> dict[str, list[str]]:
-    return {names_in(cells[0])[0]: cells for cells in rows_under(GUIDE, "metric", "labels")}
+    return {names_in(cells[0])[0]: cells for cells in rows_under(METRICS, "metric", "labels")}
 
 
 def test_the_table_of_metrics_is_what_a_server_exports(exported: Exported) -> None:
-    rows = rows_under(GUIDE, "metric", "labels")
+    rows = rows_under(METRICS, "metric", "labels")
     told = [names_in(cells[0])[0] for cells in rows]
     assert sorted(set(told) - exported.metrics) == [], "nobody exports these"
     assert sorted(exported.metrics - set(told)) == [], "the guide does not name these"
@@ -82,7 +83,7 @@ def test_every_metric_has_a_meaning_and_histograms_say_that_they_are(exported: E
 
 
 def test_every_rung_is_explained(exported: Exported, rungs: frozenset[str]) -> None:
-    told = {name for cells in rows_under(GUIDE, "rung") for name in names_in(cells[0])}
+    told = {name for cells in rows_under(METRICS, "rung") for name in names_in(cells[0])}
     assert "rung" in exported.labels["kvell:ladder_rungs_total"]
     assert told == rungs
 

@@ -12,17 +12,9 @@ import pytest
 from jsonschema import validate
 
 from tests.llm.servers import serving
+from tests.llm.thinking_model import START, STOP, write_thinking
 
 MESSAGES: Any = [{"role": "user", "content": "What is the weather in Bern?"}]
-TEMPLATE = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n"
-    "{% endfor %}{{ '' if not tools else tools | tojson }}{# <tool_call> #}<|im_start|>assistant\n"
-    "{% if enable_thinking is defined %}"
-    "{{ '<think>\n' if enable_thinking else '<think>\n\n</think>\n\n' }}{% endif %}"
-)
-"""Qwen3's switch: open, closed, or left to the model."""
-START, STOP = 7, 8
-"""Tokens of the packaged model that get the names of tags; it never writes them by itself."""
 SCHEMA = {
     "type": "object",
     "properties": {
@@ -72,22 +64,7 @@ class Answer:
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory, smollm2_path: Path) -> Path:
-    """The packaged model under names of its own: two tags, and a template with a switch."""
-    found = tmp_path_factory.mktemp("thinking")
-    for name in ("config.json", "generation_config.json", "model.safetensors"):
-        (found / name).symlink_to(smollm2_path / name)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        text = (smollm2_path / name).read_text()
-        (found / name).write_text(text)
-    tokenizer = json.loads((found / "tokenizer.json").read_text())
-    for token, tag in ((START, "<think>"), (STOP, "</think>")):
-        [added] = [one for one in tokenizer["added_tokens"] if one["id"] == token]
-        vocabulary = tokenizer["model"]["vocab"]
-        vocabulary[tag] = vocabulary.pop(added["content"])
-        added |= {"content": tag, "special": False}
-    (found / "tokenizer.json").write_text(json.dumps(tokenizer))
-    (found / "chat_template.jinja").write_text(TEMPLATE)
-    return found
+    return write_thinking(smollm2_path, tmp_path_factory.mktemp("thinking"))
 
 
 @pytest.fixture(scope="module")

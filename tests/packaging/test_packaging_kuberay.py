@@ -13,7 +13,7 @@ MANIFEST = [
     part for part in yaml.safe_load_all((ROOT / "packaging" / "kuberay.yaml").read_text()) if part
 ]
 INSTRUCTIONS = instructions_of((ROOT / "packaging" / "Dockerfile").read_text())
-GUIDE = (ROOT / "docs" / "operations.md").read_text()
+GUIDE = (ROOT / "docs" / "cluster.md").read_text()
 
 
 def of_kind(kind: str) -> dict[str, Any]:

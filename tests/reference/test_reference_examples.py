@@ -17,6 +17,7 @@ import pytest
 
 import kvell
 from kvell.cli.main import root
+from kvell.engine.setup.arguments.settings_from import SIZES
 from kvell.engine.setup.engine_settings import EngineSettings
 
 REPOSITORY = Path(__file__).parents[2]
@@ -112,7 +113,9 @@ def unknown_arguments(name: str, call: ast.Call) -> list[str]:
         return []
     parameters = inspect.signature(CLASSES[name]).parameters
     takes_settings = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    settings = {one.name for one in fields(EngineSettings)} if takes_settings else set()
+    settings = (
+        {one.name for one in fields(EngineSettings)} | SIZES.keys() if takes_settings else set()
+    )
     given = [one.arg for one in call.keywords if one.arg is not None]
     return [one for one in given if one not in parameters and one not in settings]
 
@@ -127,4 +130,8 @@ def test_an_argument_that_is_not_there_is_told() -> None:
 
 def test_there_are_examples() -> None:
     assert len(PYTHON) >= 4
-    assert {place.partition(":")[0] for place, _ in PYTHON} > {"README.md", "docs/using.md"}
+    assert {place.partition(":")[0] for place, _ in PYTHON} > {
+        "README.md",
+        "docs/chat.md",
+        "docs/instances.md",
+    }

@@ -50,8 +50,8 @@ def test_parts_of_a_page_stand_apart_and_empty_ones_are_left_out() -> None:
 def repository(tmp_path: Path) -> Path:
     """A few documents that link to each other, and to files."""
     files = {
-        "README.md": "# R\n[using](docs/using.md#place) ![picture](docs/images/a.png)\n",
-        "docs/using.md": "# U\n[figures](../bench/results/one.json) [web](https://x.example/a)\n",
+        "README.md": "# R\n[using](docs/http.md#place) ![picture](docs/images/a.png)\n",
+        "docs/http.md": "# U\n[figures](../bench/results/one.json) [web](https://x.example/a)\n",
         "docs/another.md": "# A\n",
         "docs/adr/0001-why.md": "# Why\n",
         "docs/images/a.png": "picture",
@@ -73,7 +73,7 @@ def test_documents_are_copied_with_what_they_link_to(repository: Path, tmp_path:
     assert documents == [
         PurePosixPath(name)
         for name in (
-            *("README.md", "docs/adr/0001-why.md", "docs/another.md", "docs/using.md"),
+            *("README.md", "docs/adr/0001-why.md", "docs/another.md", "docs/http.md"),
             "src/kvell/pages/README.md",
         )
     ]
@@ -90,7 +90,7 @@ def test_guides_come_in_order_and_others_behind_them(repository: Path, tmp_path:
     pages = index_pages(copy_documents(repository, tmp_path / "copy"))
     first = pages[PurePosixPath("index.rst")]
     guides = first.partition(":caption: Guides\n\n")[2].partition("\n\n")[0]
-    listed = ["What Kvell is <README>", "docs/using", "docs/another"]
+    listed = ["What Kvell is <README>", "docs/http", "docs/another"]
     assert [line.strip() for line in guides.splitlines()] == listed
     assert "docs/adr/0001-why" in pages[PurePosixPath("decisions.rst")]
     assert "src/kvell/pages/README" in pages[PurePosixPath("rooms.rst")]

@@ -22,7 +22,7 @@ INTRODUCTION = """
 ``kvell serve`` listens at ``http://127.0.0.1:8000`` unless told otherwise.  Bodies and answers are
 JSON.  A field that a route does not know is refused.  Errors have OpenAI's shape, see
 :doc:`errors`.  The same as a machine reads it: :download:`openapi.json <openapi.json>`, which a
-server gives at ``/openapi.json``.  At ``/`` it shows :doc:`its memory map </docs/using>`.
+server gives at ``/openapi.json``.  At ``/`` it shows :doc:`its memory map </docs/memory-map>`.
 """
 
 
