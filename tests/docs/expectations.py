@@ -14,6 +14,7 @@ Check = str | Callable[[str, Reader], bool]
 """A text that must be printed, or a function of the printed text and the reader."""
 
 TAKEN_ON_TRUST = {
+    "make test": "it runs this test",
     "make run": "it installs Kvell, and whoever runs this has done so",
     "source .venv/bin/activate": "it changes the reader's shell",
 }

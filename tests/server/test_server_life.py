@@ -256,6 +256,25 @@ def test_what_was_made_for_the_start_is_not_collected_again() -> None:
     assert int(said) > 10_000
 
 
+ENDED_AT_ONCE = """
+import os, signal, sys
+from kvell.testing.instance import ByteText
+from kvell.server.run import ServeOptions, Texts, serve
+
+def announce(url):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+serve(sys.argv[1:], Texts.of(ByteText()), ServeOptions(port=0), announce)
+print("ended")
+"""
+
+
+def test_a_signal_at_the_announcement_ends_it_in_order() -> None:
+    instance = Path(__file__).parents[1] / "fleet" / "fake_instance.py"
+    command = [sys.executable, "-c", ENDED_AT_ONCE, sys.executable, str(instance), "--socket-fd"]
+    assert subprocess.check_output([*command, "{socket_fd}"], timeout=60) == b"ended\n"
+
+
 VLLM_NAMES = (
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "cache_config_info"),
     *("prefix_cache_queries_total", "prefix_cache_hits_total", "num_preemptions_total"),

@@ -148,12 +148,13 @@ async def _serve(
             _listen(listener, options)
             gc.freeze()  # as in the instance: tokenizers and web frameworks are many objects
             show_contract(_contract(front, face.most_bytes(front)))
-            announce(_url(listener))
             served = {"url": _url(listener), "models": metrics.model_name, "keys": len(keys.ring)}
-            tell(logger, logging.INFO, "server_started", **served)
             lines = statistics_lines(Statistics(front, metrics), options.stats_seconds)
-            async with lines, recorder.recording():
-                await server.serve(sockets=[listener])
+            with server.capture_signals():  # whoever reads the announcement may end the server
+                announce(_url(listener))
+                tell(logger, logging.INFO, "server_started", **served)
+                async with lines, recorder.recording():
+                    await server.serve(sockets=[listener])
             tell(logger, logging.INFO, "server_ending")
     finally:
         # The instance has reported a faulty model; the tokenizer's error would repeat that.
