@@ -52,7 +52,7 @@ def test_both_say_what_they_say_alone(smollm2_path: Path, small_model: Path, bot
 
 def test_the_contract_names_both(both: LLM) -> None:
     lines = both.contract.lines()
-    assert lines[0] == "memory contract for smollm2, small"
+    assert lines[0] == "memory contract for smollm2, small, float32"
     assert any(line.startswith("    small:sliding(9): 5 layers") for line in lines)
     assert any(line.startswith("  longest to small") and "256 tokens" in line for line in lines)
     assert both.engine.ready().beside == {"small": 256}

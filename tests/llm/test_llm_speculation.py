@@ -78,8 +78,3 @@ def test_a_draft_model_whose_tokens_have_other_names_is_refused(
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(ChangeSomething, match="gives tokens other ids"):
         smollm2(shallow_path.parent, speculative_model=str(tmp_path))
-
-
-def test_a_draft_model_that_shall_draft_token_nothing_is_a_mistake(shallow_path: Path) -> None:
-    with pytest.raises(ChangeSomething, match="use --num-speculative-tokens 4"):
-        smollm2(shallow_path.parent, speculative_model=MODEL_NAME, num_speculative_tokens=0)

@@ -1,11 +1,11 @@
 """Translations of other systems' flags into flags of Kvell."""
 
-import json
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from kvell.equivalents.entry import Words, refusal
 from kvell.errors import ChangeSomething
+from kvell.wire.decoding import MalformedError, decode_json
 
 
 def rename(flag: str) -> Callable[[str], Words]:
@@ -69,8 +69,8 @@ def draft_words(value: str | Mapping[str, object]) -> Words:
     """
     flag = "--speculative-config"
     try:
-        fields = json.loads(value) if isinstance(value, str) else dict(value)
-    except ValueError:
+        fields = decode_json(value) if isinstance(value, str) else dict(value)
+    except MalformedError:
         fields = None
     if not isinstance(fields, dict):
         remedy = """write it like '{"method": "ngram", "num_speculative_tokens": 4}'"""

@@ -10,6 +10,7 @@ from kvell.equivalents.entry import Words
 from kvell.equivalents.nearest import nearest
 from kvell.equivalents.table import equivalent, kvell_value
 from kvell.errors import ChangeSomething
+from kvell.wire.decoding import MalformedError, decode_json
 
 PREFIX = "KVELL_"
 Options = Mapping[str, click.Option]
@@ -105,8 +106,8 @@ def _read(path: str) -> Mapping[str, object]:
 def _several(text: str) -> list[str]:
     """Return a JSON list's items, or the text alone."""
     try:
-        given = json.loads(text)
-    except ValueError:
+        given = decode_json(text)
+    except MalformedError:
         given = text
     return [str(item) for item in given] if isinstance(given, list) else [text]
 
