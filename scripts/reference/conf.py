@@ -19,7 +19,9 @@ extensions = [
 ]
 nitpicky = True
 # What others document, far from here, and types that are private and only named.
-OTHERS = "collections|contextlib|enum|fastapi|msgspec|numpy|pathlib|typing"
+OTHERS = (
+    r"collections|contextlib|enum|fastapi|kvell\.engine\.engine|msgspec|numpy|os|pathlib|typing"
+)
 nitpick_ignore_regex = [("py:.*", rf"({OTHERS})\..*"), ("py:class", "Entry|Key|Any")]
 autodoc_default_options = {
     "members": True,

@@ -129,7 +129,7 @@ class LLM:
     def engine(self) -> Engine:
         """The engine.
 
-        :raises EngineEnded: after :meth:`close`.
+        :raises RuntimeError: after :meth:`close`.
         """
         return self._local.engine
 
