@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from kvell.errors import ChangeSomething
 from kvell.models.config.activations import activation_model
 from kvell.models.config.configs import config_from_dict, read_config
 from kvell.models.config.description import describe
@@ -82,6 +83,14 @@ def test_a_rotation_that_changes_lengths_is_left_to_transformers(tmp_path: Path)
     scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8192}
     (tmp_path / "config.json").write_text(json.dumps(raw | {"rope_scaling": scaling}))
     assert not isinstance(sizes_config(tmp_path), SimpleNamespace)
+
+
+@pytest.mark.parametrize("change", [{"rope_scaling": [1]}, {"hidden_size": "wide"}])
+def test_a_malformed_config_is_one_clear_error(tmp_path: Path, change: dict[str, Any]) -> None:
+    raw = json.loads((CONFIGS / "llama3-8b.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(raw | change))
+    with pytest.raises(ChangeSomething, match="its config is malformed"):
+        sizes_config(tmp_path)
 
 
 def test_float32_weights_are_twice_as_many_bytes() -> None:

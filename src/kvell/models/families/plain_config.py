@@ -81,8 +81,10 @@ def sizes_config(path: Path, overrides: str | None = None) -> Any:
     raw = _raw(path, overrides)
     family = _family(raw)
     if family is not None and family.size_defaults and not raw.keys() & (UNUSUAL - ROTATIONS):
-        heads = raw.get("num_attention_heads")
-        width = {"head_dim": raw["hidden_size"] // heads} if heads and "hidden_size" in raw else {}
+        hidden, heads = raw.get("hidden_size"), raw.get("num_attention_heads")
+        width = {}
+        if isinstance(hidden, int) and isinstance(heads, int) and heads > 0:
+            width["head_dim"] = hidden // heads
         filled = {"rms_norm_eps": 1e-6, **width, **dict(family.size_defaults), **raw}
         filled.setdefault(family.activation, "unread")
         filled.setdefault(family.scaled_by or family.activation, 1)
@@ -98,8 +100,14 @@ def _raw(path: Path, overrides: str | None) -> Mapping[str, Any]:
 
 def _rope_changes_lengths(raw: Mapping[str, Any]) -> bool:
     scaling = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    return kind not in ("default", "llama3", "linear") or not isinstance(scaling, dict)
+    if not isinstance(scaling, dict):
+        return True
+    return scaling.get("rope_type", scaling.get("type")) not in (
+        None,
+        "default",
+        "llama3",
+        "linear",
+    )
 
 
 def _family(raw: Mapping[str, Any]) -> FusedFamily | None:
