@@ -18,6 +18,7 @@ from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.planning.whole_prompts import without_chunks
 from kvell.engine.protocol.messages import Cancel, Submit
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan, StepResult
@@ -36,6 +37,7 @@ from tests.engine.setup.test_engine_elastic_machine import MORE_LARGE, TOKENS_A_
 from tests.engine.setup.test_engine_several import core_over, pool
 from tests.engine.swapping import AtRandom, swapping_core
 from tests.engine.virtual_model import VirtualModel
+from tests.engine.works import with_spec
 from tests.pages.pools import group, images, pool_of
 from tests.simulator.cluster.lending_schedules import LendingRun, LendingScenario, drawn, pressed
 from tests.simulator.cluster.schedules import Fault, Run, Scenario, row
@@ -207,15 +209,13 @@ def drive(
 def _varied(command: Submit, chance: Random) -> Submit:
     """Return a command with other fields that a plan depends on."""
     if chance.random() < 0.15:
-        return make_submit(
-            command.request_id, np.frombuffer(command.prompt, "<i4").tolist(), pooling="last"
-        )
-    sampling = command.sampling
+        return make_submit(command.request_id, command.spec.token_ids.tolist(), pooling="last")
+    sampling = command.spec.sampling
     if chance.random() < 0.3:
         sampling = replace(sampling, temperature=0.5, top_p=0.9)
     tenant = chance.choice(["", "a", "b"])
     priority = chance.choice([0, 0, 0, -1, 2])
-    return replace(command, sampling=sampling, tenant=tenant, priority=priority)
+    return with_spec(command, sampling=sampling, tenant=tenant, priority=priority)
 
 
 PLAIN = make_layout((0, 9), 22)
@@ -340,7 +340,7 @@ def _pictured(index: int, chance: Random) -> Submit:
         ids += [chance.randint(0, 49) for _ in range(chance.randint(1, 5))]
     sampling = SamplingParams(temperature=0, max_tokens=chance.randint(1, 9))
     prompt = np.asarray(ids, "<i4").tobytes()
-    return Submit(RequestId(f"q{index}"), prompt, sampling, images=tuple(rows))
+    return Submit(RequestSpec(RequestId(f"q{index}"), prompt, sampling, images=tuple(rows)))
 
 
 def _step(told: JournaledCore, plans: list[StepPlan], token: int) -> None:
@@ -361,7 +361,11 @@ def drive_several() -> dict[str, Recorded]:
     for index in range(8):
         ids = np.arange(40 + index, dtype="<i4") % 40 + index
         sampling = SamplingParams(temperature=0, max_tokens=30)
-        told.tell(Submit(RequestId(f"q{index}"), ids.tobytes(), sampling, model="ab"[index % 2]))
+        told.tell(
+            Submit(
+                RequestSpec(RequestId(f"q{index}"), ids.tobytes(), sampling, model="ab"[index % 2])
+            )
+        )
     while told.core.has_work:
         _step(told, plans, 9)
     return {"two": Recorded(journal.entries, plans)}

@@ -16,7 +16,7 @@ from kvell.engine.core import journal
 from kvell.engine.core.lateness import Lateness
 from kvell.engine.failing.failures import StepFailure
 from kvell.engine.moving.encoding import Handover
-from kvell.engine.protocol import logprobs, messages, placements, sampling_params, tensors
+from kvell.engine.protocol import logprobs, messages, placements, request_spec, sampling_params
 from kvell.engine.requests import plan
 from kvell.mempool import entries
 from kvell.mempool.loans import messages as loans
@@ -26,7 +26,7 @@ Plain = Any
 """None, numbers, text, bytes, lists (of tuples), and dictionaries of these."""
 
 MODULES = (
-    *(journal, messages, placements, sampling_params, tensors, logprobs, plan),
+    *(journal, messages, placements, request_spec, sampling_params, logprobs, plan),
     *(entries, loans, transfers),
 )
 CLASSES: dict[str, Any] = {
@@ -38,8 +38,42 @@ CLASSES: dict[str, Any] = {
 PRIVATE = ("private", "announced")
 """Fields of messages with bytes of the engine: encoded records, which are described too."""
 
-DESCRIBES: dict[type, Callable[[Any], Plain]] = {}
-RESTORES: dict[str, Callable[[dict[str, Any]], Any]] = {}
+
+def _described_submit(command: messages.Submit) -> Plain:
+    """Describe a command that had the fields of its request."""
+    made = described_fields(command, _names(command) or {})
+    spec = made.pop("spec")
+    return made | {name: part for name, part in spec.items() if name not in ("is", "session")}
+
+
+def _restored_submit(parts: dict[str, Any]) -> messages.Submit:
+    names = request_spec.RequestSpec.__struct_fields__
+    spec = request_spec.RequestSpec(**{name: parts.pop(name) for name in names if name in parts})
+    return messages.Submit(spec, **parts)
+
+
+def _described_work(work: plan.TokenWork) -> Plain:
+    """Describe work that had the fields of its request that a step reads."""
+    made, spec = described_fields(work, _names(work) or {}), work.spec
+    del made["spec"]
+    made["request_id"] = spec.request_id
+    made["sampling"] = described(spec.sampling) if made.pop("samples") else None
+    extra = {
+        "images": spec.images,
+        "image_ids": spec.image_ids,
+        "prompt_tokens": spec.prompt_tokens,
+        "model": spec.model,
+        "scores": work.scores,
+    }
+    usual: tuple[Any, ...] = ((), "", None)
+    return made | {name: described(part) for name, part in extra.items() if part not in usual}
+
+
+DESCRIBES: dict[type, Callable[[Any], Plain]] = {
+    messages.Submit: _described_submit,
+    plan.TokenWork: _described_work,
+}
+RESTORES: dict[str, Callable[[dict[str, Any]], Any]] = {"Submit": _restored_submit}
 
 
 def described(value: Any) -> Plain:

@@ -241,7 +241,7 @@ class InstanceLoad:
     def add(self, entry: LogEntry) -> None:
         """Count a request that is submitted now."""
         self._view = None
-        self._tenants[entry.tenant] += 1
+        self._tenants[entry.spec.tenant] += 1
         self.in_flight[entry.request_id] = entry
         entry.line = self.instance_id
         entry.pending_prompt_tokens = entry.prompt_tokens + entry.emitted_tokens
@@ -286,9 +286,9 @@ class InstanceLoad:
         """Remove a request that has ended, or moves."""
         self._view = None
         del self.in_flight[entry.request_id]
-        self._tenants[entry.tenant] -= 1
-        if not self._tenants[entry.tenant]:
-            del self._tenants[entry.tenant]
+        self._tenants[entry.spec.tenant] -= 1
+        if not self._tenants[entry.spec.tenant]:
+            del self._tenants[entry.spec.tenant]
         self.held_tokens -= entry.held_tokens
         if entry.pending_prompt_tokens:
             self._count_prompt(entry, -1)
