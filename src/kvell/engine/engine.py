@@ -18,8 +18,9 @@ from kvell.elastic.arena import ActivationArena, ActivationNeed, RememberedNeed
 from kvell.elastic.logical_buffer import WINDOW_ITERATIONS
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.index_watch import indexed_groups
-from kvell.engine.core.journal import CoreCommand, Journal, JournaledCore
+from kvell.engine.core.journal import CoreCommand, Journal
 from kvell.engine.core.lateness import Lateness
+from kvell.engine.core.loop import EngineLoop
 from kvell.engine.core.page_map import PageMap
 from kvell.engine.core.unseen import end, refuse, without_images
 from kvell.engine.failed_steps import FailedSteps
@@ -43,8 +44,8 @@ from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
 from kvell.engine.protocol.stage_times import StageTimes
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.ahead import StepsAhead
+from kvell.engine.running.engine_link import EngineLink, NoLink
 from kvell.engine.running.moved_images import MovedImages
-from kvell.engine.running.pool_link import PoolLink
 from kvell.engine.running.runner import PreparingRunner, Runner
 from kvell.engine.running.sent_images import SentImages
 from kvell.engine.sampling.awaited_grammars import AwaitedGrammars
@@ -53,10 +54,8 @@ from kvell.engine.setup.contract import MemoryContract
 from kvell.engine.setup.objectives import ObjectiveWatch
 from kvell.engine.setup.warmer import Warmer
 from kvell.errors import ChangeSomething, TryLater
-from kvell.mempool.entries import Draining, Ticked
-from kvell.mempool.node import TICK_MILLISECONDS
+from kvell.mempool.entries import Draining
 from kvell.models.images.image_store import ImageStore
-from kvell.wire.bell import Bell
 
 WARMING_SECONDS = 0.5
 """Longest wait of a step without work while the pool is still being committed."""
@@ -81,7 +80,7 @@ class Engine:
         objectives: ObjectiveWatch | None = None,
         grammars: Mapping[str, Grammars | None] = MappingProxyType({}),
         page_map: PageMap | None = None,
-        link: PoolLink | None = None,
+        link: EngineLink | None = None,
         staying: str = "",
     ) -> None:
         """:param activations: bytes of the activation reserve that a step without a slot needs.
@@ -92,26 +91,25 @@ class Engine:
         :param objectives: None: requests are never late.
         :param grammars: by model, the first model first; None if answers can follow no grammar.
         :param page_map: None: the engine shows no pages.
-        :param link: the link to other instances, if the core has an agent.
+        :param link: the link to other instances, if the core has an agent; None: there is none.
         :param staying: the setting that keeps requests from moving; "" if they can move."""
         self.core = core
         self.images = images
         self.contract = contract
         self.arena = ActivationArena(contract.activation_reserve_bytes)
-        self._told = JournaledCore(core, journal)
         self.runner = runner
         self._activations = RememberedNeed(activations)
         self._incarnation = incarnation
         self._clock = clock or MonotonicClock()
         self._times = StageTimes(self._clock)
         self._warmer, self._objectives = warmer, objectives
-        self._page_map, self._link, self._staying = page_map, link, staying
-        self._bell = Bell() if link is None else link.bell
-        self.grammars = AwaitedGrammars(grammars, self._bell.ring)
-        self._tick = 0
-        self._sent_images = SentImages(images, keeps_tensors=link is not None)
-        if link is not None and images is not None:
-            link.images = MovedImages(images, self._sent_images, link.agent, core.has_request)
+        self._page_map, self._staying = page_map, staying
+        self._link = link or NoLink()
+        self.loop = EngineLoop(core, self._link, journal)
+        self.grammars = AwaitedGrammars(grammars, self._link.bell.ring)
+        self._sent_images = sent = SentImages(images, keeps_tensors=self._link.is_linked)
+        if images is not None:
+            self._link.move_images(lambda agent: MovedImages(images, sent, agent, core.has_request))
         self._notes_due, self._cold = 0, cold
         self._behind: Warmer | None = None
         self._ahead = StepsAhead() if core.limits.depth else None
@@ -143,9 +141,9 @@ class Engine:
             self.contract.parts(),
             sum(group.token_bytes for group in self.contract.groups),
             indexed_groups(self.core.memory.layout.groups, self.core.rules),
-            "" if self._link is None else self._link.listens,
+            self._link.listens,
             self._staying,
-            0 if self._link is None else self._link.section_bytes,
+            self._link.section_bytes,
             self.core.limits.reach_tokens,
             self.contract.dtype,
             tuple(self.contract.lines()),
@@ -170,13 +168,12 @@ class Engine:
             make = partial(self._page_map.index_watch, with_tokens=command.with_tokens)
             return self.core.watch_index(make)
         if isinstance(command, Introduce):
-            if self._link is not None:
-                self._link.meet(command.addresses)
+            self._link.meet(command.addresses)
             return []
         if isinstance(command, KeepAlive | Lead):
             return []
         if isinstance(command, Drain):  # the gate in front of the engine refuses requests
-            return self._drains()
+            return self.loop.take(Draining())
         core_command: CoreCommand = command
         if isinstance(command, Submit) and command.spec.tensors:
             try:
@@ -203,9 +200,7 @@ class Engine:
 
     def _entered(self, command: CoreCommand) -> list[Event]:
         """Pass a command to the core, once its images and its grammar are ready."""
-        events = [] if isinstance(command, Cancel) else self._ticked()  # deadlines count from now
-        events += self._told.tell(command)
-        self._do_actions()
+        events = self.loop.tell(command)
         if self._objectives is not None and isinstance(command, Submit | Cancel):
             self._objectives.on_command(command, events)
         return self._times.add_times(events)
@@ -229,17 +224,16 @@ class Engine:
 
     def wakes(self) -> int | None:
         """Return the descriptor that becomes readable when :meth:`woken` must be called."""
-        return self._bell.descriptor
+        return self._link.bell.descriptor
 
     def woken(self) -> list[Event]:
         """Process entries of other instances, copies and time, and compiled grammars."""
         events: list[Event] = []
-        self._bell.clear()
+        self._link.bell.clear()
         for command, problem in self.grammars.take_compiled():
             events += [refuse(command, problem)] if problem else self._entered(command)
-        for entry in self._link.entries() if self._link is not None else ():
-            events += self._told.on_entry(entry)
-            self._do_actions()
+        for entry in self._link.entries():
+            events += self.loop.take(entry)
         self._sent_images.release_ended(events)
         return self._times.add_times(events)
 
@@ -248,31 +242,7 @@ class Engine:
         if self._ahead is not None:
             self._ahead.close()
         self.grammars.close()
-        if self._link is not None:
-            self._link.close()
-
-    def _drains(self) -> list[Event]:
-        """Stop accepting requests from other instances."""
-        if self.core.handovers is None:
-            return []
-        events = self._told.on_entry(Draining())
-        self._do_actions()
-        return events
-
-    def _ticked(self) -> list[Event]:
-        """Report the time to a core with a link to other instances, at most once a tick."""
-        now = 0 if self._link is None else self._link.now()
-        if self._link is None or now - self._tick < TICK_MILLISECONDS:
-            return []
-        self._tick = now
-        events = self._told.on_entry(Ticked(now))
-        self._do_actions()
-        return events
-
-    def _do_actions(self) -> None:
-        """Pass the agent's actions to the link, before the next step is planned."""
-        if self._link is not None and self.core.handovers is not None:
-            self._link.do(self.core.take_actions(), self.core.handovers.next_deadline)
+        self._link.close()
 
     def has_work(self) -> bool:
         """Return whether any request waits or runs, or any result is pending."""
@@ -322,9 +292,7 @@ class Engine:
         return self._committed(computed)
 
     def _plan(self) -> StepPlan:
-        plan = self._told.plan()
-        if plan.streams:  # the agent offers their pages before the step runs
-            self._do_actions()
+        plan = self.loop.plan()
         if plan.admitted:
             self._times.on_admitted(plan.admitted)
         return plan
@@ -348,9 +316,7 @@ class Engine:
             self.arena.release(need_bytes)
 
     def _committed(self, result: StepResult | StepFailure) -> list[Event]:
-        events = self._ticked()
-        events += self._told.commit(result)
-        self._do_actions()
+        events = self.loop.commit(result)
         if self._objectives is not None:
             self._note(self._objectives.after_step(events))
         self._sent_images.release_ended(events)
@@ -362,7 +328,7 @@ class Engine:
             self._notes_due = WINDOW_ITERATIONS + 1
         if self._notes_due:
             self._notes_due -= 1
-            self._told.note(late)
+            self.loop.note(late)
 
     def abandon(self) -> None:
         """Drop all requests and the cache, after an exception at an unknown place in a step.
@@ -371,7 +337,7 @@ class Engine:
 
         :raises RuntimeError: if this engine cannot serve any further request.
         """
-        if self._link is not None:
+        if self._link.is_linked:
             raise RuntimeError("cannot abandon: other instances read this engine's pool")
         if self._ahead is not None:
             self._ahead.settle()
@@ -379,7 +345,7 @@ class Engine:
         self.arena.release(self.arena.granted_bytes)
         self.grammars.forget()
         self._times = StageTimes(self._clock)
-        self._told.abandon()
+        self.loop.abandon()
 
     def _take_warm(self) -> None:
         """Report to the core how many chunks were committed since the last step."""
@@ -388,7 +354,7 @@ class Engine:
         is_done = self._warmer.is_done
         chunks = self._warmer.take()
         if chunks or is_done:
-            self._told.warm(chunks)
+            self.loop.warm(chunks)
         if not chunks and is_done:
             self._warmer = None
 

@@ -23,7 +23,7 @@ from kvell.errors import ChangeSomething, TryLater
 from kvell.memory import GroupSpec
 from kvell.mempool.connections import PeerConnections, listening
 from kvell.mempool.entries import Heard, PeerEntry, PeerLost, PeerMapped, PullEnded, Ticked
-from kvell.mempool.owners import Tick
+from kvell.mempool.owners import TICK_MILLISECONDS, Tick
 from kvell.mempool.transfers.actions import (
     Action,
     Arrived,
@@ -52,8 +52,6 @@ logger = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 News = Arrived | Ended | Fetched | RoomGranted
-TICK_MILLISECONDS = 100
-"""The least time between two ticks, except at deadlines."""
 LONGEST_PAUSE_SECONDS = 60.0
 REACHERS = 4
 """The threads that connect to instances to which a message is to be sent."""

@@ -94,8 +94,8 @@ class Instance:
 
     @property
     def handovers(self) -> Handovers:
-        assert self.core.handovers is not None
-        return self.core.handovers
+        assert isinstance(self.core.pool, Handovers)
+        return self.core.pool
 
     def audit(self) -> None:
         assert audit(self._layout, self.core.memory.snapshot()) == []

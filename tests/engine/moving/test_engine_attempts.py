@@ -77,7 +77,7 @@ def test_a_cancelled_request_does_not_begin_where_it_goes(moment: int, attempt: 
             cluster.deliver(0)
         else:
             cluster.step("p")
-    comes = len(receiver.core.handovers.agent.receiving) > 0  # type: ignore[union-attr]
+    comes = len(receiver.core.pool.agent.receiving) > 0  # type: ignore[attr-defined]
     cluster.hear(receiver, receiver.engine.tell(Cancel(RequestId(NAME), attempt)))
     cluster.copy("d", 0, 99)
     assert receiver.core.num_running() == 0 and not receiver.core.has_work

@@ -51,7 +51,7 @@ class Setting:
         assert real is not None
         self.grammars = real if isinstance(real, SlowGrammars) else SlowGrammars(real)
         self.grammars.asked.clear()
-        known = AwaitedGrammars({name: self.grammars}, llm.engine._bell.ring)
+        known = AwaitedGrammars({name: self.grammars}, llm.engine._link.bell.ring)
         llm.engine.grammars = known
         journal.entries.clear()
 

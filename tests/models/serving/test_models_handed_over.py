@@ -107,8 +107,8 @@ class Pair:
 
     def holds(self) -> bool:
         """Whether an engine holds pages for others."""
-        handovers = (engine.core.handovers for engine in self.engines)
-        return any(one is not None and one.holds_pages for one in handovers)
+        handovers = (engine.core.pool for engine in self.engines)
+        return any(one.holds_pages for one in handovers)
 
     def check_pools(self) -> None:
         """Nobody uses a page any more."""

@@ -16,6 +16,7 @@ import torch
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
+from kvell.engine.moving.handovers import Handovers
 from kvell.engine.protocol.messages import Cancel, Event, Finished, Migrate, Submit, Tokens
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
@@ -148,8 +149,8 @@ def store_of(engine: Engine) -> ImageStore:
 
 
 def is_busy(engine: Engine) -> bool:
-    handovers = engine.core.handovers
-    assert handovers is not None
+    handovers = engine.core.pool
+    assert isinstance(handovers, Handovers)
     return engine.has_work() or handovers.holds_pages or bool(store_of(engine).num_spans)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from kvell.engine.engine import Engine
 from kvell.engine.lending.borrower import Borrower
+from kvell.engine.moving.handovers import Handovers
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Event, MoveKvCache, Submit, Tokens
 from kvell.engine.protocol.request_spec import RequestSpec
@@ -84,8 +85,8 @@ class Lending(Pair):
 
     def away(self, name: str, at: int = 0) -> int:
         core = self.engines[at].core
-        assert core.handovers is not None
-        borrowed = core.handovers.borrowed
+        assert isinstance(core.pool, Handovers)
+        borrowed = core.pool.borrowed
         assert borrowed.audit() == []
         request = next((one for one in core.running if one.request_id == name), None)
         return 0 if request is None else borrowed.sections_away(request)
@@ -96,8 +97,8 @@ class Lending(Pair):
 
     def borrower(self, name: str) -> Borrower | None:
         """What the first engine knows of a request's sections."""
-        handovers = self.engines[0].core.handovers
-        assert handovers is not None
+        handovers = self.engines[0].core.pool
+        assert isinstance(handovers, Handovers)
         return handovers.borrowed._borrowers.get(RequestId(name))
 
     def has_filled(self, name: str, sections: int) -> Callable[[], bool]:
@@ -141,8 +142,8 @@ def lending(
 def small_sections(engines: Sequence[Engine]) -> Iterator[None]:
     """Let engines lend few tokens at once, and close them in the end."""
     for engine in engines:
-        assert engine.core.handovers is not None
-        engine.core.handovers.borrowed.sections.section_tokens = SECTION_TOKENS
+        assert isinstance(engine.core.pool, Handovers)
+        engine.core.pool.borrowed.sections.section_tokens = SECTION_TOKENS
     try:
         yield
     finally:

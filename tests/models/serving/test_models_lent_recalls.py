@@ -11,6 +11,7 @@ import pytest
 
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
+from kvell.engine.moving.handovers import Handovers
 from kvell.memory import pool_bytes_for
 from kvell.mempool.rendezvous import FolderRendezvous, make_folder
 from kvell.vocabulary import MIB
@@ -67,12 +68,12 @@ class Recalling(Lending):
     def recall(self, at: int, ticks: int) -> None:
         """Want the youngest loan back; with no time left its pages are others' at once."""
         core = self.engines[at].core
-        handovers = core.handovers
-        assert handovers is not None
+        handovers = core.pool
+        assert isinstance(handovers, Handovers)
         agent = handovers.agent
         one = [1] * len(core.memory.layout.groups)
         handovers._sorted(agent.loans.lending.recall(one, agent.now, ticks))
-        self.engines[at]._do_actions()
+        self.engines[at].loop.act()
 
     def lend_one(self, at: int) -> None:
         """Let the first section go to another engine; it is read there from now on."""
@@ -97,8 +98,8 @@ class Recalling(Lending):
 
     def tally(self) -> dict[str, int]:
         """What became of sections that the first engine borrowed."""
-        handovers = self.engines[0].core.handovers
-        assert handovers is not None
+        handovers = self.engines[0].core.pool
+        assert isinstance(handovers, Handovers)
         return handovers.borrowed.tally()
 
 

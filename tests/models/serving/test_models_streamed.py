@@ -5,6 +5,7 @@ from pathlib import Path
 
 from kvell.engine.engine import Engine
 from kvell.engine.requests.plan import StepPlan
+from kvell.engine.running.pool_link import PoolLink
 from kvell.engine.running.runner import ModelRunner
 from kvell.mempool.rendezvous import PageTransport
 from kvell.mempool.transports.mover import PullExecutor
@@ -24,7 +25,7 @@ from tests.models.serving.test_models_handed_over import (
 
 def mover_of(engine: Engine) -> PullExecutor:
     link = engine._link
-    assert link is not None
+    assert isinstance(link, PoolLink)
     return link._node.mover
 
 
@@ -126,7 +127,7 @@ def test_a_hint_that_came_too_early_would_be_seen(transport: PageTransport, tmp_
         sender, receiver = pair.engines
         mover, link = mover_of(receiver), sender._link
         runner = runner_of(sender)
-        assert link is not None
+        assert isinstance(link, PoolLink)
         tells, run = runner.tells_written, runner.run
         assert tells is not None
 

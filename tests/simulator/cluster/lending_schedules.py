@@ -8,6 +8,7 @@ from random import Random
 from kvell.cluster.routing.policies import ROUTINGS
 from kvell.cluster.steering.relief import MovableView
 from kvell.cluster.steering.steering import Steered, Steering
+from kvell.engine.moving.handovers import Handovers
 from kvell.engine.protocol.messages import MoveKvCache
 from kvell.engine.requests.plan import StepResult
 from kvell.memory import longest_request
@@ -121,8 +122,8 @@ class LendingRun(Run):
         def audited() -> None:
             watch()
             assert instance.agent.loans.audit() == []
-            assert instance.core.handovers is not None
-            assert instance.core.handovers.borrowed.audit() == []
+            assert isinstance(instance.core.pool, Handovers)
+            assert instance.core.pool.borrowed.audit() == []
             for rights in instance.agent.loans.borrowing.standing().values():
                 self._check_right(rights.creditor, rights.incarnation, rights.right)
 
@@ -139,8 +140,8 @@ class LendingRun(Run):
         for instance in self.cluster.instances.values():
             loans = instance.agent.loans
             assert not len(loans.borrowing) and not len(loans.lending), instance.name
-            assert instance.core.handovers is not None
-            assert not len(instance.core.handovers.borrowed)
+            assert isinstance(instance.core.pool, Handovers)
+            assert not len(instance.core.pool.borrowed)
             assert len(instance.behind) == len(instance.agent.neighbours) < len(self.cluster.names)
 
     def seen(self) -> Counter[str]:
@@ -157,8 +158,8 @@ class LendingRun(Run):
             found["revoked"] += len({one.loan for one in recalls if one.ticks_left <= 0})
             results = [one for one in record.journal.entries if isinstance(one, StepResult)]
             found["missed"] += sum(len(one.missed) for one in results)
-            assert instance.core.handovers is not None
-            found.update(instance.core.handovers.borrowed.tally())
+            assert isinstance(instance.core.pool, Handovers)
+            found.update(instance.core.pool.borrowed.tally())
             found["read"] += sum(len(plan.borrowed) for plan in record.plans)
         return found
 

@@ -24,6 +24,7 @@ from kvell.engine.failing.failures import StepFailure, end_failed, forget_text
 from kvell.engine.lending.placement import NOBODY_LENDS
 from kvell.engine.moving.encoding import ArrivedRequest
 from kvell.engine.moving.handovers import Handovers
+from kvell.engine.moving.pool_part import AloneInPool, PoolNews, PoolPart
 from kvell.engine.planning.overlap import require_depth
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.planning.step_memory import StepMemory
@@ -33,7 +34,6 @@ from kvell.engine.protocol.messages import (
     Finished,
     Heartbeat,
     Migrate,
-    MigrationRefused,
     MoveKvCache,
     Submit,
 )
@@ -95,11 +95,11 @@ class EngineCore:
         self._in_flight = StepsInFlight()
         self._misses = misses
         self._index_watch: IndexWatch | None = None
-        self.handovers: Handovers | None = None
+        self.pool: PoolPart = AloneInPool()
         if agent is not None:
-            self.handovers = Handovers(self._scheduler, agent, pd_caching, streams)
+            self.pool = Handovers(self._scheduler, agent, pd_caching, streams)
         self._entrance = RequestFactory(rules, is_cached=agent is None or pd_caching > 0)
-        self._figures = Figures(incarnation, core, self._scheduler, misses, self.handovers)
+        self._figures = Figures(incarnation, core, self._scheduler, misses, self.pool)
         self._yields = StepCommitter(core, rules, self._figures)
         self._is_idle = False
         self.max_running = self.last_decoding = 0
@@ -122,7 +122,7 @@ class EngineCore:
             request.finish_reason = self._yields.finish_reason(request, request.output[-1])
         if request.finish_reason is not None:
             return [*events, self._told(request)]
-        if self.handovers is None or not self.handovers.enter(request, command):
+        if not self.pool.enter(request, command):
             self._scheduler.enqueue(request)
         return events
 
@@ -130,43 +130,37 @@ class EngineCore:
         """Migrate a request if it can move: it runs here while its pages are copied."""
         if not self.has_request(command.request_id, command.attempt):
             return []
-        if self.handovers is None:
-            return [MigrationRefused(command.request_id, command.attempt)]
-        self.handovers.begin_migration(self._requests[command.request_id], command.goes_to)
+        self.pool.begin_migration(self._requests[command.request_id], command.goes_to)
         self._is_idle = False
-        return self.handovers.take_staying()
+        return self.pool.take_staying()
 
     def move_kvcache(self, command: MoveKvCache) -> list[Event]:
         """Move sections of a request's pages to a creditor (Infinite-LLM §6.2)."""
-        if self.handovers is not None and self.has_request(command.request_id, command.attempt):
+        if self.has_request(command.request_id, command.attempt):
             self._is_idle = False
             request = self._requests[command.request_id]
-            self.handovers.move_kvcache(request, command.num_blocks, command.dst)
+            self.pool.move_kvcache(request, command.num_blocks, command.dst)
         return []
 
     def on_entry(self, entry: PeerEntry) -> list[Event]:
         """Process an entry of other instances, copies or time; then call :meth:`take_actions`."""
-        if self.handovers is None:
-            raise RuntimeError("this engine is not part of a pool of several instances")
+        news = self.pool.on_entry(entry, is_owed_a_result=bool(self._in_flight))
         self._is_idle = False
-        happened = self.handovers.on_entry(entry, is_owed_a_result=bool(self._in_flight))
-        return self._handed_over(self.handovers, *happened) + self._noticed()
+        return self._handed_over(news) + self._noticed()
 
     def take_actions(self) -> list[Action]:
         """Return the agent's actions, in order, to be executed before the next step is planned."""
-        return [] if self.handovers is None else self.handovers.take_actions()
+        return self.pool.take_actions()
 
-    def _handed_over(
-        self, handovers: Handovers, moved: list[Request], came: list[ArrivedRequest]
-    ) -> list[Event]:
+    def _handed_over(self, news: PoolNews) -> list[Event]:
         events: list[Event] = []
-        for request in moved:
+        for request in news.moved:
             request.finish_reason = "moved"
             events += self._end(request)
-        for arrived in came:
+        for arrived in news.arrived:
             events += self._arrived(arrived)
-        events += [self._refuse(r, NOBODY_LENDS) for r in handovers.borrowed.take_given_up()]
-        return events + handovers.take_staying()
+        events += [self._refuse(r, NOBODY_LENDS) for r in self.pool.take_given_up()]
+        return events + self.pool.take_staying()
 
     def _arrived(self, arrived: ArrivedRequest) -> list[Event]:
         """Enter a request that arrived from another instance; it replaces an earlier attempt."""
@@ -176,8 +170,7 @@ class EngineCore:
             self.memory.close(arrived.handle, renew=False)
             return [*events, request]
         self._requests[request.request_id] = request
-        if self.handovers is not None:
-            self.handovers.enter(request, arrived.command)
+        self.pool.enter(request, arrived.command)
         self._scheduler.enqueue_arrived(request)
         return events
 
@@ -195,8 +188,7 @@ class EngineCore:
     def cancel(self, command: Cancel) -> list[Event]:
         """End a request; release its pages now, or with the result of the step in flight."""
         self._is_idle = False  # pages may become free that were held for the request's arrival
-        if self.handovers is not None:
-            self.handovers.on_cancelled(command)
+        self.pool.on_cancelled(command)
         request = self._requests.get(command.request_id)
         if request is None or request.finish_reason or command.spares(request.attempt):
             return []
@@ -221,8 +213,7 @@ class EngineCore:
         if self._index_watch is not None:
             return [*self._noticed(), self._index_watch.whole()]
         self._index_watch = make()
-        if self.handovers is not None:
-            self.handovers.watch_insertions(self._index_watch.computes)
+        self.pool.watch_insertions(self._index_watch.computes)
         return []
 
     @property
@@ -233,8 +224,7 @@ class EngineCore:
     @property
     def _has_steps(self) -> bool:
         """Whether any request needs a step."""
-        idle = 0 if self.handovers is None else self.handovers.num_idle
-        return len(self._requests) > idle
+        return len(self._requests) > self.pool.num_idle
 
     # -------------------------------------------------------------- plan, commit
 
@@ -253,10 +243,9 @@ class EngineCore:
         if len(self._in_flight) > self.limits.depth:
             raise RuntimeError(f"the result of step {self._in_flight.oldest.plan.step} is missing")
         self.step = StepNumber(self.step + 1)
-        away = None if self.handovers is None else self.handovers.borrowed.before_plan(self.step)
+        away = self.pool.before_plan(self.step)
         plan = self._scheduler.plan(self.step, len(self._in_flight))
-        if away is not None and self.handovers is not None:
-            plan = self.handovers.plan_borrows(plan, away)
+        plan = self.pool.plan_borrows(plan, away)
         self._figures.count_plan(plan, self._requests)
         self.max_running = max(self.max_running, self._scheduler.num_wanting)
         self.last_decoding = self.num_decoding()
@@ -265,9 +254,8 @@ class EngineCore:
             request.begin(work.start + work.known, work.samples)
             if self._index_watch is not None:
                 self._index_watch.computes(work.handle, request)
-        if self.handovers is not None and not self._in_flight:
-            streams = self.handovers.on_planned(plan, requests)
-            plan = replace(plan, streams=streams) if streams else plan
+        if not self._in_flight and (streams := self.pool.on_planned(plan, requests)):
+            plan = replace(plan, streams=streams)
         self._in_flight.begin(StepInFlight(plan, requests))
         return plan
 
@@ -280,15 +268,13 @@ class EngineCore:
         tokens = yields_of(step.plan, result)
         self._in_flight.pop(result.step)
         self._scheduler.charge_for(events := self._yields.take(step, result, tokens))
-        if result.missed and self.handovers is not None:
-            self.handovers.on_missed(result.missed)
+        if result.missed:
+            self.pool.on_missed(result.missed)
         for request in step.requests:
             if request.finish_reason is not None:
                 events += self._end(request)
-        if self.handovers is not None:
-            happened = self.handovers.on_computed(result.step, step.requests)
-            events += self._handed_over(self.handovers, *happened)
-            self._is_idle = step.plan.is_idle and self.handovers.holds_pages
+        events += self._handed_over(self.pool.on_computed(result.step, step.requests))
+        self._is_idle = step.plan.is_idle and self.pool.holds_pages
         if self._scheduler.steps_put_off >= MOST_STEPS_PUT_OFF and self._scheduler.running:
             self._scheduler.steps_put_off = 0
             why = f"the device refused memory for {MOST_STEPS_PUT_OFF} steps in a row"
@@ -333,14 +319,13 @@ class EngineCore:
     def _end(self, request: Request) -> list[Event]:
         """Report the end once; release pages unless a step in flight may touch them."""
         is_reported = self._requests.get(request.request_id) is not request
-        if self.handovers is not None:
-            self.handovers.on_ended(request)
+        self.pool.on_ended(request)
         if not self._in_flight.has(request):
             self._scheduler.finish(request)
             if request.is_spoiled and not request.step_failed:
                 forget_text(self.memory, request)
-            if self.handovers is not None and not is_reported:
-                self.handovers.send_back(request)
+            if not is_reported:
+                self.pool.send_back(request)
         if self._misses is not None and not is_reported and self._scheduler.looks_up(request):
             self._misses.on_ended(request, self.step)
         return [] if is_reported else [self._told(request)]

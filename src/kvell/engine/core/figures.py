@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from kvell.engine.core.miss_watch import MissWatch
-from kvell.engine.lending.longest import longest
-from kvell.engine.moving.handovers import NOTHING_LENT, Handovers
+from kvell.engine.moving.pool_part import PoolPart
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.protocol.messages import Heartbeat
 from kvell.engine.protocol.statistics import GroupStats, Stats
@@ -19,7 +18,6 @@ class Figures:
     """The counters and gauges of one engine core.
 
     :param misses: over the same memory core; None: reasons of prefix misses are not recorded.
-    :param handovers: None for an engine in no pool of several instances.
     :ivar output_tokens: number of tokens generated so far.
     :ivar team: counters of the threads that compute steps.
     """
@@ -30,10 +28,10 @@ class Figures:
         memory: MemoryCore,
         scheduler: Scheduler,
         misses: MissWatch | None,
-        handovers: Handovers | None,
+        pool: PoolPart,
     ) -> None:
         self._incarnation, self._memory = incarnation, memory
-        self._scheduler, self._misses, self._handovers = scheduler, misses, handovers
+        self._scheduler, self._misses, self._pool = scheduler, misses, pool
         self.output_tokens = 0
         self.draft_tokens = DraftTokens()
         self.team = TeamCounts()
@@ -75,7 +73,7 @@ class Figures:
     def heartbeat(self, step: StepNumber) -> Heartbeat:
         """Return a heartbeat; it costs as much as counting the pool."""
         totals, layout = self._memory.totals(), self._memory.layout
-        running, handovers = self._scheduler.running, self._handovers
+        running = self._scheduler.running
         return Heartbeat(
             incarnation=self._incarnation,
             step=step,
@@ -85,10 +83,10 @@ class Figures:
             empty_large_pages=totals.empty_large,
             free_bytes=layout.pool_bytes - _bytes(totals.used_pages, layout),
             pool_bytes=layout.pool_bytes,
-            placements=() if handovers is None else handovers.borrowed.placements(),
+            placements=self._pool.placements(),
             held_tokens=sum(request.computed for request in running),
             waiting_tokens=sum(request.num_tokens for request in self._scheduler.waiting),
-            longest=() if handovers is None else longest(handovers.borrowed, running, layout),
+            longest=self._pool.longest(running),
             cached_bytes=_bytes(totals.cached_pages, layout),
         )
 
@@ -125,7 +123,7 @@ class Figures:
             buffer=self._buffer(),
             misses={} if self._misses is None else self._misses.counts,
             team=self.team.figures(),
-            sections=NOTHING_LENT if self._handovers is None else self._handovers.sections(),
+            sections=self._pool.sections(),
         )
 
     def _rungs(self, totals: PoolTotals) -> dict[str, int]:

@@ -47,10 +47,9 @@ class PageMap:
 
     def _lent(self, num_large: int) -> bytes:
         """Return the number of lent small pages in each large page; empty if none is lent."""
-        handovers, groups = self._core.handovers, self._memory.layout.groups
-        if handovers is None or not handovers.agent.loans.lending.lends:
+        rows, groups = self._core.pool.lent_pages(), self._memory.layout.groups
+        if not len(rows):
             return b""
-        rows = handovers.agent.loans.lending.page_rows()
         sizes = np.asarray([group.pages_per_large for group in groups])
         numbers = rows[:, 1] // sizes[rows[:, 0]]
         return np.bincount(numbers, minlength=num_large).astype("<u4").tobytes()

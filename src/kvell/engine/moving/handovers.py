@@ -18,7 +18,10 @@ prompt, and have its text sent back when it has ended.  Pure: it takes messages 
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from typing_extensions import override
+
 from kvell.engine.lending.borrowed import Borrowed
+from kvell.engine.lending.longest import longest
 from kvell.engine.moving.caching import handed_over_root
 from kvell.engine.moving.encoding import (
     ArrivedRequest,
@@ -32,12 +35,14 @@ from kvell.engine.moving.encoding import (
 from kvell.engine.moving.going_request import GoingRequest
 from kvell.engine.moving.held_text import HeldText
 from kvell.engine.moving.migrations import Migrations
+from kvell.engine.moving.pool_part import NO_NEWS, NO_PAGES, PoolNews, PoolPart
 from kvell.engine.moving.staying import staying_reason
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.protocol.messages import Cancel, Event, MigrationRefused, Submit
+from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.requests.plan import NewPages, StepPlan
 from kvell.engine.requests.request import NO_HANDLE, Request
-from kvell.memory import GroupKind
+from kvell.memory import GroupKind, Ints
 from kvell.mempool.agent import Agent
 from kvell.mempool.entries import PeerEntry, Ticked
 from kvell.mempool.loans.actions import LoanNews
@@ -50,7 +55,6 @@ from kvell.mempool.transfers.receiving import owner_of
 from kvell.pages.stages import stages_of
 from kvell.vocabulary import RequestId, StepNumber
 
-NOTHING_LENT = dict.fromkeys(("lent", "borrowed", "returned", "replaced", "shared", "lost"), 0)
 JOINS = 0
 """The number that a request awaits while it shares loans; no fetch has this number."""
 HANDOVER_TICKS: Tick = 600_000
@@ -62,7 +66,7 @@ RETURN_TICKS: Tick = 60_000
 """Longest time until an instance has the text of a request that has ended."""
 
 
-class Handovers:
+class Handovers(PoolPart):
     """The moving requests of one engine core.
 
     :param agent: the instance's agent, over the scheduler's memory core.
@@ -94,38 +98,38 @@ class Handovers:
         agent.receiving.is_legible = is_legible
         agent.loans.lending.is_wanted = scheduler.wants_memory
 
+    @override
     def watch_insertions(self, computes: Callable[[int, HeldText], None]) -> None:
-        """Report each text from another instance, with its handle, when it is cached."""
         self.agent.holds.watch = lambda hold: computes(hold.handle, HeldText.of(hold))
 
     @property
+    @override
     def num_idle(self) -> int:
-        """Number of requests that need no step: deferred or moving ones."""
         return len(self._awaited) + len(self._moving)
 
     @property
+    @override
     def holds_pages(self) -> bool:
-        """Whether any pages belong to no running request and will be freed later."""
         return bool(len(self.agent.holds) or self._moving or len(self.borrowed))
 
     @property
+    @override
     def next_deadline(self) -> Tick | None:
-        """The time at which a :class:`Ticked` has something to do; None if there is none."""
         times = self.agent.next_deadline, self.borrowed.next_deadline
         return min((at for at in times if at is not None), default=None)
 
+    @override
     def take_actions(self) -> list[Action]:
-        """Return the actions to execute, in order, before the next step is planned."""
         actions, self._actions = self._actions, []
         return actions
 
+    @override
     def take_staying(self) -> list[Event]:
-        """Return refusals for the requests that could not move since the last call."""
         stays, self._stays = self._stays, []
         return [MigrationRefused(r.request_id, r.attempt) for r in stays if r.finish_reason is None]
 
+    @override
     def enter(self, request: Request, command: Submit) -> bool:
-        """Register a new request; return whether it waits for other instances' answers."""
         self.borrowed.place(request, command.placement)
         if staying_reason(request, self._core.layout.groups):
             return False
@@ -147,8 +151,8 @@ class Handovers:
         self._sorted(joining)
         return bool(awaited)
 
+    @override
     def begin_migration(self, request: Request, target: str) -> None:
-        """Begin to migrate a request in the middle of its answer, unless it moves anyway."""
         if request.request_id in self._transfers:
             return
         if request.request_id not in self._commands or self.borrowed.has(request):
@@ -157,8 +161,8 @@ class Handovers:
         self._migrations.ask(request, target)
         self._actions += self._left()
 
+    @override
     def move_kvcache(self, request: Request, num_blocks: int, dst: str) -> str:
-        """Plan to move sections of a request to a creditor; return why none can move, or ""."""
         if request.request_id in self._transfers:
             return "it will move to another instance"
         problem = self.borrowed.move_kvcache(request, num_blocks, dst)
@@ -188,12 +192,11 @@ class Handovers:
     def _fetch(self, request: Request, source: str) -> int:
         """Request another instance's pages of the prompt, beyond the pages cached here."""
         tokens = request.tokens(0, request.num_tokens)
-        now = self.agent.now
         number, actions = self.agent.asking.ask(
             source,
             tokens,
-            now,
-            now + FETCH_TICKS,
+            self.agent.now,
+            self.agent.now + FETCH_TICKS,
             root=request.cache_root,
             model=request.model,
             beyond=self._core.peek(tokens, request.cache_root, model=request.model),
@@ -202,8 +205,8 @@ class Handovers:
         self._actions += actions
         return number
 
+    @override
     def send_back(self, request: Request) -> None:
-        """Send the text of a request that ended well to the instance that computed its prompt."""
         is_here = request.returns_to in ("", self.agent.instance)
         if is_here or request.finish_reason not in ("stop", "length"):
             return
@@ -218,30 +221,18 @@ class Handovers:
         )
         self._actions += actions
 
-    def on_entry(
-        self, entry: PeerEntry, *, is_owed_a_result: bool = False
-    ) -> tuple[list[Request], list[ArrivedRequest]]:
-        """Process an entry; return the requests that have moved away, and those that have arrived.
-
-        :param is_owed_a_result: whether a step runs: no deadline expires before the next tick,
-            since the step may read what a deadline takes.
-        """
+    @override
+    def on_entry(self, entry: PeerEntry, *, is_owed_a_result: bool = False) -> PoolNews:
         if isinstance(entry, Ticked) and is_owed_a_result:
             self.agent.now = entry.now
-            return [], []
+            return NO_NEWS
         actions = self.agent.handle(entry)
         if isinstance(entry, Ticked) and len(self.borrowed):
             actions += self.borrowed.advance()
         return self._sorted(actions)
 
+    @override
     def on_planned(self, plan: StepPlan, requests: Sequence[Request]) -> tuple[int, ...]:
-        """Offer the pages of requests whose announced text the plan completes, if that pays.
-
-        Call it before the step runs, while no other step does; then call :meth:`take_actions`.
-
-        :param requests: the requests of the plan's work.
-        :returns: numbers of the transfers that are pulled during the step.
-        """
         if self._streams is None or not self._transfers:
             return ()
         numbers: list[int] = []
@@ -262,16 +253,11 @@ class Handovers:
             self._actions += actions
         return tuple(numbers)
 
-    def on_computed(
-        self, step: StepNumber, requests: Sequence[Request]
-    ) -> tuple[list[Request], list[ArrivedRequest]]:
-        """Begin to move requests whose announced text a step has completed.
-
-        Call it between steps.
-        """
+    @override
+    def on_computed(self, step: StepNumber, requests: Sequence[Request]) -> PoolNews:
         actions = self.borrowed.advance(step) if len(self.borrowed) else []
         if not self._transfers and not len(self._migrations):
-            return self._sorted(actions) if actions else ([], [])
+            return self._sorted(actions) if actions else NO_NEWS
         for request in requests:
             transfer = self._transfers.get(request.request_id)
             if transfer is None or request.finish_reason or request.request_id in self._moving:
@@ -297,12 +283,33 @@ class Handovers:
         handover = encode_handover(request, going.root, going.returns_to)
         return self.agent.sending.ready(transfer, places_of(self._core, request), handover)
 
+    @override
+    def take_given_up(self) -> list[Request]:
+        return self.borrowed.take_given_up()
+
+    @override
+    def placements(self) -> tuple[RequestPlacementEntry, ...]:
+        return self.borrowed.placements()
+
+    @override
+    def longest(self, running: Sequence[Request]) -> tuple[RequestPlacementEntry, ...]:
+        return longest(self.borrowed, running, self._core.layout)
+
+    @override
+    def lent_pages(self) -> Ints:
+        lending = self.agent.loans.lending
+        return lending.page_rows() if lending.lends else NO_PAGES
+
+    @override
+    def before_plan(self, step: StepNumber) -> NewPages:
+        return self.borrowed.before_plan(step)
+
+    @override
     def sections(self) -> dict[str, int]:
-        """Return the number of sections ``lent`` now, and :meth:`.Borrowed.tally`."""
         return {"lent": len(self.agent.loans.lending), **self.borrowed.tally()}
 
+    @override
     def plan_borrows(self, plan: StepPlan, rows: NewPages) -> StepPlan:
-        """Return the plan with its remote reads; recall lent memory if the plan lacks memory."""
         if len(self.agent.loans.lending) and self._scheduler.lacks_memory(plan):
             counts = [int(group.kind is GroupKind.FULL) for group in self._core.layout.groups]
             self._sorted(self.agent.loans.lending.recall(counts, self.agent.now, RECALL_TICKS))
@@ -310,17 +317,17 @@ class Handovers:
         self._actions += actions
         return plan
 
+    @override
     def on_missed(self, handles: Sequence[int]) -> None:
-        """Let requests recompute the sections that they read too late at creditors."""
         self._actions += self.borrowed.on_missed(handles)
 
+    @override
     def on_cancelled(self, command: Cancel) -> None:
-        """Refuse a cancelled request that is still on its way here."""
         receiving = self.agent.receiving
         self._actions += receiving.refuse(lambda announced: is_cancelled(announced, command))
 
+    @override
     def on_ended(self, request: Request) -> None:
-        """End the loans and transfers of a request that ends: no instance may read its pages."""
         self._actions += self.borrowed.on_ended(request)
         self._commands.pop(request.request_id, None)
         self._migrations.forget(request)
@@ -334,10 +341,9 @@ class Handovers:
         actions = self.agent.sending.cancel(transfer, "the request has ended")
         self._actions += [action for action in actions if not isinstance(action, Ended)]
 
-    def _sorted(self, actions: Sequence[Action]) -> tuple[list[Request], list[ArrivedRequest]]:
+    def _sorted(self, actions: Sequence[Action]) -> PoolNews:
         """Process actions that concern requests, and queue the others for :meth:`take_actions`."""
-        moved: list[Request] = []
-        came: list[ArrivedRequest] = []
+        moved, came = list[Request](), list[ArrivedRequest]()
         pending = deque(actions)
         while pending:
             action = pending.popleft()
@@ -357,7 +363,7 @@ class Handovers:
                     came.append(self._come(action))
             else:
                 self._actions.append(action)
-        return moved, came
+        return PoolNews(moved, came)
 
     def _answered(self, request: Request, what: Transfer | int) -> None:
         """Record an answer of another instance; enqueue the request once all have answered."""

@@ -2,11 +2,14 @@
 
 import contextlib
 import queue
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+
+from typing_extensions import override
 
 from kvell.engine.lending.sections import section_bytes
 from kvell.engine.requests.plan import BorrowedPages
+from kvell.engine.running.engine_link import EngineLink
 from kvell.engine.running.lent.answers import SectionAnswers
 from kvell.engine.running.moved_images import MovedImages
 from kvell.memory import GroupSpec
@@ -25,7 +28,7 @@ from kvell.models.fused.partials.served_layers import ServedLayers
 from kvell.wire.bell import Bell
 
 
-class PoolLink:
+class PoolLink(EngineLink):
     """The owner of a :class:`.PageTransferThread` with the engine core's agent.
 
     :param memory: the pool, uint8 [pool_bytes]; ``descriptor`` is its memfd.
@@ -44,12 +47,10 @@ class PoolLink:
         layers: ServedLayers | None = None,
     ) -> None:
         self.agent = agent
-        self.images: MovedImages | None = None
-        """The engine's images, if its model takes images."""
+        self._images: MovedImages | None = None
         self._entries: queue.SimpleQueue[PeerEntry] = queue.SimpleQueue()
         self._streaming: dict[int, tuple[str, Transfer]] = {}
         self.bell = Bell()
-        """The bell that rings when :meth:`entries` has entries; the engine may ring it, too."""
         is_tcp = isinstance(place.address(), str)
         lends = is_tcp and layers is not None and bool(layers.full_groups)
         self.asks = lends
@@ -71,50 +72,53 @@ class PoolLink:
         self._place = place
         borrows = neighbours is not None and (lends or not is_tcp)
         self.section_bytes = section_bytes(groups) if borrows else 0
-        """The bytes of a section that this instance may borrow; 0: it cannot borrow."""
         place.publish(self._node.address)
         self._node.start()
 
     @property
+    @override
+    def is_linked(self) -> bool:
+        return True
+
+    @property
+    @override
     def listens(self) -> str:
-        """The address for instances on other hosts; "" in a pool of one host."""
         return self._place.listens if isinstance(self._place, NetworkRendezvous) else ""
 
+    @override
+    def move_images(self, make: Callable[[Agent], MovedImages]) -> None:
+        self._images = make(self.agent)
+
+    @override
     def meet(self, addresses: Mapping[str, str]) -> None:
-        """Set the addresses of the other instances, in a pool of several hosts."""
         if isinstance(self._place, NetworkRendezvous):
             self._place.meet(addresses)
 
+    @override
     def now(self) -> Tick:
-        """Return the milliseconds of the node's clock."""
         return self._node.now()
 
+    @override
     def entries(self) -> Iterator[PeerEntry]:
-        """Yield the entries since the last call; the core processes each before the next."""
         self.bell.clear()
         with contextlib.suppress(queue.Empty):
             while True:
                 entry = self._entries.get_nowait()
                 if isinstance(entry, PeerLost):  # between two steps: no step reads its pool
                     self._node.creditors.take_away(entry.peer, entry.incarnation)
-                checked = entry if self.images is None else self.images.incoming(entry)
+                checked = entry if self._images is None else self._images.incoming(entry)
                 if isinstance(checked, Send):
                     self._node.post([checked])
                 else:
                     yield checked
 
+    @override
     def do(self, actions: Sequence[Action], deadline: Tick | None) -> None:
-        """Execute the agent's actions.
-
-        Rights are granted and revoked immediately: the next plan may reuse their pages.
-
-        :param deadline: when the agent must next receive the time.
-        """
         others: list[Action] = []
-        if self.images is not None:
-            self.images.settle()
+        if self._images is not None:
+            self._images.settle()
         for requested in actions:
-            action = requested if self.images is None else self.images.outgoing(requested)
+            action = requested if self._images is None else self._images.outgoing(requested)
             if isinstance(action, Heard):
                 self._take(action)
             elif isinstance(action, Grant):
@@ -145,8 +149,8 @@ class PoolLink:
         """Return the line for queries to a creditor; None if its connection is closed."""
         return self._node.creditors.partials(instance, incarnation)
 
+    @override
     def close(self) -> None:
-        """Close all connections."""
         self._node.close()
         self.bell.close()
 

@@ -18,10 +18,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from msgspec import structs
+from typing_extensions import override
 
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.index_watch import IndexWatch
-from kvell.engine.core.journal import Journal, JournaledCore
+from kvell.engine.core.journal import Journal
+from kvell.engine.core.loop import EngineLoop, PageTransport
 from kvell.engine.protocol.messages import (
     HEARTBEAT_SECONDS,
     Cancel,
@@ -33,9 +35,8 @@ from kvell.engine.protocol.messages import (
 from kvell.engine.protocol.notices import WatchIndex
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.mempool.agent import Agent
-from kvell.mempool.entries import NOT_IN_PLACE, PeerEntry, PeerLost, PeerMapped, Ticked
+from kvell.mempool.entries import NOT_IN_PLACE, PeerEntry, PeerLost, PeerMapped
 from kvell.mempool.loans.messages import Filled, Loan, Recall
-from kvell.mempool.node import TICK_MILLISECONDS
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import (
     Action,
@@ -102,7 +103,7 @@ def _nothing() -> None:
     """Do nothing."""
 
 
-class VirtualInstance:
+class VirtualInstance(PageTransport):
     """An incarnation of an instance, from its start to its death.
 
     :param core: with ``agent``.
@@ -133,14 +134,13 @@ class VirtualInstance:
         self.is_dead = False
         layout = agent.core.layout
         self.behind = PeerMappings(device, layout.pool_bytes, layout.large_page_bytes)
-        self._told = JournaledCore(core, record.journal if record else None)
+        self._engine = EngineLoop(core, self, record.journal if record else None)
         self._reads = reads
         self._machine, self._loop, self._network, self._says = machine, loop, network, says
         self._inbox: deque[Input] = deque()
         self._streaming: dict[int, tuple[str, Offer]] = {}
         """Offers of streamed pages, and their receivers, by number of the transfer."""
         self._is_busy = False
-        self._ticked: Tick = -TICK_MILLISECONDS
         self._wakes_at: Tick = LATEST_TICK
         self._beat_seconds = -math.inf
         self._stands_until_seconds = -math.inf
@@ -199,22 +199,22 @@ class VirtualInstance:
             return
         self._is_busy = True  # inputs that this causes are handled here
         while self._inbox:
-            self._handle(self._inbox.popleft())
-        self._tick()
+            self._say(self._handle(self._inbox.popleft()))
+        self._say(self._engine.take_deadline())
         self._is_busy = False
         if self.core.has_work:
             self._begin()
-        self._wake_at(self._deadline())
+        self._wake_at(self._engine.deadline)
 
-    def _handle(self, entry: Input) -> None:
-        if not isinstance(entry, Cancel):
-            self._tell_time()  # deadlines count from now
+    def _handle(self, entry: Input) -> list[Event]:
         if isinstance(entry, Submit | Cancel | Migrate | MoveKvCache):
-            self._done(self._told.tell(entry))
-        elif isinstance(entry, WatchIndex):
-            self._done(self.core.watch_index(self._index_watch))
-        else:
-            self._heard(entry)
+            return self._engine.tell(entry)
+        events = self._engine.take_time()
+        if isinstance(entry, WatchIndex):
+            return events + self.core.watch_index(self._index_watch)
+        if isinstance(entry, PeerLost):  # between two steps: no step reads its pool
+            self.behind.take_away(entry.peer, entry.incarnation)
+        return events + self._engine.take(entry)
 
     def _index_watch(self) -> IndexWatch:
         return IndexWatch(self.agent.core, with_tokens=False)
@@ -223,35 +223,12 @@ class VirtualInstance:
     def _is_paused(self) -> bool:
         return self._loop.now_seconds < self._stands_until_seconds
 
-    def _heard(self, entry: PeerEntry) -> None:
-        if isinstance(entry, Ticked):
-            self._ticked = entry.now
-        elif isinstance(entry, PeerLost):  # between two steps: no step reads its pool
-            self.behind.take_away(entry.peer, entry.incarnation)
-        self._done(self._told.on_entry(entry))
-
-    def _tell_time(self) -> None:
-        """Pass the time to the core, unless the core has it."""
-        now = self._now()
-        if now - self._ticked >= TICK_MILLISECONDS:
-            self._heard(Ticked(now))
-
-    def _tick(self) -> None:
-        """Pass the time to the core at a deadline."""
-        deadline, now = self._deadline(), self._now()
-        if deadline is not None and deadline <= now:
-            self._heard(Ticked(now))
-
-    def _deadline(self) -> Tick | None:
-        return None if self.core.handovers is None else self.core.handovers.next_deadline
-
     def _begin(self) -> None:
         self._is_busy = True
-        plan = self._told.plan()
+        plan = self._engine.plan()
         seconds = self._machine.step_seconds(plan)
         seconds += self._reads.seconds(plan, self.agent.loans.lending)
-        if plan.streams:  # the core's actions offer its pages before it runs
-            self._done([])
+        if plan.streams:
             self._tell_written(plan, seconds)
         self.counts.steps += 1
         self.counts.busy_seconds += seconds
@@ -272,8 +249,7 @@ class VirtualInstance:
             self.counts.missed += len(result.missed)
             self.counts.borrowed |= {row[1:4] for row in plan.borrowed if row.right}
         self.device.finish(plan, result.missed)
-        self._tell_time()
-        self._done([*self._told.commit(result), *self._pulse()])
+        self._say([*self._engine.commit(result), *self._pulse()])
         self._is_busy = False
         self._run()
 
@@ -301,15 +277,20 @@ class VirtualInstance:
 
     # ------------------------------------------------------------------------ I/O
 
-    def _done(self, events: Sequence[Event]) -> None:
-        """Carry out the agent's actions after an input, and send events to the front."""
-        actions = self.core.take_actions()
+    def _say(self, events: Sequence[Event]) -> None:
+        if events:
+            self._says(events)
+
+    @override
+    def now(self) -> Tick:
+        return int(self._loop.now_seconds * 1000)
+
+    @override
+    def do(self, actions: Sequence[Action], deadline: Tick | None) -> None:
         if self.record is not None:
             self.record.actions += actions
         for action in actions:
             self._act(action)
-        if events:
-            self._says(events)
         self.watch()
 
     def _act(self, action: Action) -> None:
@@ -342,9 +323,6 @@ class VirtualInstance:
             hold = self.agent.holds[owner]
             self.counts.arriving_tokens += len(hold.tokens)
             self.counts.arriving_hits += hold.hit_tokens
-
-    def _now(self) -> Tick:
-        return int(self._loop.now_seconds * 1000)
 
     def _wake_at(self, deadline: Tick | None) -> None:
         """Run at a deadline, unless an earlier run is scheduled."""

@@ -1,0 +1,133 @@
+"""The loop around an engine core: the time before each input, and the pool's actions after it.
+
+::
+
+    commands, entries of the pool ──► EngineLoop ──► JournaledCore ──► events
+                                       │  ▲  └────── actions ────► PageTransport ──► other instances
+                                 plan  ▼  │ result                      │
+                                      runner                      time ─┘
+
+The engine of a process and an instance in virtual time differ in what they connect to it: a runner
+or a device, a clock, and a transport of pages.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from typing_extensions import override
+
+from kvell.engine.core.core import EngineCore
+from kvell.engine.core.journal import CoreCommand, Journal, JournaledCore, Outcome
+from kvell.engine.core.lateness import Lateness
+from kvell.engine.protocol.messages import Cancel, Event
+from kvell.engine.requests.plan import StepPlan
+from kvell.mempool.entries import PeerEntry, Ticked
+from kvell.mempool.owners import TICK_MILLISECONDS, Tick
+from kvell.mempool.transfers.actions import Action
+
+
+class PageTransport(Protocol):
+    """The I/O of an engine's part in the pool of instances."""
+
+    def now(self) -> Tick | None:
+        """Return the milliseconds of the transport's clock; None: no time passes."""
+        ...
+
+    def do(self, actions: Sequence[Action], deadline: Tick | None) -> None:
+        """Execute the agent's actions.
+
+        Rights are granted and revoked immediately: the next plan may reuse their pages.
+
+        :param deadline: when the agent must next receive the time; None: it need not.
+        """
+        ...
+
+
+class NoTransport(PageTransport):
+    """The transport of an engine that no other instance reaches."""
+
+    @override
+    def now(self) -> None:
+        return None
+
+    @override
+    def do(self, actions: Sequence[Action], deadline: Tick | None) -> None:
+        pass
+
+
+class EngineLoop:
+    """The inputs of one engine core, in order.
+
+    :param journal: is filled, if given.
+    """
+
+    def __init__(
+        self, core: EngineCore, pages: PageTransport, journal: Journal | None = None
+    ) -> None:
+        self.core, self._pages = core, pages
+        self._journaled = JournaledCore(core, journal)
+        self._tick: Tick = -TICK_MILLISECONDS
+
+    @property
+    def deadline(self) -> Tick | None:
+        """The time at which the core must be told the time; None if there is none."""
+        return self.core.pool.next_deadline
+
+    def tell(self, command: CoreCommand) -> list[Event]:
+        """Pass a command to the core."""
+        events = [] if isinstance(command, Cancel) else self.take_time()  # deadlines count from now
+        events += self._journaled.tell(command)
+        self.act()
+        return events
+
+    def take(self, entry: PeerEntry) -> list[Event]:
+        """Pass an entry of other instances, copies or time to the core."""
+        if isinstance(entry, Ticked):
+            self._tick = entry.now
+        events = self._journaled.on_entry(entry)
+        self.act()
+        return events
+
+    def take_time(self) -> list[Event]:
+        """Pass the time to the core, at most once a tick."""
+        now = self._pages.now()
+        if now is None or now - self._tick < TICK_MILLISECONDS:
+            return []
+        return self.take(Ticked(now))
+
+    def take_deadline(self) -> list[Event]:
+        """Pass the time to the core, if its deadline has passed."""
+        now, deadline = self._pages.now(), self.deadline
+        if now is None or deadline is None or deadline > now:
+            return []
+        return self.take(Ticked(now))
+
+    def plan(self) -> StepPlan:
+        """Plan the next step, and execute the actions that precede it."""
+        plan = self._journaled.plan()
+        if plan.streams:  # the agent offers their pages before the step runs
+            self.act()
+        return plan
+
+    def commit(self, outcome: Outcome) -> list[Event]:
+        """Commit the oldest planned step: its result, or its failure."""
+        events = self.take_time()
+        events += self._journaled.commit(outcome)
+        self.act()
+        return events
+
+    def note(self, late: Lateness) -> None:
+        """Report to the core whether requests were late in the last step."""
+        self._journaled.note(late)
+
+    def warm(self, chunks: int) -> None:
+        """Report to the core that the next ``chunks`` chunks have memory; 0: no more will."""
+        self._journaled.warm(chunks)
+
+    def abandon(self) -> None:
+        """Let the core drop all requests and the cache."""
+        self._journaled.abandon()
+
+    def act(self) -> None:
+        """Execute the agent's actions, before the next step is planned."""
+        self._pages.do(self.core.take_actions(), self.deadline)

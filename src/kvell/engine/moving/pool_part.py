@@ -1,0 +1,240 @@
+"""The part of an engine core in the pool of instances, and the part of an engine that is alone."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from typing_extensions import override
+
+from kvell.engine.moving.encoding import ArrivedRequest
+from kvell.engine.moving.held_text import HeldText
+from kvell.engine.protocol.messages import Cancel, Event, MigrationRefused, Submit
+from kvell.engine.protocol.placements import RequestPlacementEntry
+from kvell.engine.requests.plan import NewPages, StepPlan
+from kvell.engine.requests.request import Request
+from kvell.memory import Ints
+from kvell.mempool.entries import Draining, PeerEntry
+from kvell.mempool.owners import Tick
+from kvell.mempool.transfers.actions import Action
+from kvell.vocabulary import StepNumber
+
+NOTHING_LENT = dict.fromkeys(("lent", "borrowed", "returned", "replaced", "shared", "lost"), 0)
+NO_ROWS = np.empty((0, 4), np.int32)
+NO_PAGES = np.empty((0, 2), np.int32)
+
+
+class PoolNews(NamedTuple):
+    """What has happened to requests in the pool.
+
+    :param moved: requests that another instance continues.
+    :param arrived: requests that this instance continues.
+    """
+
+    moved: Sequence[Request] = ()
+    arrived: Sequence[ArrivedRequest] = ()
+
+
+NO_NEWS = PoolNews()
+
+
+class PoolPart(Protocol):
+    """The requests of one engine core that move, and the sections that they borrow."""
+
+    @property
+    def num_idle(self) -> int:
+        """Number of requests that need no step: deferred or moving ones."""
+        ...
+
+    @property
+    def holds_pages(self) -> bool:
+        """Whether any pages belong to no running request and will be freed later."""
+        ...
+
+    @property
+    def next_deadline(self) -> Tick | None:
+        """The time at which a :class:`.Ticked` has something to do; None if there is none."""
+        ...
+
+    def watch_insertions(self, computes: Callable[[int, HeldText], None]) -> None:
+        """Report each text from another instance, with its handle, when it is cached."""
+        ...
+
+    def take_actions(self) -> list[Action]:
+        """Return the actions to execute, in order, before the next step is planned."""
+        ...
+
+    def take_staying(self) -> list[Event]:
+        """Return refusals for the requests that could not move since the last call."""
+        ...
+
+    def take_given_up(self) -> list[Request]:
+        """Return requests for which no instance has had memory for too long."""
+        ...
+
+    def enter(self, request: Request, command: Submit) -> bool:
+        """Register a new request; return whether it waits for other instances' answers."""
+        ...
+
+    def begin_migration(self, request: Request, target: str) -> None:
+        """Begin to migrate a request in the middle of its answer, unless it moves anyway."""
+        ...
+
+    def move_kvcache(self, request: Request, num_blocks: int, dst: str) -> str:
+        """Plan to move sections of a request to a creditor; return why none can move, or ""."""
+        ...
+
+    def on_entry(self, entry: PeerEntry, *, is_owed_a_result: bool = False) -> PoolNews:
+        """Process an entry of other instances, copies or time.
+
+        :param is_owed_a_result: whether a step runs: no deadline expires before the next tick,
+            since the step may read what a deadline takes.
+        """
+        ...
+
+    def before_plan(self, step: StepNumber) -> NewPages:
+        """Prepare remote sections for the next step; return its rows of remote pages."""
+        ...
+
+    def plan_borrows(self, plan: StepPlan, rows: NewPages) -> StepPlan:
+        """Return the plan with its remote reads; recall lent memory if the plan lacks memory."""
+        ...
+
+    def on_planned(self, plan: StepPlan, requests: Sequence[Request]) -> tuple[int, ...]:
+        """Offer the pages of requests whose announced text the plan completes, if that pays.
+
+        Call it before the step runs, while no other step does; then call :meth:`take_actions`.
+
+        :param requests: the requests of the plan's work.
+        :returns: numbers of the transfers that are pulled during the step.
+        """
+        ...
+
+    def on_computed(self, step: StepNumber, requests: Sequence[Request]) -> PoolNews:
+        """Begin to move requests whose announced text a step has completed; between two steps."""
+        ...
+
+    def on_missed(self, handles: Sequence[int]) -> None:
+        """Let requests recompute the sections that they read too late at creditors."""
+        ...
+
+    def on_cancelled(self, command: Cancel) -> None:
+        """Refuse a cancelled request that is still on its way here."""
+        ...
+
+    def on_ended(self, request: Request) -> None:
+        """End the loans and transfers of a request that ends: no instance may read its pages."""
+        ...
+
+    def send_back(self, request: Request) -> None:
+        """Send the text of a request that ended well to the instance that computed its prompt."""
+        ...
+
+    def sections(self) -> dict[str, int]:
+        """Return the number of sections ``lent`` now, and :meth:`.Borrowed.tally`."""
+        ...
+
+    def placements(self) -> tuple[RequestPlacementEntry, ...]:
+        """Return where the sections of all borrowing requests are."""
+        ...
+
+    def longest(self, running: Sequence[Request]) -> tuple[RequestPlacementEntry, ...]:
+        """Return the running requests with most sections that could move (:func:`.longest`)."""
+        ...
+
+    def lent_pages(self) -> Ints:
+        """Return the lent pages, int32 ``[pages, 2]``: group, page."""
+        ...
+
+
+class AloneInPool(PoolPart):
+    """The part of an engine that no other instance reaches: nothing moves, and nothing is lent."""
+
+    def __init__(self) -> None:
+        self._stays: list[Event] = []
+
+    num_idle = 0
+    holds_pages = False
+    next_deadline = None
+
+    @override
+    def watch_insertions(self, computes: Callable[[int, HeldText], None]) -> None:
+        pass
+
+    @override
+    def take_actions(self) -> list[Action]:
+        return []
+
+    @override
+    def take_staying(self) -> list[Event]:
+        stays, self._stays = self._stays, []
+        return stays
+
+    @override
+    def take_given_up(self) -> list[Request]:
+        return []
+
+    @override
+    def enter(self, request: Request, command: Submit) -> bool:
+        return False
+
+    @override
+    def begin_migration(self, request: Request, target: str) -> None:
+        self._stays.append(MigrationRefused(request.request_id, request.attempt))
+
+    @override
+    def move_kvcache(self, request: Request, num_blocks: int, dst: str) -> str:
+        return "no other instance reaches this one"
+
+    @override
+    def on_entry(self, entry: PeerEntry, *, is_owed_a_result: bool = False) -> PoolNews:
+        if isinstance(entry, Draining):
+            return NO_NEWS
+        raise RuntimeError("this engine is not part of a pool of several instances")
+
+    @override
+    def before_plan(self, step: StepNumber) -> NewPages:
+        return NO_ROWS
+
+    @override
+    def plan_borrows(self, plan: StepPlan, rows: NewPages) -> StepPlan:
+        return plan
+
+    @override
+    def on_planned(self, plan: StepPlan, requests: Sequence[Request]) -> tuple[int, ...]:
+        return ()
+
+    @override
+    def on_computed(self, step: StepNumber, requests: Sequence[Request]) -> PoolNews:
+        return NO_NEWS
+
+    @override
+    def on_missed(self, handles: Sequence[int]) -> None:
+        pass
+
+    @override
+    def on_cancelled(self, command: Cancel) -> None:
+        pass
+
+    @override
+    def on_ended(self, request: Request) -> None:
+        pass
+
+    @override
+    def send_back(self, request: Request) -> None:
+        pass
+
+    @override
+    def sections(self) -> dict[str, int]:
+        return NOTHING_LENT
+
+    @override
+    def placements(self) -> tuple[RequestPlacementEntry, ...]:
+        return ()
+
+    @override
+    def longest(self, running: Sequence[Request]) -> tuple[RequestPlacementEntry, ...]:
+        return ()
+
+    @override
+    def lent_pages(self) -> Ints:
+        return NO_PAGES
