@@ -70,7 +70,7 @@ class EngineLoop:
 
     @property
     def deadline(self) -> Tick | None:
-        """The time at which the core must be told the time; None if there is none."""
+        """The time of which the core must be notified; None if there is none."""
         return self.core.pool.next_deadline
 
     def tell(self, command: CoreCommand) -> list[Event]:
