@@ -14,8 +14,9 @@ from kvell.mempool.loans.actions import (
     LoanNews,
     LoanRecalled,
     LoanRefused,
+    ReadableLoan,
 )
-from kvell.mempool.loans.borrowing import Borrowing, Standing
+from kvell.mempool.loans.borrowing import Borrowing
 from kvell.mempool.loans.lending import Lending
 from kvell.mempool.loans.messages import Loan
 from kvell.mempool.owners import Owner
@@ -47,7 +48,7 @@ class Reading:
     """
 
     loan: Loan
-    standing: Standing
+    standing: ReadableLoan
     left: list[tuple[int, int, int]]
     is_right: bool = True
 
@@ -277,7 +278,7 @@ class LoanNetwork(Network):
             self.deliver(len(self.messages) - 1)
 
     def begin_reading(self, debtor: str, loan: Loan) -> None:
-        standing = self.borrowing(debtor).standing()[loan]
+        standing = self.borrowing(debtor).readable[loan]
         left = [
             (group_index, index, page)
             for group_index, pages in enumerate(standing.pages)
@@ -334,7 +335,7 @@ class LoanNetwork(Network):
         """Every loan that a debtor believes readable is; returns how many there are."""
         total = 0
         for name in self.instances:
-            for loan, standing in self.borrowing(name).standing().items():
+            for loan, standing in self.borrowing(name).readable.items():
                 right = Transfer(standing.creditor, standing.incarnation, standing.right)
                 assert right in self.instances[standing.creditor].granted, loan
                 self.user(name).readings.clear()

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from kvell.mempool.entries import Draining, Heard, PeerLost, PullEnded
-from kvell.mempool.loans.borrowing import Standing
+from kvell.mempool.loans.actions import ReadableLoan
 from kvell.mempool.loans.ledger import DRAIN_TICKS, MOST_LOANS_OF_DEBTOR, most_lendable
 from kvell.mempool.loans.lending import MOST_STEP_TICKS
 from kvell.mempool.loans.messages import (
@@ -79,7 +79,7 @@ def over(network: LoanNetwork) -> None:
 def test_a_section_is_lent_filled_read_and_given_back(mix: str) -> None:
     network = quiet(mix)
     loan = network.borrow("a", "b", 3, 100)
-    assert network.borrowing("a").standing() == {}
+    assert network.borrowing("a").readable == {}
     network.run()
     assert network.user("a").granted == [loan]
     assert network.fill("a", loan)
@@ -91,7 +91,7 @@ def test_a_section_is_lent_filled_read_and_given_back(mix: str) -> None:
     network.pass_time(1 << 40)
     assert network.believed() == 1, "a loan that is read has no deadline"
     network.give_back("a", loan)
-    assert network.borrowing("a").standing() == {}
+    assert network.borrowing("a").readable == {}
     over(network)
     assert network.user("a").lost == {} and network.lending("b").pages_lent() == {}
 
@@ -99,9 +99,9 @@ def test_a_section_is_lent_filled_read_and_given_back(mix: str) -> None:
 def test_what_stands_names_the_pages_by_group_in_the_order_in_which_they_were_filled() -> None:
     network = quiet("two")
     loan = network.lend("a", "b", 3)
-    (standing,) = network.borrowing("a").standing().values()
+    (standing,) = network.borrowing("a").readable.values()
     creditor = network.instances["b"]
-    assert isinstance(standing, Standing) and [len(pages) for pages in standing.pages] == [3, 4]
+    assert isinstance(standing, ReadableLoan) and [len(pages) for pages in standing.pages] == [3, 4]
     assert (standing.creditor, standing.incarnation) == ("b", creditor.incarnation)
     assert standing.deadline is None
     for group, pages in enumerate(standing.pages):
@@ -134,7 +134,7 @@ def test_loans_and_transfers_have_numbers_of_one_counter() -> None:
     network.lend("a", "b")
     network.send("b", "a", text, True, 100)
     network.lend("a", "b")
-    rights = [one.right for one in network.borrowing("a").standing().values()]
+    rights = [one.right for one in network.borrowing("a").readable.values()]
     sent = [one.number for one in network.instances["b"].ended]
     network.run()
     sent = [one.number for one in network.instances["b"].ended]
@@ -433,7 +433,7 @@ def test_what_an_other_than_the_creditor_says_does_not_count(
     network = quiet()
     loan = network.lend("a", "b")
     hear(network, "a", "c", message(loan))
-    assert network.borrowing("a").standing().keys() == {loan}
+    assert network.borrowing("a").readable.keys() == {loan}
 
 
 @pytest.mark.parametrize(
@@ -621,7 +621,7 @@ def test_a_recalled_loan_is_read_until_it_is_given_back() -> None:
     network.recall("b", 1, 100)
     network.run()
     assert network.user("a").recalled == {loan: network.now + 100}
-    assert network.borrowing("a").standing()[loan].deadline == network.now + 100
+    assert network.borrowing("a").readable[loan].deadline == network.now + 100
     network.pass_time(99)
     assert network.believed() == 1
     network.give_back("a", loan)
@@ -940,10 +940,13 @@ def test_the_audit_says_what_does_not_fit_together() -> None:
     creditor.loans.lending._lent.clear()
     assert "holds pages for no loan" in creditor.loans.audit()[0]
     (mine,) = debtor.loans.borrowing._borrowed.values()
-    mine.state = "granted"
-    assert "waits for nothing" in debtor.loans.audit()[0]
+    mine.deadline = 7
+    assert "is recalled at 7" in debtor.loans.audit()[0]
+    mine.deadline, mine.state = None, "granted"
+    assert "waits for nothing" in debtor.loans.audit()[-1]
+    assert "readable or lent, not both" in debtor.loans.audit()[0]
     mine.state = "asked"
-    assert "is asked with pages" in debtor.loans.audit()[0]
+    assert "is asked with pages" in debtor.loans.audit()[1]
 
 
 def test_an_audit_finds_who_borrows_and_lends_at_once() -> None:

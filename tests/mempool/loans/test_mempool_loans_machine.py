@@ -168,7 +168,7 @@ class LoansMachine(RuleBasedStateMachine):
         network.believed()
         for name, instance in network.instances.items():
             loans, user = instance.agent.loans, network.user(name)
-            standing = loans.borrowing.standing()
+            standing = loans.borrowing.readable
             assert set(standing) == set(user.filled) and len(loans.borrowing) == len(standing)
             assert not user.granted and not user.sources
             stand = [loan for other in "abc" for loan in network.user(other).filled]
@@ -191,10 +191,10 @@ class LoansMachine(RuleBasedStateMachine):
 
     def readable(self) -> list[tuple[str, Loan]]:
         """The loans that debtors believe readable."""
-        return [(name, one) for name in "abc" for one in self.network.borrowing(name).standing()]
+        return [(name, one) for name in "abc" for one in self.network.borrowing(name).readable]
 
     def creditor(self, debtor: str, loan: Loan) -> str:
-        return self.network.borrowing(debtor).standing()[loan].creditor
+        return self.network.borrowing(debtor).readable[loan].creditor
 
 
 TestLoans = LoansMachine.TestCase

@@ -26,9 +26,9 @@ def test_a_loan_is_shared_and_takes_no_memory(mix: str) -> None:
     first = network.lend("a", "b", 3)
     before = used(network.instances["b"])
     second = network.share("a", first, 100)
-    assert list(network.borrowing("a").standing()) == [first], "not before it is answered"
+    assert list(network.borrowing("a").readable) == [first], "not before it is answered"
     network.run()
-    standing = network.borrowing("a").standing()
+    standing = network.borrowing("a").readable
     assert standing[first].pages == standing[second].pages
     assert standing[first].right != standing[second].right
     assert used(network.instances["b"]) == before

@@ -124,7 +124,7 @@ class LendingRun(Run):
             assert instance.agent.loans.audit() == []
             assert isinstance(instance.core.pool, Handovers)
             assert instance.core.pool.borrowed.audit() == []
-            for rights in instance.agent.loans.borrowing.standing().values():
+            for rights in instance.agent.loans.borrowing.readable.values():
                 self._check_right(rights.creditor, rights.incarnation, rights.right)
 
         instance.watch = audited

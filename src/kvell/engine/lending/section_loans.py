@@ -91,11 +91,11 @@ class SectionLoans:
 
         :param source: the recalled loan.
         """
-        standing = self._loans.standing().get(source)
-        if standing is None:
+        readable = self._loans.readable.get(source)
+        if readable is None:
             return None
-        pages = list(chain(*standing.pages))
-        return self._loans.fill(loan, pages, standing, step_ticks=self.step_ticks)
+        pages = list(chain(*readable.pages))
+        return self._loans.fill(loan, pages, readable, step_ticks=self.step_ticks)
 
     def cut_moved(self, borrower: Borrower, rows: NewPages) -> list[Action]:
         """End loans that creditors fill from pages that a step moves; they are requested again.
@@ -109,9 +109,9 @@ class SectionLoans:
 
     def note_filled(self, borrower: Borrower) -> None:
         """Update the number of first sections that may be read."""
-        standing = self._loans.standing()
+        readable = self._loans.readable
         while borrower.filled < len(borrower.loans):
-            if borrower.loans[borrower.filled] not in standing:
+            if borrower.loans[borrower.filled] not in readable:
                 break
             borrower.filled += 1
 
@@ -155,24 +155,24 @@ class SectionLoans:
 
     def first_lost(self, borrower: Borrower) -> int | None:
         """Return the first section that is lost or recalled; None if none is, as far as known."""
-        standing = self._loans.standing()
+        readable = self._loans.readable
         gone = [
-            at for at, loan in enumerate(borrower.loans[: borrower.away]) if loan not in standing
+            at for at, loan in enumerate(borrower.loans[: borrower.away]) if loan not in readable
         ]
         recalled = [] if borrower.recalled is None else [borrower.recalled]
         return min([*gone, *borrower.wanted_back, *recalled], default=None)
 
     def beyond(self, borrower: Borrower, section: int) -> dict[Place, int]:
         """Return a creditor's pages of a section, numbered as pages after the own pool."""
-        standing = self._loans.standing()[borrower.loans[section]]
-        first = self._agent.neighbours[standing.creditor, standing.incarnation]
-        return self._sections(borrower).beyond(standing.pages, first, section)
+        readable = self._loans.readable[borrower.loans[section]]
+        first = self._agent.neighbours[readable.creditor, readable.incarnation]
+        return self._sections(borrower).beyond(readable.pages, first, section)
 
     def rights(self, borrower: Borrower) -> list[BorrowedPages]:
         """Return the rights that must be valid until a step that computes the request has ended."""
-        standing = self._loans.standing()
+        readable = self._loans.readable
         loans = [*borrower.loans[: borrower.away], *(borrower.ends if borrower.returning else ())]
-        rights = [standing.get(loan) for loan in loans]
+        rights = [readable.get(loan) for loan in loans]
         # Encode a revoked right as invalid, so that the row is missed.
         rows = [("", 0, 0) if r is None else (r.creditor, r.incarnation, r.right) for r in rights]
         return [BorrowedPages(borrower.handle, *row, borrower.by_queries) for row in rows]

@@ -24,7 +24,7 @@ NO_PAGES = np.empty((0, 2), np.int32)
 
 
 class PoolNews(NamedTuple):
-    """What has happened to requests in the pool.
+    """The requests that moved in the pool.
 
     :param moved: requests that another instance continues.
     :param arrived: requests that this instance continues.

@@ -1,9 +1,27 @@
-"""Notices to a debtor's user about its loans."""
+"""The loans that a debtor may read, and notices to its user."""
 
 from dataclasses import dataclass
 
+from kvell.mempool.loans.counts import Counts
 from kvell.mempool.loans.messages import Loan
 from kvell.mempool.owners import Tick
+
+
+@dataclass(frozen=True)
+class ReadableLoan:
+    """A loan that may be read while the creditor's right for it is valid.
+
+    :ivar incarnation: the creditor's incarnation.
+    :ivar right: the number of the creditor's right.
+    :ivar pages: the creditor's pages of each group, in the order in which they were filled.
+    :ivar deadline: when the creditor takes them, in ticks of this instance; None: not recalled.
+    """
+
+    creditor: str
+    incarnation: int
+    right: int
+    pages: tuple[Counts, ...]
+    deadline: Tick | None
 
 
 @dataclass(frozen=True)

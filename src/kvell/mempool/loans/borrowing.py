@@ -15,8 +15,8 @@ A reader checks the creditor's right after each read (:mod:`.transports.rights`)
 may be revoked before this side receives the message.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -27,6 +27,7 @@ from kvell.mempool.loans.actions import (
     LoanLost,
     LoanRecalled,
     LoanRefused,
+    ReadableLoan,
 )
 from kvell.mempool.loans.counts import Counts, by_group, decode_pages, encode_ints
 from kvell.mempool.loans.messages import (
@@ -48,23 +49,6 @@ from kvell.mempool.transfers.numbers import RightNumbers
 from kvell.mempool.transfers.repeating import ResentMessage
 
 UNKNOWN = "there is no such loan"
-
-
-@dataclass(frozen=True)
-class Standing:
-    """A loan that may be read while the creditor's right for it is valid.
-
-    :ivar incarnation: the creditor's incarnation.
-    :ivar right: the number of the creditor's right.
-    :ivar pages: the creditor's pages of each group, in the order in which they were filled.
-    :ivar deadline: when the creditor takes them, in ticks of this instance; None: not recalled.
-    """
-
-    creditor: str
-    incarnation: int
-    right: int
-    pages: tuple[Counts, ...]
-    deadline: Tick | None
 
 
 @dataclass
@@ -110,6 +94,7 @@ class Borrowing:
         self.is_closed = False
         """Whether the instance borrows no more."""
         self._borrowed: dict[Loan, _Borrowed] = {}
+        self._readable: dict[Loan, ReadableLoan] = {}
         self._number = 0
         self._now: Tick = 0
 
@@ -127,13 +112,10 @@ class Borrowing:
         repeats = [debt.unanswered.at for debt in loans if debt.unanswered is not None]
         return min(ticks + repeats, default=None)
 
-    def standing(self) -> dict[Loan, Standing]:
-        """Return the loans that may be read, oldest first."""
-        return {
-            loan: Standing(debt.creditor, debt.incarnation, debt.right, debt.pages, debt.deadline)
-            for loan, debt in self._borrowed.items()
-            if debt.state == "lent"
-        }
+    @property
+    def readable(self) -> Mapping[Loan, ReadableLoan]:
+        """The loans that may be read, in the order in which they were filled."""
+        return self._readable
 
     def creditor_of(self, loan: Loan) -> tuple[str, int]:
         """Return the creditor and its incarnation, 0 until it has answered.
@@ -178,7 +160,7 @@ class Borrowing:
         self,
         loan: Loan,
         pages: Sequence[int],
-        source: Standing | None = None,
+        source: ReadableLoan | None = None,
         *,
         step_ticks: Tick = 0,
     ) -> list[Action]:
@@ -249,6 +231,9 @@ class Borrowing:
         if debt.state != "filling":
             return []
         debt.state, debt.deadline, debt.unanswered = "lent", None, None
+        self._readable[message.loan] = ReadableLoan(
+            creditor, debt.incarnation, debt.right, debt.pages, None
+        )
         return [*self._revoked(debt), LoanFilled(message.loan)]
 
     def on_recalled(self, creditor: str, message: Recall) -> list[Action]:
@@ -263,6 +248,7 @@ class Borrowing:
         deadline = self._now + message.ticks_left
         is_sooner = debt.deadline is None or deadline < debt.deadline
         debt.deadline = deadline  # a later one: the creditor needs them less urgently
+        self._readable[message.loan] = replace(self._readable[message.loan], deadline=deadline)
         return [LoanRecalled(message.loan, deadline)] if is_sooner else []
 
     def given_back(self, creditor: str, message: GivenBack) -> list[Action]:
@@ -304,14 +290,21 @@ class Borrowing:
                 actions += self._refused(loan, problem)
                 continue
             del self._borrowed[loan]
+            self._readable.pop(loan, None)
             actions += self._revoked(debt)
             actions += [] if debt.state == "returning" else [LoanLost(loan, problem)]
         return actions
 
     def audit(self) -> list[str]:
         """Return all contradictions in the loans, a sentence for each."""
-        problems = []
+        lent = {loan for loan, debt in self._borrowed.items() if debt.state == "lent"}
+        problems = [
+            f"{loan} is readable or lent, not both" for loan in lent ^ self._readable.keys()
+        ]
         for loan, debt in self._borrowed.items():
+            readable = self._readable.get(loan)
+            if readable is not None and readable.deadline != debt.deadline:
+                problems.append(f"{loan} is recalled at {debt.deadline}, not {readable.deadline}")
             has_pages = tuple(len(some) for some in debt.pages) == debt.counts
             if has_pages == (debt.state == "asked"):
                 problems.append(f"{loan} is {debt.state} with pages {debt.pages}")
@@ -383,6 +376,7 @@ class Borrowing:
     def _returned(self, loan: Loan, debt: _Borrowed) -> list[Action]:
         """Send ``GiveBack``, and resend it until it is confirmed."""
         debt.state, debt.deadline = "returning", None
+        self._readable.pop(loan, None)
         return [*self._revoked(debt), self._said(debt, GiveBack(loan))]
 
     def _revoked(self, debt: _Borrowed) -> list[Action]:
