@@ -116,28 +116,36 @@ def _given(command: CoreCommand, core: EngineCore) -> list[Event]:
     return core.migrate(command) if isinstance(command, Migrate) else core.move_kvcache(command)
 
 
+def apply(entry: Entry, core: EngineCore) -> list[Event] | StepPlan:
+    """Give a core its next input; return its events, or the plan that the input asks for."""
+    if isinstance(entry, PlanAsked):
+        return core.plan()
+    if isinstance(entry, CoreCommand):
+        return _given(entry, core)
+    if isinstance(entry, StepResult):
+        return core.commit(entry)
+    if isinstance(entry, StepFailure):
+        return core.fail(entry)
+    if isinstance(entry, PeerEntry):
+        return core.on_entry(entry)
+    if isinstance(entry, Warmed):
+        core.warm(entry.chunks)
+    elif isinstance(entry, Lateness):
+        core.note(entry)
+    else:
+        core.abandon()
+    return []
+
+
 def replay(
     entries: Iterable[Entry], core: EngineCore, each: Callable[[EngineCore], None] | None = None
 ) -> list[StepPlan]:
     """Replay a journal in a fresh core; return its plans.  Call ``each`` after every entry."""
     plans: list[StepPlan] = []
     for entry in entries:
-        if isinstance(entry, CoreCommand):
-            _given(entry, core)
-        elif isinstance(entry, StepResult):
-            core.commit(entry)
-        elif isinstance(entry, StepFailure):
-            core.fail(entry)
-        elif isinstance(entry, Warmed):
-            core.warm(entry.chunks)
-        elif isinstance(entry, Abandoned):
-            core.abandon()
-        elif isinstance(entry, Lateness):
-            core.note(entry)
-        elif isinstance(entry, PeerEntry):
-            core.on_entry(entry)
-        else:
-            plans.append(core.plan())
+        outcome = apply(entry, core)
+        if isinstance(outcome, StepPlan):
+            plans.append(outcome)
         if each is not None:
             each(core)
     return plans

@@ -1,11 +1,10 @@
 """Messages about paths and methods that are not served, with the nearest path."""
 
-import difflib
 from collections.abc import Collection, Iterable
 
+from kvell.equivalents.nearest import nearest
+
 LONGEST_PATH = 200
-NEAR = 0.8
-"""The similarity of two paths, of 1, from which a path is proposed in place of another."""
 LEAST_PARTS = 2
 """The parts that a path and a served path must share at their ends to be near."""
 
@@ -31,8 +30,7 @@ def nearest_path(path: str, served: Iterable[str]) -> str | None:
     ends = [each for each in paths if _shares_end(parts, _parts(each))]
     if ends:
         return max(ends, key=lambda each: len(_parts(each)))
-    similar = difflib.get_close_matches(path.lower().rstrip("/"), paths, n=1, cutoff=NEAR)
-    return similar[0] if similar else None
+    return next(iter(nearest(path.lower().rstrip("/"), paths)), None)
 
 
 def wrong_method(method: str, path: str, allowed: str) -> str:

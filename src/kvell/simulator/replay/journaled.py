@@ -10,13 +10,11 @@ from dataclasses import dataclass, field
 
 from kvell.clock import VirtualClock
 from kvell.engine.core.core import EngineCore
-from kvell.engine.core.journal import Entry, Warmed
-from kvell.engine.core.lateness import Lateness
-from kvell.engine.failing.failures import StepFailure
-from kvell.engine.protocol.messages import Cancel, Event, Finished, Submit
+from kvell.engine.core.journal import Entry, apply
+from kvell.engine.protocol.messages import Event, Finished
 from kvell.engine.protocol.statistics import Stats
 from kvell.engine.requests.limits import Limits
-from kvell.engine.requests.plan import StepPlan, StepResult
+from kvell.engine.requests.plan import StepPlan
 from kvell.memory import LayerSpec, MemoryCore
 from kvell.simulator.replay.metered import MeteredCore
 from kvell.simulator.replay.runner import StepTimer
@@ -102,23 +100,13 @@ class _Again:
 
     def take(self, entry: Entry) -> None:
         """Apply the engine's next input."""
-        if isinstance(entry, Submit):
-            self._note(self.engine.submit(entry))
-        elif isinstance(entry, Cancel):
-            self._note(self.engine.cancel(entry))
-        elif isinstance(entry, StepResult):
-            self._note(self.engine.commit(entry))
-        elif isinstance(entry, StepFailure):
-            self._note(self.engine.fail(entry))
-        elif isinstance(entry, Warmed):
-            self.engine.warm(entry.chunks)
-        elif isinstance(entry, Lateness):
-            self.engine.note(entry)
+        outcome = apply(entry, self.engine)
+        if isinstance(outcome, StepPlan):
+            self._note_plan(outcome)
         else:
-            self._plan()
+            self._note(outcome)
 
-    def _plan(self) -> None:
-        plan = self.engine.plan()
+    def _note_plan(self, plan: StepPlan) -> None:
         self.clock.advance(self.machine.step_seconds(plan))
         totals = self.memory.totals()
         self.steps.append(

@@ -15,8 +15,9 @@ from typing import Any
 
 from kvell.clock import Clock, VirtualClock
 from kvell.engine.core.core import EngineCore
-from kvell.engine.core.journal import Journal, JournaledCore
+from kvell.engine.core.journal import Journal
 from kvell.engine.core.lateness import LatenessWatch
+from kvell.engine.core.loop import EngineLoop, NoTransport
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.planning.admission import MAX_HELD_BACK
@@ -129,7 +130,7 @@ class Replay:
         )
         self._lateness = lateness
         self._look_every, self._seen = look_every, Sample(0, False, ())
-        self._journaled = JournaledCore(self._engine, journal)
+        self._loop = EngineLoop(self._engine, NoTransport(), journal)
         self._prompts = PromptMaker(rows, images_in_text)
         self._runner = TraceRunner(self._prompts, acceptance)
         self._pending = Schedule(rows, arrivals, self._is_served, sessions=sessions)
@@ -245,7 +246,7 @@ class Replay:
         )
         prompt = to_token_bytes(self._prompts.prompt(index))
         spec = RequestSpec(RequestId(str(index)), prompt, sampling, images=place.images)
-        if self._journaled.tell(Submit(spec)):
+        if self._loop.tell(Submit(spec)):
             self._pending.refuse(index, self.clock.now_seconds())
         else:
             self._waiting_tokens += place.prompt_tokens
@@ -253,7 +254,7 @@ class Replay:
     # --------------------------------------------------------------------- steps
 
     def _step(self) -> None:
-        plan = self._journaled.plan()
+        plan = self._loop.plan()
         if not plan.work and not plan.preempted:
             raise RuntimeError(f"step {plan.step} computes nothing, and requests wait")
         self._leaves_waiting = self._engine.num_waiting() > 0 or self._is_due()
@@ -261,10 +262,10 @@ class Replay:
         self._counts["scheduled"] += len(plan.work)
         self._counts["short_of_memory"] += self._is_short_of_memory(plan)
         self.clock.advance(self._machine.step_seconds(plan))
-        events = self._journaled.commit(self._runner.run(plan))
+        events = self._loop.commit(self._runner.run(plan))
         self._note(plan.step, events)
         if self._lateness is not None:
-            self._journaled.note(self._lateness.step(events, self.clock.now_seconds()))
+            self._loop.note(self._lateness.step(events, self.clock.now_seconds()))
 
     def _is_short_of_memory(self, plan: StepPlan) -> bool:
         """Return whether a request waits for memory: the step had tokens and a seat left.

@@ -1,6 +1,5 @@
 """Settings from the keyword arguments of a Python class, with errors that name the class."""
 
-import difflib
 import inspect
 import math
 import os
@@ -15,6 +14,7 @@ from kvell.byte_sizes import parse_bytes
 from kvell.engine.setup.arguments.equivalent_arguments import own_value, with_equivalents
 from kvell.engine.setup.engine_settings import EngineSettings, settings_with_flag
 from kvell.engine.setup.options import Flag
+from kvell.equivalents.nearest import nearest
 from kvell.errors import ChangeSomething
 
 SIZES = MappingProxyType(
@@ -74,7 +74,7 @@ def _unknown(owner: type, name: str) -> TypeError:
     parameters = inspect.signature(owner).parameters.values()
     own = {each.name for each in parameters if each.kind is not each.VAR_KEYWORD}
     names = _SETTINGS | SIZES.keys() | own
-    near = difflib.get_close_matches(name, sorted(names), n=1, cutoff=NEAR)
+    near = nearest(name, names, NEAR)
     remedy = f"; did you mean '{near[0]}'?" if near else ""
     return TypeError(f"{owner.__name__}() got an unexpected keyword argument '{name}'{remedy}")
 
