@@ -6,7 +6,7 @@
 namespace kvell::memory {
 namespace {
 
-// Of holders without a text; nothing is ever named under it (prefix/core/reserving.py).
+// Of holders without a text; nothing is ever named under it (tests/oracle/core/reserving.py).
 const std::string kReservedRoot("\0reserved", 9);
 
 void same_size(Ints left, Ints right) {

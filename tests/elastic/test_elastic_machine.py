@@ -27,11 +27,11 @@ from kvell.elastic.memory import ElasticMemory, Slot
 from kvell.elastic.page_buffer import PageBuffer
 from kvell.elastic.tiling import Tiling
 from kvell.errors import TryLater
-from kvell.memory import Implementation, create_core
 from kvell.pages.audit import audit
 from kvell.pages.layout import Layout
 from kvell.prefix.interface import USED
 from tests.depth import machine
+from tests.oracle.factory import Implementation, create_core
 from tests.pages.pools import group, pool_of, state
 
 BUFFER_LARGE = 4
@@ -74,7 +74,7 @@ LAYOUTS: dict[str, Callable[[], Layout]] = {
 class Elastic(RuleBasedStateMachine):
     """A pool of about a dozen chunks."""
 
-    implementation: Implementation = "python"
+    implementation: Implementation = "oracle"
 
     @initialize(
         name=st.sampled_from(sorted(LAYOUTS)),
@@ -394,7 +394,7 @@ class Elastic(RuleBasedStateMachine):
 class CompiledElastic(Elastic):
     """The same over the compiled core."""
 
-    implementation = "auto"
+    implementation = "compiled"
 
 
 Elastic.TestCase.settings = machine(30, weight=0.5)

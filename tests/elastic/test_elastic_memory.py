@@ -7,7 +7,7 @@ from kvell.device.fake_chunks import FakeChunks
 from kvell.elastic.memory import AHEAD_BYTES, ElasticMemory
 from kvell.elastic.tiling import tiling
 from kvell.errors import TryLater
-from kvell.memory import create_core
+from tests.oracle.factory import create_core
 from tests.pages.pools import group, pool_of
 from tests.prefix.story import ints
 

@@ -9,18 +9,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvell.memory import (
-    GroupKind,
-    HoldingCore,
-    Images,
-    Implementation,
-    audit,
-    create_core,
-    facts_of,
-)
+from kvell.memory import GroupKind, HoldingCore, Images, audit, facts_of
 from kvell.mempool.holds import Holds
 from kvell.mempool.owners import Owner
 from tests.depth import machine
+from tests.oracle.factory import Implementation, create_core
 from tests.pages.pools import group, images, pool_of, state
 
 LAYOUTS = {
@@ -44,7 +37,7 @@ def ints(*values: int) -> "np.ndarray[Any, np.dtype[np.int32]]":
 class HoldsMachine(RuleBasedStateMachine):
     """Both cores in turn; every answer that a model can predict is compared with it."""
 
-    implementation: Implementation = "python"
+    implementation: Implementation = "oracle"
 
     @initialize(kind=st.sampled_from(list(LAYOUTS)), large=st.integers(4, 30))
     def start(self, kind: str, large: int) -> None:
@@ -237,7 +230,7 @@ TestCompiledHolds = CompiledHolds.TestCase
 TestCompiledHolds.settings = machine(40, 0.4)
 
 
-@pytest.mark.parametrize("implementation", ["python", "compiled"])
+@pytest.mark.parametrize("implementation", ["oracle", "compiled"])
 def test_what_is_here_is_not_received_anew(implementation: Implementation) -> None:
     """Its half-full page stays held, and so cached, whatever others evict."""
     core = create_core(pool_of(4, group(4, 2)), implementation)
@@ -255,7 +248,7 @@ def test_what_is_here_is_not_received_anew(implementation: Implementation) -> No
     assert core.peek(ints(2, 999), "") == 1
 
 
-@pytest.mark.parametrize("implementation", ["python", "compiled"])
+@pytest.mark.parametrize("implementation", ["oracle", "compiled"])
 def test_pages_without_a_text_become_one(implementation: Implementation) -> None:
     core = create_core(pool_of(20, group(4, 2)), implementation)
     holds, owner = Holds(core), Owner("alloc", "a", 1, 1)
@@ -268,7 +261,7 @@ def test_pages_without_a_text_become_one(implementation: Implementation) -> None
     assert len(holds) == 0
 
 
-@pytest.mark.parametrize("implementation", ["python", "compiled"])
+@pytest.mark.parametrize("implementation", ["oracle", "compiled"])
 def test_no_room_leaves_nothing_behind(implementation: Implementation) -> None:
     core = create_core(pool_of(4, group(4, 2)), implementation)
     holds = Holds(core)

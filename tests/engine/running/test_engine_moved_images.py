@@ -44,7 +44,7 @@ class Side:
     def __post_init__(self) -> None:
         self.store = ImageStore(PatchImages(picture_module(PATCHES)))
         self.sent = SentImages(self.store, keeps_tensors=True)
-        self.agent = Agent(create_core(pool_of(90, group(4, 2)), "python"), self.name, 1, "x")
+        self.agent = Agent(create_core(pool_of(90, group(4, 2))), self.name, 1, "x")
         self.agent.handle(Ticked(1))
         self.moved = MovedImages(
             self.store, self.sent, self.agent, lambda name, attempt: (name, attempt) in self.here

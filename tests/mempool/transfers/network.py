@@ -88,9 +88,7 @@ class Instance:
 
     def __init__(self, name: str, incarnation: int, groups: list[GroupSpec], large: int) -> None:
         self.name, self.incarnation = name, incarnation
-        self.core = create_core(
-            pool_of(large, *groups), "compiled" if incarnation % 2 else "python"
-        )
+        self.core = create_core(pool_of(large, *groups))
         self.agent = Agent(self.core, name, incarnation, "float32", most_transfers=6)
         self.holds, self.sending = self.agent.holds, self.agent.sending
         self.receiving = self.agent.receiving
