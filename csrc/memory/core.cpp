@@ -247,7 +247,7 @@ void Core::adopt(int32_t handle, Ints tokens, const std::string& root,
   }
   if (!h.is_reservation || !computed)
     throw std::invalid_argument("handle " + std::to_string(handle) +
-                                " is no reservation, or there is no text");
+                                " is not a reservation, or there is no text");
   h.is_reservation = false;
   h.receiving = h.publishes = true;
   h.prompt.open(tokens, nullptr);
