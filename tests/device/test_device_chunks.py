@@ -8,9 +8,9 @@ import pytest
 from kvell.device import host_chunks
 from kvell.device.chunks import NOT_MAPPED, ChunkDevice, Ints
 from kvell.device.cuda_chunks import CudaChunks
-from kvell.device.fake_chunks import FakeChunks
 from kvell.device.host_chunks import HostChunks
 from kvell.errors import TryLater
+from tests.device.fake_chunks import FakeChunks
 from tests.device.faked_driver import FakedDriver
 from tests.oracle import host_calls
 

@@ -26,9 +26,9 @@ from kvell.models.paged_model import PagedModel
 from kvell.models.sources.packaged import MODEL_NAME
 from kvell.simulator.hardware.model_cost import model_cost
 from kvell.simulator.hardware.profiles import DEFAULT_HARDWARE, load_profile
-from kvell.simulator.replay.journaled import JournalReport, replay_journal
 from kvell.simulator.replay.runner import Machine
 from kvell.vocabulary import KIB, MIB, RequestId
+from tests.llm.replayed_journal import JournalReport, replay_journal
 from tests.models.harness import tiny_module
 
 ELEMENT_BYTES = 4

@@ -132,18 +132,11 @@ class HoldsMachine(RuleBasedStateMachine):
         self.running[handle] = [computed, len(tokens)]
 
     @precondition(lambda self: self.deadlines)
-    @rule(index=st.integers(0, 99), ticks=st.integers(0, 9))
-    def extend(self, index: int, ticks: int) -> None:
-        owner = self.pick(index)
-        assert self.holds.extend(owner, self.now + ticks)
-        self.deadlines[owner] = max(self.deadlines[owner], self.now + ticks)
-
-    @precondition(lambda self: self.deadlines)
     @rule(index=st.integers(0, 99))
     def release(self, index: int) -> None:
         owner = self.pick(index)
         assert self.holds.release(owner)
-        assert not self.holds.release(owner) and not self.holds.extend(owner, 99)
+        assert not self.holds.release(owner)
         self.forget([owner])
 
     @rule(ticks=st.integers(0, 4))

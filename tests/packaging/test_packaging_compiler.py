@@ -11,7 +11,7 @@ CMAKE = Path(sys.prefix, "bin", "cmake")
 
 
 def test_a_build_without_a_compiler_ends_with_one_clear_sentence(tmp_path: Path) -> None:
-    command = [CMAKE, "-S", ROOT, "-B", tmp_path]
+    command = [str(CMAKE), "-S", str(ROOT), "-B", str(tmp_path)]
     environ = {**os.environ, "CXX": "/nowhere/c++"}
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode

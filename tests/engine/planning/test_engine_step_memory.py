@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.device.chunks import AddressRange, Ints
-from kvell.device.fake_chunks import FakeChunks
 from kvell.elastic.arena import ActivationModel
 from kvell.elastic.memory import ElasticMemory
 from kvell.elastic.tiling import Tiling
@@ -20,6 +19,7 @@ from kvell.errors import TryLater
 from kvell.memory import Layout, longest_request
 from kvell.vocabulary import StepNumber
 from tests.depth import few
+from tests.device.fake_chunks import FakeChunks
 from tests.engine.conftest import EOS
 from tests.engine.traffic import Traffic, limits
 from tests.oracle.factory import Implementation, create_core

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from kvell.device.fake_chunks import FakeChunks
 from kvell.device.host import CHUNK_BYTES
 from kvell.elastic.memory import ElasticMemory
 from kvell.engine.assembly import EngineOptions, build_engine
@@ -23,6 +22,7 @@ from kvell.errors import ChangeSomething
 from kvell.memory import create_core, requests_that_fit
 from kvell.models.loading.random_weights import random_module
 from kvell.vocabulary import GIB, KIB, MIB, RequestId
+from tests.device.fake_chunks import FakeChunks
 from tests.models.fused_models import fused_model, generic_model
 from tests.models.harness import tiny_config
 

@@ -255,7 +255,7 @@ class Network:
             target, hold.tokens, hold.hit_tokens, self.now, deadline, inserts=inserts
         )
         self.texts[transfer], instance.owners[transfer] = [*tokens, 1 << 20], owner
-        instance.holds.extend(owner, 1 << 60)
+        hold.deadline = 1 << 60
         if is_ready:
             actions += instance.sending.ready(transfer, instance.holds.places(owner))
         self.act(instance, actions)

@@ -57,6 +57,11 @@ def send_away_before_a_copy(core: VisibleCore) -> None:
     core.send_away(core.open(ints(*range(12)), ""), 0)
 
 
+def withhold_used(core: VisibleCore) -> None:
+    computed(core)
+    core.withhold(ints(0))
+
+
 def withhold_twice(core: VisibleCore) -> None:
     core.withhold(ints(1))
     core.withhold(ints(1))
@@ -80,7 +85,7 @@ CASES: list[tuple[Layout, Case]] = [
     (PLAIN, lambda core: core.adopt(core.reserve(ints(0), 5), ints(), "")),
     (confined(PLAIN), lambda core: core.withhold(ints(1))),
     (PLAIN, withhold_twice),
-    (PLAIN, lambda core: (computed(core), core.withhold(ints(0)))),
+    (PLAIN, withhold_used),
     (PLAIN, lambda core: core.restore(ints(1))),
     (PLAIN, lambda core: core.restore(ints(1, 9))),
     (PLAIN, lambda core: core.withhold(ints(2, 2))),

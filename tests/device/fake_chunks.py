@@ -1,4 +1,4 @@
-"""Chunks for tests and the simulator: small, countable, and able to fail at each edge."""
+"""Chunks for tests: small, countable, and able to fail at each edge."""
 
 from contextlib import suppress
 from typing import Literal

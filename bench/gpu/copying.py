@@ -1,9 +1,8 @@
-"""Copies of many pages in one launch: pool to buffer, buffer to pool, or within a pool."""
+"""Copies of many pages in one launch, to see what a GPU gives: pool to buffer, and back."""
 
 import torch
 import triton
-
-from kvell.attention.triton.writing import copy_runs
+import triton.language as tl
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 _BLOCK_WORDS = 1024
@@ -51,3 +50,20 @@ def copy_pages(
 
 def _as_words(memory: torch.Tensor, size: int) -> torch.Tensor:
     return memory[: memory.numel() // size * size].view(_WORDS[size])
+
+
+@triton.jit
+def copy_runs(
+    target,
+    source,
+    target_starts,
+    source_starts,
+    length,
+    BLOCK: tl.constexpr,
+):
+    """Copy ``length`` numbers from each source to its target.  Grid (runs, blocks of a run)."""
+    run = tl.program_id(0)
+    to = target + tl.load(target_starts + run)
+    place = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    there = place < length
+    tl.store(to + place, tl.load(source + tl.load(source_starts + run) + place, mask=there), there)
