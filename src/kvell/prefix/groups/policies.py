@@ -149,10 +149,7 @@ class DroppingPolicy(FullPolicy):
 
 @dataclass(frozen=True)
 class ImagePolicy(FullPolicy):
-    """Keys and values, or embeddings, of image tokens; positions count image tokens.
-
-    ``is_hit`` of ``possible_prefixes`` covers a prefix of whole images.
-    """
+    """Keys and values, or embeddings, of image tokens; positions count image tokens."""
 
 
 def policy_of(group: GroupSpec) -> GroupPolicy:
