@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from bench import machine, result_file
+from bench.cost.arch_level import PrefillPoint, fit_arch_level
 from bench.cost.shapes import NAMES, model_path
 from bench.cpu_clock import CpuClock
 from kvell.calibration.measure import QUANTILE
@@ -29,7 +30,6 @@ from kvell.calibration.rig import Rig
 from kvell.calibration.run import Outcome, calibrate
 from kvell.calibration.subject import Subject, load_subject
 from kvell.clock import Clock, MonotonicClock
-from kvell.cost.arch_level import PrefillPoint, fit_arch_level
 from kvell.cost.model import prefill_seconds
 from kvell.engine.setup.options import EngineOptions
 from kvell.models.sources.progress import Progress

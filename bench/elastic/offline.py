@@ -11,7 +11,6 @@ from pathlib import Path
 from bench import result_file
 from bench.replay.shapes import ELEMENT_BYTES, Shape, layout_of, read_shape
 from kvell.clock import MonotonicClock
-from kvell.device.fake_chunks import FakeChunks
 from kvell.elastic.arena import ActivationModel
 from kvell.elastic.memory import ElasticMemory
 from kvell.elastic.tiling import Tiling
@@ -26,6 +25,7 @@ from kvell.simulator.replay.replay import Replay
 from kvell.simulator.replay.runner import Machine
 from kvell.simulator.traces.rows import TraceRow
 from kvell.vocabulary import GIB, MIB
+from tests.device.fake_chunks import FakeChunks
 
 K = 1 << 10
 CHUNK_BYTES = 2 * MIB

@@ -24,11 +24,11 @@ from bench.elastic.online_cases import (
     Side,
     write_part,
 )
+from bench.elastic.swap_by_cost import SwapByCost
 from bench.replay.shapes import ELEMENT_BYTES, Shape, layout_of, read_shape
 from kvell.cli.replay.latency import latencies, outcomes
 from kvell.clock import MonotonicClock
 from kvell.cost.analytic import AnalyticModel
-from kvell.cost.swap_rule import ByCost
 from kvell.cost.work import Chunk
 from kvell.elastic.arena import ActivationModel
 from kvell.elastic.logical_buffer import CpuBuffer
@@ -157,7 +157,7 @@ def replay_of(bench: Bench, side: Side, rows: list[TraceRow]) -> Replay:
         num_large = int(bench.case.buffer_gib * GIB) // layout.large_page_bytes
         buffer = PageBuffer(layout.groups, num_large)
         model = AnalyticModel(bench.machine.profile, bench.machine.cost)
-        rule = ByCost(model, bench.bytes_per_second, limits.max_num_batched_tokens)
+        rule = SwapByCost(model, bench.bytes_per_second, limits.max_num_batched_tokens)
         return Swapping(metered, buffer, rule)
 
     asked = bench.objectives()

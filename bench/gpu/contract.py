@@ -12,6 +12,7 @@ from itertools import product
 
 import torch
 
+from bench.gpu.copying import copy_pages
 from bench.gpu.place import Place
 from bench.gpu.report import Row, check
 from bench.gpu.shapes import FEW, QUANTISED, RAGGED, SHAPES, tiny
@@ -25,7 +26,6 @@ from kvell.attention.interface import (
 )
 from kvell.attention.merge import merge
 from kvell.attention.quantised import quantise
-from kvell.attention.triton.copying import copy_pages
 from tests.attention.cases import (
     Shape,
     attend,

@@ -11,12 +11,12 @@ from importlib.util import find_spec
 import torch
 import triton
 
+from bench.gpu.copying import copy_runs
 from bench.gpu.place import Place
 from bench.gpu.report import Row, figures
 from bench.gpu.sizes import sizes_of
 from bench.gpu.speed import make_step
 from bench.gpu.timing import copy_bandwidth, host_seconds, product_rate, read_bandwidth, timed
-from kvell.attention.triton.writing import copy_runs
 
 
 def rows(pretends: bool, part: int, of: int) -> Iterator[Row]:

@@ -9,6 +9,7 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from bench.gpu.copying import copy_pages
 from bench.gpu.place import Place
 from bench.gpu.report import Row, figures
 from bench.gpu.sizes import Heads, sizes_of
@@ -21,7 +22,6 @@ from kvell.attention.interface import (
     LayerPages,
 )
 from kvell.attention.quantised import is_quantised, quantise
-from kvell.attention.triton.copying import copy_pages
 
 
 @dataclass(frozen=True)

@@ -190,19 +190,17 @@ def _run(command: list[str], **variables: str) -> None:
         sys.exit(f"{' '.join(command[1:4])} failed with {done.returncode}: {command[-1]}")
 
 
-def needed_glibc(wheel: Path) -> tuple[int, int] | None:
-    """Return the newest C library that the compiled parts ask for, or None without any."""
+def needed_glibc(wheel: Path) -> tuple[int, int]:
+    """Return the newest C library that the compiled parts ask for."""
     with zipfile.ZipFile(wheel) as archive:
         parts = [archive.read(name) for name in archive.namelist() if name.endswith(".so")]
     versions = [found for part in parts for found in re.findall(rb"GLIBC_(\d+)\.(\d+)", part)]
-    return max(((int(major), int(minor)) for major, minor in versions), default=None)
+    return max(((int(major), int(minor)) for major, minor in versions))
 
 
 def compiled_line(wheel: Path) -> str:
     """Say what is compiled in Kvell's wheel and where it runs."""
     glibc = needed_glibc(wheel)
-    if glibc is None:
-        return "nothing is compiled in it: there was no C++ compiler; portable code will run"
     fit = "" if glibc <= GLIBC else f": too new for {GLIBC[0]}.{GLIBC[1]}, build on an older system"
     return f"its compiled parts need glibc {glibc[0]}.{glibc[1]}{fit}"
 
@@ -249,7 +247,7 @@ def main() -> int:
         print("Kvell's wheel is kept: nothing that is compiled has changed.")
     elif python is None:
         print(f"no Python {PYTHON} with headers and pip here: no wheel of Kvell itself was built.")
-        print("scripts/gpu_check then runs from src/, on the portable twins of compiled code.")
+        print("scripts/gpu_check cannot run without it: the memory core is compiled.")
     else:
         print(f"Kvell is built with {python}", flush=True)
         print(compiled_line(build_kvell(python, folder)))
@@ -261,7 +259,7 @@ def main() -> int:
     problem = size_problem(tree, wheels)
     if problem:
         print(problem)
-    return 1 if problem else 0
+    return 1 if problem or not has_kvell(folder) else 0
 
 
 if __name__ == "__main__":

@@ -7,7 +7,9 @@ file.
 import argparse
 import statistics
 import time
+from collections import deque
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,8 +22,8 @@ from kvell.attention.native import NativeKernels
 from kvell.cli.terminal.environment import process_cache_dir
 from kvell.models.forward.forward_batch import ForwardBatch
 from kvell.models.forward.kv_memory import layer_pages
+from kvell.models.fused import _forward
 from kvell.models.fused.partials.remote_sections import RemoteSections, SectionRun
-from kvell.models.fused.partials.rings import BELL_BYTES, RingMemory, aligned_zeros, ring_bytes
 from kvell.models.fused.partials.service import AttentionService
 from kvell.models.loading.loading import load_paged_model
 from kvell.models.sources.packaged import packaged_model
@@ -30,7 +32,7 @@ from kvell.vocabulary import SECTION_TOKENS
 
 PAGE_TOKENS = 16
 SECTION_PAGES = SECTION_TOKENS // PAGE_TOKENS
-SLOT_BYTES = 1 << 20
+ROOM_BYTES = 1 << 20
 PATIENCE_SECONDS = 10.0
 DEBTOR = 0
 
@@ -47,6 +49,31 @@ class Speeds:
     def shares(self) -> list[float]:
         """Speed as a share of the local one, of each round."""
         return [a / b for a, b in zip(self.local_seconds, self.lent_seconds, strict=True)]
+
+
+class ThreadLine:
+    """The way to a service of this process, which answers on a thread of its own."""
+
+    def __init__(self, service: AttentionService) -> None:
+        self._service = service
+        self._thread = ThreadPoolExecutor(1)
+        self._answers: deque[Future[bytes]] = deque()
+
+    def post(self, query: bytes) -> bool:
+        """Begin to answer a query."""
+        self._answers.append(self._thread.submit(self._service.answer, DEBTOR, query))
+        return True
+
+    def take(self, seconds: float) -> bytes | None:
+        """Return the oldest answer that was not taken, or None if it does not come in time."""
+        try:
+            return self._answers.popleft().result(seconds)
+        except TimeoutError:
+            return None
+
+    def close(self) -> None:
+        """End the thread."""
+        self._thread.shutdown()
 
 
 class Halves:
@@ -74,16 +101,15 @@ class Halves:
             layers=tuple(replace(one, pages=held[i]) for i, one in enumerate(fused.served.layers)),
         )
         away = sections // 2
-        words, bell = np.arange(away + 1, dtype=np.uint64), aligned_zeros(BELL_BYTES)
-        self.service = AttentionService(served, words, bell)
-        ring = RingMemory(aligned_zeros(ring_bytes(SLOT_BYTES)))
-        self.service.answer_ring(DEBTOR, ring)
+        self.service = AttentionService(served, np.arange(away + 1, dtype=np.uint64))
+        self.line = ThreadLine(self.service)
         for section in range(away):
             first = section * SECTION_PAGES
             self.service.lend(section + 1, DEBTOR, [range(first, first + SECTION_PAGES)])
-        self.service.start()
         self._runs = [SectionRun(0, "creditor", 0, tuple(range(1, away + 1)))]
-        self._elsewhere = RemoteSections({"creditor": ring.creditor(bell)})
+        self._elsewhere = RemoteSections(
+            {"creditor": _forward.CalledCreditor(ROOM_BYTES, self.line.post, self.line.take)}
+        )
         self._batches = [_decode(pages, first) for first in (0, away * SECTION_PAGES)]
 
     def logits(self, lent: bool) -> torch.Tensor:
@@ -148,7 +174,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         found = measured(halves, options.rounds, options.steps)
     finally:
-        halves.service.close()
+        halves.line.close()
     shares = found.shares
     console = Console(width=110)
     console.print(machine.describe())

@@ -110,7 +110,7 @@ nb::tuple rows_of(const Longs& starts, const Longs& counts, const Longs& logits,
 
 NB_MODULE(_tables, m) {
   using kvell::batching::Bound;
-  m.doc() = "Page tables, compiled. Use kvell.engine.running.compiled_tables.";
+  m.doc() = "Page tables, compiled. Use kvell.engine.running.batching.";
   nb::register_exception_translator([](const std::exception_ptr& raised, void*) {
     try {
       std::rethrow_exception(raised);

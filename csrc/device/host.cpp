@@ -2,7 +2,7 @@
 //
 // Arrays come as addresses of int32 values, which kvell/device/host.py has checked. Each call
 // answers how many chunks it did, from the front, and the errno that ended it (0: none); what
-// failed has changed nothing. portable.py is its twin in Python, for where no compiler was.
+// failed has changed nothing. tests/oracle/host_calls.py is its twin in Python.
 #include <nanobind/nanobind.h>
 #include <sys/mman.h>
 

@@ -1,4 +1,4 @@
-// Cached pages of one group, in the order in which they go (Evictor in prefix/eviction/evictor.py).
+// Cached pages of one group, in the order in which they go (Evictor in tests/oracle/eviction/evictor.py).
 #pragma once
 #include "classes.h"
 

@@ -1,5 +1,5 @@
 // What the index has come to name, or names no longer, for whoever asked to know
-// (prefix/index/changes.py).
+// (tests/oracle/index/changes.py).
 #pragma once
 #include <array>
 #include <utility>

@@ -3,7 +3,7 @@
 namespace kvell::memory {
 namespace {
 
-// The names and values of prefix/eviction/checkpoints.py.
+// The names and values of tests/oracle/eviction/checkpoints.py.
 constexpr int64_t kFirstCuts[] = {64, 128, 256};
 constexpr int64_t kCutTokens = 512;
 constexpr int64_t kCoarseTokens = 2048;

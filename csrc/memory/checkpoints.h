@@ -1,4 +1,4 @@
-// Where states are worth keeping (prefix/eviction/checkpoints.py).
+// Where states are worth keeping (tests/oracle/eviction/checkpoints.py).
 #pragma once
 #include "eviction.h"
 #include "holders.h"

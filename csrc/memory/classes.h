@@ -1,5 +1,5 @@
 // A queue for each class of keys: within one the smallest key always goes first, and which class
-// goes first changes with time (Evictor in prefix/eviction/evictor.py). With one class it is its queue.
+// goes first changes with time (Evictor in tests/oracle/eviction/evictor.py). With one class it is its queue.
 #pragma once
 #include <array>
 

@@ -3,7 +3,7 @@
 namespace kvell::memory {
 namespace {
 
-// The names and values of prefix/placement/compaction.py.
+// The names and values of tests/oracle/placement/compaction.py.
 constexpr int64_t kSpread = 64, kSpareLarge = 16, kScanPages = 4096;
 constexpr int64_t kSqueezedPages = 64, kMostRest = 31;
 

@@ -1,5 +1,5 @@
 // Gathering scattered pages: into a large page of a request's own, or where others are denser
-// (prefix/placement/compaction.py).
+// (tests/oracle/placement/compaction.py).
 #pragma once
 #include <map>
 

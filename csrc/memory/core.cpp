@@ -6,7 +6,7 @@
 namespace kvell::memory {
 namespace {
 
-// Of holders without a text; nothing is ever named under it (prefix/core/reserving.py).
+// Of holders without a text; nothing is ever named under it (tests/oracle/core/reserving.py).
 const std::string kReservedRoot("\0reserved", 9);
 
 void same_size(Ints left, Ints right) {
@@ -247,7 +247,7 @@ void Core::adopt(int32_t handle, Ints tokens, const std::string& root,
   }
   if (!h.is_reservation || !computed)
     throw std::invalid_argument("handle " + std::to_string(handle) +
-                                " is no reservation, or there is no text");
+                                " is not a reservation, or there is no text");
   h.is_reservation = false;
   h.receiving = h.publishes = true;
   h.prompt.open(tokens, nullptr);

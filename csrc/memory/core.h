@@ -1,5 +1,5 @@
 // The memory core: pool, tables and prefix index behind calls for whole batches.
-// Every decision equals prefix/core/reference.py's ReferenceCore; that file says what and why.
+// Every decision equals tests/oracle/core/reference.py's ReferenceCore; that file says what and why.
 #pragma once
 #include <map>
 #include <memory>

@@ -1,6 +1,6 @@
-// What an access makes of a page's place in the eviction order (prefix/eviction/evictor.py): the least
+// What an access makes of a page's place in the eviction order (tests/oracle/eviction/evictor.py): the least
 // recently used goes first, or, of what counts like any page, what is worth least by what was
-// learned (prefix/eviction/hazard_rule.py). Pool, queues and placer compare keys within a class, and
+// learned (tests/oracle/eviction/hazard_rule.py). Pool, queues and placer compare keys within a class, and
 // places between classes.
 #pragma once
 #include <limits>
@@ -11,7 +11,7 @@
 
 namespace kvell::memory {
 
-constexpr int64_t kWorthSteps = 8;  // WORTH_STEPS in prefix/eviction/hazard_rule.py
+constexpr int64_t kWorthSteps = 8;  // WORTH_STEPS in tests/oracle/eviction/hazard_rule.py
 constexpr int64_t kSpare = 0, kCoarse = 1, kNormal = 2;
 
 // Eviction order of a cached page now; the smallest goes first.

@@ -9,7 +9,7 @@
 namespace kvell::memory {
 namespace {
 
-// The numbers of prefix/eviction/hazard_fit.py.
+// The numbers of tests/oracle/eviction/hazard_fit.py.
 constexpr int kPartial = 0, kRounds = 3;
 constexpr double kShapeWeight = 50, kHintWeight = 5, kMost = 0.95, kLargestFactor = 8;
 constexpr double kPriorReturns = 1e-3, kPriorEntries = 1, kTiny = 1e-12;

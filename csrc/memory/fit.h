@@ -1,4 +1,4 @@
-// From counts to what a cached chunk is worth: prefix/eviction/hazard_fit.py, which says what and why, in
+// From counts to what a cached chunk is worth: tests/oracle/eviction/hazard_fit.py, which says what and why, in
 // the time of one of its calls.
 #pragma once
 #include <cstdint>

@@ -1,4 +1,4 @@
-// Pages for the tokens of a step, for all who ask at once (see prefix/core/growth.py).
+// Pages for the tokens of a step, for all who ask at once (see tests/oracle/core/growth.py).
 #pragma once
 #include <array>
 

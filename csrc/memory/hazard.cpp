@@ -12,7 +12,7 @@ namespace {
 
 constexpr int32_t kMostUses = 4, kLeastOutputLog2 = 4;
 constexpr int32_t kRunning = 0, kOnce = 1;  // kinds: no chunk here is partial
-constexpr int64_t kRunningSteps = 64;  // RUNNING_STEPS in prefix/eviction/hazard_rule.py
+constexpr int64_t kRunningSteps = 64;  // RUNNING_STEPS in tests/oracle/eviction/hazard_rule.py
 
 int32_t log2_of(uint64_t value) { return 63 - __builtin_clzll(value); }
 

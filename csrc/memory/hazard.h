@@ -1,6 +1,6 @@
 // Who returns, counted: classes of what requests leave behind, and what each is worth by age
-// (prefix/eviction/hazard.py, which says what and why). Counts are turned into worth by whoever is
-// asked to (prefix/eviction/hazard_fit.py); every sum here is taken in the order of the Python one, so
+// (tests/oracle/eviction/hazard.py, which says what and why). Counts are turned into worth by whoever is
+// asked to (tests/oracle/eviction/hazard_fit.py); every sum here is taken in the order of the Python one, so
 // that both hold the same numbers to the bit.
 #pragma once
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace kvell::memory {
 
-constexpr int32_t kKinds = 6, kHints = 3, kOutputs = 6, kAges = 36;  // prefix/eviction/hazard_fit.py
+constexpr int32_t kKinds = 6, kHints = 3, kOutputs = 6, kAges = 36;  // tests/oracle/eviction/hazard_fit.py
 constexpr int32_t kClasses = kKinds * kHints * kOutputs;
 constexpr int32_t class_at(int32_t kind, int32_t hint, int32_t output) {
   return (kind * kHints + hint) * kOutputs + output;
@@ -26,7 +26,7 @@ struct Run {  // prefixes of one class, up to `end` tokens
   int32_t eviction_class;
 };
 
-// What is known of a request when it ends (Ending in prefix/eviction/evictor.py).
+// What is known of a request when it ends (Ending in tests/oracle/eviction/evictor.py).
 struct Ending {
   const std::string& root;
   const std::vector<uint64_t>& named;  // the chunks that its prompt fills: HazardTable::names
@@ -37,7 +37,7 @@ struct Ending {
   Hint hint;
 };
 
-// The numbers of prefix/eviction/hazard.py.
+// The numbers of tests/oracle/eviction/hazard.py.
 struct HazardSettings {
   int64_t most_keys = 0;  // that are remembered; 0: nothing is learned
   int64_t chunk_tokens = 0;

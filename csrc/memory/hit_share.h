@@ -1,5 +1,5 @@
 // What a cached page is worth beside memory: the part of prompts' tokens that were lately hit
-// (prefix/eviction/hit_share.py).
+// (tests/oracle/eviction/hit_share.py).
 #pragma once
 #include <cstdint>
 
@@ -22,7 +22,7 @@ class HitShare {
   }
 
  private:
-  static constexpr int64_t kHalveRequests = 64;  // HALVE_REQUESTS in prefix/eviction/hit_share.py
+  static constexpr int64_t kHalveRequests = 64;  // HALVE_REQUESTS in tests/oracle/eviction/hit_share.py
   int64_t hit_tokens_ = 0, tokens_ = 0, requests_ = 0;
 };
 

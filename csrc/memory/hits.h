@@ -1,4 +1,4 @@
-// The longest prefix that every group can resume from (prefix/index/hits.py).
+// The longest prefix that every group can resume from (tests/oracle/index/hits.py).
 #pragma once
 #include "needs.h"
 #include "radix.h"

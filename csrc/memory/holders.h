@@ -1,4 +1,4 @@
-// Who references pages: running requests and leases (prefix/placement/holders.py).
+// Who references pages: running requests and leases (tests/oracle/placement/holders.py).
 #pragma once
 #include <algorithm>
 #include <memory>

@@ -1,4 +1,4 @@
-// Requests whose first tokens lie on another instance (prefix/core/lending.py).
+// Requests whose first tokens lie on another instance (tests/oracle/core/lending.py).
 #include <algorithm>
 #include <stdexcept>
 

@@ -1,5 +1,5 @@
 // Finding a prompt in the index, and what a request that resumes there starts with
-// (prefix/core/lookup.py).
+// (tests/oracle/core/lookup.py).
 #pragma once
 #include <array>
 

@@ -1,5 +1,5 @@
 // Placing the pages of one holder: association by demand, eviction last
-// (prefix/placement/placement.py, rung for rung).
+// (tests/oracle/placement/placement.py, rung for rung).
 #pragma once
 #include <array>
 
@@ -10,7 +10,7 @@
 
 namespace kvell::memory {
 
-// In the order of RUNGS in prefix/placement/placement.py.
+// In the order of RUNGS in tests/oracle/placement/placement.py.
 enum Rung {
   kOwnPage,
   kOwnLargePage,

@@ -1,5 +1,5 @@
 // Large pages carved into small ones: who uses, who keeps, what is empty, what goes
-// first. The state machine is drawn in pages/pool.py; decisions equal its, to the id.
+// first. The state machine is drawn in tests/oracle/pages/pool.py; decisions equal its, to the id.
 #pragma once
 #include "cached.h"
 #include "empties.h"
@@ -106,8 +106,8 @@ class Pool {
   int32_t mask_words() const { return words_; }
 
  private:
-  static constexpr int64_t kScarce = 8;  // SCARCE in prefix/placement/placement.py
-  static constexpr int32_t kSparse = 2;  // SPARSE in prefix/placement/compaction.py
+  static constexpr int64_t kScarce = 8;  // SCARCE in tests/oracle/placement/placement.py
+  static constexpr int32_t kSparse = 2;  // SPARSE in tests/oracle/placement/compaction.py
 
   void add_lists();
   void rename_slots(int32_t shift);

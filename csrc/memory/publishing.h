@@ -1,5 +1,5 @@
 // What becomes of pages as a request goes on: named in the index, left behind, given back
-// (prefix/core/publishing.py).
+// (tests/oracle/core/publishing.py).
 #pragma once
 #include "resuming.h"
 

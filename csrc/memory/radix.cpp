@@ -105,7 +105,7 @@ int32_t RadixTree::find(const std::string& root, Tokens tokens) const {
 
 // From the nodes below where the path ends: the first few.
 void RadixTree::add_tails(int32_t group, Path& path) const {
-  constexpr size_t kBelowNodes = 8;  // BELOW_NODES in prefix/index/radix.py
+  constexpr size_t kBelowNodes = 8;  // BELOW_NODES in tests/oracle/index/radix.py
   const int32_t page_tokens = groups_[group].page_tokens;
   const int64_t end = (path.length / page_tokens + 1) * page_tokens;
   std::vector<int32_t> stack{path.node};

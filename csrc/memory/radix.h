@@ -1,5 +1,5 @@
 // A compressed radix tree over tokens; beside each node, the pages whose last token it
-// holds. Semantics of prefix/index/radix.py. Whole pages of tokens lie by position, with holes;
+// holds. Semantics of tests/oracle/index/radix.py. Whole pages of tokens lie by position, with holes;
 // what has another place (half-full pages, states, pages of images) is a mark.
 #pragma once
 #include <algorithm>
@@ -32,7 +32,7 @@ struct Child {
   int32_t node;
 };
 
-// Pages at places of their own, (end, part) in prefix/index/radix.py: all of one end. A long prompt of a
+// Pages at places of their own, (end, part) in tests/oracle/index/radix.py: all of one end. A long prompt of a
 // model with states has hundreds of ends, each with a state of dozens of pages.
 struct Mark {
   int32_t group, end;

@@ -1,5 +1,5 @@
 // Holders whose computed tokens come from elsewhere: what they hold of the index, and what not
-// (prefix/core/receiving.py).
+// (tests/oracle/core/receiving.py).
 #include <algorithm>
 
 #include "publishing.h"

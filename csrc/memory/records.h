@@ -19,7 +19,7 @@ namespace kvell::memory {
 constexpr int32_t kNoGroup = -1;
 constexpr int32_t kShared = 0;  // no holder has handle 0
 // Owner of large pages that only cached pages are put into, by their rank (KEEPERS in
-// pages/pool.py).
+// tests/oracle/pages/pool.py).
 constexpr int32_t keeper(int64_t rank) { return -2 - int32_t(rank); }
 
 // Place in the eviction order; the smallest goes first. Packed, it leaves a record room.

@@ -1,5 +1,5 @@
 // Where later prompts are likely to resume, and when what they need there counts as accessed
-// (prefix/core/resuming.py).
+// (tests/oracle/core/resuming.py).
 #pragma once
 #include "checkpoints.h"
 #include "holders.h"

@@ -1,5 +1,5 @@
 // Large pages with an empty page, by whose they are: a holder's serve it first, the others are
-// shared out to all holders of the group (association of holders, pages/pool.py).
+// shared out to all holders of the group (association of holders, tests/oracle/pages/pool.py).
 #pragma once
 #include "handles.h"
 #include "idset.h"

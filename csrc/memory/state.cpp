@@ -9,7 +9,7 @@ namespace kvell::memory {
 namespace {
 
 constexpr int64_t kWithheldGroup = -2;  // WITHHELD_GROUP in prefix/interface.py
-constexpr int kPrefixBits = 32;  // PREFIX_BITS in prefix/eviction/hazard_rule.py
+constexpr int kPrefixBits = 32;  // PREFIX_BITS in tests/oracle/eviction/hazard_rule.py
 
 nb::object mask_of(const Pool& pool, int32_t large) {
   nb::object mask = nb::int_(0);

@@ -1,4 +1,4 @@
-// What one memory core is made of: pool, index and who places pages (prefix/placement/store.py).
+// What one memory core is made of: pool, index and who places pages (tests/oracle/placement/store.py).
 #pragma once
 #include "changes.h"
 #include "eviction.h"

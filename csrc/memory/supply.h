@@ -1,4 +1,4 @@
-// What could be handed out now, and whether a demand fits into it (pages/demand.py): large pages
+// What could be handed out now, and whether a demand fits into it (tests/oracle/pages/demand.py): large pages
 // without a used page can go to any group, the other pages of those with one only to their own.
 #pragma once
 #include "rules.h"

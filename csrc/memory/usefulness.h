@@ -1,4 +1,4 @@
-// Why states are kept, and how many of each sort were used again (prefix/eviction/checkpoints.py).
+// Why states are kept, and how many of each sort were used again (tests/oracle/eviction/checkpoints.py).
 #pragma once
 #include "eviction.h"
 

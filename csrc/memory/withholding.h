@@ -1,4 +1,4 @@
-// Large pages that are somebody else's for a while (prefix/placement/withholding.py).
+// Large pages that are somebody else's for a while (tests/oracle/placement/withholding.py).
 #pragma once
 #include <vector>
 

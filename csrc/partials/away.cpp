@@ -43,7 +43,6 @@ void Away::begin(const RowShape& shape, const std::vector<AwayGroup>& groups) {
   check(groups);
   place(groups);
   cut(groups);
-  for (const auto& creditor : creditors_) creditor->forget();
   if (!runs_.empty()) local_.resize(kLocalFloats);
   space_ = {local_.data(), int64_t(local_.size())};
 }
@@ -140,9 +139,7 @@ bool Away::post_next(Creditor& creditor, Asked& asked, int layer, const void* qu
   Message& message = asked.messages[asked.posted];
   const int64_t runs = int64_t(message.pieces.size());
   if (!fits(message, creditor)) return false;
-  uint8_t* const at = creditor.begin(query_bytes(shape_, runs, message.sections, message.rows),
-                                     answer_bytes(shape_, runs, message.record_rows));
-  if (!at) return false;
+  uint8_t* const at = creditor.begin(query_bytes(shape_, runs, message.sections, message.rows));
   message.number = ++number_;
   const QueryHead head{message.number, layer, int32_t(runs), int32_t(message.sections), int32_t(message.rows)};
   uint8_t* to = put(at, &head, 1);

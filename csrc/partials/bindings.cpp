@@ -18,7 +18,6 @@ using namespace nb::literals;
 namespace kvell {
 namespace {
 
-using Memory = std::tuple<uintptr_t, int64_t>;             // address, bytes
 using ServedRule = std::tuple<float, float, int32_t>;      // scale, softcap, window
 using ServedArgs = std::tuple<LayerArgs, ServedRule, int>;  // and its group
 using AwayArgs = std::tuple<int32_t, int32_t, int32_t, int32_t, std::vector<uint64_t>>;
@@ -36,7 +35,7 @@ class CalledCreditor : public Creditor {
 
   int64_t room_bytes() const override { return room_bytes_; }
 
-  uint8_t* begin(int64_t query_bytes, int64_t) override {
+  uint8_t* begin(int64_t query_bytes) override {
     query_.assign(size_t(query_bytes), 0);
     return query_.data();
   }
@@ -56,26 +55,19 @@ class CalledCreditor : public Creditor {
     return {answer_.data(), int64_t(answer_.size())};
   }
 
-  void forget() override {}
-
  private:
   const int64_t room_bytes_;
   nb::callable post_, take_;
   std::vector<uint8_t> query_, answer_;
 };
 
-Ring ring_of(const Memory& memory, int64_t slots) {
-  return Ring(at<uint8_t>(std::get<0>(memory)), std::get<1>(memory), slots);
-}
-
 // Loans and the service that reads them, as one thing.
 class Answering {
  public:
   Answering(const std::string& instruction_set, int element, int32_t heads, const std::vector<ServedArgs>& layers,
-            const std::tuple<uintptr_t, int64_t>& words, uintptr_t bell)
+            const std::tuple<uintptr_t, int64_t>& words)
       : loans_(at<const uint64_t>(std::get<0>(words)), std::get<1>(words)),
-        service_(backend_of(instruction_set), static_cast<Element>(element), heads, layers_of(layers), loans_,
-                 at<Bell>(bell)) {}
+        service_(backend_of(instruction_set), static_cast<Element>(element), heads, layers_of(layers), loans_) {}
 
   void lend(uint64_t right, int debtor, std::vector<std::vector<int32_t>> pages) {
     service_.check_pages(pages);
@@ -84,10 +76,6 @@ class Answering {
   bool end(uint64_t right, double seconds) { return loans_.end(right, span_of(seconds)); }
   int64_t reading() const { return loans_.reading(); }
   int64_t wrong() const { return service_.wrong(); }
-  void connect(int debtor, const Memory& memory, int64_t slots) { service_.connect(debtor, ring_of(memory, slots)); }
-  void disconnect(int debtor) { service_.disconnect(debtor); }
-  void start() { service_.start(); }
-  void close() { service_.close(); }
 
   nb::bytes answer(int debtor, const nb::bytes& query) {
     const auto* at = reinterpret_cast<const uint8_t*>(query.c_str());
@@ -133,13 +121,6 @@ void bind_partials(nb::module_& m) {
   nb::class_<Creditor>(m, "Creditor");
   nb::class_<CalledCreditor, Creditor>(m, "CalledCreditor")
       .def(nb::init<int64_t, nb::callable, nb::callable>(), "room_bytes"_a, "post"_a, "take"_a);
-  nb::class_<RingCreditor, Creditor>(m, "RingCreditor")
-      .def("__init__",
-           [](RingCreditor* self, const Memory& memory, int64_t slots, uintptr_t bell) {
-             new (self) RingCreditor(ring_of(memory, slots), at<Bell>(bell));
-           },
-           "memory"_a, "slots"_a, "bell"_a);
-  m.def("ring_bytes", &Ring::bytes, "slots"_a, "slot_bytes"_a);
   nb::class_<Away>(m, "Away")
       .def(nb::init<std::vector<std::shared_ptr<Creditor>>>(), "creditors"_a)
       .def("expect",
@@ -153,16 +134,12 @@ void bind_partials(nb::module_& m) {
       .def("missed", &Away::missed);
   nb::class_<Answering>(m, "Service")
       .def(nb::init<const std::string&, int, int32_t, const std::vector<ServedArgs>&,
-                    const std::tuple<uintptr_t, int64_t>&, uintptr_t>(),
-           "instruction_set"_a, "element"_a, "heads"_a, "layers"_a, "words"_a, "bell"_a)
+                    const std::tuple<uintptr_t, int64_t>&>(),
+           "instruction_set"_a, "element"_a, "heads"_a, "layers"_a, "words"_a)
       .def("lend", &Answering::lend, "right"_a, "debtor"_a, "pages"_a)
       .def("end", &Answering::end, "right"_a, "seconds"_a, release())
       .def("reading", &Answering::reading)
       .def("wrong", &Answering::wrong)
-      .def("connect", &Answering::connect, "debtor"_a, "memory"_a, "slots"_a, release())
-      .def("disconnect", &Answering::disconnect, "debtor"_a, release())
-      .def("start", &Answering::start)
-      .def("close", &Answering::close, release())
       .def("answer", &Answering::answer, "debtor"_a, "query"_a);
 }
 

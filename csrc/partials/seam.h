@@ -4,7 +4,7 @@
 //   wait phase:  take ─► the answer of the oldest query that was posted (until a deadline)
 //
 // A query and an answer are runs of bytes (message.h), so that a creditor may be reached through
-// memory or a connection. Only the thread that called the pass comes here.
+// any connection. Only the thread that called the pass comes here.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -23,13 +23,11 @@ class Creditor {
   virtual ~Creditor() = default;
   // Of the largest query together with its answer.
   virtual int64_t room_bytes() const = 0;
-  // Where to write a query; null if it is refused: too many are under way, or nobody is there.
-  virtual uint8_t* begin(int64_t query_bytes, int64_t answer_bytes) = 0;
-  // Sends what was written. False: it could not be.
+  // Where to write a query.
+  virtual uint8_t* begin(int64_t query_bytes) = 0;
+  // Sends what was written. False: it could not be: too much is under way, or nobody is there.
   virtual bool post() = 0;
   virtual AnswerBytes take(Deadline deadline) = 0;
-  // Answers that are still due are not wanted any more; they may come all the same.
-  virtual void forget() = 0;
 };
 
 }  // namespace kvell

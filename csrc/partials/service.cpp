@@ -1,14 +1,11 @@
 #include "service.h"
 
-#include <algorithm>
 #include <cstring>
 
 #include "attention/arguments.h"
 
 namespace kvell {
 namespace {
-
-constexpr auto kSleep = std::chrono::seconds(60);  // and then it looks by itself; nothing depends on it
 
 RowShape shape_of(Element element, int32_t heads, const std::vector<ServedLayer>& layers) {
   if (layers.empty() || heads < 1) refuse("layers: there are none");
@@ -27,13 +24,12 @@ int64_t wrong_answer(uint64_t number, uint8_t* to, int64_t room_bytes) {
 }  // namespace
 
 Service::Service(const Backend& backend, Element element, int32_t heads, std::vector<ServedLayer> layers,
-                 Loans& loans, Bell* bell)
+                 Loans& loans)
     : backend_(backend),
       element_(element),
       shape_(shape_of(element, heads, layers)),
       layers_(std::move(layers)),
-      loans_(loans),
-      bell_(bell) {
+      loans_(loans) {
   for (const ServedLayer& layer : layers_) {
     if (layer.group < 0) continue;
     if (layer.rule.window_tokens || layer.rule.chunk_tokens) refuse("layers: only full attention is lent");
@@ -53,67 +49,6 @@ void Service::check_pages(const std::vector<std::vector<int32_t>>& pages) const 
     if (int64_t(ids.size()) * layer.pages.page_tokens != kSection) refuse("pages: not those of one section");
     check_below("pages", ids.data(), int64_t(ids.size()), layer.pages.num_pages());
   }
-}
-
-void Service::connect(int debtor, Ring ring) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  for (const Served& served : served_)
-    if (served.debtor == debtor) refuse("debtor: it has a ring already");
-  served_.push_back({debtor, ring, ring.head().answered.load()});
-}
-
-void Service::disconnect(int debtor) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  served_.erase(std::remove_if(served_.begin(), served_.end(),
-                               [&](const Served& served) { return served.debtor == debtor; }),
-                served_.end());
-}
-
-void Service::start() {
-  if (thread_.joinable()) return;
-  ends_.store(false);
-  thread_ = std::thread([this] { serve(); });
-}
-
-void Service::close() {
-  if (!thread_.joinable()) return;
-  ends_.store(true);
-  bell_->rung.fetch_add(1);
-  wake(bell_->rung, bell_->sleepers);
-  thread_.join();
-}
-
-void Service::serve() {
-  while (!ends_.load()) {
-    const uint32_t rung = bell_->rung.load();
-    bool found = false;
-    {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      for (Served& served : served_) found = answer_next(served) || found;
-    }
-    if (!found) await_change(bell_->rung, rung, bell_->sleepers, std::chrono::steady_clock::now() + kSleep);
-  }
-}
-
-// One query of a ring, so that debtors take turns.
-bool Service::answer_next(Served& served) {
-  RingHead& head = served.ring.head();
-  const uint32_t due = head.posted.load(std::memory_order_acquire) - served.answered;
-  if (due == 0 || due > served.ring.slots()) return false;  // more than it holds: nothing in it can be believed
-  auto* slot = reinterpret_cast<SlotHead*>(served.ring.slot(served.answered));
-  auto* query = reinterpret_cast<uint8_t*>(slot + 1);
-  const int64_t room = served.ring.room_bytes();
-  const int64_t bytes = __atomic_load_n(&slot->query_bytes, __ATOMIC_RELAXED);
-  if (bytes >= 0 && whole_lines(bytes) <= room) {
-    const int64_t at = whole_lines(bytes);
-    slot->answer_bytes = answer(served.debtor, query, bytes, query + at, room - at);
-  } else {
-    slot->answer_bytes = 0;
-    ++wrong_;
-  }
-  head.answered.store(++served.answered);
-  wake(head.answered, head.waiting);
-  return true;
 }
 
 int64_t Service::answer_bytes(const uint8_t* query, int64_t bytes) const {

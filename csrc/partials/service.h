@@ -1,14 +1,11 @@
 // A creditor's answers to query rows of others, over pages that it lends them: Infinite-LLM §4.
 #pragma once
-#include <memory>
-#include <string>
-#include <thread>
+#include <atomic>
 #include <vector>
 
 #include "attention/backend.h"
 #include "loans.h"
 #include "message.h"
-#include "ring.h"
 
 namespace kvell {
 
@@ -19,25 +16,15 @@ struct ServedLayer {
   int group;
 };
 
-// One thread answers what comes by rings; `answer` does the same for whoever brings bytes. Both read
-// pages that a loan names, by a right that is its debtor's and stands before and after; nothing else.
+// Answers queries, which come as bytes. It reads pages that a loan names, by a right that is its debtor's
+// and stands before and after; nothing else. Any thread may call it.
 class Service {
  public:
   // Throws std::invalid_argument if layers differ in their heads, or do not read whole contexts.
   Service(const Backend& backend, Element element, int32_t heads, std::vector<ServedLayer> layers,
-          Loans& loans, Bell* bell);
-  ~Service() { close(); }
+          Loans& loans);
   Service(const Service&) = delete;
   Service& operator=(const Service&) = delete;
-
-  // Answers a debtor's queries from now on; its ring's memory must outlive it. Each debtor has one.
-  void connect(int debtor, Ring ring);
-  // Returns when nothing of the ring's memory is used any more.
-  void disconnect(int debtor);
-
-  void start();
-  // Ends the thread, once it has answered what it reads now. No error if there is none.
-  void close();
 
   // Answers to queries which could not be read, so far.
   int64_t wrong() const { return wrong_.load(); }
@@ -52,14 +39,6 @@ class Service {
   void check_pages(const std::vector<std::vector<int32_t>>& pages) const;
 
  private:
-  struct Served {
-    int debtor;
-    Ring ring;
-    uint32_t answered;
-  };
-
-  void serve();
-  bool answer_next(Served& served);
   void compute(const QueryMessage& query, int debtor, uint8_t* to);
 
   const Backend& backend_;
@@ -67,12 +46,7 @@ class Service {
   const RowShape shape_;
   const std::vector<ServedLayer> layers_;
   Loans& loans_;
-  Bell* const bell_;
-  std::mutex mutex_;  // over served_
-  std::vector<Served> served_;
-  std::atomic<bool> ends_{false};
   std::atomic<int64_t> wrong_{0};
-  std::thread thread_;
 };
 
 }  // namespace kvell

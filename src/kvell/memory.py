@@ -43,8 +43,8 @@ from kvell.pages.registering import MAX_REGISTERED_PADDING, plan_groups_into
 from kvell.pages.sizing import MANAGERS, Manager, plan_layout
 from kvell.pages.slots import SlotTable
 from kvell.pages.snapshot import HolderSnapshot, IndexEntry, PoolSnapshot, PoolTotals
-from kvell.prefix.core.reference import ReferenceCore
-from kvell.prefix.eviction.hazard_rule import LearnedHazard, capacity_tokens
+from kvell.prefix.core.compiled import CompiledCore
+from kvell.prefix.eviction.hazard import HazardRule, capacity_tokens
 from kvell.prefix.groups.capacity import (
     fits_alone,
     large_pages_needed,
@@ -55,17 +55,19 @@ from kvell.prefix.groups.capacity import (
     requests_that_fit,
 )
 from kvell.prefix.groups.facts import Facts, Images, ImageSpan, facts_of
+from kvell.prefix.groups.needs import alignment_tokens
 from kvell.prefix.groups.policies import GroupPolicy, policy_of
-from kvell.prefix.index.changes import DROPPED, MOVED, NAMED
-from kvell.prefix.index.hits import alignment_tokens
-from kvell.prefix.index.radix import Tokens, common_prefix
 from kvell.prefix.interface import (
+    DROPPED,
+    MOVED,
+    NAMED,
     HoldingCore,
     Ints,
     MemoryCore,
     VisibleCore,
     WithholdingCore,
 )
+from kvell.prefix.tokens import Tokens, common_prefix
 
 __all__ = [
     "DROPPED",
@@ -84,7 +86,6 @@ __all__ = [
     "HoldingCore",
     "ImageSpan",
     "Images",
-    "Implementation",
     "IndexEntry",
     "Ints",
     "LayerSpec",
@@ -116,46 +117,21 @@ __all__ = [
     "requests_that_fit",
 ]
 
-Implementation = Literal["auto", "compiled", "python"]
-"""``compiled`` needs the extension; ``python`` is slow and simple; both decide alike."""
-
-
 Eviction = Literal["lru", "hazard"]
 """Least recently used first, or by the learned chance that a prefix is used again."""
 EVICTIONS: tuple[Eviction, ...] = get_args(Eviction)
 """All rules of eviction."""
 
 
-def create_core(
-    layout: Layout, implementation: Implementation = "auto", eviction: Eviction = "lru"
-) -> VisibleCore:
-    """Return a memory core over an empty pool; ``auto`` is the compiled core if it was built.
+def create_core(layout: Layout, eviction: Eviction = "lru") -> VisibleCore:
+    """Return a memory core over an empty pool.
 
-    :raises ChangeSomething: for ``compiled`` without the extension, or an unknown name.
+    :raises ChangeSomething: for an unknown rule of eviction.
     """
     if eviction not in EVICTIONS:
         raise ChangeSomething("eviction", eviction, "is not a rule", "use lru or hazard")
-    if implementation == "python":
-        return ReferenceCore(layout, _rule(layout, eviction))
-    if implementation not in ("auto", "compiled"):
-        raise ChangeSomething(
-            "implementation", implementation, "is not one", "use auto, compiled or python"
-        )
-    compiled = _compiled(layout, eviction)
-    if compiled is not None:
-        return compiled
-    if implementation == "compiled":
-        raise ChangeSomething(
-            "implementation",
-            implementation,
-            "was not built: there was no C++ compiler when Kvell was installed",
-            "install a compiler and reinstall, or use python",
-        )
-    return ReferenceCore(layout, _rule(layout, eviction))
-
-
-def _rule(layout: Layout, eviction: Eviction) -> LearnedHazard | None:
-    return LearnedHazard(capacity_tokens(layout)) if eviction == "hazard" else None
+    rule = HazardRule(capacity_tokens(layout)) if eviction == "hazard" else None
+    return CompiledCore(layout, rule)
 
 
 def register(core: MemoryCore, model: str, layers: Sequence[LayerSpec]) -> tuple[GroupSpec, ...]:
@@ -182,11 +158,3 @@ def register(core: MemoryCore, model: str, layers: Sequence[LayerSpec]) -> tuple
     groups = plan_groups_into(layout.large_page_bytes, named, beside=layout.groups)
     core.register(groups)
     return groups
-
-
-def _compiled(layout: Layout, eviction: Eviction) -> VisibleCore | None:
-    try:
-        from kvell.prefix.core.compiled import CompiledCore
-    except ImportError:
-        return None
-    return CompiledCore(layout, _rule(layout, eviction))

@@ -12,9 +12,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from bench.gpu.copying import copy_runs
 from kvell.attention.triton.long import attend_tiles
 from kvell.attention.triton.short import attend_sections
-from kvell.attention.triton.writing import copy_runs, write_quantised, write_rows
+from kvell.attention.triton.writing import write_quantised, write_rows
 
 TARGET = GPUTarget("cuda", 90, 32)
 POINTERS = {

@@ -2,14 +2,26 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import torch
 
 from kvell.attention.interface import GroupBatch
-from kvell.attention.sections import SectionKernels, SectionRecords, join_records
+from kvell.attention.sections import SectionKernels, SectionRecords
 from kvell.vocabulary import SECTION_TOKENS
 from tests.attention.cases import Case, Stored, make_layer, starts_of, writing
+
+
+def join_records(parts: Sequence[Sequence[torch.Tensor]], empty: torch.Tensor) -> SectionRecords:
+    """Join the records that several instances returned for a batch.
+
+    :param parts: each request's parts in order of position, shaped as :meth:`SectionRecords.of`.
+    :param empty: float32 [0, heads, 2 + output_size], for batches without records.
+    """
+    flat = [[part.flatten(0, 1) for part in of_request] for of_request in parts]
+    rows = [sum(len(part) for part in of_request) for of_request in flat]
+    starts = torch.tensor([0, *accumulate(rows)], dtype=torch.int32)
+    return SectionRecords(starts, torch.cat([empty, *(part for group in flat for part in group)]))
 
 
 @dataclass(frozen=True)

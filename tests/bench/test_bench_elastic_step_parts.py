@@ -5,13 +5,13 @@ import pytest
 
 from bench.elastic.in_turn import tokens_of
 from bench.elastic.step_parts import Shares, StepParts, TimedChunks, shares_line
-from kvell.device.fake_chunks import FakeChunks
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Submit
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.setup.options import EngineOptions
 from kvell.errors import TryLater
 from kvell.vocabulary import MIB, RequestId
+from tests.device.fake_chunks import FakeChunks
 from tests.engine.setup.test_engine_sharing import (
     SAMPLING,
     elastic_of,

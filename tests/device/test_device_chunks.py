@@ -1,17 +1,18 @@
-"""One contract for every chunk device: host (compiled, portable), CUDA (faked driver), fake."""
+"""One contract for every chunk device: host (compiled, oracle), CUDA (faked driver), fake."""
 
 from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 
-from kvell.device import host_chunks, portable
+from kvell.device import host_chunks
 from kvell.device.chunks import NOT_MAPPED, ChunkDevice, Ints
 from kvell.device.cuda_chunks import CudaChunks
-from kvell.device.fake_chunks import FakeChunks
 from kvell.device.host_chunks import HostChunks
 from kvell.errors import TryLater
+from tests.device.fake_chunks import FakeChunks
 from tests.device.faked_driver import FakedDriver
+from tests.oracle import host_calls
 
 CHUNKS = 6
 
@@ -24,14 +25,14 @@ def _fake() -> ChunkDevice:
     return FakeChunks(CHUNKS)
 
 
-@pytest.fixture(params=["compiled", "portable", "cuda", "fake"])
+@pytest.fixture(params=["compiled", "oracle", "cuda", "fake"])
 def device(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[ChunkDevice]:
     if request.param == "compiled":
         pytest.importorskip("kvell.device._host")
-    if request.param == "portable":
-        monkeypatch.setattr(host_chunks, "_system", portable)
+    if request.param == "oracle":
+        monkeypatch.setattr(host_chunks, "_host", host_calls)
     makers: dict[str, Callable[[], ChunkDevice]] = {"cuda": _cuda, "fake": _fake}
     made = makers.get(request.param, lambda: HostChunks(CHUNKS))()
     yield made

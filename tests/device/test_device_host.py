@@ -5,13 +5,12 @@ import mmap
 import pytest
 
 from kvell.device.host import CHUNK_BYTES, HostPool
-from kvell.device.physical import PhysicalPool
 from kvell.errors import ChangeSomething
 
 
 @pytest.mark.parametrize(("asked", "chunks"), [(1, 1), (CHUNK_BYTES, 1), (CHUNK_BYTES + 1, 2)])
 def test_sizes_are_whole_chunks(asked: int, chunks: int) -> None:
-    pool: PhysicalPool = HostPool(asked)
+    pool = HostPool(asked)
     assert pool.size_bytes == len(pool.buffer()) == chunks * pool.chunk_bytes
     pool.close()
 

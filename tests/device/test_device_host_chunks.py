@@ -9,10 +9,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from kvell.device import host_chunks, portable
+from kvell.device import host_chunks
 from kvell.device.chunks import Ints
 from kvell.device.host_chunks import HostChunks
 from kvell.errors import ChangeSomething, TryLater
+from tests.oracle import host_calls
 
 SIZE = HostChunks.chunk_bytes
 
@@ -21,12 +22,12 @@ def ints(*values: int) -> Ints:
     return np.asarray(values, np.int32)
 
 
-@pytest.fixture(params=["compiled", "portable"])
+@pytest.fixture(params=["compiled", "oracle"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostChunks]:
     if request.param == "compiled":
         pytest.importorskip("kvell.device._host")
     else:
-        monkeypatch.setattr(host_chunks, "_system", portable)
+        monkeypatch.setattr(host_chunks, "_host", host_calls)
     made = HostChunks(4)
     made.commit(ints(0, 1, 2))
     yield made
@@ -86,22 +87,22 @@ class Refusing:
         self._name, self._done = name, done
 
     def __getattr__(self, name: str) -> object:
-        return getattr(portable, name)
+        return getattr(host_calls, name)
 
     def map_chunks(
         self, at: int, file: int, size: int, to: int, what: int, count: int, populate: bool
     ) -> tuple[int, int]:
         """Does a part, then refuses."""
         if self._name != "map":
-            return portable.map_chunks(at, file, size, to, what, count, populate)
-        portable.map_chunks(at, file, size, to, what, self._done, populate)
+            return host_calls.map_chunks(at, file, size, to, what, count, populate)
+        host_calls.map_chunks(at, file, size, to, what, self._done, populate)
         return self._done, 12
 
     def commit_chunks(self, at: int, size: int, which: int, count: int) -> tuple[int, int, int]:
         """Does a part, then refuses."""
         if self._name != "commit":
-            return portable.commit_chunks(at, size, which, count)
-        portable.commit_chunks(at, size, which, self._done)
+            return host_calls.commit_chunks(at, size, which, count)
+        host_calls.commit_chunks(at, size, which, self._done)
         return self._done, 0, 12
 
 
@@ -109,7 +110,7 @@ def test_a_mapping_that_is_refused_half_way_is_undone(
     device: HostChunks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     area = device.reserve(3)
-    monkeypatch.setattr(host_chunks, "_system", Refusing("map", 2))
+    monkeypatch.setattr(host_chunks, "_host", Refusing("map", 2))
     with pytest.raises(TryLater, match="Cannot allocate memory"):
         device.map(area, ints(0, 1, 2), ints(0, 1, 2))
     assert (area.table == -1).all()
@@ -122,11 +123,11 @@ def test_a_mapping_that_is_refused_half_way_is_undone(
 
 def test_a_commit_that_is_refused_keeps_what_it_got(monkeypatch: pytest.MonkeyPatch) -> None:
     device = HostChunks(3)
-    monkeypatch.setattr(host_chunks, "_system", Refusing("commit", 1))
+    monkeypatch.setattr(host_chunks, "_host", Refusing("commit", 1))
     with pytest.raises(TryLater, match="no memory for a chunk"):
         device.commit(ints(2, 0))
     assert device.home.table.tolist() == [-1, -1, 2]
-    monkeypatch.setattr(host_chunks, "_system", portable)
+    monkeypatch.setattr(host_chunks, "_host", host_calls)
     device.commit(ints(2, 0))
     assert device.home.table.tolist() == [0, -1, 2]
     device.close()

@@ -33,7 +33,7 @@ def missing(page: str, folder: Path) -> list[str]:
 
 
 def test_a_missing_file_is_found() -> None:
-    assert missing("`pages/pool.py`, `layout.py` and `absent.py`", ROOT) == ["absent.py"]
+    assert missing("`pages/sizing.py`, `layout.py` and `absent.py`", ROOT) == ["absent.py"]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

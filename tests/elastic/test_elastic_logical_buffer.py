@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.elastic.audit import audit_buffer
 from kvell.elastic.logical_buffer import CpuBuffer, scale
+from tests.elastic.buffer_audit import audit_buffer
 
 
 def late(buffer: CpuBuffer, pattern: str) -> list[int]:

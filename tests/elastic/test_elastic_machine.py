@@ -20,18 +20,18 @@ from hypothesis.stateful import (
     rule,
 )
 
-from kvell.device.fake_chunks import EDGES, Edge, FakeChunks
-from kvell.elastic.audit import audit_buffer
 from kvell.elastic.logical_buffer import CpuBuffer
 from kvell.elastic.memory import ElasticMemory, Slot
 from kvell.elastic.page_buffer import PageBuffer
 from kvell.elastic.tiling import Tiling
 from kvell.errors import TryLater
-from kvell.memory import Implementation, create_core
 from kvell.pages.audit import audit
 from kvell.pages.layout import Layout
 from kvell.prefix.interface import USED
 from tests.depth import machine
+from tests.device.fake_chunks import EDGES, Edge, FakeChunks
+from tests.elastic.buffer_audit import audit_buffer
+from tests.oracle.factory import Implementation, create_core
 from tests.pages.pools import group, pool_of, state
 
 BUFFER_LARGE = 4
@@ -74,7 +74,7 @@ LAYOUTS: dict[str, Callable[[], Layout]] = {
 class Elastic(RuleBasedStateMachine):
     """A pool of about a dozen chunks."""
 
-    implementation: Implementation = "python"
+    implementation: Implementation = "oracle"
 
     @initialize(
         name=st.sampled_from(sorted(LAYOUTS)),
@@ -173,14 +173,6 @@ class Elastic(RuleBasedStateMachine):
         before = self.core.totals().empty_large
         got = self.memory.inflate(large, keep)
         assert self.core.totals().empty_large == before + got
-
-    @rule(large=st.integers(0, 4))
-    def inflate_ahead(self, large: int) -> None:
-        self.memory.inflate_ahead(large)
-
-    @rule()
-    def return_unused(self) -> None:
-        self.memory.return_unused()
 
     @rule(count=st.integers(1, 4), after=st.one_of(st.none(), st.integers(0, 2)))
     def warm(self, count: int, after: int | None) -> None:
@@ -394,7 +386,7 @@ class Elastic(RuleBasedStateMachine):
 class CompiledElastic(Elastic):
     """The same over the compiled core."""
 
-    implementation = "auto"
+    implementation = "compiled"
 
 
 Elastic.TestCase.settings = machine(30, weight=0.5)

@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 
-from kvell.device.fake_chunks import FakeChunks
-from kvell.elastic.memory import AHEAD_BYTES, ElasticMemory
+from kvell.elastic.memory import ElasticMemory
 from kvell.elastic.tiling import tiling
 from kvell.errors import TryLater
-from kvell.memory import create_core
+from tests.device.fake_chunks import FakeChunks
+from tests.oracle.factory import create_core
 from tests.pages.pools import group, pool_of
-from tests.prefix.story import ints
 
 CHUNK_BYTES = 256
 """One large page of four small ones."""
@@ -80,31 +79,6 @@ def test_unmapping_waits_for_the_fence_and_is_tried_again() -> None:
     assert memory.audit() == []
     assert memory.tend(5) == 2
     assert memory.counts.unmapped == 3
-
-
-def test_what_is_given_ahead_is_bounded_and_comes_back_if_nobody_used_it() -> None:
-    memory = memory_of(8)
-    slot = memory.grant(6 * CHUNK_BYTES, step=1)
-    assert slot is not None
-    memory.release(slot, step=1)
-    mapped = memory.counts.mapped
-    assert memory.inflate_ahead(4) == 4
-    core = memory._kv
-    handle = core.open(ints([1] * 16), "")
-    core.claim(handle, 16)
-    for _ in range(3):  # the first two large pages are KV's own
-        core.grow(ints([handle]), ints([16]))
-    other = [core.open(ints([n] * 16), "") for n in (2, 3)]
-    for each in other:
-        core.claim(each, 16)
-        core.grow(ints([each]), ints([16]))
-    assert memory.return_unused() == 3, "one of four is used by now"
-    assert memory.balloon.idle_chunks == 5
-    assert (memory.counts.ahead, memory.counts.ahead_returned) == (4, 3)
-    assert memory.grant(5 * CHUNK_BYTES, step=2) is not None
-    assert memory.counts.mapped == mapped, "their positions had never been unmapped"
-    assert memory.audit() == []
-    assert AHEAD_BYTES == 50 << 20
 
 
 def test_the_warmer_gives_what_it_got_to_kv_even_if_it_is_cut_short() -> None:

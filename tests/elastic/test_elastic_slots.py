@@ -20,7 +20,8 @@ def used(space: SlotSpace, start: int, count: int, step: int = 1) -> None:
 
 
 def states(space: SlotSpace) -> str:
-    return "".join("-iUs"[space.state_of(p)] for p in range(space.num_positions))
+    letters = {p: "-iUs"[state] for state in SlotState for p in space.positions(state)}
+    return "".join(letters[p] for p in range(space.num_positions))
 
 
 def test_a_first_slot_lacks_all_its_chunks_and_the_next_of_its_size_none() -> None:
@@ -82,8 +83,7 @@ def test_stale_positions_wait_for_the_last_step_that_used_them() -> None:
     assert space.due(2) == ()
     assert space.due(3) == (0, 1)
     space.clear([1])
-    space.revive([0])
-    assert states(space) == "i---"
+    assert states(space) == "s---"
 
 
 @pytest.mark.parametrize(
@@ -153,12 +153,12 @@ class Slots(RuleBasedStateMachine):
         self.space.retire(chosen)
         self.put(chosen, SlotState.STALE)
 
-    @rule(back=st.integers(0, 3), revive=st.booleans())
-    def clear(self, back: int, revive: bool) -> None:
+    @rule(back=st.integers(0, 3))
+    def clear(self, back: int) -> None:
         due = list(self.space.due(self.step - back))
         assert all(self.states[p] is SlotState.STALE for p in due)
-        (self.space.revive if revive else self.space.clear)(due)
-        self.put(due, SlotState.IDLE if revive else SlotState.BARE)
+        self.space.clear(due)
+        self.put(due, SlotState.BARE)
 
     @invariant()
     def tiles(self) -> None:

@@ -11,9 +11,10 @@ from kvell.engine.cpu_buffer.buffered_prefixes import BufferedPrefixes
 from kvell.engine.cpu_buffer.parking import Parking
 from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.requests.limits import Limits
-from kvell.memory import Implementation, MemoryCore, create_core
+from kvell.memory import MemoryCore
 from kvell.pages.layout import Layout
 from tests.engine.conftest import EOS
+from tests.oracle.factory import Implementation, create_core
 
 
 class Always:
@@ -38,7 +39,7 @@ def swapping_core(
     limits: Limits,
     num_large: int,
     rule: SwapRule | None = None,
-    implementation: Implementation = "auto",
+    implementation: Implementation = "compiled",
     make: Callable[[MemoryCore, PageBuffer, SwapRule], Swapping] = Swapping,
     ahead: int | None = None,
     *,

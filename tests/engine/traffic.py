@@ -6,7 +6,7 @@ from kvell.engine.core.core import EngineCore
 from kvell.engine.protocol.messages import Cancel, Event, Finished, Submit, Tokens
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan, StepResult
-from kvell.memory import Implementation, Layout, create_core
+from kvell.memory import Layout, create_core
 from kvell.pages.audit import audit
 from kvell.vocabulary import RequestId
 from tests.engine.conftest import EOS, make_submit
@@ -18,11 +18,9 @@ Works = list[tuple[str, int, int]]
 class Traffic:
     """Requests in, plans and events out; every step is audited."""
 
-    def __init__(
-        self, layout: Layout, limits: Limits, implementation: Implementation = "auto"
-    ) -> None:
+    def __init__(self, layout: Layout, limits: Limits) -> None:
         self.layout = layout
-        self.core = EngineCore(create_core(layout, implementation), limits, frozenset({EOS}))
+        self.core = EngineCore(create_core(layout), limits, frozenset({EOS}))
         self.events: list[Event] = []
         self.plans: list[StepPlan] = []
         self.prompts: dict[str, list[int]] = {}

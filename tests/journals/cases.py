@@ -132,7 +132,7 @@ def disaggregated_without_caching() -> Run:
 
 
 def lends(make: Callable[[int], LendingScenario], seed: int) -> Run:
-    return LendingRun(replace(make(seed), implementation="compiled"))
+    return LendingRun(make(seed))
 
 
 # ------------------------------------------------------------------ instances stepped by hand

@@ -20,16 +20,16 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.runner import Runner
 from kvell.llm import LLM
-from kvell.memory import Implementation, LayerSpec, create_core, plan_layout
+from kvell.memory import LayerSpec, create_core, plan_layout
 from kvell.models.config.configs import read_config
 from kvell.models.config.description import describe
 from kvell.models.paged_model import PagedModel
 from kvell.models.sources.packaged import MODEL_NAME
 from kvell.simulator.hardware.model_cost import model_cost
 from kvell.simulator.hardware.profiles import DEFAULT_HARDWARE, load_profile
-from kvell.simulator.replay.journaled import JournalReport, replay_journal
 from kvell.simulator.replay.runner import Machine
 from kvell.vocabulary import KIB, MIB, RequestId
+from tests.llm.replayed_journal import JournalReport, replay_journal
 from tests.models.harness import tiny_module
 
 ELEMENT_BYTES = 4
@@ -65,13 +65,13 @@ class Served:
     layers: Sequence[LayerSpec]
     eos_token_ids: frozenset[int]
 
-    def again(self, implementation: Implementation) -> JournalReport:
+    def again(self) -> JournalReport:
         core = self.engine.core
         description = describe(self.config, ELEMENT_BYTES)
         machine = Machine(
             load_profile(DEFAULT_HARDWARE), model_cost(self.config, description, ELEMENT_BYTES)
         )
-        memory = create_core(core.memory.layout, implementation)
+        memory = create_core(core.memory.layout)
         return replay_journal(
             self.journal.entries, memory, self.layers, core.limits, machine, self.eos_token_ids
         )
@@ -165,9 +165,9 @@ def served(request: pytest.FixtureRequest) -> Served:
     return run
 
 
-@pytest.fixture(params=["compiled", "python"])
-def report(served: Served, request: pytest.FixtureRequest) -> JournalReport:
-    return served.again(request.param)
+@pytest.fixture
+def report(served: Served) -> JournalReport:
+    return served.again()
 
 
 def test_the_pool_was_too_small_for_comfort(served: Served) -> None:
@@ -199,7 +199,7 @@ def test_all_counters_end_alike(served: Served, report: JournalReport) -> None:
     stats = replace(served.engine.core.stats(), misses={})  # nobody asks a replay why they missed
     assert report.stats == stats
     assert report.stats.rungs == stats.rungs
-    assert served.again("compiled").stats.groups == stats.groups
+    assert served.again().stats.groups == stats.groups
 
 
 def test_the_pool_is_left_as_the_engine_left_it(served: Served) -> None:
@@ -237,4 +237,4 @@ def test_a_result_of_no_plan_is_refused(served: Served) -> None:
         served.eos_token_ids,
     )
     with pytest.raises(ValueError, match="was not asked for"):
-        alone.again("compiled")
+        alone.again()

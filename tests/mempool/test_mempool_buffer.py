@@ -1,13 +1,13 @@
 """Host memory behind a pool: swaps, matches of any medium, and texts that travel from there."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from kvell.errors import ChangeSomething, TryLater
-from kvell.memory import Implementation, audit
+from kvell.memory import audit
 from kvell.mempool.addresses import Lease
 from kvell.mempool.buffer import HostBuffer
 from kvell.mempool.pool import MemPool
@@ -23,7 +23,6 @@ def pool_at(
     large_pages: int = 64,
     held: int = 64,
     name: str = "a",
-    implementation: Implementation = "auto",
 ) -> MemPool:
     layout = layout_of(mix, large_pages)
     return MemPool(
@@ -31,7 +30,6 @@ def pool_at(
         instance=name,
         address=folder / name,
         secret=SECRET,
-        implementation=implementation,
         cpu_buffer_bytes=held * layout.large_page_bytes,
     )
 
@@ -39,12 +37,6 @@ def pool_at(
 def buffer_of(pool: MemPool) -> HostBuffer:
     assert pool._buffer is not None
     return pool._buffer
-
-
-@pytest.fixture(params=["python", "compiled"])
-def implementation(request: pytest.FixtureRequest) -> Iterator[Implementation]:
-    chosen: Implementation = request.param
-    yield chosen
 
 
 def media(lease: Lease) -> set[str]:
@@ -73,10 +65,8 @@ def larges_of(pool: MemPool, tokens: Sequence[int], group: int, *, first: bool) 
 
 
 @pytest.mark.parametrize("mix", list(MIXES))
-def test_what_is_swapped_out_leaves_the_pool_and_comes_back(
-    mix: str, tmp_path: Path, implementation: Implementation
-) -> None:
-    with pool_at(tmp_path, mix, implementation=implementation) as pool:
+def test_what_is_swapped_out_leaves_the_pool_and_comes_back(mix: str, tmp_path: Path) -> None:
+    with pool_at(tmp_path, mix) as pool:
         fill(pool, TEXT)
         assert pool.swap_out(TEXT) == len(TEXT)
         assert not any(pool.core.snapshot().cached)
@@ -123,10 +113,8 @@ def test_match_answers_from_the_medium_that_is_asked(mix: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("group", [0, 1])
-def test_half_in_each_is_one_match(
-    group: int, first: bool, tmp_path: Path, implementation: Implementation
-) -> None:
-    with pool_at(tmp_path, "window", implementation=implementation) as pool:
+def test_half_in_each_is_one_match(group: int, first: bool, tmp_path: Path) -> None:
+    with pool_at(tmp_path, "window") as pool:
         fill(pool, TEXT)
         gone = larges_of(pool, TEXT, group, first=first)
         pool.swap_out(TEXT)

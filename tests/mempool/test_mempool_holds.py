@@ -9,18 +9,11 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvell.memory import (
-    GroupKind,
-    HoldingCore,
-    Images,
-    Implementation,
-    audit,
-    create_core,
-    facts_of,
-)
+from kvell.memory import GroupKind, HoldingCore, Images, audit, facts_of
 from kvell.mempool.holds import Holds
 from kvell.mempool.owners import Owner
 from tests.depth import machine
+from tests.oracle.factory import Implementation, create_core
 from tests.pages.pools import group, images, pool_of, state
 
 LAYOUTS = {
@@ -44,7 +37,7 @@ def ints(*values: int) -> "np.ndarray[Any, np.dtype[np.int32]]":
 class HoldsMachine(RuleBasedStateMachine):
     """Both cores in turn; every answer that a model can predict is compared with it."""
 
-    implementation: Implementation = "python"
+    implementation: Implementation = "oracle"
 
     @initialize(kind=st.sampled_from(list(LAYOUTS)), large=st.integers(4, 30))
     def start(self, kind: str, large: int) -> None:
@@ -139,18 +132,11 @@ class HoldsMachine(RuleBasedStateMachine):
         self.running[handle] = [computed, len(tokens)]
 
     @precondition(lambda self: self.deadlines)
-    @rule(index=st.integers(0, 99), ticks=st.integers(0, 9))
-    def extend(self, index: int, ticks: int) -> None:
-        owner = self.pick(index)
-        assert self.holds.extend(owner, self.now + ticks)
-        self.deadlines[owner] = max(self.deadlines[owner], self.now + ticks)
-
-    @precondition(lambda self: self.deadlines)
     @rule(index=st.integers(0, 99))
     def release(self, index: int) -> None:
         owner = self.pick(index)
         assert self.holds.release(owner)
-        assert not self.holds.release(owner) and not self.holds.extend(owner, 99)
+        assert not self.holds.release(owner)
         self.forget([owner])
 
     @rule(ticks=st.integers(0, 4))
@@ -237,7 +223,7 @@ TestCompiledHolds = CompiledHolds.TestCase
 TestCompiledHolds.settings = machine(40, 0.4)
 
 
-@pytest.mark.parametrize("implementation", ["python", "compiled"])
+@pytest.mark.parametrize("implementation", ["oracle", "compiled"])
 def test_what_is_here_is_not_received_anew(implementation: Implementation) -> None:
     """Its half-full page stays held, and so cached, whatever others evict."""
     core = create_core(pool_of(4, group(4, 2)), implementation)
@@ -255,7 +241,7 @@ def test_what_is_here_is_not_received_anew(implementation: Implementation) -> No
     assert core.peek(ints(2, 999), "") == 1
 
 
-@pytest.mark.parametrize("implementation", ["python", "compiled"])
+@pytest.mark.parametrize("implementation", ["oracle", "compiled"])
 def test_pages_without_a_text_become_one(implementation: Implementation) -> None:
     core = create_core(pool_of(20, group(4, 2)), implementation)
     holds, owner = Holds(core), Owner("alloc", "a", 1, 1)
@@ -268,7 +254,7 @@ def test_pages_without_a_text_become_one(implementation: Implementation) -> None
     assert len(holds) == 0
 
 
-@pytest.mark.parametrize("implementation", ["python", "compiled"])
+@pytest.mark.parametrize("implementation", ["oracle", "compiled"])
 def test_no_room_leaves_nothing_behind(implementation: Implementation) -> None:
     core = create_core(pool_of(4, group(4, 2)), implementation)
     holds = Holds(core)

@@ -1,8 +1,10 @@
 """Steps of tiny models whose first sections other pools hold, in one process."""
 
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import numpy as np
 import torch
@@ -10,8 +12,8 @@ import torch
 from kvell.attention.interface import GroupBatch
 from kvell.models.forward.forward_batch import ForwardBatch
 from kvell.models.forward.kv_memory import layer_pages
+from kvell.models.fused import _forward
 from kvell.models.fused.partials.remote_sections import RemoteSections, SectionRun
-from kvell.models.fused.partials.rings import BELL_BYTES, RingMemory, aligned_zeros, ring_bytes
 from kvell.models.fused.partials.served_layers import ServedLayers
 from kvell.models.fused.partials.service import AttentionService
 from kvell.models.paged_model import PagedModel
@@ -26,7 +28,8 @@ CONTEXT = 1700
 WORDS, DEBTOR = 64, 7
 PATIENCE_SECONDS = 60.0
 """Of passes whose creditors answer: never waited for."""
-SLOT_BYTES = 256 << 10
+ROOM_BYTES = 256 << 10
+MOST_QUERIES = 8
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,43 @@ class Work:
     owners: tuple[str, ...] = ()
 
 
-class Lender:
-    """A creditor with a pool of its own, its service, and one debtor's ring.
+class CalledLine:
+    """A debtor's way to a service of the same process, whose answers are computed when wanted.
 
-    :param starts: whether the service's thread answers from the start.
+    :ivar posted: queries that were accepted.
+    :param most: the number of unanswered queries from which on more are refused.
+    :param answers: whether it answers from the start; until :meth:`start` it is silent.
+    """
+
+    def __init__(self, answer: Callable[[bytes], bytes], most: int, answers: bool) -> None:
+        self.posted = 0
+        self._answer, self._most, self._answers = answer, most, answers
+        self._queries: deque[bytes] = deque()
+        self._came: deque[bytes] = deque()
+
+    def start(self) -> None:
+        self._answers = True
+        self._came.extend(map(self._answer, self._queries))
+        self._queries.clear()
+
+    def post(self, query: bytes) -> bool:
+        if len(self._queries) >= self._most:
+            return False
+        self.posted += 1
+        self._queries.append(query)
+        return True
+
+    def take(self, seconds: float) -> bytes | None:
+        if not self._answers:
+            time.sleep(seconds)
+            return None
+        return self._came.popleft() if self._came else self._answer(self._queries.popleft())
+
+
+class Lender:
+    """A creditor with a pool of its own, its service, and one debtor's line.
+
+    :param starts: whether it answers from the start.
     """
 
     def __init__(
@@ -76,8 +112,8 @@ class Lender:
         prefix: Prefix,
         seed: int,
         *,
-        slots: int = 8,
-        slot_bytes: int = SLOT_BYTES,
+        most: int = MOST_QUERIES,
+        room_bytes: int = ROOM_BYTES,
         starts: bool = True,
     ) -> None:
         self.prefix = prefix
@@ -91,11 +127,9 @@ class Lender:
         )
         self.layers: ServedLayers = replace(served, layers=layers)
         self.words = np.zeros(WORDS, np.uint64)
-        self.bell = aligned_zeros(BELL_BYTES)
-        self.service = AttentionService(self.layers, self.words, self.bell)
-        self.ring = RingMemory(aligned_zeros(ring_bytes(slot_bytes, slots)), slots)
-        self.service.answer_ring(DEBTOR, self.ring)
-        self.creditor = self.ring.creditor(self.bell)
+        self.service = AttentionService(self.layers, self.words)
+        self.line = CalledLine(partial(self.service.answer, DEBTOR), most, starts)
+        self.creditor = _forward.CalledCreditor(room_bytes, self.line.post, self.line.take)
         self._right = 0
         self._free = [
             torch.randperm(
@@ -104,8 +138,6 @@ class Lender:
             ).tolist()
             for group in layout.groups
         ]
-        if starts:
-            self.service.start()
 
     def pages(self) -> list[list[int]]:
         """Empty pages for a section, of each group."""

@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 from kvell.pages.layout import GroupKind, GroupSpec, LayerSpec, Layout
-from kvell.pages.pool import Key, PagePool
 from kvell.pages.shares import equal_shares
+from kvell.pages.snapshot import Key
+from tests.oracle.pages.pool import PagePool
 
 
 class Chunk(int):

@@ -5,7 +5,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.pages.demand import Supply, feasible, may_take_whole, whole_needed
+from tests.oracle.pages.demand import Supply, feasible, may_take_whole, whole_needed
 
 
 def supplies_of(num_groups: int) -> st.SearchStrategy[Supply]:

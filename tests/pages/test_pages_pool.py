@@ -2,8 +2,9 @@
 
 import pytest
 
-from kvell.pages.demand import Supply
-from kvell.pages.pool import NO_GROUP, SHARED, PagePool
+from kvell.pages.snapshot import NO_GROUP, SHARED
+from tests.oracle.pages.demand import Supply
+from tests.oracle.pages.pool import PagePool
 from tests.pages.pools import group, pool_of, recorded_pool
 
 OLD, YOUNG = (1, 3, -4), (1, 7, -4)

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from kvell.memory import Implementation, Layout, create_core
+from kvell.memory import Layout
 from kvell.pages.audit import audit
 from kvell.pages.snapshot import PoolSnapshot
+from tests.oracle.factory import Implementation, create_core
 
 Ints = npt.NDArray[np.int32]
 Rows = list[tuple[int, int, int, int]]
@@ -20,7 +21,7 @@ def ints(values: Sequence[int] = ()) -> Ints:
 class Story:
     """Time, requests and their tokens over one core."""
 
-    def __init__(self, layout: Layout, implementation: Implementation = "python") -> None:
+    def __init__(self, layout: Layout, implementation: Implementation = "oracle") -> None:
         self.layout = layout
         self.core = create_core(layout, implementation)
         self.step = 0

@@ -55,7 +55,7 @@ def test_texts_below_fields_are_those_of_a_class_and_what_it_extends() -> None:
 def test_texts_below_assignments_are_found_where_others_import_from() -> None:
     assert assigned_in("kvell.memory", "Manager") == "kvell.pages.sizing"
     assert below_assignment("kvell.memory", "Manager").startswith("Configurations of the one")
-    assert docstring("kvell.memory.Tokens") == docstring("kvell.prefix.index.radix.Tokens") != ""
+    assert docstring("kvell.memory.Tokens") == docstring("tests.oracle.index.radix.Tokens") != ""
     assert below_assignment("kvell.pages.layout", "CROSS", "GroupKind").startswith("Text attends")
     assert below_assignment("kvell.memory", "np") == ""
 
@@ -109,7 +109,7 @@ def test_types_are_those_of_the_source() -> None:
     assert generate["prompts"] == "kvell.llm.Prompt | ~collections.abc.Sequence[kvell.llm.Prompt]"
     assert generate["return"] == "list[kvell.llm_outputs.RequestOutput]"
     assert written_annotations(MemoryCore.open)["tokens"] == "kvell.memory.Tokens"
-    assert written_annotations(create_core)["implementation"] == "kvell.memory.Implementation"
+    assert written_annotations(create_core)["eviction"] == "kvell.memory.Eviction"
 
 
 def test_fields_have_types_too() -> None:

@@ -9,7 +9,6 @@ from kvell.engine.core.journal import Journal
 from kvell.engine.requests.limits import Limits
 from kvell.memory import (
     GroupKind,
-    Implementation,
     LayerSpec,
     Layout,
     create_core,
@@ -68,7 +67,6 @@ def make_replay(
     layout: Layout,
     rows: Sequence[TraceRow],
     arrivals: Arrivals = "start",
-    implementation: Implementation = "auto",
     journal: Journal | None = None,
     timeline: Timeline | None = None,
     *,
@@ -77,7 +75,7 @@ def make_replay(
 ) -> Replay:
     """A replay that has been run."""
     replay = Replay(
-        create_core(layout, implementation),
+        create_core(layout),
         layers_in(layout),
         limits_of(layout),
         rows,

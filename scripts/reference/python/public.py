@@ -162,7 +162,7 @@ PAGES = (
                     *_memory(
                         "create_core register MemoryCore WithholdingCore HoldingCore VisibleCore"
                     ),
-                    *_memory("Implementation Eviction EVICTIONS common_prefix"),
+                    *_memory("Eviction EVICTIONS common_prefix"),
                 ),
             ),
             Section(
@@ -175,7 +175,7 @@ PAGES = (
                     ),
                     *_of("kvell.prefix.interface", "CHECKPOINT_COLUMNS LARGE_PAGE_COLUMNS"),
                     "kvell.prefix.interface.SMALL_PAGE_COLUMNS",
-                    "kvell.prefix.index.changes.CHANGE_COLUMNS",
+                    "kvell.prefix.interface.CHANGE_COLUMNS",
                     *_memory("NAMED DROPPED MOVED"),
                 ),
             ),

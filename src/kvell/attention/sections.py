@@ -7,7 +7,6 @@ in the order of positions and continues with its local sections (equation 3).  K
 sections anyway, so the result is bitwise the same as with local pages.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
@@ -73,18 +72,6 @@ class SectionKernels(AttentionKernels, Protocol):
         :raises ValueError: if a table covers anything else, or attention is not full.
         """
         ...
-
-
-def join_records(parts: Sequence[Sequence[torch.Tensor]], empty: torch.Tensor) -> SectionRecords:
-    """Join the records that several instances returned for a batch.
-
-    :param parts: each request's parts in order of position, shaped as :meth:`SectionRecords.of`.
-    :param empty: float32 [0, heads, 2 + output_size], for batches without records.
-    """
-    flat = [[part.flatten(0, 1) for part in of_request] for of_request in parts]
-    rows = [sum(len(part) for part in of_request) for of_request in flat]
-    starts = torch.tensor([0, *accumulate(rows)], dtype=torch.int32)
-    return SectionRecords(starts, torch.cat([empty, *(part for group in flat for part in group)]))
 
 
 def new_records(layer: LayerPages, batch: GroupBatch, query: torch.Tensor) -> SectionRecords:

@@ -119,10 +119,6 @@ class LinkProfile:
     bandwidth_efficiency: float
     latency_seconds: float
 
-    def transfer_seconds(self, size_bytes: float) -> float:
-        """Return the seconds of one message: ``transfer`` of MemServe's equation 2."""
-        return self.latency_seconds + size_bytes / self.bytes_per_second
-
     @property
     def bytes_per_second(self) -> float:
         """The rate that large messages reach."""

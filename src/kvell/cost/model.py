@@ -89,29 +89,9 @@ def decode_seconds(model: CostModel, contexts_tokens: Sequence[int]) -> float:
     return model.step_seconds([Chunk(tokens, 1) for tokens in contexts_tokens])
 
 
-def transfer_pays(
-    model: CostModel, prompt_tokens: int, ratio: float, farther_ratio: float, seconds: float
-) -> bool:
-    """Return whether fetching more of a prompt is quicker than computing it (MemServe, eq. 2).
-
-    :param ratio: the part that is cached here.
-    :param farther_ratio: the part that would be, after a transfer of ``seconds``.
-    """
-    here = prefill_seconds(model, prompt_tokens, ratio)
-    return seconds <= here - prefill_seconds(model, prompt_tokens, farther_ratio)
-
-
 def batch_seconds(model: CostModel, batch: int) -> float:
     """Return T^natn(β): seconds of a decode step of ``batch`` requests without earlier tokens."""
     return decode_seconds(model, [0] * batch)
-
-
-def batch_flops_per_second(model: CostModel, batch: int, weights: int) -> float:
-    """Return f(β): W(β) is two operations for each weight and token.
-
-    :param weights: numbers that one token is multiplied with.
-    """
-    return 2.0 * weights * batch / batch_seconds(model, batch)
 
 
 def attended_tokens_per_second(model: CostModel, context_tokens: int = PROBE_TOKENS) -> float:

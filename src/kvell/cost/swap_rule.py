@@ -7,9 +7,6 @@ compared as bytes: how many could be copied while one token is computed.
 from dataclasses import dataclass
 from typing import Protocol
 
-from kvell.cost.model import CostModel
-from kvell.cost.work import Chunk
-
 WAYS = 2
 """Copies of a swap: out, and in again."""
 
@@ -46,27 +43,3 @@ def rule_of_weights(weights: int, device: str) -> BytesPerToken:
     :param device: ``cpu`` or ``cuda``.
     """
     return BytesPerToken(weights / WINT8_PER_BYTE[device])
-
-
-@dataclass(frozen=True)
-class ByCost:
-    """A rule that compares the seconds of a cost model.
-
-    :param bytes_per_second: of the link between device and host, one way.
-    :param most_tokens: computed in one step.
-    """
-
-    model: CostModel
-    bytes_per_second: float
-    most_tokens: int
-
-    def swaps(self, tokens: int, size_bytes: int) -> bool:
-        """Implement :meth:`SwapRule.swaps`; concurrent requests pay the fixed part of a step."""
-        if tokens <= 0:
-            return False
-        starts = range(0, tokens, self.most_tokens)
-        work = [Chunk(start, min(self.most_tokens, tokens - start)) for start in starts]
-        idle_seconds = self.model.step_seconds([Chunk(0, 1)])
-        recompute_seconds = sum(self.model.step_seconds([chunk]) for chunk in work)
-        recompute_seconds -= idle_seconds * len(work)
-        return WAYS * size_bytes / self.bytes_per_second <= recompute_seconds

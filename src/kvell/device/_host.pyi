@@ -1,4 +1,4 @@
-"""Chunks of a memfd, mapped in batches (csrc/device); :mod:`kvell.device.portable` is its twin.
+"""Chunks of a memfd, mapped in batches (csrc/device).
 
 Arrays are addresses of int32 values.  Every call answers how far it came, from the front, and
 the errno that ended it, 0 if none did.

@@ -1,4 +1,4 @@
-"""Physical chunks and their mappings: the common interface of host, CUDA and the fake.
+"""Physical chunks and their mappings: the common interface of host, CUDA and the fake of the tests.
 
 A chunk::
 

@@ -38,7 +38,10 @@ class HostPool:
         self.descriptor = descriptor
 
     def buffer(self) -> mmap.mmap:
-        """Implement :meth:`kvell.device.physical.PhysicalPool.buffer`."""
+        """Return the range as writable memory.
+
+        :raises ValueError: once closed.
+        """
         if self._map is None:
             raise ValueError("the pool is closed")
         return self._map

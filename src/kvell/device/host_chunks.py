@@ -7,10 +7,10 @@ one fault. The figures are in ADR 10.
 
 import ctypes
 import os
-from types import ModuleType
 
 import numpy as np
 
+from kvell.device import _host
 from kvell.device.chunks import (
     NOT_MAPPED,
     AddressRange,
@@ -21,12 +21,6 @@ from kvell.device.chunks import (
 )
 from kvell.device.host import CHUNK_BYTES
 from kvell.errors import ChangeSomething, TryLater
-
-_system: ModuleType
-try:
-    from kvell.device import _host as _system
-except ImportError:  # no compiler when Kvell was installed
-    from kvell.device import portable as _system
 
 
 class HostChunks:
@@ -72,7 +66,7 @@ class HostChunks:
         """Implement :meth:`ChunkDevice.commit`."""
         self._require_open()
         bare = np.ascontiguousarray(find_uncommitted(self.home, chunks), np.int32)
-        done, huge, error = _system.commit_chunks(
+        done, huge, error = _host.commit_chunks(
             self.home.address, CHUNK_BYTES, bare.ctypes.data, len(bare)
         )
         self.home.table[bare[:done]] = bare[:done]
@@ -127,7 +121,7 @@ class HostChunks:
         :raises ValueError: if that is not after home.
         :raises TryLater: if the system refuses; nothing has changed.
         """
-        error = _system.map_readable(self._beyond(at_bytes, size_bytes), descriptor, size_bytes)
+        error = _host.map_readable(self._beyond(at_bytes, size_bytes), descriptor, size_bytes)
         if error:
             raise TryLater(f"device: cannot map a peer's memory ({os.strerror(error)})")
 
@@ -136,7 +130,7 @@ class HostChunks:
 
         They stay reserved: the system puts nothing else there.
         """
-        return not _system.unmap_range(self._beyond(at_bytes, size_bytes), size_bytes)
+        return not _host.unmap_range(self._beyond(at_bytes, size_bytes), size_bytes)
 
     def close(self) -> None:
         """Implement :meth:`ChunkDevice.close`."""
@@ -144,7 +138,7 @@ class HostChunks:
             return
         self._open = False
         for address, size_bytes in self._reserved:
-            _system.release(address, size_bytes)
+            _host.release(address, size_bytes)
         os.close(self.descriptor)
 
     def __del__(self) -> None:
@@ -158,7 +152,7 @@ class HostChunks:
         return self.home.address + at_bytes
 
     def _reserve(self, size_bytes: int) -> int:
-        address, error = _system.reserve(size_bytes, CHUNK_BYTES)
+        address, error = _host.reserve(size_bytes, CHUNK_BYTES)
         if error:
             raise TryLater(f"device: no addresses left ({os.strerror(error)})")
         self._reserved.append((address, size_bytes))
@@ -170,7 +164,7 @@ class HostChunks:
         return memoryview(raw).cast("B")
 
     def _map(self, area: AddressRange, positions: Ints, chunks: Ints, *, populate: bool) -> None:
-        done, error = _system.map_chunks(
+        done, error = _host.map_chunks(
             area.address,
             self.descriptor,
             CHUNK_BYTES,
@@ -185,7 +179,7 @@ class HostChunks:
 
     def _unmap(self, area: AddressRange, positions: Ints) -> int:
         address, count = area.address, len(positions)
-        done, _ = _system.unmap_chunks(address, CHUNK_BYTES, positions.ctypes.data, count)
+        done, _ = _host.unmap_chunks(address, CHUNK_BYTES, positions.ctypes.data, count)
         return int(done)
 
     def _require_open(self) -> None:

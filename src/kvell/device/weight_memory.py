@@ -5,19 +5,13 @@ import mmap
 import os
 import weakref
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
 
+from kvell.device import _host
 from kvell.device.host import CHUNK_BYTES
 from kvell.errors import TryLater
-
-_system: ModuleType
-try:
-    from kvell.device import _host as _system
-except ImportError:  # no compiler when Kvell was installed
-    from kvell.device import portable as _system
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -75,14 +69,14 @@ def map_file(descriptor: int, offset_bytes: int, size_bytes: int, *, fill: bool)
     :raises TryLater: if there is no memory, or there are no addresses.
     """
     count = max(-(-size_bytes // CHUNK_BYTES), 1)
-    address, error = _system.reserve(count * CHUNK_BYTES, CHUNK_BYTES)
+    address, error = _host.reserve(count * CHUNK_BYTES, CHUNK_BYTES)
     _require(error)
     made = (ctypes.c_uint8 * (count * CHUNK_BYTES)).from_address(address)
     # Not at exit: a thread may still compute.
-    weakref.finalize(made, _system.release, address, count * CHUNK_BYTES).atexit = False
+    weakref.finalize(made, _host.release, address, count * CHUNK_BYTES).atexit = False
     positions = np.arange(count, dtype=np.int32)
     chunks = positions + np.int32(offset_bytes // CHUNK_BYTES)
-    _, error = _system.map_chunks(
+    _, error = _host.map_chunks(
         address,
         descriptor,
         CHUNK_BYTES,
@@ -93,7 +87,7 @@ def map_file(descriptor: int, offset_bytes: int, size_bytes: int, *, fill: bool)
     )
     _require(error)
     if fill:
-        _, _, error = _system.commit_chunks(address, CHUNK_BYTES, positions.ctypes.data, count)
+        _, _, error = _host.commit_chunks(address, CHUNK_BYTES, positions.ctypes.data, count)
         _require(error)
     else:
         protect(made)

@@ -7,7 +7,6 @@ import numpy as np
 
 from kvell.device.chunks import NOT_MAPPED, Ints
 from kvell.elastic.balloon import NOWHERE, Balloon, Owner
-from kvell.elastic.logical_buffer import CpuBuffer
 from kvell.elastic.slots import SlotState
 
 
@@ -23,17 +22,6 @@ def audit_balloon(balloon: Balloon, table: Ints, withheld: Sequence[int]) -> lis
         *_mappings(balloon, table),
         *_larges(balloon, withheld),
     ]
-
-
-def audit_buffer(buffer: CpuBuffer) -> list[str]:
-    """Return all problems of the CPU buffer's books."""
-    problems = []
-    if buffer.held_chunks > buffer.physical_chunks:
-        problems.append(f"{buffer.held_chunks} chunks held of {buffer.physical_chunks}")
-    if buffer.physical_chunks and not 1 <= buffer.logical_chunks <= buffer.physical_chunks:
-        problems.append(f"a logical size of {buffer.logical_chunks} chunks")
-    problems.extend(f"holder {h} holds {n} chunks" for h, n in buffer.held.items() if n <= 0)
-    return problems
 
 
 def _segments(balloon: Balloon) -> Iterator[str]:

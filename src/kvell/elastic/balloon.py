@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from kvell.elastic.slots import SlotSpace, SlotState
 from kvell.elastic.tiling import Tiling
-from kvell.prefix.interface import EMPTY, USED, Ints, LongInts
+from kvell.prefix.interface import USED, Ints, LongInts
 
 Flags = npt.NDArray[np.bool_]
 
@@ -148,10 +148,6 @@ class Balloon:
         withheld = {large for chunk in given for large in self.tiling.larges_over(chunk)}
         lost = tuple(sorted(large for large in withheld if not self.withheld[large]))
         return Deflation(0, 0, chunks=given, withheld=lost)
-
-    def most_slot_chunks(self, reclaim_order: LongInts) -> int:
-        """Return the chunks that the largest slot could have now, if addresses allow it."""
-        return self.idle_chunks + int(np.count_nonzero(self._candidates(reclaim_order)))
 
     def _candidates(self, reclaim_order: LongInts) -> Flags:
         order = self.tiling.chunk_order(reclaim_order)
@@ -276,35 +272,6 @@ class Balloon:
     def release(self, start: int, count: int, step: int) -> None:
         """Make a slot idle; it stays mapped. ``step`` was the last to touch it."""
         self.slots.release(start, count, step)
-
-    def plan_undo(self, plan: Inflation, reclaim_order: LongInts) -> Inflation | None:
-        """Plan to take back the chunks of an earlier inflation whose large pages are still unused.
-
-        Chunks whose positions are still mapped return without a call of the device.
-        """
-        empty = {large for large in plan.restored if reclaim_order[large] == EMPTY}
-        back = [
-            chunk
-            for chunk in plan.chunks
-            if self.owner[chunk] == Owner.KV
-            and all(
-                large in empty or self.withheld[large] for large in self.tiling.larges_over(chunk)
-            )
-        ]
-        over = {large for chunk in back for large in self.tiling.larges_over(chunk)}
-        if not back:
-            return None
-        lost = tuple(sorted(large for large in over if not self.withheld[large]))
-        return Inflation(tuple(back), lost, ())
-
-    def take_back(self, plan: Inflation) -> None:
-        """Settle the result of :meth:`plan_undo`: KV has lost ``plan.restored`` again."""
-        stale = {int(self.chunk_at[p]): p for p in self.slots.positions(SlotState.STALE)}
-        self._own(plan.chunks, Owner.ACTIVATION)
-        revived = {chunk: stale[chunk] for chunk in plan.chunks if chunk in stale}
-        self.slots.revive(revived.values())
-        self.position[list(revived)] = list(revived.values())
-        self.withheld[list(plan.restored)] = True
 
     def on_unmapped(self, positions: Sequence[int]) -> None:
         """Mark stale positions that the device has unmapped as bare."""

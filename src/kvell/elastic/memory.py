@@ -58,8 +58,6 @@ class BalloonCounts:
     mapped: int = 0
     unmapped: int = 0
     refused: int = 0
-    ahead: int = 0
-    ahead_returned: int = 0
     withheld_large: int = 0
 
 
@@ -85,7 +83,6 @@ class ElasticMemory:
         self.balloon = Balloon(tiling, positions, committed)
         self.area = device.reserve(positions)
         kv.withhold(np.flatnonzero(self.balloon.withheld).astype(np.int32))
-        self._ahead: Inflation | None = None
 
     # ---------------------------------------------------------------- activations
 
@@ -164,35 +161,9 @@ class ElasticMemory:
         self._give(plan)
         return len(plan.restored)
 
-    def inflate_ahead(self, num_large: int, keep_bytes: int = 0) -> int:
-        """Inflate as :meth:`inflate` for the expected need of the next step; at most 50 MB.
-
-        The unused rest of an earlier call is returned first.
-        """
-        self.return_unused()
-        most = AHEAD_BYTES // self.balloon.tiling.large_page_bytes
-        keep_chunks = -(-keep_bytes // self.device.chunk_bytes)
-        plan = self.balloon.plan_inflation(min(num_large, most), keep_chunks)
-        self._give(plan)
-        self._ahead = plan if plan.chunks else None
-        self.counts.ahead += len(plan.chunks)
-        return len(plan.restored)
-
-    def return_unused(self) -> int:
-        """Take back chunks that were given ahead and not used; return how many."""
-        given, self._ahead = self._ahead, None
-        back = None if given is None else self.balloon.plan_undo(given, self._kv.reclaim_order())
-        if back is None:
-            return 0
-        self._kv.withhold(_ints(back.restored))
-        self.balloon.take_back(back)
-        self.counts.ahead_returned += len(back.chunks)
-        return len(back.chunks)
-
     def _give(self, plan: Inflation) -> None:
         if not plan.chunks:
             return
-        self._ahead = None  # its chunks may be in use by now, or part of this
         self.balloon.settle(plan)
         self._kv.restore(_ints(plan.restored))
         self.counts.inflated += len(plan.chunks)

@@ -16,7 +16,7 @@ reports when that is done.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import chain
@@ -82,11 +82,6 @@ class SlotSpace:
     def count(self, state: SlotState) -> int:
         """Return the number of positions in a state."""
         return self._counts[state]
-
-    def state_of(self, position: int) -> SlotState:
-        """Return the state of one position."""
-        segments = self._now()
-        return segments[self._index(position, segments)].state
 
     def positions(self, state: SlotState) -> Iterator[int]:
         """Yield the positions in a state, by address."""
@@ -172,11 +167,6 @@ class SlotSpace:
         for start, count in _stretches(positions):
             self._change(start, count, SlotState.IDLE, SlotState.STALE)
 
-    def revive(self, positions: Iterable[int]) -> None:
-        """Mark stale positions as idle: their chunks are back, and they are still mapped."""
-        for start, count in _stretches(positions):
-            self._change(start, count, SlotState.STALE, SlotState.IDLE)
-
     def clear(self, positions: Iterable[int]) -> None:
         """Mark stale positions as bare: they are unmapped."""
         for start, count in _stretches(positions):
@@ -184,11 +174,10 @@ class SlotSpace:
 
     # ------------------------------------------------------------------ internal
 
-    def _index(self, position: int, segments: Sequence[Segment] | None = None) -> int:
+    def _index(self, position: int) -> int:
         if not 0 <= position < self.num_positions:
             raise ValueError(f"there is no position {position}")
-        held = self._segments if segments is None else segments
-        return bisect_right(held, position, key=lambda s: s.start) - 1
+        return bisect_right(self._segments, position, key=lambda s: s.start) - 1
 
     def _now(self) -> list[Segment]:
         """Return the segments, with the resting one as idle."""

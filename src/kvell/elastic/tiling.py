@@ -44,10 +44,6 @@ class Tiling:
         """Return the large pages with a byte in the chunk; none over the tail."""
         return range(int(self._first_large[chunk]), int(self._end_large[chunk]))
 
-    def chunks_under(self, large: int) -> range:
-        """Return the chunks with a byte of the large page."""
-        return range(int(self.first_chunk[large]), int(self.end_chunk[large]))
-
     def chunk_order(self, reclaim_order: LongInts) -> LongInts:
         """Return, by chunk, the largest number of the large pages over it [num_chunks].
 

@@ -162,13 +162,6 @@ class Holds:
         """End the hold, keep its pages and return its handle, which the caller then owns."""
         return self._holds.pop(owner).handle
 
-    def extend(self, owner: Owner, deadline: Tick) -> bool:
-        """Extend a hold and return whether it still existed."""
-        hold = self._holds.get(owner)
-        if hold is not None:
-            hold.deadline = max(hold.deadline, deadline)
-        return hold is not None
-
     def release(self, owner: Owner) -> bool:
         """Release the pages and return whether the hold still existed. Idempotent."""
         hold = self._holds.pop(owner, None)

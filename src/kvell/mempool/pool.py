@@ -23,7 +23,6 @@ from kvell.device.host import HostPool
 from kvell.errors import ChangeSomething, TryLater
 from kvell.memory import (
     HoldingCore,
-    Implementation,
     Ints,
     Layout,
     create_core,
@@ -65,14 +64,13 @@ class MemPool(MovingCalls):
         content: str = "",
         address: Endpoint | None = None,
         secret: bytes = b"",
-        implementation: Implementation = "auto",
         cpu_buffer_bytes: int = 0,
     ) -> None:
         self.layout, self.instance = layout, instance
         self.incarnation = new_incarnation()
         self._host = HostPool(layout.pool_bytes)
         self.memory: Bytes = np.frombuffer(self._host.buffer(), np.uint8)[: layout.pool_bytes]
-        self.core: HoldingCore = create_core(layout, implementation)
+        self.core: HoldingCore = create_core(layout)
         self._agent = Agent(self.core, instance, self.incarnation, content)
         self._arrivals: queue.SimpleQueue[Arrived] = queue.SimpleQueue()
         self._operation = 0

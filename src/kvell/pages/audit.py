@@ -8,8 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
-from kvell.pages.pool import KEEPERS, NO_GROUP, SHARED
-from kvell.pages.snapshot import HolderSnapshot, PoolSnapshot
+from kvell.pages.snapshot import KEEPERS, NO_GROUP, SHARED, HolderSnapshot, PoolSnapshot
 
 
 def audit(layout: Layout, state: PoolSnapshot) -> list[str]:

@@ -2,7 +2,16 @@
 
 from dataclasses import dataclass, field
 
-from kvell.pages.pool import Key
+NO_GROUP = -1
+"""The group of an empty large page."""
+SHARED = -1
+"""The owner of a large page that is associated with no holder."""
+KEEPERS = (-2, -3, -4)
+"""Owners of large pages for cached pages only, by their eviction rank: pages that are kept for
+later are thus separate from pages in use, and are evicted as a whole."""
+
+Key = tuple[int, int, int]
+"""Eviction order of a cached page, smallest first: (rank, time, -prefix length)."""
 
 
 @dataclass(frozen=True)

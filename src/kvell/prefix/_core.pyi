@@ -14,10 +14,10 @@ counts_images, holds_embeddings, bytes of a page, tokens that a state must save 
 model)."""
 
 def fit(entered: bytes, returned: bytes, events: bytes, bounds: Sequence[int]) -> bytes:
-    """Return ``hazard_fit.fitted`` of float64 values, up to rounding."""
+    """Return the worth of chunks by class and age, float64, from counts in float64."""
 
 class CompiledCore:
-    """A core that makes the same decisions as ``ReferenceCore``.
+    """A core that makes the same decisions as ``tests/oracle``.
 
     An empty ``quota_large_pages`` lets every group take any large page.
     """

@@ -1,7 +1,6 @@
 """The memory core's interface: page pool, page tables and prefix index behind batch calls.
 
-``ReferenceCore`` (Python) and ``CompiledCore`` (C++) implement the interface and make the same
-decisions.  Time is the step number.
+Time is the step number.
 """
 
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ import numpy.typing as npt
 from kvell.pages.layout import GroupSpec, Layout
 from kvell.pages.snapshot import PoolSnapshot, PoolTotals
 from kvell.prefix.groups.facts import Images
-from kvell.prefix.index.radix import Tokens
+from kvell.prefix.tokens import Tokens
 
 Ints = npt.NDArray[np.int32]
 """An array of int32; docstrings say its shape."""
@@ -45,6 +44,12 @@ SMALL_PAGE_COLUMNS = 4
 """Columns of a small-pages array: page, users, tokens of the prefix that it ends, step of its last
 access.  For a page that is not in the index the last two are ``NO_END`` and ``NO_STEP``."""
 WITHHELD_GROUP, NO_STEP, NO_END, NO_REACH = -2, -1, -1, -1
+
+CHANGE_COLUMNS = 5
+"""Columns of an index-changes array: change, group, page, tokens of the prefix that the page ends,
+and the holder's handle (``NAMED``) or the page's new number (``MOVED``)."""
+NAMED, DROPPED, MOVED = 0, 1, 2
+"""Changes of the index: a page gets a name, loses its name, or gets another number."""
 
 
 class MemoryCore(Protocol):
@@ -321,8 +326,8 @@ class HoldingCore(MemoryCore, Protocol):
         ...
 
     def index_changes(self) -> Ints:
-        """Return the index's changes since the last call, in order [m, ``CHANGE_COLUMNS``]
-        (``index/changes.py``); no rows before :meth:`watch_index`.
+        """Return the index's changes since the last call, in order [m, ``CHANGE_COLUMNS``];
+        no rows before :meth:`watch_index`.
 
         A holder's pages are named when they are computed, and for the last time when it is closed.
         """

@@ -9,7 +9,6 @@ from kvell.engine.protocol.messages import Cancel, Finished, Submit, Tokens
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import StepResult
-from kvell.memory import Implementation
 from kvell.vocabulary import RequestId, StepNumber
 from tests.engine.conftest import EOS, make_layout, make_submit
 from tests.engine.traffic import Traffic, limits
@@ -18,10 +17,9 @@ from tests.models.cases import covering
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 
 
-@pytest.fixture(params=["python", "compiled"])
-def traffic(request: pytest.FixtureRequest) -> Traffic:
-    implementation: Implementation = request.param
-    return Traffic(make_layout((0, 9), 40), limits(batched=16), implementation)
+@pytest.fixture
+def traffic() -> Traffic:
+    return Traffic(make_layout((0, 9), 40), limits(batched=16))
 
 
 def used(traffic: Traffic) -> int:
@@ -63,14 +61,13 @@ def test_what_a_cancelled_request_computed_is_cached(traffic: Traffic) -> None:
     {
         "windows": [(0,), (0, 9), (5, 9), (0, 0, 17)],
         "shared": [0, 3, 8, 13],
-        "implementation": ["python", "compiled"],
     },
     together=1,
 )
 def test_what_a_request_put_into_the_cache_is_what_a_repeat_finds(
-    implementation: Implementation, windows: tuple[int, ...], shared: int
+    windows: tuple[int, ...], shared: int
 ) -> None:
-    traffic = Traffic(make_layout(windows, 60), limits(batched=16), implementation)
+    traffic = Traffic(make_layout(windows, 60), limits(batched=16))
     prompts = {
         length: [*range(1, 1 + shared), *(20 + (7 * length + i) % 29 for i in range(length))]
         for length in range(1, 21)

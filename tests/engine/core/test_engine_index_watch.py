@@ -23,11 +23,11 @@ from kvell.engine.requests.block_hashes import BlockHashes, root_digest
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepResult
 from kvell.memory import GroupKind, LayerSpec, Layout, plan_layout
-from kvell.prefix.core.reference import ReferenceCore
-from kvell.prefix.index.radix import Node
 from kvell.vocabulary import RequestId
 from tests.depth import some
 from tests.engine.conftest import EOS, make_layout, make_submit
+from tests.oracle.core.reference import ReferenceCore
+from tests.oracle.index.radix import Node
 
 PAGE_TOKENS = 4
 LIMITS = Limits(24, 6, 400, 1000, min_chunk_tokens=4)

@@ -8,19 +8,18 @@ from kvell.engine.core.core import EngineCore
 from kvell.engine.core.journal import Journal, JournaledCore, PlanAsked, replay
 from kvell.engine.protocol.messages import Cancel, Finished
 from kvell.engine.requests.plan import StepPlan, StepResult
-from kvell.memory import Implementation, create_core
 from kvell.pages.audit import audit
 from kvell.vocabulary import RequestId
 from tests.depth import few
 from tests.engine.conftest import EOS, make_layout, make_submit
 from tests.engine.traffic import limits
 from tests.engine.virtual_model import VirtualModel
+from tests.oracle.factory import BOTH, Implementation, create_core
 
 LAYOUT = make_layout((0, 9), 12)
-IMPLEMENTATIONS: list[Implementation] = ["python", "compiled"]
 
 
-def fresh(implementation: Implementation = "auto") -> EngineCore:
+def fresh(implementation: Implementation = "compiled") -> EngineCore:
     return EngineCore(
         create_core(LAYOUT, implementation),
         limits(batched=8, seats=4, max_len=36),
@@ -31,9 +30,9 @@ def fresh(implementation: Implementation = "auto") -> EngineCore:
 class Recording:
     """Traffic through a journal."""
 
-    def __init__(self, implementation: Implementation = "auto") -> None:
+    def __init__(self) -> None:
         self.journal = Journal()
-        self.told = JournaledCore(fresh(implementation), self.journal)
+        self.told = JournaledCore(fresh(), self.journal)
         self.model = VirtualModel(LAYOUT)
         self.plans: list[StepPlan] = []
 
@@ -55,9 +54,9 @@ class Recording:
             self.step()
 
 
-def busy(implementation: Implementation = "auto") -> Recording:
+def busy() -> Recording:
     """Chunks, hits, a preemption, cancels before, between and in flight."""
-    recording = Recording(implementation)
+    recording = Recording()
     shared = list(range(12))
     recording.submit("a", [*shared, 1], 15)
     recording.submit("b", [7, *shared, 2], 15)
@@ -75,12 +74,9 @@ def busy(implementation: Implementation = "auto") -> Recording:
     return recording
 
 
-@pytest.mark.parametrize("recorded", IMPLEMENTATIONS)
-@pytest.mark.parametrize("replayed", IMPLEMENTATIONS)
-def test_a_replay_gives_the_same_plans_whichever_core_decides(
-    recorded: Implementation, replayed: Implementation
-) -> None:
-    recording = busy(recorded)
+@pytest.mark.parametrize("replayed", BOTH)
+def test_a_replay_gives_the_same_plans_whichever_core_decides(replayed: Implementation) -> None:
+    recording = busy()
     assert any(p.preempted for p in recording.plans)
     assert replay(recording.journal.entries, fresh(replayed)) == recording.plans
 
@@ -136,10 +132,10 @@ def test_an_observer_looks_after_every_entry() -> None:
     )
 )
 def test_any_traffic_replays(script: list[tuple[int, int, int, int]]) -> None:
-    recording = Recording("compiled")
+    recording = Recording()
     for number, (family, length, max_tokens, steps) in enumerate(script):
         recording.submit(f"q{number}", [family] * length, max_tokens + 1)
         for _ in range(steps):
             recording.step(cancel=f"q{number - 1}" if steps == 4 else "")
     recording.run()
-    assert replay(recording.journal.entries, fresh("python")) == recording.plans
+    assert replay(recording.journal.entries, fresh("oracle")) == recording.plans

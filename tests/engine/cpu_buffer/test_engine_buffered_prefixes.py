@@ -11,7 +11,6 @@ from kvell.engine.cpu_buffer.buffered_prefixes import MOST_REMEMBERED, BufferedP
 from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.requests.plan import StepPlan
 from kvell.engine.requests.request import NO_HANDLE
-from kvell.memory import Implementation
 from kvell.mempool.tiers.digests import PrefixDigests
 from kvell.mempool.tiers.lookup import Tiers
 from kvell.pages.layout import Layout
@@ -22,6 +21,7 @@ from tests.engine.cpu_buffer.test_engine_swapping import Losing, Run
 from tests.engine.swapping import Always, AtRandom, swapping_core
 from tests.engine.traffic import limits
 from tests.engine.virtual_model import expected_output
+from tests.oracle.factory import BOTH, Implementation
 
 FULL_AND_SLIDING = make_layout((0, 9), 12)
 LIMITS = limits(batched=16, seats=4, max_len=64)
@@ -39,12 +39,9 @@ def ints(tokens: Sequence[int]) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 def run_of(
     num_large: int = 120,
     layout: Layout = FULL_AND_SLIDING,
-    implementation: Implementation = "auto",
     journal: Journal | None = None,
 ) -> Run:
-    core = swapping_core(
-        layout, LIMITS, num_large, implementation=implementation, keeps_prefixes=True
-    )
+    core = swapping_core(layout, LIMITS, num_large, keeps_prefixes=True)
     return Run(core, journal)
 
 
@@ -186,13 +183,10 @@ def test_letting_go_empties_the_buffer() -> None:
     assert run.swapping.buffer.audit() == []
 
 
-@pytest.mark.parametrize("recorded", ["python", "compiled"])
-@pytest.mark.parametrize("replayed", ["python", "compiled"])
-def test_a_journal_replays_to_the_same_copies(
-    recorded: Implementation, replayed: Implementation
-) -> None:
+@pytest.mark.parametrize("replayed", BOTH)
+def test_a_journal_replays_to_the_same_copies(replayed: Implementation) -> None:
     journal = Journal()
-    run = run_of(120, implementation=recorded, journal=journal)
+    run = run_of(120, journal=journal)
     for number in range(24):
         ask(run, str(number), [*text(number % 7), *([number, 1] if number >= 7 else [])])
     assert any(len(plan.fetches) for plan in run.plans)

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from kvell.device.chunks import AddressRange, Ints
-from kvell.device.fake_chunks import FakeChunks
 from kvell.device.host import CHUNK_BYTES
 from kvell.elastic.logical_buffer import CpuBuffer
 from kvell.elastic.page_buffer import PageBuffer
@@ -29,6 +28,7 @@ from kvell.engine.setup.sharing import share_pool
 from kvell.errors import TryLater
 from kvell.memory import create_core
 from kvell.vocabulary import MIB
+from tests.device.fake_chunks import FakeChunks
 from tests.engine.setup.test_engine_sharing import (
     Watched,
     answers,

@@ -11,7 +11,6 @@ from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.protocol.messages import Cancel, Finished, Tokens
 from kvell.engine.requests.plan import NewPages, StepPlan
 from kvell.engine.requests.request import Request
-from kvell.memory import Implementation
 from kvell.pages.audit import audit
 from kvell.vocabulary import RequestId
 from tests.depth import machine
@@ -20,6 +19,7 @@ from tests.engine.planning.test_engine_machine import Configuration, EngineMachi
 from tests.engine.swapping import AtRandom, swapping_core
 from tests.engine.traffic import limits
 from tests.engine.virtual_model import VirtualModel, expected_output
+from tests.oracle.factory import BOTH, Implementation
 
 SMALL = make_layout((0, 9), 12)
 PROMPTS = [[7 * n + i for i in range(11)] for n in range(4)]
@@ -73,15 +73,12 @@ class Run:
 
 def busy(
     num_large: int = 30,
-    implementation: Implementation = "auto",
     journal: Journal | None = None,
     seed: int | None = None,
 ) -> Run:
     """Four requests; the pool holds two at full length."""
     rule = None if seed is None else AtRandom(seed)
-    core = swapping_core(
-        SMALL, limits(batched=16, seats=4, max_len=40), num_large, rule, implementation
-    )
+    core = swapping_core(SMALL, limits(batched=16, seats=4, max_len=40), num_large, rule)
     run = Run(core, journal)
     for number, prompt in enumerate(PROMPTS):
         run.submit(f"q{number}", prompt)
@@ -156,14 +153,13 @@ def test_who_is_cancelled_leaves_the_buffer(moment: str) -> None:
     assert name not in run.ended or run.ended[name].reason == "cancelled"
 
 
-@pytest.mark.parametrize("recorded", ["python", "compiled"])
-@pytest.mark.parametrize("replayed", ["python", "compiled"])
+@pytest.mark.parametrize("replayed", BOTH)
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_a_journal_replays_to_the_same_offloads_and_fetches(
-    recorded: Implementation, replayed: Implementation, seed: int | None
+    replayed: Implementation, seed: int | None
 ) -> None:
     journal = Journal()
-    run = busy(8, recorded, journal, seed)
+    run = busy(8, journal, seed)
     run.to_the_end()
     check(run)
     assert any(len(plan.offloads) for plan in run.plans)

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
 from kvell.elastic.page_buffer import PageBuffer
 from kvell.engine.cpu_buffer.buffered_prefixes import BufferedPrefixes
 from kvell.engine.requests.request import Request
-from kvell.memory import GroupKind, Implementation, VisibleCore, audit, create_core
+from kvell.memory import GroupKind, VisibleCore, audit, create_core
 from kvell.mempool.tiers.buffered import Place, needed_pages
 from kvell.mempool.tiers.digests import PrefixDigests
 from kvell.mempool.tiers.lookup import Tiers
@@ -53,7 +53,6 @@ def ints(*values: int) -> "np.ndarray[Any, np.dtype[np.int32]]":
 class TwoTiers(RuleBasedStateMachine):
     """Requests that come, end and come again, while pages go from either tier as chance has it."""
 
-    implementation: Implementation = "python"
     hits: ClassVar[Counter[str]] = Counter()
 
     @initialize(
@@ -62,7 +61,7 @@ class TwoTiers(RuleBasedStateMachine):
     def start(self, kind: str, large: int, held: int) -> None:
         layout = pool_of(large, *LAYOUTS[kind])
         self.groups = layout.groups
-        self.core: VisibleCore = create_core(layout, self.implementation)
+        self.core: VisibleCore = create_core(layout)
         self.buffer = PageBuffer(layout.groups, held)
         self.prefixes = BufferedPrefixes(self.core, self.buffer, Always())
         self.in_pool: dict[tuple[int, int], Content] = {}
@@ -301,13 +300,6 @@ class TwoTiers(RuleBasedStateMachine):
         assert self.buffer.used_large == 0
 
 
-class CompiledTwoTiers(TwoTiers):
-    """The same over the compiled core."""
-
-    implementation = "compiled"
-    hits: ClassVar[Counter[str]] = Counter()
-
-
 SORTS = "pool first", "buffer first", "by group", "state from the pool", "state from the buffer"
 
 
@@ -315,8 +307,7 @@ SOME = machine(40, weight=0.6)
 
 
 @pytest.mark.hypothesis
-@pytest.mark.parametrize("tiers", [TwoTiers, CompiledTwoTiers])
-def test_a_hit_is_the_longest_prefix_of_both_tiers(tiers: type[TwoTiers]) -> None:
+def test_a_hit_is_the_longest_prefix_of_both_tiers() -> None:
     """A deep search goes on until every sort of hit across the tiers has happened."""
-    tiers.hits.clear()
-    search_until_all(tiers, SOME, lambda: [sort for sort in SORTS if not tiers.hits[sort]])
+    TwoTiers.hits.clear()
+    search_until_all(TwoTiers, SOME, lambda: [sort for sort in SORTS if not TwoTiers.hits[sort]])

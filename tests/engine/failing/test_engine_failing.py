@@ -22,7 +22,7 @@ from kvell.engine.running.batching import GroupArrays
 from kvell.front.mailbox import Output
 from kvell.front.request_log import LogEntry
 from kvell.front.request_queue import RequestQueue
-from kvell.memory import Implementation, create_core
+from kvell.memory import create_core
 from kvell.pages.audit import audit
 from kvell.vocabulary import NOT_NUMBERS, RequestId, StepNumber
 from tests.depth import few
@@ -69,9 +69,8 @@ class Failing(VirtualModel):
 class Served:
     """A front's queue over one engine core, all in virtual time; every commit is audited."""
 
-    def __init__(self, chosen: Limits, implementation: Implementation = "auto") -> None:
+    def __init__(self, chosen: Limits) -> None:
         self.layout, self.chosen = make_layout((0, 9), 30), chosen
-        self.implementation = implementation
         self.journal = Journal()
         self.told = JournaledCore(self.fresh(), self.journal)
         self.model = Failing(self.layout)
@@ -84,7 +83,7 @@ class Served:
         self.now = 0.0
 
     def fresh(self) -> EngineCore:
-        core = create_core(self.layout, self.implementation)
+        core = create_core(self.layout)
         return EngineCore(core, self.chosen, frozenset({EOS}))
 
     def ask(self, name: str, prompt: list[int], max_tokens: int) -> None:
@@ -137,12 +136,9 @@ def at_depth(depth: int, batched: int = 16, seats: int = 8) -> Limits:
     return Limits(**{**vars(limits(batched=batched, seats=seats)), "depth": depth})
 
 
-@pytest.mark.parametrize("implementation", ["python", "compiled"])
 @pytest.mark.parametrize("depth", [0, 1])
-def test_the_guilty_are_refused_and_innocents_go_on(
-    depth: int, implementation: Implementation
-) -> None:
-    served = Served(at_depth(depth), implementation)
+def test_the_guilty_are_refused_and_innocents_go_on(depth: int) -> None:
+    served = Served(at_depth(depth))
     innocent = {f"i{n}": ([*PROMPT, n], 30) for n in range(5)}
     for name, (prompt, count) in innocent.items():
         served.ask(name, prompt, count)
@@ -196,12 +192,9 @@ def test_steps_fail_at_random(
     served.check_replay()
 
 
-@pytest.mark.parametrize("implementation", ["python", "compiled"])
-def test_logits_that_are_no_numbers_end_a_request_and_leave_nothing(
-    implementation: Implementation,
-) -> None:
+def test_logits_that_are_no_numbers_end_a_request_and_leave_nothing() -> None:
     """Not even the pages of earlier chunks; what others have computed stays."""
-    core = Served(limits(batched=8), implementation).fresh()
+    core = Served(limits(batched=8)).fresh()
     run_alone(core, make_submit("kept", [*range(20), 7], 2))
     kept = core.memory.peek(np.arange(30, dtype=np.int32), "")
     assert kept == 20

@@ -60,7 +60,8 @@ def turn(cluster: Cluster) -> None:
 
 def away(instance: Instance) -> int:
     request = next((one for one in instance.core.running if one.request_id == NAME), None)
-    return 0 if request is None else instance.handovers.borrowed.sections_away(request)
+    borrower = request and instance.handovers.borrowed._borrowers.get(request.request_id)
+    return borrower.away if borrower else 0
 
 
 def lent(cluster: Cluster, name: str = "d") -> int:

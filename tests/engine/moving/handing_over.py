@@ -81,7 +81,7 @@ class Instance:
         self.copying: dict[Transfer, Copying] = {}
 
     def fresh(self) -> EngineCore:
-        core = create_core(self._layout, "compiled" if self.incarnation % 2 else "python")
+        core = create_core(self._layout)
         agent = Agent(core, self.name, self.incarnation, "virtual")
         eos, pd_caching = frozenset({EOS}), self._pd_caching
         return EngineCore(

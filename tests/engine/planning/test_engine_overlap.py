@@ -16,7 +16,6 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import PENDING, StepPlan, StepResult
 from kvell.engine.running.drawn import DrawnBefore, Pending, pending
-from kvell.memory import Implementation, create_core
 from kvell.pages.audit import audit
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.vocabulary import RequestId, StepNumber
@@ -24,6 +23,7 @@ from tests.depth import few
 from tests.engine.conftest import EOS, make_layout, make_submit
 from tests.engine.traffic import limits, works
 from tests.engine.virtual_model import VirtualModel, expected_output
+from tests.oracle.factory import Implementation, create_core
 from tests.pages.pools import dropping, group, images, pool_of, state
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
@@ -41,19 +41,18 @@ class Ahead:
         self,
         layout: Layout,
         chosen: Limits | None = None,
-        implementation: Implementation = "auto",
     ) -> None:
         self.layout = layout
         self.chosen = chosen or depth_one()
         self.journal = Journal()
-        self.told = JournaledCore(self.fresh(implementation), self.journal)
+        self.told = JournaledCore(self.fresh(), self.journal)
         self.core = self.told.core
         self.model = VirtualModel(layout)
         self.plans: list[StepPlan] = []
         self.in_flight: deque[StepPlan] = deque()
         self.events: list[Event] = []
 
-    def fresh(self, implementation: Implementation = "auto") -> EngineCore:
+    def fresh(self, implementation: Implementation = "compiled") -> EngineCore:
         return EngineCore(create_core(self.layout, implementation), self.chosen, frozenset({EOS}))
 
     def submit(self, name: str, prompt: list[int], max_tokens: int = 8) -> None:
@@ -99,10 +98,9 @@ class Ahead:
         return sum(self.core.memory.snapshot().used)
 
 
-@pytest.fixture(params=["python", "compiled"])
-def ahead(request: pytest.FixtureRequest) -> Ahead:
-    implementation: Implementation = request.param
-    return Ahead(make_layout((0, 9), 40), implementation=implementation)
+@pytest.fixture
+def ahead() -> Ahead:
+    return Ahead(make_layout((0, 9), 40))
 
 
 def stopping(name: str, prompt: list[int], stop: int = STOP) -> Submit:
@@ -265,7 +263,7 @@ traffic = st.lists(
 def test_any_traffic_replays_whichever_core_decides(
     script: list[tuple[int, int, int, int]], batched: int, seats: int
 ) -> None:
-    made = Ahead(make_layout((0, 9), 14), depth_one(max(batched, seats), seats), "compiled")
+    made = Ahead(make_layout((0, 9), 14), depth_one(max(batched, seats), seats))
     for number, (family, length, max_tokens, steps) in enumerate(script):
         made.submit(f"q{number}", [family] * length, max_tokens)
         for _ in range(steps if made.core.has_work else 0):
@@ -274,7 +272,7 @@ def test_any_traffic_replays_whichever_core_decides(
         if steps == 4:
             made.tell(Cancel(RequestId(f"q{number - 1}")))
     made.run()
-    assert replay(made.journal.entries, made.fresh("python")) == made.plans
+    assert replay(made.journal.entries, made.fresh("oracle")) == made.plans
     cancelled = {e.request_id for e in made.events if isinstance(e, Finished)} - {
         e.request_id for e in made.events if isinstance(e, Finished) and e.reason == "length"
     }

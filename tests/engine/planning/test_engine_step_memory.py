@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.device.chunks import AddressRange, Ints
-from kvell.device.fake_chunks import FakeChunks
 from kvell.elastic.arena import ActivationModel
 from kvell.elastic.memory import ElasticMemory
 from kvell.elastic.tiling import Tiling
@@ -17,11 +16,13 @@ from kvell.engine.protocol.messages import Event
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan
 from kvell.errors import TryLater
-from kvell.memory import Implementation, Layout, create_core, longest_request
+from kvell.memory import Layout, longest_request
 from kvell.vocabulary import StepNumber
 from tests.depth import few
+from tests.device.fake_chunks import FakeChunks
 from tests.engine.conftest import EOS
 from tests.engine.traffic import Traffic, limits
+from tests.oracle.factory import Implementation, create_core
 from tests.pages.pools import group, pool_of
 
 CHUNK_BYTES = 256
@@ -35,7 +36,7 @@ class Shared(Traffic):
         layout: Layout,
         chosen: Limits,
         model: ActivationModel,
-        implementation: Implementation = "auto",
+        implementation: Implementation = "compiled",
         chunk_bytes: int = CHUNK_BYTES,
         device: type[FakeChunks] = FakeChunks,
         committed: int | None = None,
@@ -239,7 +240,7 @@ def test_whatever_comes_is_answered_right_and_the_pool_ends_empty(
 ) -> None:
     most = longest(layout, model, chunk_bytes)
     chosen = limits(batched=max(batched, 8), max_len=most)
-    runs = [Shared(layout, chosen, model, i, chunk_bytes) for i in ("auto", "python")]
+    runs = [Shared(layout, chosen, model, i, chunk_bytes) for i in ("compiled", "oracle")]
     for traffic in runs:
         for index, (letter, length, output) in enumerate(wanted):
             traffic.submit(str(index), [letter] * min(length, most - 1), output)

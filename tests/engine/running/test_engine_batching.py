@@ -14,11 +14,11 @@ from kvell.attention.interface import GroupBatch
 from kvell.attention.states import StateBatch
 from kvell.engine.requests.plan import NewPages, StepPlan, TokenWork
 from kvell.engine.running.batching import FIELDS, GroupArrays, PageTables, WorkRows, token_positions
-from kvell.engine.running.compiled_tables import CompiledTables
 from kvell.memory import GroupKind, GroupSpec, SlotTable
 from kvell.models.fused.states import batch_args
 from kvell.vocabulary import StepNumber
 from tests.engine.works import work_of
+from tests.oracle.tables import ReferenceTables
 from tests.pages.pools import group
 
 FULL, SLIDING = group(4, 2), group(4, 3, window=6)
@@ -34,7 +34,7 @@ def work(handle: int, start: int, count: int) -> TokenWork:
     return work_of(f"q{handle}", handle, start, count)
 
 
-@pytest.fixture(params=[PageTables, CompiledTables])
+@pytest.fixture(params=[ReferenceTables, PageTables])
 def kind(request: pytest.FixtureRequest) -> type[PageTables]:
     found: type[PageTables] = request.param
     return found
@@ -210,7 +210,7 @@ def test_a_checkpoint_of_no_token_of_the_step_is_refused(
 works = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), min_size=1, max_size=5)
 
 
-@pytest.mark.parametrize("kind", [PageTables, CompiledTables])
+@pytest.mark.parametrize("kind", [ReferenceTables, PageTables])
 @given(works, st.integers(1, 6), st.sampled_from([0, 1, 2, 5, 9, 30]))
 def test_every_token_is_written_where_its_table_says_and_can_read_its_window(
     kind: type[PageTables], spans: list[tuple[int, int]], page_tokens: int, window: int
@@ -267,7 +267,7 @@ def test_compiled_tables_answer_as_the_others(
 ) -> None:
     """Full, sliding and chunked groups, released and grown pages, in any places."""
     slots, groups = SlotTable(64), (FULL, SLIDING, CHUNKED)
-    both = PageTables(groups, slots), CompiledTables(groups, slots)
+    both = ReferenceTables(groups, slots), PageTables(groups, slots)
     pages = [
         (h, g, p, data.draw(st.integers(0, 63)) * spec.pages_per_large)
         for h, (start, count) in enumerate(spans)
@@ -324,13 +324,13 @@ def test_running_states_are_those_of_a_step_without_checkpoints(kind: type[PageT
 
 
 def test_a_request_without_a_running_state_is_refused() -> None:
-    made = tables(CompiledTables, (5, 0, 0, 10), groups=[STATE])
+    made = tables(PageTables, (5, 0, 0, 10), groups=[STATE])
     with pytest.raises(ValueError, match="no running state"):
         made.running_states(0, WorkRows([5], [0], [1]))
 
 
 def test_a_token_without_a_page_is_refused() -> None:
-    made = tables(CompiledTables, (5, 0, 0, 10))
+    made = tables(PageTables, (5, 0, 0, 10))
     with pytest.raises(ValueError, match="no page"):
         made.arrays(0, [work(5, 2, 3)])
 
@@ -338,12 +338,12 @@ def test_a_token_without_a_page_is_refused() -> None:
 @pytest.mark.parametrize("row", [(5, 2, 0, 1), (5, 0, -1, 1)])
 def test_a_page_of_no_group_or_position_is_refused(row: Row) -> None:
     with pytest.raises(ValueError, match="new_pages"):
-        tables(CompiledTables, row)
+        tables(PageTables, row)
 
 
 def test_rows_have_a_token_id_each() -> None:
     with pytest.raises(ValueError, match="token_ids"):
-        tables(CompiledTables).token_rows(WorkRows([5], [0], [3]), [1], [np.zeros(2, np.int32)])
+        tables(PageTables).token_rows(WorkRows([5], [0], [3]), [1], [np.zeros(2, np.int32)])
 
 
 def test_the_fields_are_those_of_attentions_batch_in_its_order() -> None:

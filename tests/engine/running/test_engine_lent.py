@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 
 from kvell.engine.requests.plan import BorrowedPages, StepPlan
 from kvell.engine.running.batching import PageTables
-from kvell.engine.running.compiled_tables import CompiledTables
 from kvell.engine.running.lent import queries as queries_file
 from kvell.engine.running.lent.answers import SectionAnswers
 from kvell.engine.running.lent.queries import Queries
@@ -224,7 +223,7 @@ def test_tables_begin_behind_what_is_away(kind: type[PageTables]) -> None:
 
 def test_a_token_before_what_is_away_has_no_page() -> None:
     rows = [(5, 0, at, 10 + at) for at in range(3)]
-    made = tables(CompiledTables, *rows)
+    made = tables(PageTables, *rows)
     made.update(StepPlan(StepNumber(1), away=((5, 2 * FULL.page_tokens),)))
     with pytest.raises(ValueError, match="has no page"):
         made.arrays(0, [work(5, 0, 1)])

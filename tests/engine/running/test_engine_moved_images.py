@@ -46,7 +46,7 @@ class Side:
     def __post_init__(self) -> None:
         self.store = ImageStore(PatchImages(picture_module(PATCHES)))
         self.sent = SentImages(self.store, keeps_tensors=True)
-        self.agent = Agent(create_core(pool_of(90, group(4, 2)), "python"), self.name, 1, "x")
+        self.agent = Agent(create_core(pool_of(90, group(4, 2))), self.name, 1, "x")
         self.agent.handle(Ticked(1))
         self.moved = MovedImages(
             self.store, self.sent, self.agent, lambda name, attempt: (name, attempt) in self.here
@@ -135,7 +135,7 @@ def arrive(a: Side, b: Side, command: Submit) -> None:
     b.agent.handle(Heard("a", Offer(told.message.transfer, pages)))
     b.moved.settle()
     attempt = command.request_id, command.attempt
-    assert b.store.num_spans and b.sent.of(attempt) is None
+    assert b.store._spans and b.sent.of(attempt) is None
     b.agent.receiving.on_pulled(told.message.transfer, "")
     b.here.add(attempt)
     b.moved.settle()
@@ -152,7 +152,7 @@ def test_what_has_come_is_known_until_it_ends_and_can_go_on(a: Side, b: Side) ->
     again = b.moved.outgoing(b.begin(told_to(b, command)))
     assert isinstance(again, Send) and isinstance(again.message, Prepare)
     b.sent.release_ended([Finished(NAME, 0, "moved")])
-    assert not b.store.num_spans and not len(b.sent)
+    assert not b.store._spans and not len(b.sent)
 
 
 def told_to(side: Side, command: Submit) -> Submit:
@@ -167,9 +167,9 @@ def test_the_end_of_an_earlier_attempt_releases_only_its_own(a: Side, b: Side) -
     b.sent.take(submit(prompt_of()))
     arrive(a, b, submit(prompt_of(), attempt=1))
     b.sent.release_ended([Finished(NAME, 0, "cancelled")])
-    assert b.store.num_spans == 1 and b.sent.of((NAME, 1)) is not None
+    assert len(b.store._spans) == 1 and b.sent.of((NAME, 1)) is not None
     b.sent.release_ended([Finished(NAME, 1, "stop")])
-    assert not b.store.num_spans
+    assert not b.store._spans
 
 
 @pytest.mark.parametrize("end", ["abandoned", "died", "late", "refused"])
@@ -187,7 +187,7 @@ def test_what_does_not_come_is_released(end: str, a: Side, b: Side) -> None:
     elif end == "late":
         b.agent.handle(Ticked(1000))
     b.moved.settle()
-    assert not b.store.num_spans and not len(b.sent)
+    assert not b.store._spans and not len(b.sent)
 
 
 def test_a_message_that_comes_twice_takes_its_images_once(a: Side, b: Side) -> None:
@@ -199,7 +199,7 @@ def test_a_message_that_comes_twice_takes_its_images_once(a: Side, b: Side) -> N
         b.moved.settle()
     b.agent.handle(PeerLost("a", 1))
     b.moved.settle()
-    assert not b.store.num_spans
+    assert not b.store._spans
 
 
 def occupied(side: Side, message: Prepare | Ask) -> None:
@@ -218,7 +218,7 @@ def test_an_id_that_stands_for_another_image_is_refused(inserts: bool, a: Side, 
     occupied(b, action.message)
     answer = b.moved.incoming(Heard("a", action.message))
     assert "another image" in why(answer)
-    assert not b.store.num_spans
+    assert not b.store._spans
     again = Side("c")
     assert isinstance(again.moved.incoming(Heard("a", action.message)), Heard)
 
@@ -257,7 +257,7 @@ def test_images_that_cannot_be_read_are_refused(damage: str, a: Side, b: Side) -
     answer = b.moved.incoming(Heard("a", msgspec.structs.replace(message, **fields)))
     assert why(answer).startswith("its images")
     b.moved.settle()
-    assert not b.store.num_spans
+    assert not b.store._spans
 
 
 def test_images_that_did_not_come_with_their_request_stay(a: Side) -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import rule
 
 from kvell.device.chunks import AddressRange, Ints
-from kvell.device.fake_chunks import FakeChunks
 from kvell.elastic.arena import ActivationModel
 from kvell.elastic.logical_buffer import CpuBuffer
 from kvell.elastic.page_buffer import PageBuffer
@@ -25,6 +24,7 @@ from kvell.engine.setup.sharing import share_pool
 from kvell.errors import TryLater
 from kvell.memory import create_core
 from tests.depth import machine
+from tests.device.fake_chunks import FakeChunks
 from tests.engine.conftest import EOS
 from tests.engine.cpu_buffer.test_engine_parking import ParkingMachine, parking_of
 from tests.engine.cpu_buffer.test_engine_swapping import Losing

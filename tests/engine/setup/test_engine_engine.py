@@ -11,7 +11,6 @@ import torch
 
 from kvell.clock import VirtualClock
 from kvell.device.chunks import ChunkDevice
-from kvell.device.fake_chunks import FakeChunks
 from kvell.elastic.arena import ActivationModel
 from kvell.engine.core.index_watch import indexed_groups
 from kvell.engine.core.journal import Journal, PlanAsked
@@ -35,6 +34,7 @@ from kvell.engine.setup.contract import make_contract
 from kvell.models.paged_model import PagedModel
 from kvell.pages.slots import SlotTable
 from kvell.vocabulary import MIB, RequestId, StepNumber
+from tests.device.fake_chunks import FakeChunks
 from tests.engine.conftest import make_engine_core, make_layout, make_submit
 from tests.engine.traffic import limits
 from tests.engine.virtual_model import VirtualModel, expected_output

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from kvell.device.fake_chunks import FakeChunks
 from kvell.device.host import CHUNK_BYTES
 from kvell.elastic.memory import ElasticMemory
 from kvell.engine.assembly import EngineOptions, build_engine
@@ -21,9 +20,10 @@ from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.runner import Runner
 from kvell.engine.setup.sharing import Bound, can_share, share_pool
 from kvell.errors import ChangeSomething
-from kvell.memory import Implementation, create_core, requests_that_fit
+from kvell.memory import create_core, requests_that_fit
 from kvell.models.loading.random_weights import random_module
 from kvell.vocabulary import GIB, KIB, MIB, RequestId
+from tests.device.fake_chunks import FakeChunks
 from tests.models.fused_models import fused_model, generic_model
 from tests.models.harness import tiny_config
 
@@ -191,14 +191,12 @@ def test_a_journal_replays_to_equal_plans_on_a_device_without_bytes(
     assert any(isinstance(entry, Warmed) for entry in journal.entries)
     assert len({plan.slot for plan in plans}) > 2
     layout = engine.core.memory.layout
-    implementations: list[Implementation] = ["compiled", "python"]
-    for implementation in implementations:
-        core = create_core(layout, implementation)
-        chunks = elastic_of(engine).device.num_chunks
-        device = FakeChunks(chunks, CHUNK_BYTES, has_bytes=False)
-        shared = share_pool(device, layout, core, engine._activations)
-        again = EngineCore(core, engine.core.limits, frozenset(), memory=shared.steps)
-        assert replay(journal.entries, again) == plans
+    core = create_core(layout)
+    chunks = elastic_of(engine).device.num_chunks
+    device = FakeChunks(chunks, CHUNK_BYTES, has_bytes=False)
+    shared = share_pool(device, layout, core, engine._activations)
+    again = EngineCore(core, engine.core.limits, frozenset(), memory=shared.steps)
+    assert replay(journal.entries, again) == plans
 
 
 def test_the_longest_that_the_contract_promises_is_served(module: torch.nn.Module) -> None:

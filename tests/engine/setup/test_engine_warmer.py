@@ -10,8 +10,8 @@ import weakref
 import numpy as np
 
 from kvell.device.chunks import Ints
-from kvell.device.fake_chunks import FakeChunks
 from kvell.engine.setup.warmer import BATCH_CHUNKS, PATIENT, Warmer
+from tests.device.fake_chunks import FakeChunks
 
 PATIENCE_SECONDS = 20.0
 

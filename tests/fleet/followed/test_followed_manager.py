@@ -34,7 +34,7 @@ from tests.front.scenarios import run, until
 def is_connected(front: Front) -> bool:
     members = front._members
     assert isinstance(members, FollowedMembers)
-    return members._manager.is_connected
+    return members._manager._line is not None
 
 
 def one_instance() -> ScriptedInstance:

@@ -17,6 +17,7 @@ from kvell.mempool.loans.actions import (
     ReadableLoan,
 )
 from kvell.mempool.loans.borrowing import Borrowing
+from kvell.mempool.loans.counts import Counts
 from kvell.mempool.loans.lending import Lending
 from kvell.mempool.loans.messages import Loan
 from kvell.mempool.owners import Owner
@@ -98,6 +99,15 @@ class LoanNetwork(Network):
 
     def lending(self, name: str) -> Lending:
         return self.instances[name].agent.loans.lending
+
+    def pages_lent(self, name: str) -> dict[str, Counts]:
+        """Pages of each group that each debtor has of an instance."""
+        lending = self.lending(name)
+        lent = {loan: entry for loan, entry in lending._lent.items() if entry.has_pages}
+        return {
+            debtor: lending._sum(entry for loan, entry in lent.items() if loan.debtor == debtor)
+            for debtor in sorted({loan.debtor for loan in lent})
+        }
 
     def start(self, name: str) -> None:
         super().start(name)

@@ -86,14 +86,14 @@ def test_a_section_is_lent_filled_read_and_given_back(mix: str) -> None:
     network.run()
     assert network.user("a").filled == [loan]
     assert not used(network.instances["a"]), "the debtor's pages are its own again"
-    assert network.lending("b").pages_lent() == {"a": tuple(network.counts(3))}
+    assert network.pages_lent("b") == {"a": tuple(network.counts(3))}
     assert network.believed() == 1 and network.num_right_reads == 1
     network.pass_time(1 << 40)
     assert network.believed() == 1, "a loan that is read has no deadline"
     network.give_back("a", loan)
     assert network.borrowing("a").readable == {}
     over(network)
-    assert network.user("a").lost == {} and network.lending("b").pages_lent() == {}
+    assert network.user("a").lost == {} and network.pages_lent("b") == {}
 
 
 def test_what_stands_names_the_pages_by_group_in_the_order_in_which_they_were_filled() -> None:
@@ -148,7 +148,7 @@ def test_several_debtors_are_served_in_the_order_in_which_they_ask() -> None:
     network.run()
     assert network.user("a").granted == [first]
     assert network.user("c").refused == {second: "there is no room"}
-    assert network.lending("b").pages_lent() == {"a": (4,)}
+    assert network.pages_lent("b") == {"a": (4,)}
 
 
 # ---------------------------------------------------------------------- what is refused
@@ -195,7 +195,7 @@ def test_no_more_is_lent_than_most_pages_of_a_group() -> None:
     loan = network.lend("a", "b", 6)
     assert network.user("a").refused == {loan: "there is no room"}
     network.lend("a", "b", 5)
-    assert network.lending("b").pages_lent() == {"a": (38,)}
+    assert network.pages_lent("b") == {"a": (38,)}
     network.give_back("a", network.user("a").filled[0])
     network.run()
     assert network.lend("a", "b", 11) in network.user("a").filled
@@ -756,7 +756,7 @@ def test_what_was_never_filled_goes_first_and_at_once_then_the_youngest() -> Non
     network.recall("b", 3, 100)
     network.run()
     assert network.user("a").lost == {granted: "it was recalled"}
-    assert network.lending("b").pages_lent() == {"a": (5,), "c": (5,)}
+    assert network.pages_lent("b") == {"a": (5,), "c": (5,)}
     network.recall("b", 3, 100)
     network.run()
     assert network.user("c").recalled.keys() == {youngest} and not network.user("a").recalled
@@ -776,7 +776,7 @@ def test_a_recall_takes_loans_only_of_the_groups_in_which_pages_are_missing() ->
         network.act(creditor, hear(network, "b", "a", borrow))
     assert network.lending("b").recall([0, 0], network.now, 10) == []
     network.act(creditor, network.lending("b").recall([0, 1], network.now, 10))
-    assert network.lending("b").pages_lent() == {"a": (2, 0)}, "the older one has what is missing"
+    assert network.pages_lent("b") == {"a": (2, 0)}, "the older one has what is missing"
 
 
 def test_a_pull_under_way_is_stopped_by_a_recall() -> None:

@@ -32,7 +32,7 @@ def test_a_loan_is_shared_and_takes_no_memory(mix: str) -> None:
     assert standing[first].pages == standing[second].pages
     assert standing[first].right != standing[second].right
     assert used(network.instances["b"]) == before
-    assert network.lending("b").pages_lent() == {"a": tuple(network.counts(3))}
+    assert network.pages_lent("b") == {"a": tuple(network.counts(3))}
     assert len(network.lending("b")) == 2 and network.believed() == 2
     network.pass_time(1 << 40)
     assert network.believed() == 2, "what is read has no deadline"
@@ -43,7 +43,7 @@ def test_pages_are_lent_until_all_who_share_them_are_done(ends_first: int) -> No
     network, *loans = shared()
     network.give_back("a", loans[ends_first])
     network.run()
-    assert network.lending("b").pages_lent() == {"a": tuple(network.counts(3))}
+    assert network.pages_lent("b") == {"a": tuple(network.counts(3))}
     assert network.believed() == 1
     third = network.share("a", loans[1 - ends_first], 100)
     network.run()

@@ -88,9 +88,7 @@ class Instance:
 
     def __init__(self, name: str, incarnation: int, groups: list[GroupSpec], large: int) -> None:
         self.name, self.incarnation = name, incarnation
-        self.core = create_core(
-            pool_of(large, *groups), "compiled" if incarnation % 2 else "python"
-        )
+        self.core = create_core(pool_of(large, *groups))
         self.agent = Agent(self.core, name, incarnation, "float32", most_transfers=6)
         self.holds, self.sending = self.agent.holds, self.agent.sending
         self.receiving = self.agent.receiving
@@ -257,7 +255,7 @@ class Network:
             target, hold.tokens, hold.hit_tokens, self.now, deadline, inserts=inserts
         )
         self.texts[transfer], instance.owners[transfer] = [*tokens, 1 << 20], owner
-        instance.holds.extend(owner, 1 << 60)
+        hold.deadline = 1 << 60
         if is_ready:
             actions += instance.sending.ready(transfer, instance.holds.places(owner))
         self.act(instance, actions)

@@ -12,24 +12,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.device import host_chunks, portable
+from kvell.device import host_chunks
 from kvell.device.host import CHUNK_BYTES
 from kvell.device.host_chunks import HostChunks
 from kvell.errors import TryLater
 from kvell.mempool.transports.neighbours import MappedPeers
 from kvell.mempool.transports.places import MOST_BEYOND_BYTES, place_bytes
+from tests.oracle import host_calls
 
 LARGE = 3 * 4096 * 5
 """A large page that divides no chunk."""
 POOL = 40 * LARGE
 
 
-@pytest.fixture(params=["compiled", "portable"])
+@pytest.fixture(params=["compiled", "oracle"])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[HostChunks]:
     if request.param == "compiled":
         pytest.importorskip("kvell.device._host")
     else:
-        monkeypatch.setattr(host_chunks, "_system", portable)
+        monkeypatch.setattr(host_chunks, "_host", host_calls)
     made = own_pool(3)
     yield made
     made.close()

@@ -79,18 +79,18 @@ def test_what_others_compute_changes_no_bit(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rows_go_in_as_many_queries_as_a_ring_has_room_for(dtype: torch.dtype) -> None:
+def test_rows_go_in_as_many_queries_as_a_creditor_has_room_for(dtype: torch.dtype) -> None:
     drawn = [Work(1100, 300, ("x", "y")), Work(1200, 1, ("y", "y"))]
     prefix = prefix_of(FULL, dtype, 1)
     local = local_logits(prefix, drawn)
     lenders = {
-        name: Lender(prefix, seed, slots=2, slot_bytes=8 << 10)
+        name: Lender(prefix, seed, most=1, room_bytes=8 << 10)
         for seed, name in enumerate(CREDITORS)
     }
     elsewhere = RemoteSections({name: one.creditor for name, one in lenders.items()})
     assert torch.equal(lent_logits(prefix, drawn, elsewhere, lent_runs(lenders, drawn)), local)
     assert elsewhere.lacking == []
-    posted = [int(one.ring.memory[:4].view("<u4")[0]) for one in lenders.values()]
+    posted = [one.line.posted for one in lenders.values()]
     assert min(posted) > 3 * 3, "of three layers, in several each"
 
 
@@ -150,7 +150,7 @@ def test_a_late_answer_makes_its_row_missed_and_changes_no_other(late: int, thre
 
 
 def test_a_creditor_that_is_silent_takes_no_time_from_others() -> None:
-    """Nobody answers a ring until the pass's time is up: its row is missed, and no other."""
+    """It does not answer until the pass's time is up: its row is missed, and no other."""
     prefix = prefix_of(FULL, torch.float32, 1)
     local = local_logits(prefix, BOTH)
     lenders = {"x": Lender(prefix, 0, starts=False), "y": Lender(prefix, 1)}
@@ -159,29 +159,26 @@ def test_a_creditor_that_is_silent_takes_no_time_from_others() -> None:
     lent = lent_logits(prefix, BOTH, elsewhere, runs, 20 * LATE_SECONDS)
     assert elsewhere.lacking == [0]
     assert torch.equal(lent[1:], local[1:])
-    lenders["x"].service.start()
+    lenders["x"].line.start()
     lent = lent_logits(prefix, BOTH, elsewhere, runs)
     assert elsewhere.lacking == [], "late answers to the pass before are passed over"
     assert torch.equal(lent, local)
 
 
-def test_a_full_ring_refuses() -> None:
+def test_a_creditor_with_too_many_queries_refuses() -> None:
     drawn = [Work(1100, 1, ("x", "x")), Work(900, 1)]
     prefix = prefix_of(FULL, torch.float32, 1)
     local = local_logits(prefix, drawn)
-    lender = Lender(prefix, 0, slots=2, starts=False)
+    lender = Lender(prefix, 0, most=2, starts=False)
     elsewhere = RemoteSections({"x": lender.creditor})
     runs = lent_runs({"x": lender}, drawn)
-    posted = lender.ring.memory[:4].view("<u4")
     for expected in (1, 2):
         lent_logits(prefix, drawn, elsewhere, runs, LATE_SECONDS)
-        assert (int(posted[0]), elsewhere.lacking) == (expected, [0])
+        assert (lender.line.posted, elsewhere.lacking) == (expected, [0])
     lent = lent_logits(prefix, drawn, elsewhere, runs)  # would wait for a minute
-    assert (int(posted[0]), elsewhere.lacking) == (2, [0])
+    assert (lender.line.posted, elsewhere.lacking) == (2, [0])
     assert torch.equal(lent[1], local[1])
-    lender.service.start()
-    while lender.ring.memory[64:68].view("<u4")[0] < 2:
-        pass
+    lender.line.start()
     assert torch.equal(lent_logits(prefix, drawn, elsewhere, runs), local)
     assert elsewhere.lacking == []
 

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from kvell.attention.interface import AttendParams, GroupBatch
 from kvell.attention.native import NativeKernels
-from kvell.models.fused.partials.rings import RingMemory, aligned_zeros, ring_bytes
 from tests.depth import many
 from tests.models.fused_models import SETS
 from tests.models.lent_pass import DEBTOR, NAMES, SECTION_PAGES, WORDS, Lender, prefix_of
@@ -207,23 +206,12 @@ def test_loans_of_wrong_pages_are_refused(
         lent.service.lend(5, DEBTOR, [change(lent.pages()[0])])
 
 
-def test_rights_and_rings_have_one_owner() -> None:
+def test_rights_have_one_owner() -> None:
     lent = lender()
     right = lent.lend(NAMES[0], 0)
     for again, message in ((right, "lent already"), (0, "zero")):
         with pytest.raises(ValueError, match=message):
             lent.service.lend(again, DEBTOR, lent.pages())
-    with pytest.raises(ValueError, match="it has a ring already"):
-        lent.service.answer_ring(DEBTOR, lent.ring)
-    lent.service.forget_ring(DEBTOR)
-    lent.service.answer_ring(DEBTOR, lent.ring)
-    for slots in (0, 1, 3, 1 << 17):
-        with pytest.raises(ValueError, match="a power of two"):
-            lent.service.answer_ring(OTHER, RingMemory(aligned_zeros(ring_bytes(4096, 8)), slots))
-    with pytest.raises(ValueError, match="no room for its slots"):
-        lent.service.answer_ring(OTHER, RingMemory(aligned_zeros(192), 2))
-    with pytest.raises(ValueError, match="multiple of 64"):
-        RingMemory(aligned_zeros(4096)[8:])
 
 
 def test_a_right_that_goes_while_it_is_read_makes_its_run_gone() -> None:
@@ -272,11 +260,3 @@ def test_a_fence_waits_until_nobody_reads() -> None:
     assert not answer_of(asked)[3].isnan().any()
     assert lent.service.reading == 0
     assert lent.service.end(rights[1]), "it is over already"
-
-
-def test_a_service_ends_and_begins_again() -> None:
-    lent = lender()
-    for _ in range(3):
-        lent.service.start()
-        lent.service.close()
-    lent.service.close()

@@ -140,7 +140,7 @@ class Pair:
         for engine in self.engines:
             assert not any(engine.core.memory.snapshot().used)
             assert not engine.has_work()
-            assert store_of(engine).num_spans == 0
+            assert not store_of(engine)._spans
 
 
 def store_of(engine: Engine) -> ImageStore:
@@ -151,7 +151,7 @@ def store_of(engine: Engine) -> ImageStore:
 def is_busy(engine: Engine) -> bool:
     handovers = engine.core.pool
     assert isinstance(handovers, Handovers)
-    return engine.has_work() or handovers.holds_pages or bool(store_of(engine).num_spans)
+    return engine.has_work() or handovers.holds_pages or bool(store_of(engine)._spans)
 
 
 @contextmanager
@@ -290,7 +290,7 @@ def test_a_request_that_is_cancelled_on_its_way_leaves_nothing(
             assert time.monotonic() < deadline
             pair.turn()
         assert pair.moved == {"late"}
-        assert store_of(pair.engines[1]).num_spans
+        assert store_of(pair.engines[1])._spans
         pair.take(pair.engines[1].handle(Cancel(RequestId("late"))))
         pair.run()
         assert pair.ends["late"].reason == "cancelled"

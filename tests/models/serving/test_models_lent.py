@@ -89,7 +89,8 @@ class Lending(Pair):
         borrowed = core.pool.borrowed
         assert borrowed.audit() == []
         request = next((one for one in core.running if one.request_id == name), None)
-        return 0 if request is None else borrowed.sections_away(request)
+        borrower = request and borrowed._borrowers.get(request.request_id)
+        return borrower.away if borrower else 0
 
     def has_away(self, name: str, sections: int) -> Callable[[], bool]:
         """Whether so many sections of a request of the first engine are away."""

@@ -17,13 +17,12 @@ from kvell.pages.audit import audit
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.pages.snapshot import IndexEntry, PoolSnapshot
 from kvell.prefix.core.compiled import CompiledCore
-from kvell.prefix.core.reference import ReferenceCore
-from kvell.prefix.eviction.hazard_rule import LearnedHazard
 from kvell.prefix.groups.facts import Facts, facts_of
 from kvell.prefix.groups.needs import dropped_tokens
-from kvell.prefix.index.changes import DROPPED, MOVED, NAMED
-from kvell.prefix.interface import USED, WITHHELD, VisibleCore
+from kvell.prefix.interface import DROPPED, MOVED, NAMED, USED, WITHHELD, VisibleCore
 from tests.depth import machine
+from tests.oracle.core.reference import ReferenceCore
+from tests.oracle.eviction.hazard_rule import LearnedHazard
 from tests.pages.pools import Chunk, confined, dropping, group, images, literal, state
 
 LARGE_PAGE_BYTES = 64 * 210

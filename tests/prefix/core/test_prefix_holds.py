@@ -8,12 +8,13 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from kvell.memory import HoldingCore, Implementation, create_core, pages_of_text
+from kvell.memory import HoldingCore, pages_of_text
 from kvell.pages.audit import audit
 from kvell.pages.layout import GroupSpec, Layout
 from kvell.prefix.groups.facts import facts_of
 from kvell.prefix.groups.needs import dropped_tokens
 from tests.depth import machine
+from tests.oracle.factory import Implementation, create_core
 from tests.pages.pools import group, pool_of, state
 from tests.prefix.core.test_prefix_compiled import (
     LockStep,
@@ -155,7 +156,7 @@ LAYOUTS = {
     "window": pool_of(40, group(4, 2), group(4, 3, window=9)),
     "state": pool_of(40, group(4, 2), state(2, 3)),
 }
-implementations = pytest.mark.parametrize("implementation", ["python", "compiled"])
+implementations = pytest.mark.parametrize("implementation", ["oracle", "compiled"])
 layouts = pytest.mark.parametrize("kind", list(LAYOUTS))
 
 
@@ -321,7 +322,7 @@ def test_a_text_in_use_is_not_deleted(implementation: Implementation) -> None:
 
 
 def test_reading_the_sources_of_a_request_says_what_is_copied() -> None:
-    for implementation in ("python", "compiled"):
+    for implementation in ("oracle", "compiled"):
         core: Any = create_core(LAYOUTS["full"], implementation)
         core.begin_step(1)
         insert(core, range(10), 10)

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvell.memory import HoldingCore, Implementation, create_core
+from kvell.memory import HoldingCore
 from kvell.pages.layout import GroupKind
+from tests.oracle.factory import Implementation, create_core
 from tests.pages.pools import group, images, pool_of
 from tests.prefix.core.test_prefix_compiled import ints
 from tests.prefix.core.test_prefix_holds import clean, implementations, insert

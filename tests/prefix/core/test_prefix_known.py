@@ -7,15 +7,16 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
-from kvell.memory import Implementation, VisibleCore, create_core
+from kvell.memory import VisibleCore
 from kvell.pages.audit import audit
 from kvell.pages.layout import GroupSpec
 from tests.depth import machine
+from tests.oracle.factory import Implementation, create_core
 from tests.pages.pools import group, pool_of, state
 from tests.prefix.core.test_prefix_compiled import LockStep, ints
 
 TEXT = list(range(100, 140))
-implementations = pytest.mark.parametrize("implementation", ["python", "compiled"])
+implementations = pytest.mark.parametrize("implementation", ["oracle", "compiled"])
 
 
 class Known(LockStep):

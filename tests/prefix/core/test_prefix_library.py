@@ -15,17 +15,14 @@ from kvell.errors import ChangeSomething
 from kvell.memory import (
     MAX_REGISTERED_PADDING,
     GroupKind,
-    Implementation,
     LayerSpec,
     MemoryCore,
     audit,
-    create_core,
     plan_layout,
     register,
 )
 from kvell.pages.layout import Layout
-from kvell.prefix.core.compiled import CompiledCore
-from kvell.prefix.core.reference import ReferenceCore
+from tests.oracle.factory import Implementation, create_core
 
 PAGE = Path(__file__).parents[3] / "docs" / "memory-library.md"
 MOST_EXAMPLE_LINES = 30
@@ -51,7 +48,7 @@ def layout() -> Layout:
     return plan_layout([LayerSpec(0, GroupKind.FULL, 1, 64, 2)], 1 << 20)
 
 
-@pytest.fixture(params=["compiled", "python"])
+@pytest.fixture(params=["compiled", "oracle"])
 def core(layout: Layout, request: pytest.FixtureRequest) -> MemoryCore:
     return create_core(layout, request.param)
 
@@ -91,27 +88,27 @@ def test_it_imports_neither_torch_nor_transformers() -> None:
 # ------------------------------------------------------------------- which core
 
 
-def test_the_compiled_core_is_taken_where_it_was_built(layout: Layout) -> None:
-    assert isinstance(create_core(layout), CompiledCore)
-    assert isinstance(create_core(layout, "compiled"), CompiledCore)
-    assert isinstance(create_core(layout, "python"), ReferenceCore)
+NO_EXTENSION = "import sys; sys.modules['kvell.prefix._core'] = None; "
 
 
-def test_without_the_extension_python_serves_and_says_so(
-    layout: Layout, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "kvell.prefix.core.compiled", None)
-    assert isinstance(create_core(layout), ReferenceCore)
-    with pytest.raises(ChangeSomething, match="implementation=compiled: was not built"):
-        create_core(layout, "compiled")
+def test_without_the_extension_one_line_names_the_remedy() -> None:
+    code = "try:\n    import kvell.memory\nexcept Exception as error:\n    print(error)"
+    said = run(f"{NO_EXTENSION}\n{code}")
+    assert "\n" not in said
+    assert said.startswith("kvell.prefix._core=missing: this installation lacks the compiled")
+    assert said.endswith("install a wheel of Kvell, or install a C++ compiler and reinstall Kvell")
 
 
-def test_an_unknown_implementation_is_refused(layout: Layout) -> None:
-    with pytest.raises(ChangeSomething, match="use auto, compiled or python"):
-        create_core(layout, "fast")  # type: ignore[arg-type]
+def test_without_the_extension_the_command_ends_with_that_line() -> None:
+    code = f"{NO_EXTENSION}sys.argv = ['kvell', 'plan', 'smollm2']; import kvell.cli.start as start"
+    command = [sys.executable, "-c", f"{code}; start.main()"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.count("\n") == 1
+    assert "install a wheel of Kvell" in done.stderr
 
 
-@pytest.mark.parametrize("implementation", ["compiled", "python"])
+@pytest.mark.parametrize("implementation", ["compiled", "oracle"])
 def test_a_core_knows_its_layout(layout: Layout, implementation: Implementation) -> None:
     assert create_core(layout, implementation).layout is layout
 
@@ -204,6 +201,5 @@ def test_a_refusal_names_the_large_page_that_serves_both_next_time(core: MemoryC
 
 
 def test_an_unknown_rule_of_eviction_is_refused(layout: Layout) -> None:
-    assert isinstance(create_core(layout, "python", eviction="hazard"), ReferenceCore)
     with pytest.raises(ChangeSomething, match="eviction=fifo: is not a rule"):
         create_core(layout, eviction="fifo")  # type: ignore[arg-type]

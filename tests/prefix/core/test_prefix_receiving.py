@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from kvell.memory import Implementation, create_core
 from kvell.pages.layout import GroupSpec
+from tests.oracle.factory import Implementation, create_core
 from tests.pages.pools import Chunk, group, pool_of
 
 TOKENS = np.arange(60, dtype=np.int32)
@@ -23,7 +23,7 @@ def positions(kind: GroupSpec, computed: int, implementation: Implementation) ->
     return held
 
 
-@pytest.mark.parametrize("implementation", ["python", "compiled"])
+@pytest.mark.parametrize("implementation", ["oracle", "compiled"])
 @pytest.mark.parametrize(
     ("kind", "computed", "expected"),
     [

@@ -1,7 +1,8 @@
 """States: where they are kept, at what rank, and who can resume from them."""
 
-from kvell.prefix.eviction.checkpoints import Sort, Usefulness, cuts, is_worth_displacing
-from kvell.prefix.eviction.evictor import COARSE, NORMAL, SPARE
+from kvell.prefix.eviction.checkpoints import is_worth_displacing
+from tests.oracle.eviction.checkpoints import Sort, Usefulness, cuts
+from tests.oracle.eviction.evictor import COARSE, NORMAL, SPARE
 from tests.pages.pools import group, pool_of, state
 from tests.prefix.conftest import MakeRehearsal
 from tests.prefix.mixes import text

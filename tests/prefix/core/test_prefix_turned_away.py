@@ -7,8 +7,8 @@ import pytest
 
 from kvell.pages.layout import Layout
 from kvell.prefix.core.compiled import CompiledCore
-from kvell.prefix.core.reference import ReferenceCore
 from kvell.prefix.interface import EMPTY
+from tests.oracle.core.reference import ReferenceCore
 from tests.pages.pools import confined, group
 from tests.prefix.core.test_prefix_compiled import ints, of_model, pool_of, sized
 

@@ -6,16 +6,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kvell.memory import (
-    GroupKind,
-    Implementation,
-    LayerSpec,
-    PoolSnapshot,
-    VisibleCore,
-    create_core,
-    plan_layout,
-)
+from kvell.memory import GroupKind, LayerSpec, PoolSnapshot, VisibleCore, plan_layout
 from kvell.prefix.interface import NO_END, NO_REACH, NO_STEP, WITHHELD_GROUP
+from tests.oracle.factory import Implementation, create_core
 
 FULL = LayerSpec(0, GroupKind.FULL, kv_heads=1, head_size=64, element_bytes=2)
 SLIDING = LayerSpec(1, GroupKind.SLIDING, 1, 64, 2, window_tokens=32)
@@ -23,7 +16,7 @@ STATE = LayerSpec(2, GroupKind.STATE, 0, 0, 2, state_bytes=4096)
 LARGE_PAGES = 64
 
 
-@pytest.fixture(params=["python", "compiled"])
+@pytest.fixture(params=["oracle", "compiled"])
 def core(request: pytest.FixtureRequest) -> Iterator[VisibleCore]:
     implementation: Implementation = request.param
     yield make_core(implementation, [FULL, SLIDING])
@@ -144,7 +137,7 @@ def test_reaching_changes_nothing(core: VisibleCore) -> None:
     assert core.snapshot() == before
 
 
-@pytest.mark.parametrize("implementation", ["python", "compiled"])
+@pytest.mark.parametrize("implementation", ["oracle", "compiled"])
 def test_a_state_is_what_keeps_a_request_from_going_on(implementation: Implementation) -> None:
     core = make_core(implementation, [FULL, STATE])
     names = [group.name for group in core.layout.groups]
@@ -155,7 +148,7 @@ def test_a_state_is_what_keeps_a_request_from_going_on(implementation: Implement
     core.close(handle)
 
 
-@pytest.mark.parametrize("implementation", ["python", "compiled"])
+@pytest.mark.parametrize("implementation", ["oracle", "compiled"])
 def test_groups_of_another_model_reach_nowhere(implementation: Implementation) -> None:
     other = LayerSpec(0, GroupKind.FULL, 1, 64, 2, model="other")
     core = make_core(implementation, [FULL, other])

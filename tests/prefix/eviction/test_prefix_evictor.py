@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.pages.pool import SHARED, Key, PagePool
-from kvell.prefix.core.reference import ReferenceCore
-from kvell.prefix.eviction.evictor import NORMAL, SPARE, Evictor, LeastRecentlyUsed
+from kvell.pages.snapshot import SHARED, Key
+from tests.oracle.core.reference import ReferenceCore
+from tests.oracle.eviction.evictor import NORMAL, SPARE, Evictor, LeastRecentlyUsed
+from tests.oracle.pages.pool import PagePool
 from tests.pages.pools import group, pool_of
 from tests.prefix.story import ints
 

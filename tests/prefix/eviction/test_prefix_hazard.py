@@ -6,24 +6,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.prefix.eviction.hazard import (
-    BOUNDS,
-    REFIT_REQUESTS,
-    REMEMBERED,
-    HazardTable,
-    Run,
-    class_of,
-)
-from kvell.prefix.eviction.hazard_fit import (
     AGES,
+    BOUNDS,
     HINTS,
     KINDS,
     OUTPUTS,
-    PARTIAL,
+    REFIT_REQUESTS,
+    REMEMBERED,
     Floats,
     age_bounds,
-    hazards,
-    index_of,
 )
+from tests.oracle.eviction.hazard import HazardTable, Run, class_of
+from tests.oracle.eviction.hazard_fit import PARTIAL, hazards, index_of
 
 FIRST, LATER, TWICE, THREE, MORE = 1, 2, 3, 4, 5
 SHAPE = (KINDS, HINTS, OUTPUTS, AGES)

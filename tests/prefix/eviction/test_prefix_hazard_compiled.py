@@ -7,15 +7,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.memory import GroupKind, LayerSpec, create_core, plan_layout
+from kvell.memory import GroupKind, LayerSpec, plan_layout
 from kvell.pages.layout import GroupSpec, Layout
 from kvell.prefix import _core
 from kvell.prefix.eviction import hazard
-from kvell.prefix.eviction.hazard import BOUNDS, NUM_CLASSES, FittedHazard
-from kvell.prefix.eviction.hazard_fit import AGES, Floats, fit
-from kvell.prefix.eviction.hazard_rule import LearnedHazard
+from kvell.prefix.eviction.hazard import AGES, BOUNDS, NUM_CLASSES, FittedHazard, Floats
 from tests.depth import machine, many
 from tests.models.cases import covering, some_fast
+from tests.oracle.eviction.hazard_fit import fit
+from tests.oracle.eviction.hazard_rule import LearnedHazard
+from tests.oracle.factory import create_core
 from tests.pages.pools import group, state
 from tests.prefix.core.test_prefix_compiled import LockStep, Pair, ints, pool_of
 
@@ -98,13 +99,11 @@ def test_a_fit_of_counts_of_another_size_is_refused() -> None:
         _core.fit(entered.tobytes(), returned.tobytes(), events.tobytes(), BOUNDS[1:])
 
 
-def test_without_a_compiler_the_same_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_learned_is_the_fit_of_the_counts() -> None:
     counts = counts_of(2)
-    compiled = hazard.learn(*counts, 100)
-    monkeypatch.setattr(hazard, "_compiled_fit", None)
-    portable = hazard.learn(*counts, 100)
-    np.testing.assert_allclose(compiled.index, portable.index, rtol=1e-9, atol=1e-13)
-    assert (compiled.fading, compiled.next_refit) == (portable.fading, portable.next_refit)
+    learned = hazard.learn(*counts, 100)
+    np.testing.assert_allclose(learned.index, fit(*counts), rtol=1e-9, atol=1e-13)
+    assert learned.next_refit == 100 + hazard.REFIT_REQUESTS
 
 
 MIXES: list[list[GroupSpec]] = [
@@ -219,7 +218,7 @@ def test_an_index_of_another_size_is_refused() -> None:
 def test_the_library_makes_both() -> None:
     layers = [LayerSpec(0, GroupKind.FULL, kv_heads=1, head_size=64, element_bytes=2)]
     layout = plan_layout(layers, kv_memory_bytes=1 << 20)
-    for implementation in ("compiled", "python"):
+    for implementation in ("compiled", "oracle"):
         core = create_core(layout, implementation, eviction="hazard")
         handle = core.open(ints(*range(300)), "")
         core.claim(handle, 300, will_return=True)

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 
 from kvell.pages.audit import audit
 from kvell.pages.layout import GroupKind, Layout
-from kvell.pages.pool import SHARED, PagePool
-from kvell.pages.snapshot import PoolSnapshot
-from kvell.prefix.core.reference import ReferenceCore
-from kvell.prefix.eviction.checkpoints import Usefulness
-from kvell.prefix.eviction.evictor import (
+from kvell.pages.snapshot import SHARED, PoolSnapshot
+from kvell.prefix.eviction.hazard import CHUNK_TOKENS, NUM_CLASSES, REFIT_REQUESTS, capacity_tokens
+from tests.depth import few, machine
+from tests.oracle.core.reference import ReferenceCore
+from tests.oracle.eviction.checkpoints import Usefulness
+from tests.oracle.eviction.evictor import (
     NORMAL,
     SPARE,
     Ending,
@@ -22,18 +23,12 @@ from kvell.prefix.eviction.evictor import (
     LeastRecentlyUsed,
     class_at,
 )
-from kvell.prefix.eviction.hazard import NUM_CLASSES, REFIT_REQUESTS, HazardTable, Run, class_of
-from kvell.prefix.eviction.hazard_rule import (
-    CHUNK_TOKENS,
-    RUNNING_STEPS,
-    WORTH_STEPS,
-    LearnedHazard,
-    capacity_tokens,
-)
-from kvell.prefix.index.changes import IndexChanges
-from kvell.prefix.index.radix import RadixTree
-from kvell.prefix.placement.placement import Placer
-from tests.depth import few, machine
+from tests.oracle.eviction.hazard import HazardTable, Run, class_of
+from tests.oracle.eviction.hazard_rule import RUNNING_STEPS, WORTH_STEPS, LearnedHazard
+from tests.oracle.index.changes import IndexChanges
+from tests.oracle.index.radix import RadixTree
+from tests.oracle.pages.pool import PagePool
+from tests.oracle.placement.placement import Placer
 from tests.pages.pools import group, pool_of, state
 from tests.prefix.core.test_prefix_core_machine import CoreMachine
 from tests.prefix.rehearsal import Rehearsal

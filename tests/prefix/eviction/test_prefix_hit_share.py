@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.prefix.eviction.hit_share import HALVE_REQUESTS, HitShare
+from tests.oracle.eviction.hit_share import HALVE_REQUESTS, HitShare
 
 counts = st.integers(0, 1 << 20)
 

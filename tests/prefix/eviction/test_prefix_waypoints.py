@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 
 from kvell.pages.layout import GroupKind, GroupSpec
-from kvell.prefix.eviction.checkpoints import (
+from kvell.prefix.groups.needs import alignment_tokens
+from tests.oracle.eviction.checkpoints import (
     Sort,
     cuts,
     waypoint_tokens,
     waypoints,
     waypoints_overlap,
 )
-from kvell.prefix.eviction.evictor import NORMAL
-from kvell.prefix.index.hits import alignment_tokens
+from tests.oracle.eviction.evictor import NORMAL
 from tests.pages.pools import Chunk, group, pool_of, state
 from tests.prefix.conftest import MakeRehearsal
 from tests.prefix.mixes import text

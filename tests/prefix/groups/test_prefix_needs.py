@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 
 from kvell.pages.layout import GroupSpec
 from kvell.prefix.groups.facts import Facts
-from kvell.prefix.groups.needs import demand_pages, peak_pages
+from kvell.prefix.groups.needs import peak_pages
 from kvell.prefix.groups.policies import policy_of
+from tests.oracle.needs import demand_pages
 from tests.pages.pools import Chunk, group
 
 TEXT = Facts(1 << 20)

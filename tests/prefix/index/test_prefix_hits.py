@@ -7,9 +7,10 @@ from hypothesis import strategies as st
 
 from kvell.pages.layout import GroupKind, GroupSpec
 from kvell.prefix.groups.facts import Facts, ImageSpan
-from kvell.prefix.groups.needs import resumed_from
+from kvell.prefix.groups.needs import alignment_tokens, resumed_from
 from kvell.prefix.groups.policies import SlidingPolicy, policy_of
-from kvell.prefix.index.hits import Found, alignment_tokens, image_places, longest_hit, tail_page
+from tests.oracle.index.hits import Found, image_places, longest_hit, tail_page
+from tests.oracle.index.possible import possible_prefixes
 from tests.pages.pools import Chunk, dropping, group, images, state
 
 TEXT = Facts(1000)
@@ -36,7 +37,7 @@ def by_intersection(groups: list[GroupSpec], found: list[Found], limit: int) -> 
     for spec, pages in zip(groups, found, strict=True):
         size = spec.page_tokens
         hits = [((token // size + 1) * size, 0) in pages for token in range(limit)]
-        lengths &= {0, *policy_of(spec).possible_prefixes(hits)}
+        lengths &= {0, *possible_prefixes(policy_of(spec), hits)}
     return lengths
 
 

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.prefix.index.radix import Node, RadixTree, common_prefix
+from kvell.prefix.tokens import common_prefix
+from tests.oracle.index.radix import Node, RadixTree
 from tests.prefix.story import ints
 
 texts = st.lists(st.integers(0, 2), max_size=14)

@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.memory import MANAGERS, Implementation, Manager, create_core, longest_request
+from kvell.memory import MANAGERS, Manager, longest_request
 from tests.depth import many
+from tests.oracle.factory import Implementation, create_core
 from tests.pages.pools import Chunk
 from tests.prefix.mixes import small_layout
 from tests.prefix.story import Story
@@ -27,7 +28,7 @@ SHAPES = st.sampled_from(
 )
 
 
-@pytest.mark.parametrize("implementation", ["python", "compiled"])
+@pytest.mark.parametrize("implementation", ["oracle", "compiled"])
 @given(
     shape=SHAPES,
     num_large=st.integers(4, 30),
@@ -73,7 +74,7 @@ def test_longest_request_gets_through_from_nothing(
         computed = reached
 
 
-@pytest.mark.parametrize("implementation", ["python", "compiled"])
+@pytest.mark.parametrize("implementation", ["oracle", "compiled"])
 def test_nothing_is_reused_unless_asked_for(implementation: Implementation) -> None:
     story = Story(small_layout([0], [1], 8), implementation)
     first = story.open(range(20))

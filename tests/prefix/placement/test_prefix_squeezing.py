@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from kvell.pages.layout import GroupSpec, Layout
 from kvell.pages.snapshot import PoolSnapshot
-from kvell.prefix.placement.compaction import MOST_REST, SQUEEZED_PAGES
 from tests.depth import some
+from tests.oracle.placement.compaction import MOST_REST, SQUEEZED_PAGES
 from tests.pages.pools import confined, group, literal, pool_of, state
 from tests.prefix.core.test_prefix_compiled import Pair, filled, ints
 from tests.prefix.core.test_prefix_hot_path import decoded

@@ -5,13 +5,14 @@ import pytest
 from kvell.engine.protocol.structured_outputs import Reasoning as StructuredReasoning
 from kvell.errors import ChangeSomething
 from kvell.server.answers.deltas import (
+    AnswerParser,
     Content,
     ParsedAnswer,
     Reasoning,
     ToolCallArguments,
     ToolCallBegin,
     merge,
-    parsed_text,
+    parse,
 )
 from kvell.server.answers.named import (
     REASONING_PARSERS,
@@ -66,6 +67,10 @@ def test_parsers_go_together_unless_only_one_is_gpt_oss(tool: str, reasoning: st
     else:
         with pytest.raises(ChangeSomething, match="cannot be combined with"):
             parser_named(tool, reasoning)
+
+
+def parsed_text(parser: AnswerParser, text: str) -> ParsedAnswer:
+    return parse([*parser.push(text), *parser.finish()])
 
 
 def test_an_unknown_name_is_refused_with_those_that_are_known() -> None:

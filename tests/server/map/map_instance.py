@@ -9,7 +9,6 @@ import sys
 import time
 import zlib
 
-from kvell.device.fake_chunks import FakeChunks
 from kvell.elastic.arena import ActivationModel
 from kvell.elastic.memory import ElasticMemory
 from kvell.elastic.tiling import Tiling
@@ -23,6 +22,7 @@ from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.setup.contract import make_contract
 from kvell.memory import GroupKind, LayerSpec, Layout, create_core, plan_layout
 from kvell.serving.lone import serve_instance
+from tests.device.fake_chunks import FakeChunks
 
 MODEL_LEN = 4096
 CHUNK_BYTES = 1 << 18

@@ -50,7 +50,7 @@ def test_too_many_bytes_are_refused_by_name_and_an_empty_lane_takes_anything() -
         await first
         assert await lane.run(1, lambda: 7) == 7
         await asyncio.sleep(0)
-        assert lane.bytes_here == 0
+        assert lane._bytes.total == 0
         lane.close()
 
     asyncio.run(scenario())
@@ -63,10 +63,10 @@ def test_whoever_is_cancelled_leaves_the_line_with_its_bytes() -> None:
         running = asyncio.create_task(lane.run(10, go_on.wait))
         waiting = asyncio.create_task(lane.run(90, lambda: read.append("waiting")))
         await asyncio.sleep(0)
-        assert lane.bytes_here == 100
+        assert lane._bytes.total == 100
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
-        assert lane.bytes_here == 10
+        assert lane._bytes.total == 10
         last = asyncio.create_task(lane.run(90, lambda: read.append("last")))
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
@@ -134,7 +134,7 @@ def test_a_tenant_that_fills_the_lane_keeps_no_other_out() -> None:
         lane, go_on = Lane("test", "text_bytes", 100, trims=False), threading.Event()
         full = [asyncio.create_task(lane.run(25, go_on.wait, "red")) for _ in range(4)]
         await asyncio.sleep(0)
-        assert lane.bytes_here == 100
+        assert lane._bytes.total == 100
         with pytest.raises(TryLater):
             await lane.run(1, lambda: None, "red")
         late = asyncio.create_task(lane.run(90, lambda: "blue", "blue"))
@@ -146,7 +146,7 @@ def test_a_tenant_that_fills_the_lane_keeps_no_other_out() -> None:
         go_on.set()
         assert await late == "blue"
         await asyncio.gather(*full)
-        assert lane.bytes_here == 0
+        assert lane._bytes.total == 0
         lane.close()
 
     asyncio.run(scenario())
@@ -159,7 +159,7 @@ def test_a_closed_lane_refuses_work_and_counts_none() -> None:
         for _ in range(2):
             with pytest.raises(RuntimeError):
                 await lane.run(60, lambda: None)
-        assert lane.bytes_here == 0
+        assert lane._bytes.total == 0
 
     asyncio.run(scenario())
 
@@ -169,7 +169,7 @@ def test_texts_of_no_bytes_are_worked_on_like_others() -> None:
         lane = Lane("test", "text_bytes", 100, trims=False)
         made = [lane.run(size, partial(str, size)) for size in (0, 10, 0, 0)]
         assert await asyncio.gather(*made) == ["0", "10", "0", "0"]
-        assert lane.bytes_here == 0
+        assert lane._bytes.total == 0
         lane.close()
 
     asyncio.run(scenario())

@@ -193,7 +193,6 @@ def drawn(seed: int) -> LendingScenario:
         rows=[*early, *late],
         faults=faults,
         pulls=[pick([-1, -1, -1, 0, 1]) for _ in range(2)],
-        implementation=pick(["compiled", "compiled", "python"]),
         seed=seed,
         changes_roles=pick([False, False, True]),
         streams=pick([False, True]),

@@ -124,7 +124,6 @@ class Scenario:
     rows: list[TraceRow]
     faults: list[Fault] = field(default_factory=list)
     pulls: list[int] = field(default_factory=list)
-    implementation: Any = "compiled"
     seed: int = 0
     changes_roles: bool = False
     notice_seconds: float = 0.0
@@ -155,7 +154,6 @@ class Scenario:
         delays = dict(zip(names, self.front_seconds * len(names), strict=False))
         return ClusterSpec(
             *(self.counts, layout, limits, Steps(), links, self.routing, self.pd_caching),
-            implementation=self.implementation,
             front_seconds=delays,
             role_rules=EAGER if self.changes_roles else None,
             notice_seconds=self.notice_seconds,
@@ -221,7 +219,6 @@ scenarios = st.builds(
     rows_drawn,
     faults_drawn,
     st.lists(st.sampled_from([-1, -1, 0, 1, 2]), max_size=4),
-    st.sampled_from(["compiled", "compiled", "python"]),
     st.integers(0, 999),
     st.booleans(),
     st.sampled_from([0.0, 0.0, 0.01, 0.5]),

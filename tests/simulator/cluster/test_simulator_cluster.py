@@ -162,7 +162,7 @@ def test_a_prompt_that_can_never_be_served_is_refused() -> None:
     cluster = run_of(spec_of(ONE_EACH), [row(20, 3), row(4_000, 3, at=1.0)])
     figures = cluster_figures(cluster)
     assert (figures["requests_finished"], figures["requests_refused"]) == (1, 1)
-    assert cluster.front.num_refused == 1
+    assert len(cluster.front._schedule.refused) == 1
 
 
 def test_requests_beyond_the_line_are_not_let_in() -> None:
@@ -170,7 +170,7 @@ def test_requests_beyond_the_line_are_not_let_in() -> None:
 
     rows = [row(2, 1) for _ in range(CREDITS + 3)]
     cluster = run_of(spec_of({"mixed": 1}, max_waiting=1), rows)
-    assert cluster.front.num_refused == 2
+    assert len(cluster.front._schedule.refused) == 2
 
 
 def test_the_front_hears_of_free_memory() -> None:

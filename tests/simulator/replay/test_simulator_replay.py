@@ -95,15 +95,6 @@ class TestWholeTraces:
         assert figures(runs[0]) == figures(runs[1])
         assert runs[0].requests == runs[1].requests
 
-    @pytest.mark.parametrize("seed", range(3))
-    def test_both_cores_count_alike(self, seed: int) -> None:
-        runs = [
-            make_replay(layout_of(*MIXED, (0, 3), large_pages=60), busy_rows(seed), "start", kind)
-            for kind in ("compiled", "python")
-        ]
-        assert figures(runs[0]) == figures(runs[1])
-        assert runs[0].means._all == runs[1].means._all
-
     def test_the_journal_gives_the_same_plans(self) -> None:
         layout, rows, journal = layout_of(*MIXED, large_pages=40), busy_rows(2), Journal()
         run = make_replay(layout, rows, journal=journal)

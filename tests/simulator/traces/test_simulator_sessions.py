@@ -109,7 +109,7 @@ class TestImages:
         layout = plan_layout(layers, 1 << 16, page_tokens=4)
         images = (ImageRow(0, 20, 3), ImageRow(6, 8, 1))
         rows = [replace(row(10, 2), images=images), row(10, 2), replace(row(9, 1), images=images)]
-        journal, core = Journal(), create_core(layout, "python")
+        journal, core = Journal(), create_core(layout)
         run = Replay(
             core,
             layers,

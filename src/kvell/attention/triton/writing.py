@@ -85,20 +85,3 @@ def write_quantised(
     target = pool + page * page_stride + row * (SIZE + 4) + dims
     tl.store(target, steps.to(pool.dtype.element_ty), mask=dims < SIZE)
     tl.store(scales + page * scale_stride + row * ((SIZE + 4) // 4), scale)
-
-
-@triton.jit
-def copy_runs(
-    target,
-    source,
-    target_starts,
-    source_starts,
-    length,
-    BLOCK: tl.constexpr,
-):
-    """Copy ``length`` numbers from each source to its target.  Grid (runs, blocks of a run)."""
-    run = tl.program_id(0)
-    to = target + tl.load(target_starts + run)
-    place = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    there = place < length
-    tl.store(to + place, tl.load(source + tl.load(source_starts + run) + place, mask=there), there)

@@ -153,10 +153,6 @@ class ExecCosts:
             return 0.0
         return self.fetch_request_seconds + tokens * self.fetch_token_seconds
 
-    def swap_in_seconds(self, tokens: int) -> float:
-        """Return the time to copy pages from the instance's own CPU buffer."""
-        return max(0, tokens) * self.swap_token_seconds
-
 
 def pairs(prompt_tokens: int, cached_tokens: int) -> int:
     """Return the number of query-key pairs that full attention computes for a prompt: each new

@@ -1,8 +1,8 @@
 """The length of a prompt that each of many instances can resume, from the holders of its blocks.
 
-The rules are those of :mod:`kvell.prefix.index.hits`, for all instances together: a set of
-instances is an integer's bits.  Consecutive blocks with the same holders form a *run*; prompts have
-few runs, so little is done for each block.
+The rules are those of the memory core (``csrc/memory/hits.cpp``), for all instances together: a
+set of instances is an integer's bits.  Consecutive blocks with the same holders form a *run*;
+prompts have few runs, so little is done for each block.
 """
 
 from bisect import bisect_left, bisect_right

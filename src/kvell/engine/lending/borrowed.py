@@ -94,11 +94,6 @@ class Borrowed:
         count = 0 if borrower is None else len(borrower.loans)
         return None if request.request_id in self._placements else count
 
-    def sections_away(self, request: Request) -> int:
-        """Return the number of a request's sections that are read at creditors."""
-        borrower = self._borrowers.get(request.request_id)
-        return 0 if borrower is None else borrower.away
-
     def tally(self) -> dict[str, int]:
         """Return the number of sections ``borrowed`` now, and the other counts so far."""
         return {

@@ -96,11 +96,6 @@ class MissLog:
         """Number of misses since the start, for each possible reason."""
         return dict(self._counts)
 
-    @property
-    def num_seen(self) -> int:
-        """Number of remembered digests."""
-        return len(self._seen)
-
     def on_admitted(
         self,
         admission: Admission,

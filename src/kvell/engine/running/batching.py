@@ -3,18 +3,20 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
 from kvell.attention.host_batch import HostGroupBatch, HostRows
+from kvell.attention.interface import part_sizes
 from kvell.engine.requests.plan import NewPages, StepPlan, TokenWork
-from kvell.memory import GroupKind, GroupSpec, SlotTable, policy_of
+from kvell.engine.running import _tables
+from kvell.memory import GroupKind, GroupSpec, SlotTable
 
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
-FEW_ROWS = 64
-"""Up to this number of new pages, storing them one by one is faster than sorting them."""
+NOTHING_AWAY: Mapping[int, int] = MappingProxyType({})
 FIELDS = HostGroupBatch.MADE
 
 
@@ -79,31 +81,21 @@ class WorkRows:
 class PageTables:
     """The logical page of each position, per holder and group; updated from plans.
 
-    This is the reference for the compiled tables, and their fallback without a compiler.
+    The tables are compiled (csrc/batching). A forward pass evicts Python from the CPU caches, so
+    the cost is the amount of cold code: in numpy a single request would take 0.3 ms.
     """
 
     def __init__(self, groups: Sequence[GroupSpec], slots: SlotTable) -> None:
         self.groups = groups
-        self._policies = [policy_of(group) for group in groups]
         self.slots = slots
-        self._tables: dict[int, list[Ints]] = {}
-        self._away: Mapping[int, int] = {}
+        self._compiled = _tables.PageTables([_rules(group) for group in groups])
+        self._away: Mapping[int, int] = NOTHING_AWAY
 
     def update(self, plan: StepPlan) -> None:
         """Apply a plan's releases and new pages, and note the remote tokens of its step."""
-        self._away = dict(plan.away)
-        for handle in plan.released:
-            self._tables.pop(handle, None)
-        rows = plan.new_pages
-        if len(rows) <= FEW_ROWS:
-            for handle, group, position, page in rows.tolist():
-                self._table_with(handle, group, position + 1)[position] = page
-        else:
-            order = np.lexsort((rows[:, 1], rows[:, 0]))
-            rows = rows[order]
-            changes = np.flatnonzero((np.diff(rows[:, 0]) != 0) | (np.diff(rows[:, 1]) != 0)) + 1
-            for run in np.split(rows, changes):
-                self._put(run)
+        self._away = dict(plan.away) if plan.away else NOTHING_AWAY
+        if plan.released or len(plan.new_pages):
+            self._compiled.update(plan.released, plan.new_pages)
 
     def table(self, handle: int, group_index: int) -> Ints:
         """Return a holder's physical page ids in a group, by position; undefined without a page."""
@@ -133,16 +125,17 @@ class PageTables:
         :param num_logits: number of tokens at the end of each work that give logits.
         :param token_ids: the token ids of each work.
         """
-        logits = np.array(num_logits, np.int64)
-        wanted = token_positions(np.cumsum(rows.counts) - logits, logits)
-        return HostRows.of([_join(token_ids), rows.positions, wanted], np.int64)
+        packed = _tables.token_rows(rows.starts, rows.counts, num_logits, token_ids)
+        tokens, wanted = sum(rows.counts), sum(num_logits)
+        return HostRows(*packed, [tokens, tokens, wanted])
 
     def running_states(self, group_index: int, rows: WorkRows) -> HostRows:
         """Return ``query_starts``, ``starts`` and ``page_ids`` of :meth:`states`; int32."""
-        group = self.groups[group_index]
-        running = [self._pages(handle, group_index)[: group.slices] for handle in rows.handles]
-        pages = self.slots.physical(_join(running), group.pages_per_large)
-        return HostRows.of([rows.query_starts, np.array(rows.starts), pages], np.int32)
+        slices, requests = self.groups[group_index].slices, len(rows.handles)
+        packed = self._compiled.states(
+            group_index, rows.handles, rows.starts, rows.counts, self.slots.moved, slices
+        )
+        return HostRows(*packed, [requests + 1, requests, requests * slices])
 
     def states(
         self,
@@ -192,46 +185,30 @@ class PageTables:
             return []
         return [self._away.get(handle, 0) for handle in rows.handles]
 
-    # ------------------------------------------------------ overridden by the compiled tables
-
     def _pages(self, handle: int, group_index: int) -> Ints:
         """Return a holder's logical page ids in a group, by position."""
-        return self._tables[handle][group_index]
+        return self._compiled.pages(handle, group_index)
 
     def _arrays(self, group_index: int, rows: WorkRows) -> GroupArrays:
-        policy, size = self._policies[group_index], self.groups[group_index].page_tokens
-        lengths = np.array(rows.starts, np.int64) + np.array(rows.counts, np.int64)
-        firsts = [policy.active_start(start) // size for start in rows.starts]
-        if away := self.away(group_index, rows):
-            firsts = [max(f, tokens // size) for f, tokens in zip(firsts, away, strict=True)]
-        ends = (-(-lengths // size)).tolist()
-        tables = [self._pages(handle, group_index) for handle in rows.handles]
-        pages = [table[f:e] for table, f, e in zip(tables, firsts, ends, strict=True)]
-        page_ids = self.slots.physical(_join(pages), self.groups[group_index].pages_per_large)
-        table_starts = _starts([len(p) for p in pages])
-        first = np.array(firsts, np.int32)
-        row_of_token = np.repeat(table_starts[:-1] - first, rows.counts)
-        numbers, offsets = np.divmod(rows.positions, size)
-        writes = page_ids[row_of_token + numbers]
-        fields = [rows.query_starts, lengths, table_starts, page_ids, first, writes, offsets]
-        return GroupArrays.of(fields, np.int32)
+        moved = self.slots.moved
+        flat, address = self._compiled.arrays(
+            group_index,
+            rows.handles,
+            rows.starts,
+            rows.counts,
+            moved,
+            self.away(group_index, rows),
+        )
+        requests, tokens = len(rows.handles), sum(rows.counts)
+        pages = len(flat) - 4 * requests - 2 - 2 * tokens
+        return GroupArrays(flat, address, part_sizes(requests, pages, tokens))
 
-    def _put(self, rows: NewPages) -> None:
-        """Store new pages of one holder and one group."""
-        end = int(rows[:, 2].max()) + 1
-        self._table_with(int(rows[0, 0]), int(rows[0, 1]), end)[rows[:, 2]] = rows[:, 3]
 
-    def _table_with(self, handle: int, group: int, length: int) -> Ints:
-        """Return a holder's table of a group, grown to at least ``length``."""
-        tables = self._tables.get(handle)
-        if tables is None:
-            tables = self._tables[handle] = [np.full(16, -1, np.int32) for _ in self.groups]
-        table = tables[group]
-        if length > len(table):
-            grown = np.full(max(length, 2 * len(table)), -1, np.int32)
-            grown[: len(table)] = table
-            tables[group] = table = grown
-        return table
+def _rules(group: GroupSpec) -> tuple[int, int, int, int]:
+    """Return tokens per page, pages per large page, window and chunk in tokens (0: none)."""
+    window = group.window_tokens if group.kind is GroupKind.SLIDING else 0
+    chunk = group.window_tokens if group.kind is GroupKind.CHUNKED else 0
+    return group.page_tokens, group.pages_per_large, window, chunk
 
 
 def _dropped(group: GroupSpec, work: TokenWork) -> int:

@@ -25,7 +25,7 @@ from kvell.engine.running.pooled import NOTHING_POOLED, PooledRows, pooled_rows
 from kvell.engine.running.slot_memory import SlotMemory
 from kvell.engine.sampling.controls import Controls, SampledPart, StepControls
 from kvell.engine.sampling.draw import GREEDY, RowSampling, sample
-from kvell.memory import GroupSpec, Layout, SlotTable
+from kvell.memory import Layout, SlotTable
 from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.paged_model import ForwardBatch, PagedModel
 from kvell.pages.stages import stages_of
@@ -105,7 +105,7 @@ class ModelRunner:
     ) -> None:
         self._slot_memory = slot_memory
         self._layout = layout
-        self._tables = _page_tables(layout.groups, slots)
+        self._tables = PageTables(layout.groups, slots)
         self._models = {
             served: (paged, self._batches_of(paged, served))
             for served, paged in {name: model, **beside}.items()
@@ -264,14 +264,6 @@ class ModelRunner:
     ) -> ForwardBatches:
         groups = self._layout.indices_of(name, is_draft=is_draft)
         return ForwardBatches(self._layout, self._tables, groups, model.device, model.images)
-
-
-def _page_tables(groups: Sequence[GroupSpec], slots: SlotTable) -> PageTables:
-    try:
-        from kvell.engine.running.compiled_tables import CompiledTables
-    except ImportError:
-        return PageTables(groups, slots)
-    return CompiledTables(groups, slots)
 
 
 def _in_turn(plan: StepPlan, drawn: Mapping[str, list[int]]) -> list[int]:

@@ -114,11 +114,6 @@ class ManagerLink:
         self.problem = ""
 
     @property
-    def is_connected(self) -> bool:
-        """Whether the manager is connected, as far as is known."""
-        return self._line is not None
-
-    @property
     def epoch(self) -> int:
         """The highest epoch of a manager that this front has followed."""
         return self._epochs.epoch

@@ -111,14 +111,6 @@ class Lending:
         repeats = [entry.unanswered.at for entry in loans if entry.unanswered is not None]
         return min(ticks + repeats, default=None)
 
-    def pages_lent(self) -> dict[str, Counts]:
-        """Return the number of pages of each group that each debtor has, for statistics."""
-        debtors = sorted({loan.debtor for loan, entry in self._lent.items() if entry.has_pages})
-        return {
-            debtor: self._sum(entry for loan, entry in self._lent.items() if loan.debtor == debtor)
-            for debtor in debtors
-        }
-
     def pages(self) -> set[tuple[int, int]]:
         """Return (group, page) of all lent pages."""
         return {(group, page) for group, page in self.page_rows().tolist()}

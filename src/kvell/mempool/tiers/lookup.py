@@ -7,7 +7,7 @@
     sliding    -       -       buffer  pool
                                           └── a hit: every needed page is in one of the tiers
 
-The rule of the pool decides (``prefix/index/hits.py``): a hit has whole pages and, where a text
+The rule of the pool decides (``csrc/memory/hits.cpp``): a hit has whole pages and, where a text
 ended, its partly filled pages and states.  Only the pool matches pages of which a text shares only
 the first tokens.
 """

@@ -33,32 +33,6 @@ def instruction_sets() -> tuple[str, ...]:
     return _INSTRUCTION_SETS
 
 
-def small_linear(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    instruction_set: str | None = None,
-    num_threads: int = 0,
-) -> torch.Tensor:
-    """Compute ``x · weightᵀ + bias`` by the compiled kernel, for any number of rows.
-
-    All tensors are bfloat16 on the CPU; sums are float32 and rounded once. Within one instruction
-    set an output depends on its row and column alone: rows and threads do not change a bit of it.
-    Gradients are not tracked.
-
-    :param x: [..., in]; copied if its rows are not contiguous or not evenly spaced.
-    :param weight: [out, in], contiguous.
-    :param bias: [out], contiguous.
-    :param instruction_set: one of :func:`instruction_sets`; None for the best.
-    :param num_threads: 0 for OpenMP's number, which ``torch.set_num_threads`` sets.
-    :returns: [..., out].
-    :raises ValueError: if a dtype, shape or stride is wrong, or the processor lacks the instruction
-        set.
-    """
-    _check(x, weight, bias)
-    return _run(x, weight, bias, instruction_set or _INSTRUCTION_SETS[0], num_threads)
-
-
 class SmallBatchLinear(nn.Linear):
     """A linear that shares another's parameters and runs few rows by the compiled kernel.
 
@@ -81,7 +55,7 @@ class SmallBatchLinear(nn.Linear):
         weight, bias = self.weight, self.bias
         if not self._is_small(x, weight, bias):
             return functional.linear(x, weight, bias)
-        return _run(x, weight, bias, _INSTRUCTION_SETS[0], self.num_threads)
+        return small_linear(x, weight, bias, _INSTRUCTION_SETS[0], self.num_threads)
 
     def _is_small(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> bool:
         """Return whether the kernel may run it; torch refuses wrong shapes."""
@@ -133,13 +107,24 @@ def _is_kernels(tensor: torch.Tensor) -> bool:
     return tensor.dtype == torch.bfloat16 and tensor.is_cpu and tensor.is_contiguous()
 
 
-def _run(
+def small_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
     instruction_set: str,
-    num_threads: int,
+    num_threads: int = 0,
 ) -> torch.Tensor:
+    """Compute ``x · weightᵀ + bias`` by the compiled kernel, for any number of rows.
+
+    Sums are float32 and rounded once. Within one instruction set an output depends on its row and
+    column alone: rows and threads do not change a bit of it.
+
+    :param x: [..., in]; copied if its rows are not contiguous or not evenly spaced.
+    :param weight: [out, in], contiguous.
+    :param bias: [out], contiguous.
+    :param num_threads: 0 for OpenMP's number, which ``torch.set_num_threads`` sets.
+    :returns: [..., out].
+    """
     out, width = weight.shape
     y = x.new_empty((*x.shape[:-1], out))
     if x.is_contiguous():  # a reshape costs as much as reading a small linear's weight
@@ -162,12 +147,3 @@ def _run(
         num_threads,
     )
     return y
-
-
-def _check(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-    if weight.dim() != 2 or not _is_kernels(weight):
-        raise ValueError("weight: must be a contiguous bfloat16 matrix on the CPU")
-    if x.dtype != torch.bfloat16 or not x.is_cpu or x.dim() < 1 or x.shape[-1] != weight.shape[1]:
-        raise ValueError(f"x: must be bfloat16 [..., {weight.shape[1]}] on the CPU")
-    if bias is not None and (not _is_kernels(bias) or bias.shape != weight.shape[:1]):
-        raise ValueError(f"bias: must be contiguous bfloat16 [{weight.shape[0]}] on the CPU")

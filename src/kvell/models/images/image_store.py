@@ -69,11 +69,6 @@ class ImageStore:
             if not self._users[content]:
                 del self._users[content], self._spans[content]
 
-    @property
-    def num_spans(self) -> int:
-        """The number of contents that prompts in flight use."""
-        return len(self._spans)
-
     def knows(self, contents: Sequence[int]) -> bool:
         """Return whether all these ids are of spans that were taken and not yet released."""
         return all(content in self._spans for content in contents)

@@ -1,4 +1,4 @@
-"""The compiled memory core: the decisions of ``ReferenceCore`` at the speed of C++.
+"""The compiled memory core.
 
 ``CompiledCore`` inherits its methods from the extension, so most calls run no Python code.  This
 module adds only the layout and the conversion of results.
@@ -9,13 +9,23 @@ from dataclasses import replace
 
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.pages.snapshot import HolderSnapshot, IndexEntry, PoolSnapshot, PoolTotals
-from kvell.prefix import _core
 from kvell.prefix.eviction.checkpoints import WORTH_TOKENS, is_worth_displacing
-from kvell.prefix.eviction.hazard_rule import LearnedHazard
+from kvell.prefix.eviction.hazard import HazardRule
+from kvell.prefix.extension import _core
 from kvell.prefix.groups.policies import policy_of
 from kvell.prefix.interface import LARGE_PAGE_COLUMNS, SMALL_PAGE_COLUMNS, LongInts
-from kvell.prefix.placement.placement import RUNGS
-from kvell.prefix.placement.store import check_new_groups
+
+RUNGS = (
+    "own_page",
+    "own_large_page",
+    "shared_page",
+    "others_page",
+    "evict_large",
+    "evict_page",
+    "checkpoint",
+    "skip_checkpoint",
+)
+"""The sources of pages, in the order of trial, then checkpoints kept and not kept."""
 
 
 class CompiledCore(_core.CompiledCore):
@@ -26,8 +36,8 @@ class CompiledCore(_core.CompiledCore):
     holder's pages or tokens.
     """
 
-    def __init__(self, layout: Layout, rule: LearnedHazard | None = None) -> None:
-        """:param rule: a fresh rule, replaced by its compiled twin. None: least recently used."""
+    def __init__(self, layout: Layout, rule: HazardRule | None = None) -> None:
+        """:param rule: the settings of the learned rule. None: least recently used."""
         super().__init__(
             _all_rules(layout.groups),
             layout.num_large_pages,
@@ -137,3 +147,15 @@ def _worth_tokens(group: GroupSpec, own: Sequence[GroupSpec]) -> int:
     """Return the fewest tokens that a state of the group must save to displace cached pages."""
     saved = range(WORTH_TOKENS)
     return next((n for n in saved if is_worth_displacing(group, own, n)), WORTH_TOKENS)
+
+
+def check_new_groups(layout: Layout, groups: Sequence[GroupSpec]) -> None:
+    """Raise ValueError if a pool of this layout cannot also serve these groups."""
+    models = {group.model for group in layout.groups}
+    if layout.quota_large_pages is not None:
+        raise ValueError("the pool was cut into shares at start: there is none to give")
+    for group in groups:
+        if group.model in models:
+            raise ValueError(f"model {group.model!r} is in the pool already")
+        if group.page_stride_bytes * group.pages_per_large != layout.large_page_bytes:
+            raise ValueError(f"pages of group {group.name!r} do not divide the large page")

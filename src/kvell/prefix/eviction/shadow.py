@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from math import log2
 
-from kvell.prefix.index.radix import Tokens
+from kvell.prefix.tokens import Tokens
 
 Chain = tuple[int, ...]
 """The keys of a prompt's whole chunks, first chunk first."""

@@ -5,13 +5,20 @@ the slices of the one running state.  In image groups the pages of the images fo
 no two images share a page.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 
 from kvell.pages.layout import GroupKind, GroupSpec
 from kvell.prefix.groups.facts import Facts, ImageSpan
 from kvell.prefix.groups.policies import DroppingPolicy, GroupPolicy, policy_of
 
 WINDOWS = frozenset({GroupKind.SLIDING, GroupKind.CHUNKED})
+
+
+def alignment_tokens(groups: Sequence[GroupSpec]) -> int:
+    """Return the number of tokens that fills whole pages in every token group: prefixes of its
+    multiples are shared without a copy."""
+    return math.lcm(*(group.page_tokens for group in groups if group.kind.counts_tokens))
 
 
 def image_pages(group: GroupSpec, image: ImageSpan) -> int:
@@ -57,13 +64,6 @@ def kept_from(group: GroupSpec, policy: GroupPolicy, facts: Facts, computed: int
     return 0
 
 
-def returning_pages(group: GroupSpec, facts: Facts, held_first: int) -> int:
-    """Return the number of pages before the held ones that are missing, being no longer remote."""
-    if group.kind is not GroupKind.FULL or not held_first:
-        return 0
-    return held_first - facts.away_tokens // group.page_tokens
-
-
 def kept_to(group: GroupSpec, facts: Facts, computed: int) -> int:
     """Return the position after the last one kept once a prompt is dropped to its budget."""
     return -(-(computed - dropped_tokens(group, facts)) // group.page_tokens)
@@ -98,20 +98,6 @@ def peak_pages(
     if group.kind not in WINDOWS or kept >= until_tokens:
         return whole
     return min(whole, -(-(kept + chunk_tokens - 1) // group.page_tokens) + 1)
-
-
-def demand_pages(
-    group: GroupSpec, facts: Facts, expected_tokens: int, held_end: int, need: int
-) -> int:
-    """Return how many more pages a holder is expected to need; it needs ``need`` of them now.
-
-    Groups that release pages before a window never need more than they keep.
-    """
-    rest = end_position(group, facts, expected_tokens) - held_end
-    if group.kind in WINDOWS:
-        kept = policy_of(group).most_kept_tokens(expected_tokens)
-        rest = min(rest, -(-kept // group.page_tokens) + 1)
-    return max(need, rest)
 
 
 def live_units(kind: GroupKind, policy: GroupPolicy, facts: Facts, computed: int) -> int:

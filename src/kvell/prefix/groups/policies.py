@@ -4,7 +4,6 @@ Source: Jenga §5.1-5.3, fig. 9.  Positions and lengths are in tokens.  A window
 only *earlier* tokens, so its 2 is 3 here.
 """
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,15 +38,6 @@ class GroupPolicy(Protocol):
         """Return the peak of active tokens between steps up to ``num_tokens``."""
         ...
 
-    def prefix_length(self, page_end_tokens: int) -> int:
-        """Return a page's rank among pages of one age; the highest is evicted first (aligned
-        eviction)."""
-        ...
-
-    def possible_prefixes(self, is_hit: Sequence[bool]) -> list[int]:
-        """Return every length at which the group could resume, given which tokens are cached."""
-        ...
-
 
 @dataclass(frozen=True)
 class FullPolicy:
@@ -70,15 +60,6 @@ class FullPolicy:
     def most_kept_tokens(self, num_tokens: int) -> int:
         """Return all tokens, because the peak is at the end."""
         return num_tokens
-
-    def prefix_length(self, page_end_tokens: int) -> int:
-        """Return the tokens up to the page's end, the same in every group that holds them."""
-        return page_end_tokens
-
-    def possible_prefixes(self, is_hit: Sequence[bool]) -> list[int]:
-        """Return 1, 2, … up to the first hole."""
-        hole = next((i for i, hit in enumerate(is_hit) if not hit), len(is_hit))
-        return list(range(1, hole + 1))
 
 
 @dataclass(frozen=True)
@@ -103,14 +84,6 @@ class SlidingPolicy:
     def most_kept_tokens(self, num_tokens: int) -> int:
         """Return the tokens in the window of the last token."""
         return min(num_tokens, self.window_tokens)
-
-    def prefix_length(self, page_end_tokens: int) -> int:
-        """Return the rank of full attention, so that both evict the same tokens."""
-        return page_end_tokens
-
-    def possible_prefixes(self, is_hit: Sequence[bool]) -> list[int]:
-        """Return the lengths whose last ``window_tokens - 1`` tokens are all cached."""
-        return _prefixes_with_tail(is_hit, self.live_tokens)
 
 
 @dataclass(frozen=True)
@@ -140,14 +113,6 @@ class ChunkedPolicy:
         """Return a chunk without its last token."""
         return min(num_tokens, self.chunk_tokens - 1)
 
-    def prefix_length(self, page_end_tokens: int) -> int:
-        """Return the rank of full attention, so that both evict the same tokens."""
-        return page_end_tokens
-
-    def possible_prefixes(self, is_hit: Sequence[bool]) -> list[int]:
-        """Return the lengths whose tokens in the current chunk are all cached, and chunk ends."""
-        return _prefixes_with_tail(is_hit, self.live_tokens)
-
 
 @dataclass(frozen=True)
 class StatePolicy:
@@ -171,15 +136,6 @@ class StatePolicy:
         """Return 1, one state."""
         return min(1, num_tokens)
 
-    def prefix_length(self, page_end_tokens: int) -> int:
-        """Return the tokens that the state represents, so that it is evicted with the attention
-        pages that end there."""
-        return page_end_tokens
-
-    def possible_prefixes(self, is_hit: Sequence[bool]) -> list[int]:
-        """Return the lengths after which a state was kept, as given by ``is_hit`` per token."""
-        return [length for length, hit in enumerate(is_hit, start=1) if hit]
-
 
 @dataclass(frozen=True)
 class DroppingPolicy(FullPolicy):
@@ -193,10 +149,7 @@ class DroppingPolicy(FullPolicy):
 
 @dataclass(frozen=True)
 class ImagePolicy(FullPolicy):
-    """Keys and values, or embeddings, of image tokens; positions count image tokens.
-
-    ``is_hit`` of ``possible_prefixes`` covers a prefix of whole images.
-    """
+    """Keys and values, or embeddings, of image tokens; positions count image tokens."""
 
 
 def policy_of(group: GroupSpec) -> GroupPolicy:
@@ -217,13 +170,3 @@ def policy_of(group: GroupSpec) -> GroupPolicy:
             return ImagePolicy(required)
         case GroupKind.VISION:
             return ImagePolicy(required_for_hit=False)
-
-
-def _prefixes_with_tail(is_hit: Sequence[bool], tail: Callable[[int], int]) -> list[int]:
-    """Return the lengths whose last ``tail(length)`` tokens are all cached."""
-    lengths, run = [], 0
-    for length, hit in enumerate(is_hit, start=1):
-        run = run + 1 if hit else 0
-        if run >= tail(length):
-            lengths.append(length)
-    return lengths

@@ -104,11 +104,6 @@ def parse(deltas: Iterable[AnswerDelta]) -> ParsedAnswer:
     return ParsedAnswer("".join(content), "".join(reasoning), calls)
 
 
-def parsed_text(parser: AnswerParser, text: str) -> ParsedAnswer:
-    """Return the parts of a whole answer's text, by a new parser."""
-    return parse([*parser.push(text), *parser.finish()])
-
-
 def _continues(last: AnswerDelta, delta: AnswerDelta) -> bool:
     if isinstance(delta, ToolCallBegin) or type(last) is not type(delta):
         return False

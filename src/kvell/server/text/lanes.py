@@ -52,11 +52,6 @@ class Lane:
         self._numbers = count()
         self._is_busy = False
 
-    @property
-    def bytes_here(self) -> int:
-        """The bytes that wait or are worked on."""
-        return self._bytes.total
-
     async def run(self, size_bytes: int, work: Callable[[], Made], tenant: str = "") -> Made:
         """Run a piece of work in the thread, and return its result.
 

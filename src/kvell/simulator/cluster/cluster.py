@@ -29,7 +29,7 @@ from kvell.engine.requests.limits import Limits
 from kvell.fleet.instance.death import Cause, InstanceDeath
 from kvell.front.dispatch import Command
 from kvell.front.request_queue import RequestQueue
-from kvell.memory import Eviction, GroupKind, Implementation, Layout, create_core
+from kvell.memory import Eviction, GroupKind, Layout, create_core
 from kvell.mempool.agent import Agent
 from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
 from kvell.mempool.transfers.methods import StreamCosts
@@ -81,7 +81,6 @@ class ClusterSpec:
     costs: ExecCosts | None = None
     role_rules: RoleRules | None = None
     eviction: Eviction = "lru"
-    implementation: Implementation = "auto"
     max_waiting: int | None = None
     front_seconds: Mapping[str, float] = field(default_factory=dict)
     notice_seconds: float = 0.0
@@ -208,7 +207,7 @@ class VirtualCluster:
     def fresh_core(self, name: str, incarnation: int) -> tuple[EngineCore, Agent]:
         """Return the engine core of an incarnation at its start."""
         spec = self.spec
-        memory = create_core(spec.layout, spec.implementation, eviction=spec.eviction)
+        memory = create_core(spec.layout, spec.eviction)
         agent = Agent(memory, name, incarnation, "virtual")
         core = EngineCore(
             memory,

@@ -64,11 +64,6 @@ class VirtualFront:
         """The number of requests that have ended or were refused."""
         return len(self.ends) + len(self._schedule.refused)
 
-    @property
-    def num_refused(self) -> int:
-        """The number of requests that could not be served at all, or not be admitted."""
-        return len(self._schedule.refused)
-
     def drop(self, index: int) -> None:
         """Cancel a request for its client; do nothing if it has not arrived or has ended."""
         now_seconds = self._loop.now_seconds

@@ -7,8 +7,8 @@ from typing import ParamSpec, TypeVar
 
 from kvell.memory import GroupSpec, Images, Layout, MemoryCore, PoolSnapshot, facts_of
 from kvell.pages.snapshot import PoolTotals
-from kvell.prefix.index.radix import Tokens
 from kvell.prefix.interface import Ints
+from kvell.prefix.tokens import Tokens
 from kvell.simulator.report.metrics import RunningRequest
 
 Arguments = ParamSpec("Arguments")

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 from kvell.mempool.transports.lent_attention import RightsWords
-from kvell.models.fused.partials.rings import BELL_BYTES, aligned_zeros
 from kvell.models.fused.partials.served_layers import ServedLayers
 from kvell.models.fused.partials.service import AttentionService
 
@@ -18,9 +17,7 @@ class SectionAnswers:
     """
 
     def __init__(self, layers: ServedLayers, words: RightsWords) -> None:
-        self._service: AttentionService | None = AttentionService(
-            layers, words, aligned_zeros(BELL_BYTES)
-        )
+        self._service: AttentionService | None = AttentionService(layers, words)
         self._numbers: dict[str, int] = {}
 
     def lend(self, right: int, debtor: str, pages: Sequence[Sequence[int]]) -> None:

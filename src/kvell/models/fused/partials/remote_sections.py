@@ -39,7 +39,7 @@ class SectionRun:
 class RemoteSections:
     """The creditors of a model's passes, and the queries of the next pass.
 
-    :param creditors: by name, each a ring's end or a callable (:mod:`kvell.models.fused._forward`).
+    :param creditors: by name, of :mod:`kvell.models.fused._forward`.
         The set may change between passes.
     """
 

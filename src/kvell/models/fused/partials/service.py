@@ -1,9 +1,9 @@
-"""The creditor's side: one compiled thread that answers debtors' query rows (Infinite-LLM §4).
+"""The creditor's side: answers to debtors' query rows (Infinite-LLM §4).
 
 ::
 
-    debtor's pass ── rows, rights ──► ring ──► service: rights valid? ─► partials ─► still valid?
-                  ◄── records m, e, o ──────────◄───────────────────────────────────────┘
+    debtor's pass ── rows, rights ──► service: rights valid? ─► partials ─► still valid?
+                  ◄── records m, e, o ──◄───────────────────────────────────────┘
 
 A query names sections by their rights, never pages: the service reads the pages of a loan, and only
 for its debtor. A query that cannot be read is answered as wrong, and a right that is revoked before
@@ -20,7 +20,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from kvell.models.fused.partials.rings import Bytes, RingMemory
 from kvell.models.fused.partials.served_layers import ServedLayers
 
 _ELEMENTS = {torch.float32: 0, torch.bfloat16: 1}
@@ -32,17 +31,14 @@ class AttentionService:
     :param model: its layers; their pool must outlive the service.
     :param words: uint64 [n], the table of rights: the word at a right's remainder holds its number
         while it is valid. It is read at each query, and kept.
-    :param bell: uint8 [``BELL_BYTES``] by which debtors wake the thread, zeros at first.
     """
 
-    def __init__(self, model: ServedLayers, words: npt.NDArray[np.uint64], bell: Bytes) -> None:
+    def __init__(self, model: ServedLayers, words: npt.NDArray[np.uint64]) -> None:
         from kvell.attention.native import layer_args
         from kvell.models.fused import _forward
 
-        self._kept = (model, words, bell)
-        self._rings: dict[int, RingMemory] = {}
+        self._kept = (model, words)
         table: tuple[int, int] = (words.__array_interface__["data"][0], len(words))
-        bell_at: int = bell.__array_interface__["data"][0]
         self._compiled = _forward.Service(
             model.instruction_set,
             _ELEMENTS[model.dtype],
@@ -52,29 +48,7 @@ class AttentionService:
                 for layer in model.layers
             ],
             table,
-            bell_at,
         )
-
-    def start(self) -> None:
-        """Begin to answer rings, on a thread of its own."""
-        self._compiled.start()
-
-    def close(self) -> None:
-        """End the thread after the queries that it is reading; idempotent."""
-        self._compiled.close()
-
-    def answer_ring(self, debtor: int, ring: RingMemory) -> None:
-        """Answer a debtor's ring from now on.
-
-        :raises ValueError: if the debtor has a ring already, or the memory holds none.
-        """
-        self._compiled.connect(debtor, ring.args, ring.slots)
-        self._rings[debtor] = ring
-
-    def forget_ring(self, debtor: int) -> None:
-        """Stop answering a ring; return when its memory is unused; idempotent."""
-        self._compiled.disconnect(debtor)
-        self._rings.pop(debtor, None)
 
     def lend(self, right: int, debtor: int, pages: Sequence[Sequence[int]]) -> None:
         """Let a debtor query one section, as long as its right is valid.
@@ -105,7 +79,7 @@ class AttentionService:
         return self._compiled.wrong()
 
     def answer(self, debtor: int, query: bytes) -> bytes:
-        """Answer one query that arrived by another way than a ring; from any thread.
+        """Answer one query, on any thread.
 
         :param query: as ``csrc/partials/message.h`` describes it.
         :returns: the answer, also to an unreadable query.

@@ -1,1 +1,0 @@
-"""The radix tree of cached prefixes, and the longest hit in it."""

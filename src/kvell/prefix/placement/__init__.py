@@ -1,1 +1,0 @@
-"""The placement of new pages, and the holders of pages."""
