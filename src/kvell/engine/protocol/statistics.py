@@ -95,6 +95,7 @@ class LoadStats(Struct, frozen=True, forbid_unknown_fields=True):
 class InstanceReport(Struct, frozen=True):
     """The latest report of an instance about itself: from ``Ready``, and from its heartbeats.
 
+    :param facts: facts of its present incarnation.
     :param load: load by its last heartbeat; None before the first.
     """
 
