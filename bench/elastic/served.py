@@ -20,6 +20,7 @@ from kvell.device.host import CHUNK_BYTES
 from kvell.engine.assembly import build_engine
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Submit
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.setup.options import EngineOptions
 from kvell.memory import GroupKind, plan_layout, request_bytes
@@ -81,7 +82,7 @@ def submit(engine: Engine, load: Load, vocab: int) -> None:
     sampling = SamplingParams(temperature=0, max_tokens=load.output_tokens, ignore_eos=True)
     for index in range(load.requests):
         ids = draw.integers(3, vocab, load.prompt_tokens).astype("<i4").tobytes()
-        engine.handle(Submit(RequestId(str(index)), ids, sampling))
+        engine.handle(Submit(RequestSpec(RequestId(str(index)), ids, sampling)))
 
 
 class SideRun:

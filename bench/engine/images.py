@@ -11,6 +11,7 @@ image of 7,290.  One thread, in CPU seconds, so that neighbours do not count.
 """
 
 from kvell.cli.terminal.environment import prepare_process
+from kvell.engine.protocol.request_spec import RequestSpec
 
 prepare_process()  # the launcher's own settings; torch reads them when it is imported
 
@@ -117,7 +118,7 @@ class EveryChunk:
     def run(self, plan: StepPlan) -> StepResult:
         """Run the encoder again and discard the result, which the pages already hold."""
         for work in plan.work:
-            for start, tokens, _ in work.images:
+            for start, tokens, _ in work.spec.images:
                 if start < work.start < start + tokens:
                     self._store.encode(self._store.span(int(work.token_ids[0])))
         return self._runner.run(plan)
@@ -170,11 +171,13 @@ def serve(
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     commands = [
         Submit(
-            RequestId(f"r{i}"),
-            p.token_ids.tobytes(),
-            params,
-            cache_salt="" if way.shared else str(i),
-            images=p.images,
+            RequestSpec(
+                RequestId(f"r{i}"),
+                p.token_ids.tobytes(),
+                params,
+                cache_salt="" if way.shared else str(i),
+                images=p.images,
+            )
         )
         for i, p in enumerate(told)
     ]

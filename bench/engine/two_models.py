@@ -22,6 +22,7 @@ from kvell.cli.plan.configs import load_config
 from kvell.cli.terminal.session import Session
 from kvell.engine.core.core import EngineCore
 from kvell.engine.protocol.messages import Finished, Submit
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.model_rules import ModelRules
@@ -131,7 +132,9 @@ class Clients:
         sampling = SamplingParams(temperature=0, max_tokens=outputs, ignore_eos=True)
         self._count += 1
         request_id = RequestId(f"{name}/{self._count}")
-        refused = core.submit(Submit(request_id, prompt.tobytes(), sampling, model=name))
+        refused = core.submit(
+            Submit(RequestSpec(request_id, prompt.tobytes(), sampling, model=name))
+        )
         if refused:
             raise RuntimeError(f"{name} refuses a request: {refused}")
         self._under_way[name] += 1
@@ -172,8 +175,8 @@ def _step(
     phase.seconds += _seconds(plan, models, profile)
     phase.preemptions += len(plan.preempted)
     for work in plan.work:
-        phase.running[work.model] += 1
-        phase.output_tokens[work.model] += work.num_logits
+        phase.running[work.spec.model] += 1
+        phase.output_tokens[work.spec.model] += work.num_logits
     for model, held_bytes in _held_bytes(core):
         phase.held_bytes[model] += held_bytes
     clients.ended(core.commit(StepResult(plan.step, (7,) * plan.num_logits)))
@@ -181,7 +184,7 @@ def _step(
 
 def _seconds(plan: StepPlan, models: Sequence[Model], profile: DeviceProfile) -> float:
     """The models' passes of a step, one after the other."""
-    parts = {model: [w for w in plan.work if w.model == model.name] for model in models}
+    parts = {model: [w for w in plan.work if w.spec.model == model.name] for model in models}
     return sum(profile.step_seconds(m.cost.of_step(part)) for m, part in parts.items() if part)
 
 

@@ -21,6 +21,7 @@ from kvell.cli.terminal.environment import process_cache_dir
 from kvell.engine.assembly import EngineOptions, build_engine, load_model
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import MoveKvCache, Submit
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.mempool.rendezvous import FolderRendezvous, make_folder
 from kvell.models.sources.packaged import packaged_model
@@ -66,7 +67,7 @@ class Pair:
         self.sections = (context - 1) // SECTION_TOKENS
         prompt = np.random.default_rng(0).integers(100, 40000, context).astype("<i4")
         sampling = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
-        self.engines[0].handle(Submit(NAME, prompt.tobytes(), sampling))
+        self.engines[0].handle(Submit(RequestSpec(NAME, prompt.tobytes(), sampling)))
         self._go_on(lambda: self.engines[0].core.num_decoding() == 1)
 
     def _engine(self, path: Path, dtype: str, name: str, folder: Path) -> Engine:

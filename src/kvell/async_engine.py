@@ -28,7 +28,8 @@ from kvell.cluster.instances import (
 from kvell.cluster.routing.policies import DEFAULT_ROUTING
 from kvell.engine.protocol.given import given_prompt
 from kvell.engine.protocol.logprobs import TokenLogprobs
-from kvell.engine.protocol.pooling import EmbeddingOutput
+from kvell.engine.protocol.pooling import POOLED, EmbeddingOutput
+from kvell.engine.protocol.request_spec import RequestSpec, to_token_bytes
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.statistics import Stats
 from kvell.engine.sampling.model_defaults import GenerationConfig, limit_answer
@@ -48,8 +49,9 @@ from kvell.server.text.named_texts import texts_of
 from kvell.server.text.session_key import conversation_key, prompt_key
 from kvell.server.text.text_bounds import chars_within
 from kvell.server.text.text_encoder import TextEncoder
-from kvell.server.text.text_model import PreparedPrompt, TextModel
+from kvell.server.text.text_model import TextModel
 from kvell.server.text.text_stream import text_deltas
+from kvell.vocabulary import RequestId
 
 Prompt = str | Mapping[str, Any] | Sequence[int] | NDArray[np.integer[Any]]
 """A text, ``{"prompt": …}`` or ``{"prompt_token_ids": […]}``, or token ids.  A mapping may also
@@ -207,10 +209,17 @@ class AsyncEngine:
         [params] = (sampling or limit_answer(served.sampling_defaults)).choices()[:1]
         params = await self._encoders[name].with_bad_words(params)
         known_id = request_id or uuid.uuid4().hex
-        prepared = PreparedPrompt(ids, known_id, cache_salt, name, session or prompt_key(ids))
+        spec = RequestSpec(
+            RequestId(known_id),
+            to_token_bytes(ids),
+            params,
+            cache_salt=cache_salt,
+            model=name,
+            session=session or prompt_key(ids),
+        )
         prompt_ids, token_ids, text = ids.tolist(), list[int](), ""
         likely, prompt_likely = list[TokenLogprobs](), list[TokenLogprobs]()
-        async with aclosing(text_deltas(self._front, served, prepared, params)) as deltas:
+        async with aclosing(text_deltas(self._front, served, spec)) as deltas:
             async for delta in deltas:
                 token_ids += delta.token_ids
                 text += delta.text
@@ -272,9 +281,17 @@ class AsyncEngine:
         name, ids = await self._encoded(prompt)
         served = self._models[name]
         served.embeddings.require_served(served.name)
-        known_id, key = request_id or uuid.uuid4().hex, session or prompt_key(ids)
-        prepared = PreparedPrompt(ids, known_id, cache_salt, name, key)
-        return embedding_output(ids, await embed(self._front, prepared))
+        known_id = request_id or uuid.uuid4().hex
+        spec = RequestSpec(
+            RequestId(known_id),
+            to_token_bytes(ids),
+            POOLED,
+            cache_salt=cache_salt,
+            model=name,
+            session=session or prompt_key(ids),
+            pooling="last",
+        )
+        return embedding_output(ids, await embed(self._front, spec))
 
     def reset_prefix_cache(self) -> None:
         """Evict the cached prefixes of every instance; pages that requests use stay."""

@@ -21,7 +21,7 @@ from kvell.engine.engine import Engine
 from kvell.engine.opened import open_served
 from kvell.engine.protocol.given import GivenPrompt, given_prompt
 from kvell.engine.protocol.messages import ResetPrefixCache
-from kvell.engine.protocol.pooling import EmbeddingOutput
+from kvell.engine.protocol.pooling import POOLED, EmbeddingOutput
 from kvell.engine.protocol.sampling_params import SamplingParams, SeedSource
 from kvell.engine.requests.beam_search import BeamSearch, BeamSearchParams
 from kvell.engine.requests.pooling import pooling_problem, served_pooling
@@ -185,8 +185,8 @@ class LLM:
             jobs = [
                 [
                     AnswerJob(
-                        *(i, ids[i], own, self._tokenizer(models[i]), choice, images[i], models[i]),
-                        prompt_text=given[i].text,
+                        *(i, self._runner.spec(images[i], own, models[i]), ids[i]),
+                        *(self._tokenizer(models[i]), choice, given[i].text),
                     )
                     for choice, own in enumerate(
                         map(self._seeds.with_seed, prompt_params.choices())
@@ -313,7 +313,8 @@ class LLM:
         with self._local.shared.reader() as reader:
             image_prompt = self._local.with_images(reader, tokens, given)
             self._local.check(image_prompt, only, name, self._tokenizer(name))
-            job = AnswerJob(0, tokens, only, self._tokenizer(name), 0, image_prompt, name)
+            spec = self._runner.spec(image_prompt, only, name)
+            job = AnswerJob(0, spec, tokens, self._tokenizer(name))
             return (yield from self._runner.stream(reader, job))
 
     def get_tokenizer(self) -> Any:
@@ -358,7 +359,7 @@ class LLM:
         limits, has_images = self.engine.core.rules(name).limits, bool(given.images)
         if problem := pooling_problem(ids, limits, has_images=has_images):
             raise problem
-        return EmbeddingJob(ids, name, kind)
+        return EmbeddingJob(self._runner.spec(ImagePrompt(ids, ()), POOLED, name, kind))
 
     def _beam_job(self, prompt: object, params: BeamSearchParams) -> BeamJob:
         """Check a prompt's beam search and return it."""
@@ -370,7 +371,7 @@ class LLM:
         plain, tokenizer = SamplingParams(max_tokens=params.max_tokens), self._tokenizer(name)
         self._local.check(ImagePrompt(ids, ()), plain, name, tokenizer)
         search = BeamSearch.of(params, self.engine.core.rules(name).eos_token_ids)
-        return BeamJob(ids, search, tokenizer, name)
+        return BeamJob(ids, search, tokenizer, name, self._runner.spec)
 
     def _known(self, model: str) -> str:
         """Return the name of a model, "" for the first."""

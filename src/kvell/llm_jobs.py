@@ -1,6 +1,6 @@
 """Requests of ``kvell.LLM`` in progress: answers, vectors and beam searches."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from kvell.engine.protocol.given import show
 from kvell.engine.protocol.logprobs import TokenLogprobs
-from kvell.engine.protocol.messages import Finished, Submit
-from kvell.engine.protocol.pooling import POOLED, EmbeddingOutput, Pooling, vector_of
+from kvell.engine.protocol.messages import Finished
+from kvell.engine.protocol.pooling import EmbeddingOutput, vector_of
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.beam_search import BeamSearch
 from kvell.errors import ChangeSomething, RequestFailed
@@ -21,14 +22,15 @@ from kvell.models.text.answer_text import AnswerText, EndTokens
 from kvell.models.text.bad_words import bad_word_tokens
 from kvell.models.text.detokenizer import IncrementalDetokenizer
 from kvell.models.text.tokenizer import Tokenizer
-from kvell.vocabulary import FinishReason, RequestId
+from kvell.vocabulary import FinishReason
 
 
 class Job(Protocol):
     """A request in progress."""
 
-    def submission(self, request_id: RequestId) -> Submit:
-        """Return the command that starts the request."""
+    @property
+    def spec(self) -> RequestSpec:
+        """The request to the engine."""
         ...
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> bool:
@@ -46,15 +48,16 @@ class Job(Protocol):
 
 @dataclass(eq=False)
 class AnswerJob:
-    """A request for an answer in progress: its tokens so far and their text."""
+    """A request for an answer in progress: its tokens so far and their text.
+
+    :param prompt: token ids as the caller gave them; those of ``spec`` name the images.
+    """
 
     index: int
+    spec: RequestSpec
     prompt: npt.NDArray[np.int32]
-    sampling: SamplingParams
     tokenizer: Tokenizer
-    choice: int
-    told: ImagePrompt
-    model: str = ""
+    choice: int = 0
     prompt_text: str | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -63,18 +66,12 @@ class AnswerJob:
     finished: Finished | None = None
 
     def __post_init__(self) -> None:
-        sampling, tokenizer = self.sampling, self.tokenizer
+        sampling, tokenizer = self.spec.sampling, self.tokenizer
         sequence = frozenset[int]() if sampling.ignore_eos else tokenizer.eos_token_ids
         stop_ids, shows = frozenset(sampling.stop_token_ids), sampling.include_stop_str_in_output
         detokenizer = IncrementalDetokenizer(tokenizer, sampling.skip_special_tokens, self.prompt)
         ends = EndTokens(sequence, stop_ids, are_shown=shows)
         self._writer = AnswerText(detokenizer, sampling.stop, ends)
-
-    def submission(self, request_id: RequestId) -> Submit:
-        """Return the command that starts the request."""
-        image_prompt = self.told
-        ids = image_prompt.token_ids.astype("<i4").tobytes()
-        return Submit(request_id, ids, self.sampling, images=image_prompt.images, model=self.model)
 
     def score(self, logprobs: Sequence[TokenLogprobs]) -> None:
         """Append log probabilities of further tokens of the prompt."""
@@ -110,8 +107,8 @@ class AnswerJob:
             done.preemptions,
             "stop" if self.stopped else done.reason,
             self.choice,
-            None if self.sampling.logprobs is None else self.logprobs,
-            None if self.sampling.prompt_logprobs is None else self.prompt_logprobs,
+            None if self.spec.sampling.logprobs is None else self.logprobs,
+            None if self.spec.sampling.prompt_logprobs is None else self.prompt_logprobs,
             "" if self.stopped else done.message,
             self.stop_reason,
             self.prompt_text,
@@ -120,7 +117,7 @@ class AnswerJob:
 
     def completion(self, done: Finished) -> CompletionOutput:
         """Return the answer of the ended request."""
-        likely = None if self.sampling.logprobs is None else self.logprobs
+        likely = None if self.spec.sampling.logprobs is None else self.logprobs
         return CompletionOutput(
             self.choice,
             self.text,
@@ -148,15 +145,8 @@ class AnswerJob:
 class EmbeddingJob:
     """A request for a prompt's vector, which is in its last event."""
 
-    prompt: npt.NDArray[np.int32]
-    model: str
-    pooling: Pooling
+    spec: RequestSpec
     finished: Finished | None = None
-
-    def submission(self, request_id: RequestId) -> Submit:
-        """Return the command that starts the request."""
-        ids = self.prompt.astype("<i4").tobytes()
-        return Submit(request_id, ids, POOLED, model=self.model, pooling=self.pooling)
 
     def take(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs] = ()) -> bool:
         """Raise an error: no tokens were requested."""
@@ -176,7 +166,7 @@ class EmbeddingJob:
         if done is None:
             raise RuntimeError("the request is not finished")
         raise_if_failed(done)
-        return embedding_output(self.prompt, done)
+        return embedding_output(self.spec.token_ids, done)
 
 
 @dataclass(frozen=True)
@@ -215,12 +205,16 @@ class BeamSearchOutput:
 
 @dataclass(eq=False)
 class BeamJob:
-    """One prompt's beam search in progress: a step is a request for each beam."""
+    """One prompt's beam search in progress: a step is a request for each beam.
+
+    :param new_spec: makes a request of a prompt, its sampling and its model.
+    """
 
     prompt: npt.NDArray[np.int32]
     search: BeamSearch
     tokenizer: Tokenizer
     model: str
+    new_spec: Callable[[ImagePrompt, SamplingParams, str], RequestSpec]
     computed_tokens: int = 0
     _asked: list[AnswerJob] = field(default_factory=list)
 
@@ -235,10 +229,8 @@ class BeamJob:
         sampling = self.search.sampling()
         for beam in self.search.running:
             ids = np.concatenate([self.prompt, np.array(beam.token_ids, np.int32)])
-            image_prompt = ImagePrompt(ids, ())
-            self._asked.append(
-                AnswerJob(0, ids, sampling, self.tokenizer, 0, image_prompt, self.model)
-            )
+            spec = self.new_spec(ImagePrompt(ids, ()), sampling, self.model)
+            self._asked.append(AnswerJob(0, spec, ids, self.tokenizer))
         return self._asked
 
     def output(self) -> BeamSearchOutput:

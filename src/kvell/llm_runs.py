@@ -9,9 +9,13 @@ from tqdm.auto import tqdm
 
 from kvell.engine.failed_steps import FailedSteps
 from kvell.engine.protocol.logprobs import PromptLogprobs
-from kvell.engine.protocol.messages import Event, Finished, Tokens
+from kvell.engine.protocol.messages import Event, Finished, Submit, Tokens
+from kvell.engine.protocol.pooling import Pooling
+from kvell.engine.protocol.request_spec import RequestSpec, to_token_bytes
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import TryLater
 from kvell.llm_jobs import AnswerJob, Job, raise_if_failed
+from kvell.models.images.image_content import ImagePrompt
 from kvell.serving.readers import EventReader
 from kvell.vocabulary import RequestId
 
@@ -73,10 +77,25 @@ class JobRunner:
         raise_if_failed(job.finished)
         return job.output().finish_reason
 
+    def spec(
+        self, prompt: ImagePrompt, sampling: SamplingParams, model: str, pooling: Pooling = ""
+    ) -> RequestSpec:
+        """Return a request with an id that no other request has.
+
+        :param model: "" is the first.
+        """
+        return RequestSpec(
+            RequestId(f"r{next(self._numbers)}"),
+            to_token_bytes(prompt.token_ids),
+            sampling,
+            model=model,
+            images=prompt.images,
+            pooling=pooling,
+        )
+
     def _submit(self, reader: EventReader, job: Job) -> RequestId:
-        request_id = RequestId(f"r{next(self._numbers)}")
-        reader.send(job.submission(request_id))
-        return request_id
+        reader.send(Submit(job.spec))
+        return job.spec.request_id
 
     def _deliver(self, event: Event, jobs: Mapping[RequestId, Job], reader: EventReader) -> None:
         if isinstance(event, Tokens) and event.request_id in jobs:

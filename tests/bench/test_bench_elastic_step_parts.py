@@ -8,6 +8,7 @@ from bench.elastic.step_parts import Shares, StepParts, TimedChunks, shares_line
 from kvell.device.fake_chunks import FakeChunks
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Submit
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.setup.options import EngineOptions
 from kvell.errors import TryLater
 from kvell.vocabulary import MIB, RequestId
@@ -37,7 +38,7 @@ def run(engine: Engine) -> Shares:
     parts = StepParts(engine, Looked())
     for index, prompt in enumerate(prompts(3, seed=2)):
         ids = np.asarray(prompt, "<i4").tobytes()
-        assert engine.handle(Submit(RequestId(str(index)), ids, SAMPLING)) == []
+        assert engine.handle(Submit(RequestSpec(RequestId(str(index)), ids, SAMPLING))) == []
     tokens = 0
     while engine.has_work():
         tokens += len(list(tokens_of(parts.step())))

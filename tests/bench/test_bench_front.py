@@ -11,6 +11,7 @@ import pytest
 
 from bench.load.front import CREDITS, ReadingEngine, computed_seconds, main
 from kvell.engine.protocol.messages import Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.vocabulary import RequestId
 
@@ -36,7 +37,9 @@ def test_the_instance_gives_a_token_a_step_to_each_of_its_requests() -> None:
     engine = ReadingEngine()
     assert engine.ready().facts.credits == CREDITS
     for name in ("a", "b"):
-        engine.handle(Submit(RequestId(name), b"\5\0\0\0" * 3, SamplingParams(max_tokens=9)))
+        engine.handle(
+            Submit(RequestSpec(RequestId(name), b"\5\0\0\0" * 3, SamplingParams(max_tokens=9)))
+        )
     events = engine.step()
     assert [event.request_id for event in events if isinstance(event, Tokens)] == ["a", "b"]
 

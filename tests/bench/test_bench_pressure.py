@@ -1,6 +1,5 @@
 """Memory pressure: pools for a quarter of the batch, ratios, and decode steps."""
 
-import numpy as np
 import pytest
 
 from bench.engine.pressure.cases import HELD, WANTED, Case, ample_bytes, pressed_bytes
@@ -18,10 +17,11 @@ from bench.engine.pressure.virtual import CASES, is_decode, measured
 from bench.replay.shapes import read_shape
 from kvell.engine.protocol.messages import Finished, Tokens
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.requests.plan import StepPlan, TokenWork
+from kvell.engine.requests.plan import StepPlan
 from kvell.memory import plan_layout, requests_that_fit
 from kvell.models.config.description import describe
 from kvell.vocabulary import RequestId, StepNumber
+from tests.engine.works import work_of
 
 SHORT = Case("gpt-oss-20b", (600, 1_000), 32, 24)
 
@@ -85,7 +85,7 @@ def plan_of(*works: tuple[int, SamplingParams | None]) -> StepPlan:
     return StepPlan(
         StepNumber(1),
         work=tuple(
-            TokenWork(RequestId(str(i)), i, 0, count, np.zeros(count, np.int32), sampling, 0)
+            work_of(str(i), i, 0, count, sampling=sampling)
             for i, (count, sampling) in enumerate(works)
         ),
     )

@@ -8,6 +8,7 @@ import pytest
 from kvell.engine.core.core import EngineCore
 from kvell.engine.protocol.messages import Submit
 from kvell.engine.protocol.pooling import Pooling
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
 from kvell.memory import create_core
@@ -41,7 +42,7 @@ def make_submit(
 ) -> Submit:
     sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=ignore_eos)
     ids = np.asarray(prompt, "<i4").tobytes()
-    return Submit(RequestId(name), ids, sampling, salt, pooling=pooling)
+    return Submit(RequestSpec(RequestId(name), ids, sampling, cache_salt=salt, pooling=pooling))
 
 
 def make_engine_core(layout: Layout, limits: Limits | None = None) -> EngineCore:

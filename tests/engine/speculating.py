@@ -12,6 +12,7 @@ from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.statistics import Stats
 from kvell.engine.requests.plan import StepPlan, StepResult
@@ -86,7 +87,7 @@ class Served:
         for name, prompt in prompts.items():
             self.outputs[name] = []
             ids = np.asarray(prompt, "<i4").tobytes()
-            assert self.engine.handle(Submit(RequestId(name), ids, sampling)) == []
+            assert self.engine.handle(Submit(RequestSpec(RequestId(name), ids, sampling))) == []
         while self.engine.has_work():
             for event in self.engine.step():
                 if isinstance(event, Tokens):

@@ -21,6 +21,7 @@ from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.member import MemberStatus
 from kvell.front.front import Front
 from kvell.testing.instance import fake_token
+from tests.engine.works import spec_of
 from tests.front.scenarios import run, until
 
 FOREVER = SamplingParams(max_tokens=1 << 30)
@@ -33,7 +34,7 @@ async def finish_of(
     front: Front, sampling: SamplingParams, prompt: "np.ndarray[tuple[int], np.dtype[np.int32]]"
 ) -> tuple[list[int], Finished]:
     tokens: list[int] = []
-    async for output in front.generate(prompt, sampling):
+    async for output in front.generate(spec_of(prompt, sampling)):
         tokens += output.token_ids
         if output.finished is not None:
             return tokens, output.finished
@@ -79,7 +80,7 @@ def test_many_requests_at_once_get_their_own_tokens(instance_command: CommandFac
 def test_leaving_a_request_cancels_it_in_the_instance(instance_command: CommandFactory) -> None:
     async def scenario() -> None:
         async with Front(instance_command("--step-seconds", "0.001")) as front:
-            async with aclosing(front.generate(PROMPT, FOREVER)) as outputs:
+            async with aclosing(front.generate(spec_of(PROMPT, FOREVER))) as outputs:
                 assert (await anext(outputs)).token_ids
             stats = await stats_when(front, lambda stats: stats.running == 0)
             assert stats.finished == {"cancelled": 1}
@@ -91,7 +92,7 @@ def test_leaving_a_request_cancels_it_in_the_instance(instance_command: CommandF
 def test_stopping_on_purpose_ends_with_stop(instance_command: CommandFactory) -> None:
     async def scenario() -> None:
         async with Front(instance_command("--step-seconds", "0.001")) as front:
-            async for output in front.generate(PROMPT, FOREVER, request_id="mine"):
+            async for output in front.generate(spec_of(PROMPT, FOREVER, request_id="mine")):
                 front.stop("mine")
                 if output.finished is not None:
                     assert output.finished.reason == "stop"
@@ -295,10 +296,10 @@ def test_a_seed_is_drawn_where_none_was_given(instance_command: CommandFactory) 
         async with Front(instance_command()) as front:
 
             async def seed_of(sampling: SamplingParams) -> int | None:
-                async with aclosing(front.generate(PROMPT, sampling)) as outputs:
+                async with aclosing(front.generate(spec_of(PROMPT, sampling))) as outputs:
                     await anext(outputs)
                     running = front.entries().in_flight
-                    return running[-1].sampling.seed
+                    return running[-1].spec.sampling.seed
 
             endless = SamplingParams(max_tokens=4000)
             drawn = [await seed_of(endless) for _ in range(2)]
@@ -320,9 +321,9 @@ def test_seeds_of_a_front_with_a_seed_depend_on_the_order_of_requests(
             replace(endless, temperature=0),
             endless,
         ):
-            async with aclosing(front.generate(PROMPT, sampling)) as outputs:
+            async with aclosing(front.generate(spec_of(PROMPT, sampling))) as outputs:
                 await anext(outputs)
-                seeds.append(front.entries().in_flight[-1].sampling.seed)
+                seeds.append(front.entries().in_flight[-1].spec.sampling.seed)
         return seeds
 
     async def scenario() -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from kvell.engine.protocol.messages import Cancel, Finished, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.front.request_log import LogEntry
@@ -23,7 +24,7 @@ def dropped(reason: FinishReason) -> tuple[RequestQueue, LogEntry]:
     for number, name in enumerate((PREFILL, DECODE)):
         queue.line(name).open(facts(4, 100 + number))
     prompt = np.arange(9, dtype="<i4").tobytes()
-    request = LogEntry(NAME, prompt, SamplingParams(max_tokens=20), "", 0.0)
+    request = LogEntry(RequestSpec(NAME, prompt, SamplingParams(max_tokens=20)), 0.0)
     queue.add(request)
     queue.due(0.0)
     queue.tokens(Tokens(NAME, 0, 0, (7,)), 1.0)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kvell.engine.protocol.messages import Finished, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.front.request_log import LogEntry
@@ -31,7 +32,7 @@ def queue_with(request: LogEntry) -> RequestQueue:
 
 def entry() -> LogEntry:
     prompt = np.arange(9, dtype="<i4").tobytes()
-    return LogEntry(NAME, prompt, SamplingParams(max_tokens=len(ANSWER)), "", 0.0)
+    return LogEntry(RequestSpec(NAME, prompt, SamplingParams(max_tokens=len(ANSWER))), 0.0)
 
 
 def finished(request: LogEntry) -> Finished | None:

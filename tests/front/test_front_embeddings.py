@@ -10,6 +10,7 @@ import pytest
 
 from kvell.engine.protocol.messages import Finished, Heartbeat
 from kvell.engine.protocol.pooling import POOLED
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import InstanceDied, RequestFailed, TryLater
 from kvell.fleet.started.front_limits import FrontLimits
@@ -18,10 +19,10 @@ from kvell.front.request_log import EndedRequest, LogEntry
 from kvell.front.request_queue import RequestQueue
 from kvell.server.metrics.front_metrics import ServerMetrics
 from kvell.server.text.embeddings import all_embedded, embed
-from kvell.server.text.text_model import PreparedPrompt
 from kvell.server.text.text_stream import RequestRefused
 from kvell.testing.instance import CHUNK_TOKENS, CRASH_TOKEN, REFUSE_TOKEN, fake_vector
 from kvell.vocabulary import RequestId
+from tests.engine.works import spec_of
 from tests.front.scenarios import run, until
 from tests.front.test_front import QUICK, finish_of, only, stats_when
 from tests.reports import facts, load
@@ -30,13 +31,16 @@ CommandFactory = Callable[..., list[str]]
 FOREVER = SamplingParams(max_tokens=1 << 30)
 
 
-def prompt(number: int, tokens: int = 5) -> PreparedPrompt:
-    ids = np.asarray([number % 200 + 3] * tokens, np.int32)
-    return PreparedPrompt(ids, f"vector-{number}")
+def prompt(number: int, tokens: int = 5) -> RequestSpec:
+    return pooled([number % 200 + 3] * tokens, f"vector-{number}")
 
 
-def check(one: PreparedPrompt, finished: Finished) -> None:
-    assert finished.embedding == fake_vector(one.token_ids.astype("<i4").tobytes()).tobytes()
+def pooled(prompt: list[int], name: str) -> RequestSpec:
+    return spec_of(prompt, POOLED, name, pooling="last")
+
+
+def check(one: RequestSpec, finished: Finished) -> None:
+    assert finished.embedding == fake_vector(one.prompt).tobytes()
     assert (finished.reason, finished.output_tokens) == ("stop", 0)
 
 
@@ -79,7 +83,7 @@ def test_one_that_ends_every_instance_is_not_tried_for_ever(
 ) -> None:
     async def scenario() -> None:
         async with Front(instance_command(), limits=QUICK) as front:
-            crashing = PreparedPrompt(np.asarray([CRASH_TOKEN], np.int32), "crash")
+            crashing = pooled([CRASH_TOKEN], "crash")
             with pytest.raises((RequestFailed, InstanceDied)):
                 await embed(front, crashing)
 
@@ -106,7 +110,7 @@ def test_the_first_failure_cancels_the_others(instance_command: CommandFactory) 
     async def scenario() -> None:
         async with Front(instance_command("--step-seconds", "0.01")) as front:
             prompts = [prompt(number, 60 * CHUNK_TOKENS) for number in range(3)]
-            refused = PreparedPrompt(np.asarray([REFUSE_TOKEN], np.int32), "refused")
+            refused = pooled([REFUSE_TOKEN], "refused")
             with pytest.raises(RequestRefused, match="can never fit"):
                 await all_embedded(front, [*prompts, refused])
             assert front.waiting == 0
@@ -156,7 +160,7 @@ def test_it_goes_on_with_less_when_others_take_the_room(instance_command: Comman
 async def until_let_in(front: Front, sampling: SamplingParams, name: str) -> None:
     """Begin an answer as soon as there is room, and let it go on."""
     while True:
-        outputs = front.generate(np.asarray([9], np.int32), sampling, request_id=name)
+        outputs = front.generate(spec_of(np.asarray([9], np.int32), sampling, request_id=name))
         try:
             await anext(outputs)
         except TryLater:
@@ -214,13 +218,13 @@ def test_one_that_is_stopped_has_no_vector(instance_command: CommandFactory) -> 
 
 
 def entry(name: str) -> LogEntry:
-    return LogEntry(RequestId(name), b"\7\0\0\0" * 6, POOLED, "", 1.0, pooling="last")
+    return LogEntry(RequestSpec(RequestId(name), b"\7\0\0\0" * 6, POOLED, pooling="last"), 1.0)
 
 
 def test_its_submission_asks_for_the_vector_and_its_end_tells_no_bound_on_output() -> None:
     one = entry("a")
     submission = one.submission()
-    assert (submission.pooling, submission.output) == ("last", b"")
+    assert (submission.spec.pooling, submission.output) == ("last", b"")
     ended = one.to_record(Finished(one.request_id, 0, "stop", embedding=b"x"), 4.0)
     assert (ended.max_tokens, ended.output_tokens, ended.seconds) == (None, 0, 3.0)
 

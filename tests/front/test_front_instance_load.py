@@ -5,6 +5,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from kvell.cluster.routing.costs import pairs
 from kvell.engine.protocol.messages import Heartbeat, OtherFronts
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.front.instance_load import InstanceLoad
 from kvell.front.request_log import LogEntry
@@ -38,7 +39,7 @@ class LineMachine(RuleBasedStateMachine):
     def adds(self, tokens: int, hit: int) -> None:
         self.count += 1
         name = RequestId(f"r{self.count}")
-        entry = LogEntry(name, bytes(4 * tokens), SamplingParams(max_tokens=5), "", 0.0)
+        entry = LogEntry(RequestSpec(name, bytes(4 * tokens), SamplingParams(max_tokens=5)), 0.0)
         entry.hit_tokens = min(hit, tokens - 1)
         self.line.add(entry)
         self.computing[name] = entry
@@ -102,7 +103,7 @@ def test_where_only_prompts_are_computed_nothing_is_held() -> None:
     """Its requests decode elsewhere."""
     line = InstanceLoad("prefill-0")
     line.open(facts(8, 1))
-    line.add(LogEntry(RequestId("one"), bytes(40), SamplingParams(), "", 0.0))
+    line.add(LogEntry(RequestSpec(RequestId("one"), bytes(40), SamplingParams()), 0.0))
     assert line.held_tokens == 0
     line.role = "decode"
     assert line.held_tokens == 10

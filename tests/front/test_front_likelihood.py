@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.messages import Finished, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.front.mailbox import Mailbox, Output
@@ -34,7 +35,7 @@ OUTPUT = tuple(likely(position) for position in range(OUTPUT_TOKENS))
 
 def entry() -> LogEntry:
     sampling = SamplingParams(logprobs=1, prompt_logprobs=1)
-    return LogEntry(NAME, b"\1\0\0\0" * PROMPT_TOKENS, sampling, "", 0.0)
+    return LogEntry(RequestSpec(NAME, b"\1\0\0\0" * PROMPT_TOKENS, sampling), 0.0)
 
 
 def scores(attempt: int, first: int, end: int) -> PromptLogprobs:

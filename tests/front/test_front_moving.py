@@ -15,6 +15,7 @@ from kvell.engine.protocol.messages import (
     Tokens,
 )
 from kvell.engine.protocol.placements import RequestPlacementEntry
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.fleet.instance.death import InstanceDeath
@@ -46,7 +47,7 @@ LENDS = facts(
 
 def entry(name: str = "a") -> LogEntry:
     prompt = np.arange(9, dtype="<i4").tobytes()
-    return LogEntry(RequestId(name), prompt, SamplingParams(max_tokens=20), "", 0.0)
+    return LogEntry(RequestSpec(RequestId(name), prompt, SamplingParams(max_tokens=20)), 0.0)
 
 
 def submitted(queue: RequestQueue, request: LogEntry) -> tuple[str, str]:
@@ -178,7 +179,7 @@ def test_a_request_whose_session_was_elsewhere_pulls_from_there() -> None:
     for number in range(3):
         prompt = np.arange(90, dtype="<i4").tobytes()
         name = RequestId(f"r{number}")
-        queue.add(LogEntry(name, prompt, SamplingParams(), "", 0.0, session="s"))
+        queue.add(LogEntry(RequestSpec(name, prompt, SamplingParams(), session="s"), 0.0))
         ((instance, command),) = queue.due(0.0)
         asked.append((instance, command.pulls_from))
         queue.on_finished(Finished(name, 0, "length"), 1.0)

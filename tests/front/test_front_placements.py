@@ -1,13 +1,12 @@
 """A front's requests that are longer than the memory of one instance."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 from msgspec import structs
 
 from kvell.engine.protocol.messages import Finished, Heartbeat, Submit
 from kvell.engine.protocol.placements import RequestPlacementEntry
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import ChangeSomething
@@ -17,6 +16,7 @@ from kvell.front.instance_load import InstanceLoad
 from kvell.front.request_log import LogEntry
 from kvell.front.request_queue import RequestQueue
 from kvell.vocabulary import RequestId
+from tests.engine.works import with_spec
 from tests.reports import facts, load
 
 SECTION = 8
@@ -43,7 +43,9 @@ def opened(*names: str, limits: InstanceFacts = LENDS, credits: int = 4) -> Requ
 
 def entry(tokens: int, max_tokens: int | None = 4, name: str = "long") -> LogEntry:
     prompt = np.arange(tokens, dtype="<i4").tobytes()
-    return LogEntry(RequestId(name), prompt, SamplingParams(max_tokens=max_tokens), "", 0.0)
+    return LogEntry(
+        RequestSpec(RequestId(name), prompt, SamplingParams(max_tokens=max_tokens)), 0.0
+    )
 
 
 def submitted(queue: RequestQueue, request: LogEntry) -> tuple[str, Submit]:
@@ -151,9 +153,9 @@ def test_those_that_are_longer_wait_in_turn_by_tenant() -> None:
     for name in NAMES:
         queue.on_event(name, beat(10), 0.0)
     for n in range(3):
-        queue.add(replace(entry(90, name=f"a{n}"), tenant="a"))
+        queue.add(with_spec(entry(90, name=f"a{n}"), tenant="a"))
     queue.due(0.0)
-    queue.add(replace(entry(90, name="b"), tenant="b"))
+    queue.add(with_spec(entry(90, name="b"), tenant="b"))
     queue.due(0.0)
     order = []
     for step in range(1, 5):
@@ -169,7 +171,7 @@ def test_one_that_found_memory_at_once_is_charged_among_its_kind() -> None:
     queue = opened(*NAMES)
     order = []
     for tenant, name in (("a", "a0"), ("a", "a1"), ("a", "a2"), ("b", "b")):
-        queue.add(replace(entry(90, name=name), tenant=tenant))
+        queue.add(with_spec(entry(90, name=name), tenant=tenant))
         order += [(at, command) for at, command in queue.due(0.0)]
     assert [str(command.request_id) for _, command in order] == ["a0"]
     for step in range(1, 4):
@@ -186,7 +188,7 @@ def test_longer_requests_of_a_tenant_leave_credits_to_others(
     for name in NAMES:
         queue.on_event(name, beat(10), 0.0)
     for name in ("a0", "b"):
-        queue.add(replace(entry(90, name=name), tenant=name[0]))
+        queue.add(with_spec(entry(90, name=name), tenant=name[0]))
     assert queue.due(0.0) == []
     monkeypatch.setattr(InstanceLoad, "has_room_for", lambda _line, tenant: tenant != "a")
     for name in NAMES:
@@ -203,7 +205,7 @@ def test_what_a_request_held_is_free_again_when_it_ends() -> None:
         if name != at:
             queue.on_event(name, beat(ALONE - blocks * SECTION), 1.0)
     second = entry(90, 4, "second")
-    second.prompt = second.prompt[::-1]
+    second.spec = structs.replace(second.spec, prompt=second.spec.prompt[::-1])
     queue.add(second)
     assert queue.due(1.0) == []
     queue.on_event(at, Finished(RequestId("long"), 0, "length"), 2.0)
@@ -239,9 +241,9 @@ def test_what_lies_elsewhere_for_the_same_text_takes_no_room() -> None:
     for one in away:
         queue.on_event(one.inst_id, beat(8), 0.0)
     another = entry(70, 10, "another")
-    another.prompt = another.prompt[::-1]
+    another.spec = structs.replace(another.spec, prompt=another.spec.prompt[::-1])
     salted = entry(70, 10, "salted")
-    salted.cache_salt = "its own"
+    salted.spec = structs.replace(salted.spec, cache_salt="its own")
     lines = list(queue.lines.values())
     for refused in (another, salted):
         assert queue.placements.homes(refused, lines) == []
@@ -318,12 +320,12 @@ def test_after_a_death_it_is_placed_anew() -> None:
 def test_it_neither_moves_nor_asks_for_its_history() -> None:
     queue = opened(*NAMES)
     request = entry(50, 4)
-    request.session = "s"
+    request.spec = structs.replace(request.spec, session="s")
     _, command = submitted(queue, request)
     assert (command.goes_to, command.pulls_from) == ("", "")
     queue.on_finished(Finished(request.request_id, 0, "length"), 1.0)
     later = entry(60, 4, "later")
-    later.session = "s"
+    later.spec = structs.replace(later.spec, session="s")
     _, command = submitted(queue, later)
     assert command.placement and command.pulls_from == ""
 

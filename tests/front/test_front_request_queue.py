@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from kvell.engine.protocol.messages import Cancel, Finished, Heartbeat, Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import Bound, ChangeSomething, TryLater
 from kvell.fleet.instance.death import InstanceDeath, death_of
@@ -42,7 +43,7 @@ class Recorder:
 
 
 def entry(name: str, arrived: float = 0.0) -> LogEntry:
-    return LogEntry(RequestId(name), b"\1\0\0\0", SamplingParams(), "", arrived)
+    return LogEntry(RequestSpec(RequestId(name), b"\1\0\0\0", SamplingParams()), arrived)
 
 
 def taken(each: LogEntry) -> Output:

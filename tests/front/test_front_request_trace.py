@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from kvell.engine.protocol.messages import Finished, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething, TryLater
 from kvell.fleet.instance.death import InstanceDeath
@@ -32,7 +33,9 @@ class Follower:
 
 def followed(name: str = "a") -> tuple[LogEntry, Follower]:
     follower = Follower()
-    entry = LogEntry(RequestId(name), b"\1\0\0\0", SamplingParams(), "", 10.0, trace=follower)
+    entry = LogEntry(
+        RequestSpec(RequestId(name), b"\1\0\0\0", SamplingParams()), 10.0, trace=follower
+    )
     return entry, follower
 
 

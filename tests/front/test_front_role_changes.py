@@ -5,6 +5,7 @@ import numpy as np
 from kvell.cluster.steering.roles import RoleChanger, RoleRules
 from kvell.engine.protocol.messages import Finished, Heartbeat, Migrate, Submit, Tokens
 from kvell.engine.protocol.notices import WatchIndex
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.front.request_log import LogEntry
 from kvell.front.request_queue import RequestQueue
@@ -31,7 +32,9 @@ class Front:
         self.count += 1
         prompt = np.arange(tokens, dtype="<i4").tobytes()
         sampling = SamplingParams(max_tokens=answer)
-        self.queue.add(LogEntry(RequestId(f"r{self.count}"), prompt, sampling, "", self.now))
+        self.queue.add(
+            LogEntry(RequestSpec(RequestId(f"r{self.count}"), prompt, sampling), self.now)
+        )
         (submission,) = self.queue.due(self.now)
         return submission
 

@@ -19,6 +19,7 @@ from kvell.engine.protocol.notices import (
     IndexNotice,
     WatchIndex,
 )
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.block_hashes import BlockHashes
 from kvell.engine.requests.cache_roots import long_root
@@ -62,7 +63,11 @@ class Front:
         prompt = np.asarray(tokens, "<i4").tobytes()
         self.count += 1
         sampling = SamplingParams(max_tokens=1)
-        self.queue.add(LogEntry(RequestId(f"r{self.count}"), prompt, sampling, salt, 0.0))
+        self.queue.add(
+            LogEntry(
+                RequestSpec(RequestId(f"r{self.count}"), prompt, sampling, cache_salt=salt), 0.0
+            )
+        )
         (submission,) = self.queue.due(0.0)
         return submission
 
@@ -152,7 +157,7 @@ def test_an_attempt_behind_emitted_tokens_is_looked_up_with_them() -> None:
     front = Front("mixed-0", "mixed-1")
     front.notice("mixed-1", 0, stored(TEXT))
     prompt = np.asarray(TEXT[:12], "<i4").tobytes()
-    entry = LogEntry(RequestId("again"), prompt, SamplingParams(), "", 0.0, attempt=1)
+    entry = LogEntry(RequestSpec(RequestId("again"), prompt, SamplingParams()), 0.0, attempt=1)
     entry.output.extend(TEXT[12:18])
     front.queue.add(entry)
     front.queue.due(0.0)
@@ -164,7 +169,9 @@ def test_the_router_is_told_how_long_somebody_waits_for_a_first_token() -> None:
     for number, due in enumerate((None, 7.0)):
         prompt = np.asarray(range(4), "<i4").tobytes()
         sampling = SamplingParams(max_tokens=4)
-        entry = LogEntry(RequestId(f"d{number}"), prompt, sampling, "", 0.0, due_seconds=due)
+        entry = LogEntry(
+            RequestSpec(RequestId(f"d{number}"), prompt, sampling), 0.0, due_seconds=due
+        )
         front.queue.add(entry)
         assert len(front.queue.due(2.0)) == 1
         if due is not None:

@@ -19,6 +19,7 @@ from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.member import MemberStatus
 from kvell.front.front import Front
 from kvell.testing.instance import CRASH_TOKEN, fake_token
+from tests.engine.works import spec_of
 from tests.front.scenarios import damage_next_bytes, is_gone, line_of, run, until
 
 CommandFactory = Callable[..., list[str]]
@@ -33,7 +34,7 @@ LONG = SamplingParams(max_tokens=400)
 async def answer(front: Front, prompt: Ids, sampling: SamplingParams = LONG) -> Finished:
     """Serve a prompt, and check every token that came."""
     tokens: list[int] = []
-    async for output in front.generate(prompt, sampling):
+    async for output in front.generate(spec_of(prompt, sampling)):
         tokens += output.token_ids
         if output.finished is not None:
             end = output.finished
@@ -237,7 +238,9 @@ def test_sessions_stay_with_their_instance(instance_command: CommandFactory) -> 
 
             async def turn(session: str) -> str:
                 prompt = np.array([70, 80 + len(session)], np.int32)
-                async with aclosing(front.generate(prompt, LONG, session=session)) as outputs:
+                async with aclosing(
+                    front.generate(spec_of(prompt, LONG, session=session))
+                ) as outputs:
                     await anext(outputs)
                     [home] = [name for name, count in in_flight(front).items() if count]
                 await until(lambda: not any(in_flight(front).values()))

@@ -10,6 +10,7 @@ import torch
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.beam_search import BeamSearch, BeamSearchParams
 from kvell.errors import ChangeSomething
@@ -119,7 +120,7 @@ def step(engine: Engine, prompt: bytes, search: BeamSearch) -> tuple[BeamSearch,
     for index, beam in enumerate(search.running):
         name = RequestId(f"{len(beam.token_ids)}-{index}")
         text = prompt + np.array(beam.token_ids, "<i4").tobytes()
-        assert engine.handle(Submit(name, text, search.sampling())) == []
+        assert engine.handle(Submit(RequestSpec(name, text, search.sampling()))) == []
     while engine.has_work():
         for event in engine.step():
             if isinstance(event, Tokens):

@@ -5,6 +5,7 @@ import pytest
 
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.memory import GroupKind
 from kvell.vocabulary import RequestId
@@ -25,7 +26,10 @@ def answers(
 ) -> tuple[dict[int, list[int]], list[int], int]:
     """Tokens of each choice, their cached tokens, and the most full-attention pages in use."""
     for index, sampling in choices.items():
-        assert engine.handle(Submit(RequestId(str(index)), PROMPT.tobytes(), sampling)) == []
+        assert (
+            engine.handle(Submit(RequestSpec(RequestId(str(index)), PROMPT.tobytes(), sampling)))
+            == []
+        )
     tokens: dict[int, list[int]] = {index: [] for index in choices}
     cached, most = [], 0
     groups = engine.core.memory.layout.groups

@@ -10,6 +10,7 @@ from jsonschema import validate
 
 from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.llm import LLM
@@ -71,7 +72,9 @@ def answered(llm: LLM, name: str, sampling: SamplingParams, output: list[int]) -
     instance = LocalInstance(llm.engine)
     prompt, made = (np.array(ids, "<i4").tobytes() for ids in (PROMPT, output))
     attempt = int(bool(output))
-    instance.send(Submit(RequestId(name), prompt, sampling, attempt=attempt, output=made))
+    instance.send(
+        Submit(RequestSpec(RequestId(name), prompt, sampling), attempt=attempt, output=made)
+    )
     tokens: list[int] = []
     logprobs: list[TokenLogprobs] = []
     scores: list[TokenLogprobs] = []

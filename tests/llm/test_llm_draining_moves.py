@@ -13,6 +13,7 @@ from kvell.fleet.instance.command import instance_command
 from kvell.fleet.started.pool_settings import PoolSettings
 from kvell.front.front import Front
 from kvell.front.request_log import LogEntry
+from tests.engine.works import spec_of
 from tests.front.scenarios import run, until
 
 SETTINGS = EngineSettings("smollm2", kv_memory_bytes=64 << 20, dtype="float32")
@@ -24,7 +25,7 @@ PROMPT = np.random.default_rng(5).integers(100, 40_000, 300).astype(np.int32)
 async def answer(front: Front, salt: str, max_tokens: int = 24) -> tuple[list[int], Finished]:
     tokens: list[int] = []
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
-    async for output in front.generate(PROMPT, sampling, cache_salt=salt):
+    async for output in front.generate(spec_of(PROMPT, sampling, cache_salt=salt)):
         tokens += output.token_ids
         if output.finished is not None:
             return tokens, output.finished

@@ -16,6 +16,7 @@ from kvell.front.front import Front
 from kvell.llm import LLM
 from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import MIB
+from tests.engine.works import spec_of
 from tests.llm.broken_models import write_model
 from tests.llm.guilty_instance import GUILTY, raising
 
@@ -33,7 +34,7 @@ async def answer(
 ) -> tuple[list[int], Finished]:
     """A prompt's tokens and end; ``began`` is set at the first token."""
     tokens: list[int] = []
-    async for output in front.generate(np.asarray(prompt, np.int32), PARAMS):
+    async for output in front.generate(spec_of(np.asarray(prompt, np.int32), PARAMS)):
         tokens += output.token_ids
         if began is not None and tokens:
             began.set()

@@ -14,6 +14,7 @@ from kvell.engine.core.core import EngineCore
 from kvell.engine.core.journal import Journal, replay
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import StepPlan
 from kvell.memory import create_core
@@ -56,7 +57,7 @@ def answers(engine: Engine) -> tuple[dict[str, list[int]], dict[str, Finished]]:
     ends: dict[str, Finished] = {}
     for index, (name, prompt) in enumerate(prompts_with_shared_halves(8).items()):
         ids = np.asarray(prompt, "<i4").tobytes()
-        instance.send(Submit(RequestId(name), ids, params_of(index)))
+        instance.send(Submit(RequestSpec(RequestId(name), ids, params_of(index))))
         outputs[name] = []
     while instance.has_work():
         for event in instance.poll():

@@ -20,6 +20,7 @@ from kvell.fleet.placing.cluster_site import ClusterSite
 from kvell.fleet.placing.launcher import PROGRAM
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.front.front import Front
+from tests.engine.works import spec_of
 from tests.fleet.placing.host_placement import HostPlacement
 from tests.fleet.placing.placed_front import placed_front
 from tests.front.scenarios import run, until
@@ -45,7 +46,9 @@ async def apart() -> AsyncIterator[Front]:
 async def tokens_of(front: Front, row: dict[str, Any]) -> list[int]:
     prompt = np.array(row["prompt_token_ids"], np.int32)
     found: list[int] = []
-    async for output in front.generate(prompt, SamplingParams(max_tokens=64, temperature=0.0)):
+    async for output in front.generate(
+        spec_of(prompt, SamplingParams(max_tokens=64, temperature=0.0))
+    ):
         found += output.token_ids
     return found
 

@@ -17,6 +17,7 @@ from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.memory import plan_layout
 from kvell.models.config.description import describe
@@ -87,7 +88,7 @@ def serve(engine: Engine, recorder: Recorder, prompts: dict[str, list[int]], alo
         for name in batch:
             params = SamplingParams(temperature=0, max_tokens=OUTPUT_TOKENS, ignore_eos=True)
             ids = np.asarray(prompts[name], "<i4").tobytes()
-            assert engine.handle(Submit(RequestId(name), ids, params)) == []
+            assert engine.handle(Submit(RequestSpec(RequestId(name), ids, params))) == []
         while engine.has_work():
             events = engine.step()
             drawn = [event for event in events if isinstance(event, Tokens)]

@@ -15,6 +15,7 @@ from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.core.journal import Journal
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Cancel, Finished, Submit
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.runner import Runner
@@ -115,7 +116,7 @@ def smollm2(smollm2_path: Path) -> Served:
     params = [SamplingParams(temperature=0.7, max_tokens=n, seed=n) for n in lengths]
     outputs = llm.generate(prompts, params)
     ids = np.asarray(prompts[0], "<i4").tobytes()
-    llm.engine.handle(Submit(RequestId("cut"), ids, params[-1]))
+    llm.engine.handle(Submit(RequestSpec(RequestId("cut"), ids, params[-1])))
     llm.engine.step()
     llm.engine.handle(Cancel(RequestId("cut")))
     config = read_config(smollm2_path)
@@ -149,7 +150,7 @@ def gemma3() -> Served:
         for index, prompt in enumerate(prompts[start : start + 12], start):
             params = SamplingParams(temperature=0, max_tokens=20 + index % 17, ignore_eos=True)
             ids = np.asarray(prompt, "<i4").tobytes()
-            assert engine.handle(Submit(RequestId(f"q{index}"), ids, params)) == []
+            assert engine.handle(Submit(RequestSpec(RequestId(f"q{index}"), ids, params))) == []
         engine.step()
         engine.handle(Cancel(RequestId(f"q{start + 1}")))
         while engine.has_work():

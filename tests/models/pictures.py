@@ -14,6 +14,7 @@ import transformers
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.protocol.messages import Submit
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.memory import Embeddings, GroupKind, Manager
 from kvell.models.images.image_content import ImagePrompt
@@ -375,7 +376,7 @@ class ServedPictures(Served):
         self.answers[name] = Answer(prompt.token_ids)
         params = SamplingParams(temperature=0, max_tokens=outputs, ignore_eos=True)
         ids = told.token_ids.astype("<i4").tobytes()
-        command = Submit(RequestId(name), ids, params, images=told.images)
+        command = Submit(RequestSpec(RequestId(name), ids, params, images=told.images))
         assert self.engine.handle(command) == []
         return told
 

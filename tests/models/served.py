@@ -14,6 +14,7 @@ from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Cancel, Finished, Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.memory import GroupKind, Layout, Manager, audit, plan_layout
 from kvell.models.config.description import describe
@@ -120,7 +121,7 @@ class Served(Audited):
     def submit(self, name: str, prompt: Sequence[int], outputs: int = 8) -> None:
         self.answers[name] = Answer(list(prompt))
         params = SamplingParams(temperature=0, max_tokens=outputs, ignore_eos=True)
-        command = Submit(RequestId(name), np.asarray(prompt, "<i4").tobytes(), params)
+        command = Submit(RequestSpec(RequestId(name), np.asarray(prompt, "<i4").tobytes(), params))
         assert self.engine.handle(command) == []
 
     def ask(self, name: str, prompt: Sequence[int], outputs: int = 8) -> Answer:

@@ -10,6 +10,7 @@ import torch
 from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.runner import Runner
@@ -75,7 +76,9 @@ class Together(Audited):
         self.answers[name], self.models[name] = Answer(list(prompt)), model or "m0"
         params = SamplingParams(temperature=0, max_tokens=outputs, ignore_eos=True)
         ids = np.asarray(prompt, "<i4").tobytes()
-        assert self.engine.handle(Submit(RequestId(name), ids, params, model=model)) == []
+        assert (
+            self.engine.handle(Submit(RequestSpec(RequestId(name), ids, params, model=model))) == []
+        )
 
     def ask(self, name: str, model: str, prompt: Sequence[int], outputs: int = 8) -> Answer:
         """One request, served alone."""
@@ -100,7 +103,7 @@ class Together(Audited):
 
     def mixed_steps(self) -> int:
         """Steps that computed tokens of more than one model."""
-        return sum(len({work.model for work in p.work}) > 1 for p in self.watched.plans)
+        return sum(len({work.spec.model for work in p.work}) > 1 for p in self.watched.plans)
 
     def _note(self, events: Sequence[object]) -> None:
         rows = {name: iter(one.logits) for name, one in self.recorders.items()}

@@ -35,16 +35,19 @@ class ScriptedEngine(FakeEngine):
 
     def handle(self, command: Command) -> list[Event]:
         if isinstance(command, Submit):
-            prompt = bytes(command.prompt[::4]).decode(errors="replace")
+            prompt = bytes(command.spec.prompt[::4]).decode(errors="replace")
             said = _SAID.match(prompt)
             script = (said[1] if said else "nothing").replace("~", "\n").encode()
             self._scripts[command.request_id] = script
             self._submits[command.request_id] = command
-            most = min(command.sampling.max_tokens or 1, len(script.partition(b"BREAK")[0]) + 1)
-            ids = np.frombuffer(command.prompt, "<i4")
+            most = min(
+                command.spec.sampling.max_tokens or 1, len(script.partition(b"BREAK")[0]) + 1
+            )
+            ids = np.frombuffer(command.spec.prompt, "<i4")
             harmless = np.where(ids == CRASH_TOKEN, EOS_TOKEN, ids).tobytes()
-            sampling = replace(command.sampling, max_tokens=most)
-            command = replace(command, prompt=harmless, sampling=sampling)
+            sampling = replace(command.spec.sampling, max_tokens=most)
+            spec = msgspec.structs.replace(command.spec, prompt=harmless, sampling=sampling)
+            command = replace(command, spec=spec)
             if sampling.prompt_logprobs is not None:
                 told = tuple(TokenLogprobs(-1.0, 1, ((int(one), -1.0),)) for one in ids[1:])
                 scores = PromptLogprobs(command.request_id, command.attempt, 1, told)
@@ -59,7 +62,7 @@ class ScriptedEngine(FakeEngine):
             index = event.first_index
             token = [*self._scripts[event.request_id], EOS_TOKEN][index]
             told: tuple[TokenLogprobs, ...] = ()
-            if self._submits[event.request_id].sampling.logprobs is not None:
+            if self._submits[event.request_id].spec.sampling.logprobs is not None:
                 told = (TokenLogprobs(-1 / (index + 1), 1, ((token, -1 / (index + 1)),)),)
             return msgspec.structs.replace(event, token_ids=(token,), logprobs=told)
         if isinstance(event, Finished) and event.reason == "length":

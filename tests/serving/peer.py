@@ -10,6 +10,7 @@ import numpy as np
 
 from kvell.engine.protocol.codec import decode_event, encode_frame
 from kvell.engine.protocol.messages import Command, Event, Heartbeat, Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.serving.lone import serve_instance
 from kvell.testing.instance import FakeEngine
@@ -22,7 +23,7 @@ FOREVER = 1 << 30
 
 def submit(name: str, max_tokens: int = 3) -> Submit:
     prompt = np.frombuffer(name.encode(), np.uint8).astype("<i4").tobytes()
-    return Submit(RequestId(name), prompt, SamplingParams(max_tokens=max_tokens))
+    return Submit(RequestSpec(RequestId(name), prompt, SamplingParams(max_tokens=max_tokens)))
 
 
 def tokens_of(events: list[Event], name: str) -> list[int]:

@@ -15,6 +15,7 @@ from kvell.engine.protocol.messages import (
     Submit,
     Tokens,
 )
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.serving.gate import CommandGate, front_of
 from kvell.serving.lone import lone_owner
@@ -68,7 +69,9 @@ class LateEngine(FakeEngine):
 
 def submit(front: str, number: int, attempt: int = 0, tokens: int = 5) -> Submit:
     name = RequestId(f"{front}:{number}")
-    return Submit(name, bytes(4 * tokens), SamplingParams(max_tokens=9), attempt=attempt)
+    return Submit(
+        RequestSpec(name, bytes(4 * tokens), SamplingParams(max_tokens=9)), attempt=attempt
+    )
 
 
 class Shares(RuleBasedStateMachine):
@@ -194,7 +197,7 @@ def test_a_single_front_may_have_any_ids() -> None:
     gate = CommandGate(FakeEngine(), lone_owner)
     assert isinstance(gate.ready, Ready)
     assert gate.accept(KeepAlive()) == []
-    gate.accept(Submit(RequestId("x:y"), bytes(4), SamplingParams(max_tokens=1)))
+    gate.accept(Submit(RequestSpec(RequestId("x:y"), bytes(4), SamplingParams(max_tokens=1))))
     *_, finished = gate.advance()
     assert isinstance(finished, Finished)
     gate.accept(Drain())

@@ -90,7 +90,7 @@ def test_heartbeats_come_during_a_step_and_repeat_the_last_pulse(engine: Blockin
         assert peer.beats[-3:] == [peer.beats[of_the_loop - 1]] * 3
         engine.released.set()
         events = peer.read_until(Finished)
-        assert tokens_of(events, "abc") == [fake_token(request.prompt, i) for i in range(3)]
+        assert tokens_of(events, "abc") == [fake_token(request.spec.prompt, i) for i in range(3)]
         while peer.beats[-1].load.step < 3:
             assert isinstance(peer.read_any(), Heartbeat)
         assert peer.beats[-1].load.free_bytes == POOL_BYTES

@@ -45,7 +45,7 @@ def test_ready_comes_first_and_a_request_is_served_in_order() -> None:
         request = submit("hello")
         peer.send(request)
         events = peer.read_until(Finished)
-        assert tokens_of(events, "hello") == [fake_token(request.prompt, i) for i in range(3)]
+        assert tokens_of(events, "hello") == [fake_token(request.spec.prompt, i) for i in range(3)]
         last = events[-1]
         assert isinstance(last, Finished)
         assert (last.reason, last.output_tokens) == ("length", 3)
@@ -194,7 +194,7 @@ def test_the_local_instance_speaks_the_same_protocol() -> None:
     while local.has_work():
         events += local.poll()
     assert isinstance(events[0], Ready)
-    assert tokens_of(events, "here") == [fake_token(request.prompt, i) for i in range(2)]
+    assert tokens_of(events, "here") == [fake_token(request.spec.prompt, i) for i in range(2)]
     assert isinstance(events[-1], Finished)
     local.send(Drain())
     assert local.poll() == [Drained()]

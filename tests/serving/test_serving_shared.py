@@ -23,6 +23,7 @@ from kvell.engine.protocol.messages import (
     Tokens,
 )
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.statistics import Stats
 from kvell.serving.door import FrontListener
@@ -41,7 +42,7 @@ QUICK_SECONDS = 0.005
 
 
 def submit(name: str, max_tokens: int = 3) -> Submit:
-    return Submit(RequestId(name), b"\7\0\0\0", SamplingParams(max_tokens=max_tokens))
+    return Submit(RequestSpec(RequestId(name), b"\7\0\0\0", SamplingParams(max_tokens=max_tokens)))
 
 
 class NoticingEngine(FakeEngine):
@@ -127,7 +128,7 @@ def test_each_front_hears_of_its_own_requests() -> None:
         told_b = b.read_until(Stats)
         told_b += b.read_until(Finished)
         told_a = a.read_until(Finished)
-        prompt = submit("x").prompt
+        prompt = submit("x").spec.prompt
         assert tokens_of(told_a, "a:1") == [fake_token(prompt, i) for i in range(20)]
         assert tokens_of(told_b, "b:1") == [fake_token(prompt, i) for i in range(30)]
         assert {e.request_id for e in told_a if isinstance(e, Tokens)} == {"a:1"}

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import kvell
 from kvell.engine.protocol.messages import Submit
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.vocabulary import RequestId
 from kvell.wire.decoding import MalformedError, decode, decode_json, decode_toml
@@ -99,7 +100,7 @@ def test_nor_for_any_bytes(known: dict[str, Any], data: st.DataObject, noise: by
 @some()
 @given(at=st.integers(0, 200), bits=st.integers(1, 255))
 def test_nor_for_a_message_with_flipped_bits(at: int, bits: int) -> None:
-    asked = Submit(RequestId("a request"), b"\x01\x00\x00\x00", SamplingParams())
+    asked = Submit(RequestSpec(RequestId("a request"), b"\x01\x00\x00\x00", SamplingParams()))
     sound = bytearray(msgspec.msgpack.encode(asked))
     sound[at % len(sound)] ^= bits
     attempt(msgspec.msgpack.Decoder(Submit), bytes(sound))

@@ -16,6 +16,7 @@ from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import build_engine
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Event, Finished, Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.runner import Runner
@@ -139,7 +140,7 @@ class Contender:
             count = case.output_tokens
             params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
             name = RequestId(f"{self._runs}/{index}")
-            refused = self._engine.handle(Submit(name, prompt, params))
+            refused = self._engine.handle(Submit(RequestSpec(name, prompt, params)))
             if refused:
                 raise RuntimeError(f"{case.shape}: a request is refused: {refused}")
 

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from kvell.clock import Clock
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import NewPages, StepPlan, TokenWork
 from kvell.engine.running.copies.page_mover import PageMover
@@ -124,7 +125,8 @@ class CopyRig:
     def _work(self, number: int, start: int, count: int, draw: np.random.Generator) -> TokenWork:
         ids = draw.integers(0, self._vocab, count).astype(np.int32)
         greedy = SamplingParams(temperature=0)
-        return TokenWork(RequestId(str(number)), number, start, count, ids, greedy, 0)
+        spec = RequestSpec(RequestId(str(number)), b"", greedy)
+        return TokenWork(spec, number, start, count, ids, samples=True, output_index=0)
 
 
 def _rows(first: NewPages, second: NewPages) -> NewPages:

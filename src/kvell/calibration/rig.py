@@ -22,6 +22,7 @@ from kvell.clock import Clock
 from kvell.cost.work import Chunk
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Cancel, Event, Finished, Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec, to_token_bytes
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.runner import Runner
@@ -159,14 +160,15 @@ class Rig:
         return plan is not None and all(each.count == 1 for each in plan.work)
 
     def _prompt(self, tokens: int) -> Any:
-        return self._draw.integers(0, self._vocab, tokens).astype("<i4")
+        return self._draw.integers(0, self._vocab, tokens)
 
     def _submit(self, prompt: Any, max_tokens: int) -> RequestId:
         request = RequestId(f"calibrate-{self._next_id}")
         self._next_id += 1
         limit = max(1, self._engine.core.limits.max_model_len - len(prompt))
         sampling = SamplingParams(temperature=0, max_tokens=min(max_tokens, limit), ignore_eos=True)
-        for event in self._engine.handle(Submit(request, prompt.tobytes(), sampling)):
+        spec = RequestSpec(request, to_token_bytes(prompt), sampling)
+        for event in self._engine.handle(Submit(spec)):
             if isinstance(event, Finished):
                 raise RuntimeError(f"the engine refused a request: {event.message}")
         return request

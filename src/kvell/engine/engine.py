@@ -12,8 +12,6 @@ from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
 
-import numpy as np
-
 from kvell.clock import Clock, MonotonicClock
 from kvell.device.chunks import ChunkDevice
 from kvell.elastic.arena import ActivationArena, ActivationNeed, RememberedNeed
@@ -179,7 +177,7 @@ class Engine:
         if isinstance(command, Drain):  # the gate in front of the engine refuses requests
             return self._drains()
         core_command: CoreCommand = command
-        if isinstance(command, Submit) and command.tensors:
+        if isinstance(command, Submit) and command.spec.tensors:
             try:
                 core_command = self._sent_images.take(command)
             except ChangeSomething as problem:
@@ -223,8 +221,8 @@ class Engine:
 
     def _knows_images(self, command: Submit) -> bool:
         """Return whether the image store has the content of all images of the prompt."""
-        prompt = np.frombuffer(command.prompt, "<i4")
-        ends = [start + tokens - 1 for start, tokens, _ in command.images]
+        prompt = command.spec.token_ids
+        ends = [start + tokens - 1 for start, tokens, _ in command.spec.images]
         contents = [int(prompt[end]) for end in ends if end in range(len(prompt))]
         return not contents or (self.images is not None and self.images.knows(contents))
 

@@ -1,13 +1,11 @@
 """The front: gives each request its own output, whatever happens to the instances."""
 
 import asyncio
-import uuid
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Literal, Self, Unpack
+from typing import Literal, Self
 
-import numpy as np
-from numpy.typing import NDArray
+from msgspec import structs
 
 from kvell.clock import Clock, MonotonicClock
 from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
@@ -16,7 +14,8 @@ from kvell.cluster.steering.roles import RoleChanger
 from kvell.engine.protocol.messages import Event, Finished, Heartbeat, Submit
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import LargePage, Pages
-from kvell.engine.protocol.sampling_params import SamplingParams, SeedSource
+from kvell.engine.protocol.request_spec import RequestSpec
+from kvell.engine.protocol.sampling_params import SeedSource
 from kvell.engine.protocol.statistics import InstanceFacts, Stats
 from kvell.errors import InstanceDied
 from kvell.fleet.fleet import Fleet, Joins
@@ -32,7 +31,7 @@ from kvell.front.dispatch import Command, Dispatch
 from kvell.front.events.index_observer import IndexObserver
 from kvell.front.instance_load import InstanceLoad
 from kvell.front.mailbox import Output
-from kvell.front.request_log import LogEntry, RequestDetails, RequestObserver
+from kvell.front.request_log import LogEntry, RequestObserver, RequestTrace
 from kvell.front.request_names import RequestNames
 from kvell.front.request_queue import RequestQueue
 from kvell.front.waiting_line import Entries
@@ -213,18 +212,16 @@ class Front:
 
     async def generate(
         self,
-        prompt: NDArray[np.int32],
-        sampling: SamplingParams,
+        spec: RequestSpec,
         *,
-        request_id: str | None = None,
-        cache_salt: str = "",
         deadline_seconds: float | None = None,
-        **details: Unpack[RequestDetails],
+        trace: RequestTrace | None = None,
     ) -> AsyncGenerator[Output, None]:
-        """Serve a prompt (int32 ``[tokens]``); the last output carries ``finished``.
+        """Serve a request; the last output carries ``finished``.
 
         Closing the generator early cancels the request.
 
+        :param spec: its ``request_id`` is the caller's.
         :param deadline_seconds: time until the caller gives up, for the router; None: no deadline.
         :raises TryLater: when the queue is full.
         :raises InstanceDied: when no instance serves now.
@@ -232,17 +229,16 @@ class Front:
         if self.state != "serving":
             raise InstanceDied(f"no instance serves now ({self.state})")
         # Drawn here and logged, so that a second attempt would draw the same tokens.
-        sampling = self._seeds.with_seed(sampling)
+        sampling, name = self._seeds.with_seed(spec.sampling), self._names.known(spec.request_id)
+        if sampling is not spec.sampling or name != spec.request_id:
+            spec = structs.replace(spec, sampling=sampling, request_id=name)
         now = self.now_seconds()
         entry = LogEntry(
-            self._names.known(request_id or uuid.uuid4().hex),
-            np.ascontiguousarray(prompt, dtype="<i4").tobytes(),
-            sampling,
-            cache_salt,
+            spec,
             now,
             prefix=self._names.prefix,
             due_seconds=None if deadline_seconds is None else now + deadline_seconds,
-            **details,
+            trace=trace,
         )
         self._tell(self._dispatch.add(entry, now))
         ended = False

@@ -220,7 +220,7 @@ class InstanceLoad:
 
     def add(self, entry: LogEntry) -> None:
         """Count a request that is submitted now."""
-        self._tenants[entry.tenant] += 1
+        self._tenants[entry.spec.tenant] += 1
         self.in_flight[entry.request_id] = entry
         self.running_requests += 1
         entry.line = self.instance_id
@@ -265,9 +265,9 @@ class InstanceLoad:
         """Remove a request that has ended, or moves."""
         del self.in_flight[entry.request_id]
         self.running_requests -= 1
-        self._tenants[entry.tenant] -= 1
-        if not self._tenants[entry.tenant]:
-            del self._tenants[entry.tenant]
+        self._tenants[entry.spec.tenant] -= 1
+        if not self._tenants[entry.spec.tenant]:
+            del self._tenants[entry.spec.tenant]
         self._held_tokens -= entry.held_tokens
         if entry.pending_prompt_tokens:
             self._count_prompt(entry, -1)

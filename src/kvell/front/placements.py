@@ -4,8 +4,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
-import numpy as np
-
 from kvell.cluster.steering.placements import (
     Placement,
     can_share_sections,
@@ -36,7 +34,7 @@ class Placements:
 
     def is_long(self, entry: LogEntry) -> bool:
         """Return whether a request may outgrow one instance, and others lend."""
-        if entry.model or entry.tensors or len(self._lines) < 2:
+        if entry.spec.model or entry.spec.tensors or len(self._lines) < 2:
             return False  # such requests stay within one instance
         facts = next(iter(self._lines.values())).facts  # instances are alike
         alone_tokens, most_tokens = facts.max_model_len, facts.reach_tokens
@@ -51,7 +49,7 @@ class Placements:
         if not self.is_long(entry):
             return
         reach = self.reach_tokens()
-        if entry.prompt_tokens >= reach + bool(entry.pooling):
+        if entry.prompt_tokens >= reach + bool(entry.spec.pooling):
             problem = f"exceeds the {reach} tokens that the instances can hold together"
             remedy = f"send at most {reach - 1} tokens, or start more instances"
             raise ChangeSomething("prompt", f"{entry.prompt_tokens} tokens", problem, remedy)
@@ -130,11 +128,11 @@ class Placements:
 
         The instance shares those loans with it, if they are still valid (``Borrow.shares``).
         """
-        tokens, best = np.frombuffer(entry.prompt, "<i4")[:-1], Counter[str]()
+        tokens, best = entry.spec.token_ids[:-1], Counter[str]()
         for name, other in self._placed.items():
-            if other.line != home.instance_id or other.cache_salt != entry.cache_salt:
+            if other.line != home.instance_id or other.spec.cache_salt != entry.spec.cache_salt:
                 continue
-            common = common_prefix(tokens, np.frombuffer(other.prompt, "<i4"))
+            common = common_prefix(tokens, other.spec.token_ids)
             away = _away(name, home.placements)
             most = min(away.total(), common // home.facts.section_tokens)
             if most > best.total():
@@ -195,9 +193,9 @@ def _tokens(entry: LogEntry, alone: int, most: int) -> int:
     :param alone: most tokens of a request without loans.
     :param most: most tokens of a request without a limit for its answer.
     """
-    if entry.pooling:
+    if entry.spec.pooling:
         return entry.prompt_tokens
-    answer = entry.sampling.max_tokens
+    answer = entry.spec.sampling.max_tokens
     if answer is None:
         return alone if entry.prompt_tokens < alone else most
     return entry.prompt_tokens + answer

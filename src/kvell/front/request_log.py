@@ -2,16 +2,15 @@
 
 from array import array
 from dataclasses import dataclass, field, replace
-from typing import Protocol, TypedDict
+from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.placements import RequestPlacementEntry
-from kvell.engine.protocol.pooling import Pooling
-from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.protocol.tensors import SentTensor
+from kvell.engine.protocol.request_spec import RequestSpec, to_token_bytes
 from kvell.engine.requests.turns import Turn
 from kvell.errors import Bound
 from kvell.fleet.instance.death import InstanceDeath
@@ -83,33 +82,13 @@ class RequestTrace(Protocol):
         ...
 
 
-class RequestDetails(TypedDict, total=False):
-    """Further fields of a request, in addition to its prompt and its sampling."""
-
-    model: str
-    """The model, one of several; by default the instances' first."""
-    session: str
-    """The session, whose requests share prefixes; "" for none."""
-    tensors: tuple[SentTensor, ...]
-    """Tensors of the prompt's images, from the model's processor."""
-    priority: int
-    """The priority; requests with lower ones are served first."""
-    trace: RequestTrace | None
-    """The observer of the request."""
-    pooling: Pooling
-    """The kind of vector to return with ``finished``, in place of tokens."""
-    tenant: str
-    """The tenant, who takes turns with others; "" on a server without keys."""
-    group: str
-    """The group of requests that were sent together; the groups of a tenant take turns."""
-
-
 @dataclass
 class LogEntry:
-    """One request from its arrival to its end; see also :class:`RequestDetails`.
+    """One request from its arrival to its end.
 
+    :param spec: what its caller asked for; its id is the one that instances see.
     :param prefix: prefix of the id that only instances see; see :class:`.RequestNames`.
-    :param prompt: token ids as little-endian int32 bytes.
+    :param trace: the observer of the request.
     :param output: tokens that were sent to the reader; the next attempt continues after them.
     :param line: the instance that has it, or had it last; "" before the first.
     :param goes_to: the instance that continues it once its prompt is computed; "" if it stays.
@@ -129,16 +108,9 @@ class LogEntry:
         the request was received first; ``early_end`` is the end after them.
     """
 
-    request_id: RequestId
-    prompt: bytes
-    sampling: SamplingParams
-    cache_salt: str
+    spec: RequestSpec
     arrived_seconds: float
     attempt: int = 0
-    model: str = ""
-    session: str = ""
-    tensors: tuple[SentTensor, ...] = ()
-    priority: int = 0
     line: str = ""
     prefix: str = ""
     goes_to: str = ""
@@ -157,14 +129,16 @@ class LogEntry:
     end_as: FinishReason = "cancelled"
     is_dropped: bool = False
     trace: RequestTrace | None = None
-    pooling: Pooling = ""
-    tenant: str = ""
-    group: str = ""
     due_seconds: float | None = None
     early: list[Tokens] = field(default_factory=list)
     early_end: Finished | None = None
     attempts: Attempts = field(default_factory=Attempts)
     mailbox: Mailbox = field(default_factory=Mailbox)
+
+    @property
+    def request_id(self) -> RequestId:
+        """Id of the request at instances."""
+        return self.spec.request_id
 
     @property
     def shown_id(self) -> str:
@@ -174,17 +148,22 @@ class LogEntry:
     @property
     def prompt_tokens(self) -> int:
         """Number of tokens of the prompt."""
-        return len(self.prompt) // 4
+        return self.spec.prompt_tokens
 
     @property
     def turn(self) -> Turn:
         """The request's party among those that wait."""
-        return Turn(self.priority, self.tenant, self.group)
+        return Turn.of(self.spec)
+
+    @property
+    def token_ids(self) -> NDArray[np.int32]:
+        """Token ids of its prompt and of its emitted tokens, int32."""
+        return np.concatenate([self.spec.token_ids, np.frombuffer(self.output, np.int32)])
 
     @property
     def prompt_cost_tokens(self) -> int:
         """Tokens that its tenant is charged first; those with log probabilities count twice."""
-        scored = self.prompt_tokens if self.sampling.prompt_logprobs is not None else 0
+        scored = self.prompt_tokens if self.spec.sampling.prompt_logprobs is not None else 0
         return self.prompt_tokens + self.emitted_tokens + scored
 
     @property
@@ -200,7 +179,7 @@ class LogEntry:
     @property
     def expected_output_tokens(self) -> int:
         """Number of tokens that it may still make; a large limit is not taken as an estimate."""
-        most = self.sampling.max_tokens
+        most = self.spec.sampling.max_tokens
         expected = MOST_OUTPUT_TOKENS if most is None else min(most, MOST_OUTPUT_TOKENS)
         return max(1, expected - len(self.output))
 
@@ -219,7 +198,7 @@ class LogEntry:
             now - self.arrived_seconds,
             submitted - self.arrived_seconds,
             self.emitted_tokens,
-            None if self.pooling else self.sampling.max_tokens,
+            None if self.spec.pooling else self.spec.sampling.max_tokens,
             self.arrived_seconds,
             None if first is None else first - self.arrived_seconds,
             self.line,
@@ -234,20 +213,11 @@ class LogEntry:
     def submission(self) -> Submit:
         """Return the command that starts the current attempt."""
         return Submit(
-            self.request_id,
-            self.prompt,
-            self.sampling,
-            self.cache_salt,
+            self.spec,
             self.attempt,
-            model=self.model,
-            output=np.frombuffer(self.output, np.int32).astype("<i4").tobytes(),
-            tensors=self.tensors,
-            priority=self.priority,
-            pooling=self.pooling,
-            goes_to=self.goes_to,
-            pulls_from=self.pulls_from,
-            tenant=self.tenant,
-            group=self.group,
+            to_token_bytes(np.frombuffer(self.output, np.int32)),
+            self.goes_to,
+            self.pulls_from,
             is_suspect=self.attempts.on_probation,
             placement=self.placement,
         )

@@ -10,8 +10,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
-import numpy as np
-
 from kvell.cluster.prefix_directory import PrefixDirectory
 from kvell.cluster.routing.costs import ExecCosts, pull_or_recompute
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, Router, router_named
@@ -145,7 +143,7 @@ class Routes:
         self._count(RequestTransfer("move", entry.line, taker.instance_id))
         self.set_target(entry, "")
         if self._histories is not None:
-            self._histories.note(entry.session, taker.instance_id, taker.incarnation)
+            self._histories.note(entry.spec.session, taker.instance_id, taker.incarnation)
 
     def _count(self, transfer: RequestTransfer) -> None:
         self.transfers[transfer] += 1
@@ -155,9 +153,8 @@ class Routes:
                     del self.transfers[old]
 
     def _known(self, entry: LogEntry, locality: PrefixDirectory, now_seconds: float) -> Known:
-        tokens = np.frombuffer(entry.prompt + entry.output.tobytes(), "<i4")
-        root = cache_root(entry.cache_salt, "", is_scored=False)
-        chain = locality.chain(tokens, entry.model, root)
+        root = cache_root(entry.spec.cache_salt, "", is_scored=False)
+        chain = locality.chain(entry.token_ids, entry.spec.model, root)
         return chain, locality.hits(chain, now_seconds)
 
     def _expect(
@@ -183,8 +180,8 @@ class Routes:
             (line.instance_id, line.incarnation) for line in self._lines.values() if line.is_open
         )
         tokens = entry.prompt_tokens + entry.emitted_tokens
-        entry.pulls_from = histories.source(entry.session, tokens, line.instance_id, live)
-        histories.note(entry.session, line.instance_id, line.incarnation)
+        entry.pulls_from = histories.source(entry.spec.session, tokens, line.instance_id, live)
+        histories.note(entry.spec.session, line.instance_id, line.incarnation)
 
     def _chosen(
         self,
@@ -199,6 +196,6 @@ class Routes:
         computed = entry.prompt_tokens + entry.emitted_tokens
         hits = NO_HITS if match is None else match[1]
         request = RequestView(
-            computed, entry.expected_output_tokens, entry.session, hits, left_seconds
+            computed, entry.expected_output_tokens, entry.spec.session, hits, left_seconds
         )
         return self._lines[router.choose(request, lines)]

@@ -194,11 +194,11 @@ def _in_turn(
     """
     had_their_part: set[str] = set()
     while open_lines and (entry := queue.first(but=had_their_part)) is not None:
-        lines = [line for line in open_lines if line.has_room_for(entry.tenant)]
+        lines = [line for line in open_lines if line.has_room_for(entry.spec.tenant)]
         if lines:
             yield entry, lines
         else:
-            had_their_part.add(entry.tenant)
+            had_their_part.add(entry.spec.tenant)
 
 
 def _close_full(open_lines: list[InstanceLoad], line: InstanceLoad) -> None:

@@ -188,7 +188,7 @@ class CommandGate:
         if len(share.pending_tokens) >= self.ready.facts.credits:
             refusal = _refusal(command, f"all {self.ready.facts.credits} credits are in use")
             return [replace(refusal, not_taken="full" if share.came else "")]
-        tokens = len(command.prompt) // 4
+        tokens = command.spec.prompt_tokens
         share.pending_tokens[command.request_id] = tokens
         share.sum_tokens += tokens
         return self._after(self._engine.handle(command))

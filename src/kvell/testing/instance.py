@@ -32,9 +32,9 @@ from kvell.engine.protocol.pages import (
     PageOwner,
     Pages,
 )
+from kvell.engine.protocol.request_spec import SentTensor, to_token_ids
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.statistics import InstanceFacts, LoadStats, Stats
-from kvell.engine.protocol.tensors import SentTensor
 from kvell.engine.sampling.model_defaults import NEUTRAL
 from kvell.models.config.embeddings import EmbeddingFacts
 from kvell.models.text.answer_text import Preceding
@@ -91,9 +91,9 @@ class _Running:
     computed: int = 0
 
     def end(self, token: int) -> FinishReason | None:
-        if token in self.submit.sampling.stop_token_ids:
+        if token in self.submit.spec.sampling.stop_token_ids:
             return "stop"
-        return "length" if self.emitted == self.submit.sampling.max_tokens else None
+        return "length" if self.emitted == self.submit.spec.sampling.max_tokens else None
 
 
 class FakeEngine:
@@ -131,7 +131,7 @@ class FakeEngine:
 
     def pulse(self) -> LoadStats:
         """Return a load, with ``TOKEN_BYTES`` in use for each token of a running request."""
-        held = [len(each.submit.prompt) // 4 + each.emitted for each in self._running.values()]
+        held = [each.submit.spec.prompt_tokens + each.emitted for each in self._running.values()]
         return LoadStats(
             step=self._steps,
             running=len(held),
@@ -177,22 +177,22 @@ class FakeEngine:
         return [event for each in list(self._running.values()) for event in self._advance(each)]
 
     def _submit(self, submit: Submit) -> list[Event]:
-        output = np.frombuffer(submit.output, "<i4")
+        output = to_token_ids(submit.output)
         running = self._running[submit.request_id] = _Running(submit, len(output))
-        if REFUSE_TOKEN in np.frombuffer(submit.prompt, "<i4"):
+        if REFUSE_TOKEN in submit.spec.token_ids:
             return [self._finish(running, "refused", "prompt=…: can never fit; shorten it")]
         reason = running.end(int(output[-1])) if len(output) else None
         return [self._finish(running, reason)] if reason else []
 
     def _advance(self, running: _Running) -> list[Event]:
-        submit = running.submit
-        if CRASH_TOKEN in np.frombuffer(submit.prompt, "<i4"):
+        submit, spec = running.submit, running.submit.spec
+        if CRASH_TOKEN in submit.spec.token_ids:
             raise RuntimeError("the fake engine crashes: the prompt asks for it")
-        if submit.pooling:
+        if spec.pooling:
             running.computed += CHUNK_TOKENS
-            is_done = running.computed >= len(submit.prompt) // 4
+            is_done = running.computed >= spec.prompt_tokens
             return [self._finish(running, "stop")] if is_done else []
-        text, num_top = submit.prompt + submit.model.encode(), submit.sampling.logprobs
+        text, num_top = spec.prompt + spec.model.encode(), spec.sampling.logprobs
         token = fake_token(text, running.emitted)
         logprobs = () if num_top is None else (fake_logprobs(text, running.emitted, num_top),)
         tokens = Tokens(submit.request_id, submit.attempt, running.emitted, (token,), logprobs)
@@ -201,16 +201,16 @@ class FakeEngine:
         return [tokens, self._finish(running, reason)] if reason else [tokens]
 
     def _finish(self, running: _Running, reason: FinishReason, message: str = "") -> Finished:
-        submit = running.submit
+        submit, spec = running.submit, running.submit.spec
         del self._running[submit.request_id]
-        prompt_tokens = len(submit.prompt) // 4
-        prefix = (submit.cache_salt, submit.prompt)
+        prompt_tokens = spec.prompt_tokens
+        prefix = (spec.cache_salt, spec.prompt)
         cached = prompt_tokens - 1 if prefix in self._seen else 0
         written = max(0, prompt_tokens - 1 - cached)
         self._seen.add(prefix)
         self.finished[reason] = self.finished.get(reason, 0) + 1
         counts = (prompt_tokens, running.emitted, cached)
-        vector = fake_vector(submit.prompt) if submit.pooling and reason == "stop" else None
+        vector = fake_vector(spec.prompt) if spec.pooling and reason == "stop" else None
         embedding = b"" if vector is None else vector.astype("<f4").tobytes()
         return Finished(
             *(submit.request_id, submit.attempt, reason, *counts),
@@ -233,7 +233,7 @@ class FakeEngine:
         running = list(self._running.values())
         if not 0 <= number < min(LARGE_PAGES, len(running)):
             return LargePage(number, self._steps)
-        tokens = len(running[number].submit.prompt) // 4 + running[number].emitted
+        tokens = running[number].submit.spec.prompt_tokens + running[number].emitted
         owner = PageOwner(running[number].submit.request_id, 1, 0, tokens)
         return LargePage(number, self._steps, group=0, used=1, owners=(owner,))
 

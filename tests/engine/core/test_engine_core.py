@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kvell.engine.protocol.messages import Cancel, Finished, Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import StepResult
 from kvell.memory import Implementation
@@ -28,7 +29,7 @@ def used(traffic: Traffic) -> int:
 
 
 def sampled(name: str, sampling: SamplingParams, prompt: bytes = b"\1\0\0\0") -> Submit:
-    return Submit(RequestId(name), prompt, sampling)
+    return Submit(RequestSpec(RequestId(name), prompt, sampling))
 
 
 # ------------------------------------------------------------------------ cancel
@@ -181,7 +182,9 @@ def test_the_models_limit_is_a_length_too(traffic: Traffic, wanted: int | None) 
 
 
 def test_tokens_are_numbered_and_carry_their_attempt(traffic: Traffic) -> None:
-    traffic.tell(Submit(RequestId("a"), b"\1\0\0\0", SamplingParams(temperature=0), attempt=3))
+    traffic.tell(
+        Submit(RequestSpec(RequestId("a"), b"\1\0\0\0", SamplingParams(temperature=0)), attempt=3)
+    )
     traffic.answer(traffic.plan(), 4)
     traffic.answer(traffic.plan(), 5)
     assert traffic.events == [
@@ -272,8 +275,8 @@ def seed_of(name: str, sampling: SamplingParams) -> int | None:
     traffic = Traffic(make_layout((0,), 10), limits())
     traffic.tell(sampled(name, sampling))
     (work,) = traffic.plan().work
-    assert work.sampling is not None
-    return work.sampling.seed
+    assert work.spec.sampling is not None
+    return work.spec.sampling.seed
 
 
 def test_a_request_without_a_seed_draws_from_its_name() -> None:

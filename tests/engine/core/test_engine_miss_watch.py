@@ -10,6 +10,7 @@ from kvell.memory import GroupKind, LayerSpec, Layout, plan_layout
 from kvell.vocabulary import RequestId
 from tests.engine.conftest import make_layout, make_submit
 from tests.engine.core.watched_core import WatchedCore
+from tests.engine.works import with_spec
 
 LAYOUT = make_layout((0, 16), 120, page_tokens=4)
 
@@ -110,7 +111,7 @@ def test_a_prompt_that_another_is_just_computing_is_not_called_evicted() -> None
 def test_a_scored_prompt_is_never_looked_up_and_so_misses_nothing() -> None:
     core = WatchedCore.over(LAYOUT)
     command = make_submit("a", range(100), 2)
-    core.core.submit(replace(command, sampling=replace(command.sampling, prompt_logprobs=1)))
+    core.core.submit(with_spec(command, sampling=replace(command.spec.sampling, prompt_logprobs=1)))
     core.core.plan()
     assert core.core.latest_misses == ()
 

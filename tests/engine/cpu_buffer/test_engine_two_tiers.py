@@ -18,15 +18,14 @@ from hypothesis.stateful import (
 
 from kvell.elastic.page_buffer import PageBuffer
 from kvell.engine.cpu_buffer.buffered_prefixes import BufferedPrefixes
-from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.request import Request
 from kvell.memory import GroupKind, Implementation, VisibleCore, audit, create_core
 from kvell.mempool.tiers.buffered import Place, needed_pages
 from kvell.mempool.tiers.digests import PrefixDigests
 from kvell.mempool.tiers.lookup import Tiers
-from kvell.vocabulary import RequestId
 from tests.depth import machine, search_until_all
 from tests.engine.swapping import Always
+from tests.engine.works import spec_of
 from tests.pages.pools import Chunk, group, pool_of, state
 
 LAYOUTS = {
@@ -77,9 +76,7 @@ class TwoTiers(RuleBasedStateMachine):
     def ask(self, text: list[int], wanted: int, ends: bool) -> None:
         self.next_step(wanted)
         self.number += 1
-        request = Request(
-            RequestId(str(self.number)), 0, ints(*text), SamplingParams(), 1, cache_root=""
-        )
+        request = Request(spec_of(text, request_id=str(self.number)), 0, 1, cache_root="")
         request.handle = self.core.open(request.prompt, "")
         hit = request.computed = self.core.hit_tokens(request.handle)
         found = self.check_known(text)

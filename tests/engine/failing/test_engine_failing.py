@@ -14,6 +14,7 @@ from kvell.engine.core.journal import Journal, JournaledCore, replay
 from kvell.engine.failed_steps import LOG_SECONDS, MOST_IN_A_ROW, FailedSteps
 from kvell.engine.failing.failures import TOO_COMPLEX, StepFailed, StepFailure
 from kvell.engine.protocol.messages import Event, Finished, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import NO_TOKEN, StepPlan, StepResult, TokenWork
@@ -91,7 +92,7 @@ class Served:
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
         ids = np.asarray(prompt, "<i4").tobytes()
         self.now += 1
-        self.entries[name] = LogEntry(RequestId(name), ids, params, "", self.now)
+        self.entries[name] = LogEntry(RequestSpec(RequestId(name), ids, params), self.now)
         self.queue.add(self.entries[name])
 
     def take(self, events: list[Event]) -> None:

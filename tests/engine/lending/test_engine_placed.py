@@ -10,6 +10,7 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 
 from kvell.engine.lending.placement import PATIENCE_TICKS, RETRY_TICKS, Placement
 from kvell.engine.protocol.messages import Finished, Submit
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.request import Request
 from kvell.errors import ChangeSomething
@@ -298,7 +299,7 @@ def test_what_lies_here_too_is_not_read_elsewhere() -> None:
 
 def submission(prompt: Sequence[int], entry: Entry) -> Submit:
     text = np.asarray(prompt, "<i4").tobytes()
-    return Submit(RequestId(NAME), text, SamplingParams(), placement=entry.parts(NAME))
+    return Submit(RequestSpec(RequestId(NAME), text, SamplingParams()), placement=entry.parts(NAME))
 
 
 def refusal(cluster: Cluster, command: Submit) -> Finished:

@@ -19,6 +19,7 @@ from kvell.engine.protocol.messages import (
     Tokens,
 )
 from kvell.engine.protocol.placements import RequestPlacementEntry
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import BorrowedPages, StepPlan
@@ -208,11 +209,13 @@ class Cluster:
         entry.at, entry.goes_to = at, goes_to
         sampling = SamplingParams(temperature=0, max_tokens=entry.max_tokens, ignore_eos=True)
         command = Submit(
-            RequestId(name),
-            np.asarray(entry.prompt, "<i4").tobytes(),
-            sampling,
-            entry.salt,
-            entry.attempt,
+            RequestSpec(
+                RequestId(name),
+                np.asarray(entry.prompt, "<i4").tobytes(),
+                sampling,
+                cache_salt=entry.salt,
+            ),
+            attempt=entry.attempt,
             output=np.asarray(entry.emitted, "<i4").tobytes(),
             goes_to=goes_to,
             pulls_from=pulls_from,

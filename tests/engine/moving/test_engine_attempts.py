@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from kvell.engine.protocol.messages import Cancel, Finished, Submit
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.mempool.entries import PeerLost
 from kvell.vocabulary import RequestId
@@ -56,7 +57,7 @@ def test_the_end_of_the_earlier_attempt_is_not_told() -> None:
     receiver, entry.attempt = cluster.instances["d"], 1
     prompt = np.asarray(entry.prompt, "<i4").tobytes()
     sampling = SamplingParams(temperature=0, max_tokens=9, ignore_eos=True)
-    command = Submit(RequestId(NAME), prompt, sampling, attempt=1)
+    command = Submit(RequestSpec(RequestId(NAME), prompt, sampling), attempt=1)
     assert not any(isinstance(event, Finished) for event in receiver.engine.tell(command))
     cluster.settle()
     assert entry.emitted == expected_output(entry.prompt, 9)

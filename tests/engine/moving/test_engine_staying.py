@@ -1,24 +1,23 @@
 """Which requests are served where their prompts are computed, and why."""
 
 from dataclasses import replace
+from typing import Any
 
-import numpy as np
 import pytest
 
 from kvell.engine.moving.staying import staying_reason
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.request import Request
 from kvell.memory import GroupKind, GroupSpec
-from kvell.vocabulary import RequestId
+from tests.engine.works import spec_of
 from tests.pages.pools import Chunk, dropping, group, images, state
 
 TEXT = SamplingParams(temperature=0)
 ROWS = ((2, 3, 3),)
 
 
-def request_of(params: SamplingParams = TEXT, **more: object) -> Request:
-    prompt = np.asarray([1, 2, -3, -3, -3, 4], np.int32)
-    return Request(RequestId("a"), 0, prompt, params, 9, "", **more)  # type: ignore[arg-type]
+def request_of(params: SamplingParams = TEXT, **more: Any) -> Request:
+    return Request(spec_of([1, 2, -3, -3, -3, 4], params, **more), 0, 9, "")
 
 
 @pytest.mark.parametrize(
@@ -33,7 +32,7 @@ def request_of(params: SamplingParams = TEXT, **more: object) -> Request:
 )
 def test_requests_move_with_their_images_and_without(groups: list[GroupSpec]) -> None:
     assert staying_reason(request_of(), groups) == ""
-    assert staying_reason(request_of(image_rows=ROWS), groups) == ""
+    assert staying_reason(request_of(images=ROWS), groups) == ""
 
 
 @pytest.mark.parametrize(
@@ -44,7 +43,7 @@ def test_requests_move_with_their_images_and_without(groups: list[GroupSpec]) ->
         (request_of(replace(TEXT, prompt_logprobs=1)), [group(4, 2)], "its prompt logprobs"),
         (request_of(pooling="last"), [group(4, 2)], "it generates no tokens"),
         (
-            request_of(image_rows=ROWS),
+            request_of(images=ROWS),
             [replace(group(4, 2), counts_images=True)],
             "its pages hold images among the text",
         ),

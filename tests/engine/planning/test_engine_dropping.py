@@ -5,7 +5,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from msgspec import structs
 
 from kvell.engine.requests.plan import TokenWork
 from kvell.engine.running.batching import PageTables
@@ -16,6 +15,7 @@ from kvell.memory import GroupKind, LayerSpec, SlotTable
 from kvell.models.config.budgets import OBSERVED_TOKENS
 from tests.engine.running.test_engine_batching import as_lists, plan, work
 from tests.engine.traffic import Traffic, Works, limits
+from tests.engine.works import work_of
 from tests.pages.pools import dropping, group, pool_of
 
 BUDGET = 12
@@ -130,7 +130,7 @@ def test_preempted_it_is_cut_at_its_prompts_end_again() -> None:
 
 
 def dropped(start: int, count: int, prompt_tokens: int) -> TokenWork:
-    return structs.replace(work(5, start, count), prompt_tokens=prompt_tokens)
+    return work_of("q5", 5, start, count, prompt_tokens=prompt_tokens)
 
 
 def arrays_of(one: TokenWork) -> dict[str, list[int]]:

@@ -11,6 +11,7 @@ from kvell.engine.core.core import EngineCore
 from kvell.engine.core.journal import Journal, JournaledCore, replay
 from kvell.engine.planning.overlap import overlap_problem, require_depth
 from kvell.engine.protocol.messages import Cancel, Event, Finished, Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import PENDING, StepPlan, StepResult
@@ -106,7 +107,7 @@ def ahead(request: pytest.FixtureRequest) -> Ahead:
 
 def stopping(name: str, prompt: list[int], stop: int = STOP) -> Submit:
     params = SamplingParams(temperature=0, max_tokens=8, stop_token_ids=(stop,))
-    return Submit(RequestId(name), np.asarray(prompt, "<i4").tobytes(), params)
+    return Submit(RequestSpec(RequestId(name), np.asarray(prompt, "<i4").tobytes(), params))
 
 
 # ---------------------------------------------------------------------- one request

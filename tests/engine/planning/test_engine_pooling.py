@@ -6,6 +6,7 @@ import pytest
 from kvell.engine.core.journal import replay
 from kvell.engine.protocol.messages import Event, Finished, Submit, Tokens
 from kvell.engine.protocol.pooling import Pooling
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.pooling import pooling_problem, served_pooling
@@ -177,7 +178,7 @@ def test_its_sampling_does_not_matter() -> None:
     wishing = SamplingParams(max_tokens=40, presence_penalty=1, prompt_logprobs=1, logprobs=1)
     ids = np.asarray(PROMPT, "<i4").tobytes()
     traffic.prompts["a"] = PROMPT
-    traffic.tell(Submit(RequestId("a"), ids, wishing, pooling="last"))
+    traffic.tell(Submit(RequestSpec(RequestId("a"), ids, wishing, pooling="last")))
     traffic.run()
     check(traffic, "a")
     assert all(work.past is None for plan in traffic.plans for work in plan.work)
@@ -204,11 +205,13 @@ def test_the_engine_refuses_what_the_front_let_pass() -> None:
     traffic = Traffic(make_layout((0, 9), 60), limits())
     pool(traffic, "long", [1] * 65)
     with_image = Submit(
-        RequestId("image"),
-        np.asarray([1, -2, 3], "<i4").tobytes(),
-        SamplingParams(),
-        images=((1, 1, 1),),
-        pooling="last",
+        RequestSpec(
+            RequestId("image"),
+            np.asarray([1, -2, 3], "<i4").tobytes(),
+            SamplingParams(),
+            images=((1, 1, 1),),
+            pooling="last",
+        )
     )
     traffic.tell(with_image)
     ends = [traffic.finished(name) for name in ("long", "image")]
@@ -226,7 +229,10 @@ def test_other_poolings_are_refused_by_name(pooling: str) -> None:
 def test_output_of_an_earlier_attempt_cannot_follow_a_pooled_prompt() -> None:
     asked: Pooling = "last"
     with pytest.raises(ChangeSomething, match="output"):
-        Submit(RequestId("a"), b"\1\0\0\0", SamplingParams(), output=b"\1\0\0\0", pooling=asked)
+        Submit(
+            RequestSpec(RequestId("a"), b"\1\0\0\0", SamplingParams(), pooling=asked),
+            output=b"\1\0\0\0",
+        )
 
 
 def test_answers_alone_are_planned_as_before() -> None:

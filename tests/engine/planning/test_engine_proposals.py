@@ -9,7 +9,8 @@ from kvell.engine.planning.proposals import LOOKUP_WINDOW_TOKENS, propose, verif
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import StepPlan, StepResult, TokenWork
 from kvell.engine.requests.request import Request
-from kvell.vocabulary import RequestId, StepNumber
+from kvell.vocabulary import StepNumber
+from tests.engine.works import spec_of, work_of
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -76,8 +77,7 @@ def test_only_the_newest_tokens_are_looked_at() -> None:
 
 
 def test_a_request_keeps_its_text_for_looking_up() -> None:
-    prompt = np.asarray([3, -1, 1 << 20], np.int32)
-    request = Request(RequestId("a"), 0, prompt, GREEDY, 9, "")
+    request = Request(spec_of([3, -1, 1 << 20]), 0, 9, "")
     for token in (5, 6):
         kept = request.history()
         assert np.frombuffer(bytes(kept), "<i4").tolist() == request.tokens(0, 9).tolist()
@@ -89,8 +89,7 @@ def test_a_request_keeps_its_text_for_looking_up() -> None:
 def work(tokens: list[int], draft_tokens: int = 0, samples: bool = True) -> TokenWork:
     ids = np.asarray(tokens, np.int32)
     sampling = GREEDY if samples else None
-    name = RequestId("a")
-    return TokenWork(name, 1, 3, len(ids), ids, sampling, 2, proposed=draft_tokens)
+    return work_of("a", 1, 3, len(ids), ids, sampling, 2, proposed=draft_tokens)
 
 
 def yields(sampled: list[int], *works: TokenWork) -> list[tuple[int, ...]]:

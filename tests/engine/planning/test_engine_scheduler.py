@@ -13,6 +13,7 @@ from kvell.engine.requests.plan import StepPlan, TokenWork
 from tests.depth import some
 from tests.engine.conftest import make_layout, make_submit
 from tests.engine.traffic import Traffic, limits
+from tests.engine.works import with_spec
 
 LAST_ARRIVAL = 6
 FULL = (0,)
@@ -60,7 +61,7 @@ def test_a_lower_priority_number_is_admitted_first_and_equal_ones_in_order() -> 
     for name, priority in (("a", 0), ("b", 1), ("c", 0), ("urgent", -1)):
         prompt = text(len(traffic.prompts), 5)
         traffic.prompts[name] = prompt
-        traffic.tell(replace(make_submit(name, prompt, 2), priority=priority))
+        traffic.tell(with_spec(make_submit(name, prompt, 2), priority=priority))
     traffic.run()
     admitted = [name for plan in traffic.plans for name in plan.admitted]
     assert admitted == ["first", "urgent", "a", "c", "b"]
@@ -76,7 +77,7 @@ def test_tenants_and_what_they_asked_for_together_take_turns() -> None:
     ):
         prompt = text(len(traffic.prompts), 5)
         traffic.prompts[name] = prompt
-        traffic.tell(replace(make_submit(name, prompt, 2), tenant=tenant, group=group))
+        traffic.tell(with_spec(make_submit(name, prompt, 2), tenant=tenant, group=group))
     traffic.run()
     admitted = [name for plan in traffic.plans for name in plan.admitted]
     assert admitted == ["first", "a0", "c0", "b", "c1", "a1", "a2", "a3"]

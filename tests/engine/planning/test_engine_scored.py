@@ -8,6 +8,7 @@ import pytest
 from kvell.engine.planning.whole_prompts import without_chunks
 from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.engine.requests.admissible import sampling_problem
@@ -30,7 +31,7 @@ def submit(
     traffic: Traffic, name: str, sampling: SamplingParams, prompt: Sequence[int] = PROMPT
 ) -> None:
     ids = np.asarray(prompt, "<i4").tobytes()
-    traffic.tell(Submit(RequestId(name), ids, sampling))
+    traffic.tell(Submit(RequestSpec(RequestId(name), ids, sampling)))
 
 
 def result_of(plan: StepPlan) -> StepResult:
@@ -39,7 +40,7 @@ def result_of(plan: StepPlan) -> StepResult:
         work.handle: tuple(
             likely(position)
             for position in range(work.start + 1, work.start + work.count + 1)
-            if position < work.prompt_tokens
+            if position < work.spec.prompt_tokens
         )
         for work in plan.work
         if work.scores is not None

@@ -1,7 +1,5 @@
 """Tenants beside each other once they are let in: who gives way, and to whom."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +8,7 @@ from kvell.vocabulary import RequestId
 from tests.depth import some
 from tests.engine.conftest import make_layout, make_submit
 from tests.engine.traffic import Traffic, limits
+from tests.engine.works import with_spec
 
 FULL = (0,)
 PAGE = 4
@@ -26,7 +25,7 @@ def submit(
     prompt = text(len(traffic.prompts), length)
     traffic.prompts[name] = prompt
     command = make_submit(name, prompt, max_tokens)
-    traffic.tell(replace(command, tenant=tenant, group=name, priority=priority))
+    traffic.tell(with_spec(command, tenant=tenant, group=name, priority=priority))
 
 
 def steps_until_let_in(traffic: Traffic, name: str, most: int = 200) -> int:

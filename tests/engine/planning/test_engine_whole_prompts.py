@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,10 +21,10 @@ from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.request import Request
 from kvell.errors import ChangeSomething
 from kvell.memory import Layout, create_core
-from kvell.vocabulary import RequestId
 from tests.depth import some
 from tests.engine.conftest import make_layout
 from tests.engine.traffic import Traffic, Works, limits
+from tests.engine.works import spec_of
 
 FULL = (0,)
 MIXED = (0, 9)
@@ -43,8 +42,7 @@ def whole(layout: Layout, batched: int = 32, seats: int = 8) -> Traffic:
 
 
 def request(length: int, computed: int = 0, sampling: SamplingParams = PLAIN) -> Request:
-    prompt = np.arange(length, dtype=np.int32)
-    return Request(RequestId("a"), 0, prompt, sampling, 8, "", computed=computed)
+    return Request(spec_of(range(length), sampling), 0, 8, "", computed=computed)
 
 
 def test_prompts_go_first_and_decodes_wait() -> None:

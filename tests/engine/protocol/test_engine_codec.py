@@ -38,6 +38,7 @@ from kvell.engine.protocol.pages import (
     Pages,
 )
 from kvell.engine.protocol.placements import RequestPlacementEntry
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
 from kvell.engine.protocol.statistics import GroupStats, InstanceFacts, LoadStats, Stats
 from kvell.errors import ChangeSomething
@@ -91,10 +92,13 @@ loads = st.builds(LoadStats, *[naturals] * 7, placements=entries, longest=entrie
 commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(
         Submit,
-        texts.map(RequestId),
-        st.binary(max_size=16).map(lambda part: 4 * part),
-        samplings,
-        texts,
+        st.builds(
+            RequestSpec,
+            texts.map(RequestId),
+            st.binary(max_size=16).map(lambda part: 4 * part),
+            samplings,
+            texts,
+        ),
         naturals,
     ),
     st.builds(Cancel, texts.map(RequestId)),
@@ -247,14 +251,19 @@ def test_an_unknown_field_is_refused_by_name() -> None:
         decode_event(packed("Tokens", **tokens, colour=1))
 
 
+SPEC = {"request_id": "a", "prompt": b"", "sampling": {}}
+
+
 @pytest.mark.parametrize(
     "body",
     [
         packed("Cancel", request_id=7),
         packed("Cancel"),
-        packed("Submit", request_id="a", prompt="text", sampling={}),
-        packed("Submit", request_id="a", prompt=b"", sampling={"top_p": 0.0}),
-        packed("Submit", request_id="a", prompt=b"", sampling={"max_tokens": 1.5}),
+        packed("Submit", spec={**SPEC, "prompt": "text"}),
+        packed("Submit", spec={**SPEC, "prompt": b"abc"}),
+        packed("Submit", spec={**SPEC, "colour": 1}),
+        packed("Submit", spec={**SPEC, "sampling": {"top_p": 0.0}}),
+        packed("Submit", spec={**SPEC, "sampling": {"max_tokens": 1.5}}),
         msgspec.msgpack.encode(("Cancel", {"request_id": "a"}, 1)),
         body_of(Cancel(RequestId("a"))) + b"\0",
         body_of(Cancel(RequestId("a")))[:-1],
@@ -267,7 +276,7 @@ def test_ill_typed_commands_are_refused(body: bytes) -> None:
 
 
 def test_sampling_out_of_range_says_what_is_wrong() -> None:
-    body = packed("Submit", request_id="a", prompt=b"", sampling={"temperature": -1.0})
+    body = packed("Submit", spec={**SPEC, "sampling": {"temperature": -1.0}})
     with pytest.raises(ProtocolError, match="temperature"):
         decode_command(body)
 
@@ -298,8 +307,8 @@ def test_a_header_is_the_length_its_checksum_and_that_of_the_body() -> None:
 def test_several_answers_are_never_one_submission() -> None:
     """No engine would draw the further answers."""
     with pytest.raises(ChangeSomething, match="n=2"):
-        Submit(RequestId("a"), b"", SamplingParams(n=2))
-    frame = encode_frame(Submit(RequestId("a"), b"", SamplingParams()))
+        Submit(RequestSpec(RequestId("a"), b"", SamplingParams(n=2)))
+    frame = encode_frame(Submit(RequestSpec(RequestId("a"), b"", SamplingParams())))
     several = frame[HEADER_BYTES:].replace(b"\xa1n\x01", b"\xa1n\x02")
     with pytest.raises(ProtocolError, match="n=2"):
         decode_command(several)

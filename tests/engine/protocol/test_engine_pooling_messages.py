@@ -7,6 +7,7 @@ import pytest
 from kvell.engine.protocol.codec import decode_command, decode_event, encode_frame
 from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.pooling import POOLED, vector_of
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.vocabulary import RequestId
 from kvell.wire.frames import HEADER_BYTES, ProtocolError
 
@@ -28,24 +29,25 @@ def test_a_vector_arrives_to_the_last_bit(size: int) -> None:
 
 
 def test_a_request_arrives_with_its_pooling() -> None:
-    sent = Submit(NAME, b"\1\0\0\0", POOLED, "salt", 1, pooling="last", priority=3)
+    sent = Submit(
+        RequestSpec(NAME, b"\1\0\0\0", POOLED, cache_salt="salt", pooling="last", priority=3),
+        attempt=1,
+    )
     assert decode_command(body(sent)) == sent
 
 
 def test_an_unknown_pooling_ends_the_connection() -> None:
-    sent = Submit(NAME, b"\1\0\0\0", POOLED, pooling="mean")  # type: ignore[arg-type]
+    sent = Submit(RequestSpec(NAME, b"\1\0\0\0", POOLED, pooling="mean"))  # type: ignore[arg-type]
     with pytest.raises(ProtocolError, match="malformed command"):
         decode_command(body(sent))
 
 
 def test_messages_of_answers_are_as_they_were() -> None:
     """Both fields have defaults, so that a peer may leave them out."""
-    for message, field in (
-        (Submit(NAME, b"\1\0\0\0", POOLED), "pooling"),
-        (Finished(NAME, 0, "length", 1, 2), "embedding"),
-    ):
-        name, fields = msgspec.msgpack.decode(body(message))
-        assert not fields.pop(field)
-        old = msgspec.msgpack.encode([name, fields])
-        decode = decode_command if isinstance(message, Submit) else decode_event
-        assert decode(old) == message
+    submit, finished = Submit(RequestSpec(NAME, b"\1\0\0\0", POOLED)), Finished(NAME, 0, "length")
+    name, fields = msgspec.msgpack.decode(body(submit))
+    assert "pooling" not in fields["spec"]
+    assert decode_command(msgspec.msgpack.encode([name, fields])) == submit
+    name, fields = msgspec.msgpack.decode(body(finished))
+    assert not fields.pop("embedding")
+    assert decode_event(msgspec.msgpack.encode([name, fields])) == finished

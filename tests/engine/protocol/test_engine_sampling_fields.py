@@ -12,6 +12,7 @@ from hypothesis import given
 from kvell.engine.protocol.codec import decode_command, decode_event, encode_frame
 from kvell.engine.protocol.logprobs import MAX_LOGPROBS, PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.messages import Command, Event, Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import (
     MAX_ALLOWED_TOKENS,
     MAX_BAD_WORD_CHARS,
@@ -270,7 +271,7 @@ def body_of(message: Command | Event) -> bytes:
 
 @given(samplings, st.booleans())
 def test_every_wish_survives_the_round_trip(sampling: SamplingParams, asked: bool) -> None:
-    submit = Submit(RequestId("a"), b"\1\0\0\0", sampling)
+    submit = Submit(RequestSpec(RequestId("a"), b"\1\0\0\0", sampling))
     if asked:  # what is remembered of a request is not a part of it
         assert sampling.is_plain in (True, False)
         assert sampling.looks_back in (True, False)
@@ -278,7 +279,7 @@ def test_every_wish_survives_the_round_trip(sampling: SamplingParams, asked: boo
     assert decoded == submit
     assert isinstance(decoded, Submit)
     for field in fields(SamplingParams):
-        assert getattr(decoded.sampling, field.name) == getattr(sampling, field.name)
+        assert getattr(decoded.spec.sampling, field.name) == getattr(sampling, field.name)
 
 
 @given(st.lists(tokens, max_size=4).map(tuple), some_likelihoods)

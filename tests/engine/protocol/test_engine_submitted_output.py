@@ -8,6 +8,7 @@ import pytest
 
 from kvell.engine.protocol.codec import decode_command, encode_frame
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.llm import LLM
@@ -31,7 +32,9 @@ def answered(
 ) -> tuple[list[Tokens], Finished]:
     """What an instance answers to the prompt after this output."""
     prompt, made = PROMPT.tobytes(), as_bytes(output)
-    instance.send(Submit(RequestId(name), prompt, sampling, attempt=len(output), output=made))
+    instance.send(
+        Submit(RequestSpec(RequestId(name), prompt, sampling), attempt=len(output), output=made)
+    )
     tokens: list[Tokens] = []
     while instance.has_work():
         for event in instance.poll():
@@ -89,8 +92,8 @@ def test_output_of_another_vocabulary_is_refused(instance: LocalInstance) -> Non
 
 def test_output_is_whole_tokens_and_survives_the_wire() -> None:
     with pytest.raises(ChangeSomething, match="3 bytes"):
-        Submit(RequestId("a"), b"", GREEDY, output=b"abc")
-    submit = Submit(RequestId("a"), PROMPT.tobytes(), GREEDY, output=as_bytes([7, 8]))
+        Submit(RequestSpec(RequestId("a"), b"", GREEDY), output=b"abc")
+    submit = Submit(RequestSpec(RequestId("a"), PROMPT.tobytes(), GREEDY), output=as_bytes([7, 8]))
     body = encode_frame(submit)[HEADER_BYTES:]
     assert decode_command(body) == submit
     with pytest.raises(ProtocolError, match="not whole tokens"):

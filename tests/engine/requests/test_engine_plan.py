@@ -9,14 +9,13 @@ from msgspec import structs
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import PageCopy, StepPlan, TokenWork
 from kvell.vocabulary import RequestId, StepNumber
+from tests.engine.works import work_of
 
 GREEDY = SamplingParams(temperature=0)
 
 
 def work(start: int = 4, tokens: tuple[int, ...] = (7, 8)) -> TokenWork:
-    return TokenWork(
-        RequestId("a"), 1, start, len(tokens), np.asarray(tokens, np.int32), GREEDY, output_index=0
-    )
+    return work_of("a", 1, start, len(tokens), np.asarray(tokens, np.int32), GREEDY)
 
 
 def plan() -> StepPlan:
@@ -24,7 +23,7 @@ def plan() -> StepPlan:
         StepNumber(3),
         released=(9,),
         new_pages=np.asarray([[1, 0, 0, 5]], np.int32),
-        work=(work(), structs.replace(work(9), sampling=None)),
+        work=(work(), structs.replace(work(9), samples=False)),
     )
 
 
@@ -59,7 +58,7 @@ def test_a_plan_that_would_do_something_else_is_another(changed: StepPlan) -> No
     [
         structs.replace(work(), handle=2),
         structs.replace(work(), start=5),
-        structs.replace(work(), sampling=None),
+        structs.replace(work(), samples=False),
         structs.replace(work(), output_index=1),
         structs.replace(work(), cuts=(5,)),
         structs.replace(work(), token_ids=np.asarray((7, 8, 9), np.int32)),

@@ -4,16 +4,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import PENDING
 from kvell.engine.requests.request import NO_HANDLE, Request, RequestState
-from kvell.vocabulary import RequestId
+from tests.engine.works import spec_of
 
 
 def request(prompt: list[int], output: list[int], computed: int = 0) -> Request:
-    made = Request(
-        RequestId("a"), 0, np.asarray(prompt, np.int32), SamplingParams(), 16, cache_root=""
-    )
+    made = Request(spec_of(prompt), 0, 16, cache_root="")
     made.output.extend(output)
     made.computed = computed
     return made

@@ -17,7 +17,8 @@ from kvell.engine.running.batching import FIELDS, GroupArrays, PageTables, WorkR
 from kvell.engine.running.compiled_tables import CompiledTables
 from kvell.memory import GroupKind, GroupSpec, SlotTable
 from kvell.models.fused.states import batch_args
-from kvell.vocabulary import RequestId, StepNumber
+from kvell.vocabulary import StepNumber
+from tests.engine.works import work_of
 from tests.pages.pools import group
 
 FULL, SLIDING = group(4, 2), group(4, 3, window=6)
@@ -30,8 +31,7 @@ def plan(rows: Sequence[Row], released: tuple[int, ...] = ()) -> StepPlan:
 
 
 def work(handle: int, start: int, count: int) -> TokenWork:
-    tokens = np.zeros(count, np.int32)
-    return TokenWork(RequestId(f"q{handle}"), handle, start, count, tokens, None, 0)
+    return work_of(f"q{handle}", handle, start, count)
 
 
 @pytest.fixture(params=[PageTables, CompiledTables])

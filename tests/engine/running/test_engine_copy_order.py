@@ -19,8 +19,9 @@ from kvell.engine.running.copies.copy_order import (
 from kvell.engine.running.copies.page_mover import PageMover
 from kvell.memory import GroupKind, GroupSpec, Layout, SlotTable
 from kvell.pages.stages import BEFORE_ALL, stages_of
-from kvell.vocabulary import RequestId, StepNumber
+from kvell.vocabulary import StepNumber
 from tests.depth import some
+from tests.engine.works import work_of
 
 FULL = GroupSpec("full", GroupKind.FULL, (0, 3, 4), 8, 4, 120, 2)
 SLIDING = GroupSpec("sliding", GroupKind.SLIDING, (1, 2), 8, 4, 80, 3, window_tokens=8)
@@ -32,7 +33,7 @@ LAYERS = (0, 1, 2, 3, 4)
 
 
 def work(model: str = "") -> TokenWork:
-    return TokenWork(RequestId("a"), 0, 0, 1, np.zeros(1, np.int32), None, 0, model=model)
+    return work_of("a", 0, 0, 1, model=model)
 
 
 def rows(*found: tuple[int, int, int]) -> NewPages:

@@ -6,14 +6,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
+from kvell.engine.protocol.request_spec import RequestSpec, to_token_bytes
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import StepPlan, TokenWork
 from kvell.engine.running.batching import PageTables
 from kvell.engine.running.image_batching import ImageBatcher
 from kvell.memory import GroupKind, GroupSpec, SlotTable
 from kvell.models.images.image_batch import ImageBatch
+from kvell.models.images.image_content import ImagePrompt
 from kvell.models.images.image_store import ImageStore
 from kvell.vocabulary import RequestId, StepNumber
+from tests.engine.works import work_of
 from tests.models.pictures import CROSS, PATCHES, PREFIX, Prompt, ServedPictures, pictured, text
 
 HANDLE, PAGE = 7, 4
@@ -37,10 +42,16 @@ def store_of(architecture: str) -> ImageStore:
     return ServedPictures(architecture).store
 
 
+def work_in(told: ImagePrompt, start: int, count: int, ids: NDArray[np.int32]) -> TokenWork:
+    prompt = to_token_bytes(told.token_ids)
+    spec = RequestSpec(RequestId("q"), prompt, SamplingParams(), images=told.images)
+    return TokenWork(spec, HANDLE, start, count, ids, samples=False, output_index=0)
+
+
 def work(store: ImageStore, prompt: Prompt, start: int, count: int) -> TokenWork:
     told = store.take(np.asarray(prompt.token_ids, np.int32), prompt.tensors)
     ids = told.token_ids[start : start + count]
-    return TokenWork(RequestId("q"), HANDLE, start, count, ids, None, 0, images=told.images)
+    return work_in(told, start, count, ids)
 
 
 def batch_of(
@@ -106,9 +117,7 @@ def test_a_prompt_that_is_one_is_never_cut() -> None:
 def test_what_follows_such_a_prompt_reads_backwards_only() -> None:
     store, prompt = store_of(PREFIX), pictured(PREFIX, 0, text(3))
     told = store.take(np.asarray(prompt.token_ids, np.int32), prompt.tensors)
-    later = TokenWork(
-        RequestId("q"), HANDLE, 12, 1, np.asarray([5], np.int32), None, 1, images=told.images
-    )
+    later = work_in(told, 12, 1, np.asarray([5], np.int32))
     batch = batcher((VISION,), store).batch([later], CPU)
     assert batch is not None
     assert (batch.prefix_tokens, batch.begun, len(batch.rows)) == ((0,), (), 0)
@@ -141,7 +150,7 @@ def test_ids_are_again_those_that_were_given() -> None:
 
 
 def test_a_step_without_images_asks_for_nothing() -> None:
-    plain = TokenWork(RequestId("q"), HANDLE, 0, 2, np.asarray([4, 5], np.int32), None, 0)
+    plain = work_of("q", HANDLE, 0, 2, np.asarray([4, 5], np.int32))
     store = store_of(PATCHES)
     assert batcher((VISION,), store).batch([plain], CPU) is None
     assert batcher((VISION,), store).literal(plain).tolist() == [4, 5]

@@ -1,6 +1,6 @@
 """Images of requests that move: what goes along, what is checked, and that nothing stays behind."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from kvell.engine.protocol.messages import Finished, Submit
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.running import moved_images
 from kvell.engine.running.moved_images import MovedImages
@@ -28,6 +29,7 @@ from kvell.mempool.transfers.messages import (
 from kvell.models.images.image_families import PatchImages
 from kvell.models.images.image_store import ImageStore
 from kvell.vocabulary import RequestId
+from tests.engine.works import with_spec
 from tests.models.pictures import PATCHES, Prompt, picture_module, pictured, text
 from tests.pages.pools import group, pool_of
 
@@ -52,11 +54,11 @@ class Side:
 
     def begin(self, command: Submit, *, inserts: bool = False) -> Send:
         """Announce a request, or copy its text."""
-        images = None if inserts else np.asarray(command.images, np.int32)
+        images = None if inserts else np.asarray(command.spec.images, np.int32)
         _, [send] = self.agent.sending.begin(
             "b",
             ids_of(command),
-            len(command.prompt) // 4,
+            len(command.spec.prompt) // 4,
             self.agent.now,
             self.agent.now + 100,
             inserts=inserts,
@@ -78,13 +80,15 @@ def b() -> Side:
 
 
 def ids_of(command: Submit) -> "np.ndarray[Any, np.dtype[np.int32]]":
-    return np.frombuffer(command.prompt, "<i4").astype(np.int32)
+    return np.frombuffer(command.spec.prompt, "<i4").astype(np.int32)
 
 
 def submit(prompt: Prompt, name: str = NAME, attempt: int = 0) -> Submit:
     ids = np.asarray(prompt.token_ids, "<i4").tobytes()
     tensors = tuple(to_sent(key, tensor) for key, tensor in prompt.tensors.items())
-    return Submit(RequestId(name), ids, SamplingParams(), attempt=attempt, tensors=tensors)
+    return Submit(
+        RequestSpec(RequestId(name), ids, SamplingParams(), tensors=tensors), attempt=attempt
+    )
 
 
 def prompt_of(seed: int = 0) -> Prompt:
@@ -111,7 +115,7 @@ def test_tensors_go_along_and_the_core_sees_none(a: Side, b: Side) -> None:
     assert (told.message.attached, told.message.contents) == (b"", b"")
     assert replace_fields(message) == told.message
     command = msgspec.msgpack.decode(message.private, type=Submit)
-    [(start, tokens, _)] = command.images
+    [(start, tokens, _)] = command.spec.images
     content = int(ids_of(command)[start + tokens - 1])
     assert b.store.knows([content]) and b.store.span(content).digest == a.store.span(content).digest
 
@@ -141,7 +145,10 @@ def test_what_has_come_is_known_until_it_ends_and_can_go_on(a: Side, b: Side) ->
     command = submit(prompt_of())
     arrive(a, b, command)
     taken = b.sent.of((NAME, 0))
-    assert taken is not None and (taken.prompt, taken.tensors) == (command.prompt, command.tensors)
+    assert taken is not None and (taken.prompt, taken.tensors) == (
+        command.spec.prompt,
+        command.spec.tensors,
+    )
     again = b.moved.outgoing(b.begin(told_to(b, command)))
     assert isinstance(again, Send) and isinstance(again.message, Prepare)
     b.sent.release_ended([Finished(NAME, 0, "moved")])
@@ -153,7 +160,7 @@ def told_to(side: Side, command: Submit) -> Submit:
     taken = side.sent.of((command.request_id, command.attempt))
     assert taken is not None
     ids = taken.told.token_ids.astype("<i4").tobytes()
-    return replace(command, prompt=ids, images=taken.told.images, tensors=())
+    return with_spec(command, prompt=ids, images=taken.told.images, tensors=())
 
 
 def test_the_end_of_an_earlier_attempt_releases_only_its_own(a: Side, b: Side) -> None:
@@ -242,9 +249,11 @@ def test_images_that_cannot_be_read_are_refused(damage: str, a: Side, b: Side) -
     command = msgspec.msgpack.decode(message.private, type=Submit)
     fields: dict[str, Any] = {damage: b"no msgpack"}
     if damage == "prompt":
-        fields = {"private": msgspec.msgpack.encode(replace(command, prompt=command.prompt[4:]))}
+        fields = {
+            "private": msgspec.msgpack.encode(with_spec(command, prompt=command.spec.prompt[4:]))
+        }
     elif damage == "images":
-        fields = {"private": msgspec.msgpack.encode(replace(command, images=((0, 1, 1),)))}
+        fields = {"private": msgspec.msgpack.encode(with_spec(command, images=((0, 1, 1),)))}
     answer = b.moved.incoming(Heard("a", msgspec.structs.replace(message, **fields)))
     assert why(answer).startswith("its images")
     b.moved.settle()
@@ -256,7 +265,7 @@ def test_images_that_did_not_come_with_their_request_stay(a: Side) -> None:
     prompt = prompt_of()
     made = a.store.take(np.asarray(prompt.token_ids, np.int32), prompt.tensors)
     ids = made.token_ids.astype("<i4").tobytes()
-    command = Submit(NAME, ids, SamplingParams(), images=made.images)
+    command = Submit(RequestSpec(NAME, ids, SamplingParams(), images=made.images))
     answer = a.moved.outgoing(a.begin(command))
     assert isinstance(answer, Heard) and answer.peer == "b"
     assert "its images are missing" in why(answer)
@@ -268,7 +277,7 @@ def test_no_more_goes_at_once_than_a_connection_takes(
     a: Side, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands = [submit(prompt_of(seed), f"q{seed}") for seed in range(3)]
-    sizes = [sum(len(one.data) for one in command.tensors) for command in commands]
+    sizes = [sum(len(one.data) for one in command.spec.tensors) for command in commands]
     monkeypatch.setattr(moved_images, "MOST_BYTES", sizes[0] - 1)
     told = a.begin(a.sent.take(commands[0]))
     assert "more than" in why(a.moved.outgoing(told))

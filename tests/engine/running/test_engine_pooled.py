@@ -6,20 +6,19 @@ import torch
 from kvell.engine.protocol.pooling import POOLED, vector_of
 from kvell.engine.requests.plan import TokenWork
 from kvell.engine.running.pooled import NOTHING_POOLED, PooledRows, pooled_rows
-from kvell.vocabulary import RequestId
+from tests.engine.works import work_of
 
 
 def work(
     handle: int, count: int, *, samples: bool = True, pools: bool = False, scores: bool = False
 ) -> TokenWork:
-    return TokenWork(
-        RequestId(f"r{handle}"),
+    return work_of(
+        f"r{handle}",
         handle,
         0,
         count,
-        np.zeros(count, np.int32),
-        POOLED if samples else None,
-        0,
+        sampling=POOLED if samples else None,
+        prompt_tokens=count + 1,
         scores=0 if scores else None,
         pools=pools,
     )

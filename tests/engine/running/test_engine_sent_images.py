@@ -1,20 +1,19 @@
 """Images that come with a request: to tensors and back, and released with the request."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
 
 from kvell.engine.protocol.codec import decode_command, encode_frame
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
+from kvell.engine.protocol.request_spec import SIZES, RequestSpec, SentTensor
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.protocol.tensors import SIZES, SentTensor
 from kvell.engine.running.sent_images import SentImages, tensor_of, to_sent
 from kvell.errors import ChangeSomething
 from kvell.models.images.image_families import PatchImages
 from kvell.models.images.image_store import ImageStore
 from kvell.vocabulary import RequestId
+from tests.engine.works import with_spec
 from tests.models.pictures import PATCHES, Prompt, picture_module, pictured, text
 
 NAME = RequestId("a")
@@ -23,7 +22,7 @@ NAME = RequestId("a")
 def submit(prompt: Prompt) -> Submit:
     ids = np.asarray(prompt.token_ids, "<i4").tobytes()
     tensors = tuple(to_sent(name, tensor) for name, tensor in prompt.tensors.items())
-    return Submit(NAME, ids, SamplingParams(), tensors=tensors)
+    return Submit(RequestSpec(NAME, ids, SamplingParams(), tensors=tensors))
 
 
 @pytest.fixture
@@ -36,10 +35,10 @@ def store() -> ImageStore:
 def test_tensors_come_as_they_were_sent(name: str, shape: tuple[int, ...]) -> None:
     dtype: torch.dtype = getattr(torch, name)
     tensor = (torch.arange(int(np.prod(shape, dtype=int))) % 2).to(dtype).reshape(shape)
-    command = Submit(NAME, b"", SamplingParams(), tensors=(to_sent("pixels", tensor),))
+    command = Submit(RequestSpec(NAME, b"", SamplingParams(), tensors=(to_sent("pixels", tensor),)))
     decoded = decode_command(encode_frame(command)[12:])
     assert isinstance(decoded, Submit)
-    [told] = decoded.tensors
+    [told] = decoded.spec.tensors
     found = tensor_of(told)
     assert found.dtype == dtype and torch.equal(found, tensor)
 
@@ -62,10 +61,10 @@ def test_what_is_no_tensor_is_refused_by_name(wrong: SentTensor) -> None:
 def test_a_requests_images_are_known_until_it_is_over(store: ImageStore) -> None:
     images, prompt = SentImages(store), pictured(PATCHES, text(4), 0, text(3))
     told = images.take(submit(prompt))
-    ids = np.frombuffer(told.prompt, "<i4")
-    [(start, tokens, count)] = told.images
+    ids = np.frombuffer(told.spec.prompt, "<i4")
+    [(start, tokens, count)] = told.spec.images
     content = int(ids[start + tokens - 1])
-    assert content < 0 and count > 0 and not told.tensors and store.knows([content])
+    assert content < 0 and count > 0 and not told.spec.tensors and store.knows([content])
     images.release_ended([Tokens(NAME, 0, 0, (1,)), Finished(RequestId("other"), 0, "stop")])
     assert store.knows([content])
     images.release_ended([Finished(NAME, 0, "cancelled")])
@@ -79,5 +78,5 @@ def test_images_that_cannot_be_are_refused_and_leave_nothing(store: ImageStore) 
         SentImages(None).take(command)
     ids = np.asarray(text(9), "<i4").tobytes()
     with pytest.raises(ChangeSomething, match="that its images need"):
-        SentImages(store).take(replace(command, prompt=ids))
+        SentImages(store).take(with_spec(command, prompt=ids))
     assert not store._spans

@@ -9,6 +9,7 @@ import pytest
 from kvell.engine.core.journal import Journal
 from kvell.engine.protocol.leading import Drained
 from kvell.engine.protocol.messages import Cancel, Drain, Event, Finished, Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.structured_outputs import StructuredOutputs
 from kvell.engine.sampling.awaited_grammars import AwaitedGrammars
@@ -77,7 +78,7 @@ def setting(loaded: tuple[LLM, Journal]) -> Setting:
 
 
 def submit(name: str, sampling: SamplingParams = FORMED, attempt: int = 0) -> Submit:
-    return Submit(RequestId(name), PROMPT, sampling, attempt=attempt)
+    return Submit(RequestSpec(RequestId(name), PROMPT, sampling), attempt=attempt)
 
 
 def ends(events: list[Event]) -> list[tuple[str, str]]:

@@ -18,7 +18,7 @@ from kvell.engine.sampling.controls import Controls, SampledPart
 from kvell.engine.sampling.draw import sample
 from kvell.engine.sampling.grammars import Allowed, Grammars, MaskedRequest
 from kvell.engine.sampling.likelihood import token_logprobs
-from kvell.vocabulary import RequestId
+from tests.engine.works import work_of
 
 WORDS = 40
 ENDS = (3, 4)
@@ -65,14 +65,13 @@ def make_work(
     known = np.array([*prompt, *output], np.int32)
     start = len(known) - count + proposed if start is None else start
     plain = (sampling is None or sampling.is_plain) and scores is None
-    return TokenWork(
-        RequestId(f"r{handle}"),
+    return work_of(
+        f"r{handle}",
         handle,
         start,
         count,
-        np.zeros(count, np.int32),
-        sampling,
-        len(output),
+        sampling=sampling,
+        output_index=len(output),
         proposed=proposed,
         prompt_tokens=len(prompt),
         past=None if plain else known,

@@ -11,6 +11,7 @@ from kvell.engine.assembly import make_limits
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.journal import Journal, JournaledCore, replay
 from kvell.engine.protocol.messages import Finished, Submit
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.model_rules import ModelRules
@@ -60,7 +61,7 @@ def core_over(layout: Layout) -> EngineCore:
 def ask(name: str, model: str, tokens: int, outputs: int = 5, first: int = 5) -> Submit:
     ids = np.arange(tokens, dtype="<i4") % 40 + first
     params = SamplingParams(temperature=0, max_tokens=outputs)
-    return Submit(RequestId(name), ids.tobytes(), params, model=model)
+    return Submit(RequestSpec(RequestId(name), ids.tobytes(), params, model=model))
 
 
 def step(core: EngineCore, token: int = 7) -> tuple[StepPlan, list[Any]]:
@@ -81,7 +82,11 @@ def test_work_names_its_model() -> None:
     for name, model in (("first", ""), ("same", "a"), ("other", "b")):
         assert core.submit(ask(name, model, 9, first=len(name))) == []
     plan, _ = step(core)
-    assert {w.request_id: w.model for w in plan.work} == {"first": "a", "same": "a", "other": "b"}
+    assert {w.request_id: w.spec.model for w in plan.work} == {
+        "first": "a",
+        "same": "a",
+        "other": "b",
+    }
 
 
 def test_each_model_has_its_own_last_token() -> None:

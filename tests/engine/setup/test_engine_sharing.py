@@ -15,6 +15,7 @@ from kvell.engine.core.journal import Journal, Warmed, replay
 from kvell.engine.engine import Engine
 from kvell.engine.planning.step_memory import SharedMemory
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.runner import Runner
@@ -78,7 +79,7 @@ def answers(engine: Engine, asked: list[list[int]], at_once: int = 8) -> dict[st
             index, prompt = waiting.pop(0)
             tokens[str(index)] = []
             ids = np.asarray(prompt, "<i4").tobytes()
-            assert engine.handle(Submit(RequestId(str(index)), ids, SAMPLING)) == []
+            assert engine.handle(Submit(RequestSpec(RequestId(str(index)), ids, SAMPLING))) == []
         for event in engine.step():
             if isinstance(event, Tokens):
                 tokens[event.request_id] += event.token_ids

@@ -12,6 +12,7 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import InstanceDied, TryLater
 from kvell.front.front import Front
 from kvell.testing.instance import REFUSE_TOKEN, fake_token
+from tests.engine.works import spec_of
 
 PAUSE_SECONDS = 0.01
 """After a request that was not let in."""
@@ -85,7 +86,9 @@ class Load:
         tokens: list[int] = []
         end: Finished | None = None
         try:
-            async for output in self._front.generate(prompt, SamplingParams(max_tokens=most)):
+            async for output in self._front.generate(
+                spec_of(prompt, SamplingParams(max_tokens=most))
+            ):
                 self.tokens += len(output.token_ids)
                 for token in output.token_ids:
                     if token != fake_token(prompt.tobytes(), len(tokens)):

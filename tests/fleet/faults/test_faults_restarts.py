@@ -4,6 +4,7 @@ import os
 import signal
 
 from kvell.engine.protocol.messages import Submit
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.fleet.instance.dialing import dial_instance
 from kvell.fleet.placing.cluster_site import ClusterSite
@@ -27,7 +28,9 @@ async def killed_at_work(one: Managed, front: FrontClient, restarts: int) -> Non
     entry = front.entry("mixed-0")
     told = Greeting("front-b", restarts, "", 0)
     line = await dial_instance(entry.address, told, SECRET, "mixed-0", entry.incarnation)
-    line.send(Submit(RequestId("front-b:1"), b"abcd", SamplingParams(max_tokens=1_000_000)))
+    line.send(
+        Submit(RequestSpec(RequestId("front-b:1"), b"abcd", SamplingParams(max_tokens=1_000_000)))
+    )
     member = one.manager._members["mixed-0"]
     await until(lambda: bool(member.report and member.report.load and member.report.load.step))
     os.kill(entry.pid, signal.SIGKILL)

@@ -36,6 +36,7 @@ from kvell.wire.blocking import BlockingSocket
 from kvell.wire.endpoints import endpoint_of, listen_at
 from kvell.wire.frames import FrameReader, ProtocolError
 from kvell.wire.greeting import Greeting
+from tests.engine.works import spec_of
 from tests.wire.answering import answer_session
 
 SECRET = b"0123456789abcdef"
@@ -241,7 +242,7 @@ async def finish_of(
     """Serve a prompt, check every token, and return its end."""
     tokens: list[int] = []
     sampling = SamplingParams(max_tokens=max_tokens)
-    async for output in front.generate(prompt, sampling, request_id=request_id):
+    async for output in front.generate(spec_of(prompt, sampling, request_id=request_id or "")):
         tokens += output.token_ids
         if output.finished is not None:
             end = output.finished

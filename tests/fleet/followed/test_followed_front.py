@@ -7,11 +7,13 @@ import numpy as np
 import pytest
 
 from kvell.engine.protocol.messages import Finished
+from kvell.engine.protocol.pooling import POOLED
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import ChangeSomething
 from kvell.fleet.followed import instance_link
 from kvell.fleet.manager.messages import Ended, Leave
 from kvell.front.front import Front
+from tests.engine.works import spec_of
 from tests.fleet.followed.scripted_cluster import (
     LIMITS,
     PROMPT,
@@ -240,7 +242,9 @@ def test_names_of_requests_are_the_fronts_own_on_the_wire_and_not_for_people() -
                 ends = await asyncio.gather(*same)
                 assert [end.request_id for end in ends] == ["mine", "mine"]
                 assert set(one.engine.asked()) == {f"{f.instance}:mine" for f in manager.fronts}
-                outputs = front.generate(PROMPT, SamplingParams(max_tokens=3000), request_id="it")
+                outputs = front.generate(
+                    spec_of(PROMPT, SamplingParams(max_tokens=3000), request_id="it")
+                )
                 await anext(outputs)
                 [entry] = front.entries().in_flight
                 assert entry.shown_id == "it"
@@ -250,7 +254,7 @@ def test_names_of_requests_are_the_fronts_own_on_the_wire_and_not_for_people() -
                 assert foreign is not None
                 assert foreign.owners[0].request_id == entry.request_id
                 with pytest.raises(ChangeSomething, match=r"^request_id=it: is in use"):
-                    await anext(front.generate(PROMPT, SamplingParams(), request_id="it"))
+                    await anext(front.generate(spec_of(PROMPT, SamplingParams(), request_id="it")))
                 front.stop("it")
                 rest = [output async for output in outputs]
                 assert rest[-1].finished is not None and rest[-1].finished.reason == "stop"
@@ -297,7 +301,7 @@ def test_another_fronts_load_moves_the_choice_of_least_load() -> None:
                 joined(manager) as second,
             ):
                 prompt = np.arange(3, 3000, dtype=np.int32)
-                running = first.generate(prompt, SamplingParams(max_tokens=1), pooling="last")
+                running = first.generate(spec_of(prompt, POOLED, pooling="last"))
                 task = asyncio.ensure_future(anext(running))
                 line = second._request_queue.line("mixed-0")
                 await until(lambda: line.outstanding_prompt_tokens == 2997)

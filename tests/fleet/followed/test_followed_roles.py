@@ -8,6 +8,7 @@ from kvell.engine.protocol.messages import Migrate, Submit
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.fleet.manager.messages import FrontBeat
 from kvell.front.front import Front
+from tests.engine.works import spec_of
 from tests.fleet.followed.scripted_cluster import (
     ScriptedInstance,
     ScriptedManager,
@@ -40,7 +41,7 @@ def test_the_load_of_each_part_is_told() -> None:
             assert beat.roles == {name: name.partition("-")[0] for name in beat.roles}
             assert beat.loads == {"prefill-0": 0, "decode-0": 0, "decode-1": 0}
             prompt = np.arange(50, 2050, dtype=np.int32)
-            outputs = front.generate(prompt, SamplingParams(max_tokens=1), pooling="last")
+            outputs = front.generate(spec_of(prompt, SamplingParams(max_tokens=1), pooling="last"))
             task = asyncio.ensure_future(anext(outputs))
             await until(lambda: last_beat(manager).loads["prefill-0"] == 2000)
             await task

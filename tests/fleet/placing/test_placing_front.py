@@ -14,6 +14,7 @@ from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.fleet.instance.instance_process import InstanceStartError
 from kvell.testing.instance import fake_token
+from tests.engine.works import spec_of
 from tests.fleet.placing.conftest import QUICK, Placed, Served
 from tests.front.scenarios import damage_next_bytes, is_gone, run, until
 
@@ -29,7 +30,9 @@ def expected(count: int) -> list[int]:
 
 async def finish_of(placed: Placed, max_tokens: int) -> tuple[list[int], Finished]:
     tokens: list[int] = []
-    async for output in placed.front.generate(PROMPT, SamplingParams(max_tokens=max_tokens)):
+    async for output in placed.front.generate(
+        spec_of(PROMPT, SamplingParams(max_tokens=max_tokens))
+    ):
         tokens += output.token_ids
         if output.finished is not None:
             return tokens, output.finished

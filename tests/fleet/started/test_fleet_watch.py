@@ -15,6 +15,7 @@ from kvell.errors import InstanceDied, TryLater
 from kvell.fleet.started.watch import MOST_QUESTIONS, Watch, pages_of
 from kvell.front.front import Front
 from kvell.testing.instance import LARGE_PAGES
+from tests.engine.works import spec_of
 from tests.front.scenarios import run, until
 
 CommandFactory = Callable[..., list[str]]
@@ -148,7 +149,11 @@ def test_a_front_shows_what_its_instances_have(instance_command: CommandFactory)
             used = [np.frombuffer(one.used, "<u4").tolist() for one in empty.values()]
             assert used == [[0] * LARGE_PAGES] * 2
             outputs = front.generate(
-                np.array([70, 71, 72], np.int32), SamplingParams(max_tokens=500), request_id="mine"
+                spec_of(
+                    np.array([70, 71, 72], np.int32),
+                    SamplingParams(max_tokens=500),
+                    request_id="mine",
+                )
             )
             await anext(outputs)
             (entry,), waiting, *_ = front.entries()

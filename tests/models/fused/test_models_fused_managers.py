@@ -8,6 +8,7 @@ import torch
 
 from kvell.engine.assembly import build_engine
 from kvell.engine.protocol.messages import Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.setup.options import EngineOptions
 from kvell.memory import MANAGERS, Manager
@@ -55,7 +56,7 @@ def test_long_contexts_under_every_manager(architecture: str, manager: Manager) 
     )
     engine = build_engine(model, architecture, options)
     params = SamplingParams(temperature=0, max_tokens=OUTPUTS, ignore_eos=True)
-    engine.handle(Submit(RequestId("a"), np.asarray(PROMPT, "<i4").tobytes(), params))
+    engine.handle(Submit(RequestSpec(RequestId("a"), np.asarray(PROMPT, "<i4").tobytes(), params)))
     answer: list[int] = []
     while engine.has_work():
         answer += [t for e in engine.step() if isinstance(e, Tokens) for t in e.token_ids]

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from kvell.engine.protocol.messages import Finished, Submit
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.setup.options import EngineOptions
 from kvell.engine.setup.sizes import layout_of
@@ -214,4 +215,4 @@ def test_images_that_nobody_has_given_are_refused() -> None:
 
 def submit_of(told: ImagePrompt) -> Submit:
     params = SamplingParams(temperature=0, max_tokens=8)
-    return Submit(RequestId("q"), told.token_ids.tobytes(), params, images=told.images)
+    return Submit(RequestSpec(RequestId("q"), told.token_ids.tobytes(), params, images=told.images))

@@ -10,6 +10,7 @@ from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import build_engine, copies_beside_passes
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.running.copies.copies_under_pass import _Under
 from kvell.engine.setup.options import EngineOptions
@@ -165,7 +166,7 @@ def test_each_of_several_models_waits_for_its_own_pages(pair: tuple[str, str]) -
     run.run()
     together.assert_all(run)
     fetched = [
-        {work.model for work in plan.work}
+        {work.spec.model for work in plan.work}
         for plan in run.watched.plans
         if len(plan.fetches) or len(plan.offloads)
     ]
@@ -202,7 +203,7 @@ def answers(engine: Engine) -> dict[str, list[int]]:
     greedy = SamplingParams(temperature=0, max_tokens=14, ignore_eos=True)
     for number, prompt in enumerate(PROMPTS):
         ids = np.asarray(prompt, "<i4").tobytes()
-        assert engine.handle(Submit(RequestId(str(number)), ids, greedy)) == []
+        assert engine.handle(Submit(RequestSpec(RequestId(str(number)), ids, greedy))) == []
     while engine.has_work():
         for event in engine.step():
             if isinstance(event, Tokens):

@@ -12,6 +12,7 @@ import pytest
 
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Event, Finished, Migrate, Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.memory import audit
 from kvell.mempool.rendezvous import (
@@ -58,7 +59,9 @@ class Pair:
         self.tokens[name] = []
         ids = np.asarray(prompt, "<i4").tobytes()
         to = "ab"[1 - at] if goes_to is None else goes_to
-        command = Submit(RequestId(name), ids, params, goes_to=to, pulls_from=pulls_from)
+        command = Submit(
+            RequestSpec(RequestId(name), ids, params), goes_to=to, pulls_from=pulls_from
+        )
         self.take(self.engines[at].handle(command))
 
     def migrate(self, name: str, at: int, goes_to: str) -> None:
@@ -165,7 +168,7 @@ def _answers(
     found: dict[str, list[int]] = {}
     for name, prompt in prompts.items():
         ids = np.asarray(prompt, "<i4").tobytes()
-        engine.handle(Submit(RequestId(name), ids, params))
+        engine.handle(Submit(RequestSpec(RequestId(name), ids, params)))
     while engine.has_work():
         for event in engine.step():
             if isinstance(event, Tokens):

@@ -17,6 +17,7 @@ from kvell.attention.choice import choose_kernels
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Cancel, Event, Finished, Migrate, Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.running import moved_images
 from kvell.engine.running.sent_images import to_sent
@@ -84,7 +85,7 @@ def engine_of(architecture: str, kv_bytes: int = 8 * MIB, **more: Any) -> Engine
 def submit_of(name: str, prompt: Prompt, params: SamplingParams, **more: Any) -> Submit:
     tensors = tuple(to_sent(key, tensor) for key, tensor in prompt.tensors.items())
     ids = np.asarray(prompt.token_ids, "<i4").tobytes()
-    return Submit(RequestId(name), ids, params, tensors=tensors, **more)
+    return Submit(RequestSpec(RequestId(name), ids, params, tensors=tensors), **more)
 
 
 class Pair:

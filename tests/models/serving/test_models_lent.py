@@ -13,6 +13,7 @@ from kvell.engine.engine import Engine
 from kvell.engine.lending.borrower import Borrower
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Event, MoveKvCache, Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.mempool.rendezvous import FolderRendezvous, make_folder
 from kvell.vocabulary import MIB, RequestId
@@ -160,7 +161,9 @@ def said_by(engine: Engine, prompts: dict[str, list[int]]) -> dict[str, Said]:
     """What an engine says that computes each request by itself."""
     found: dict[str, Said] = {}
     for name, prompt in prompts.items():
-        engine.handle(Submit(RequestId(name), np.asarray(prompt, "<i4").tobytes(), PARAMS))
+        engine.handle(
+            Submit(RequestSpec(RequestId(name), np.asarray(prompt, "<i4").tobytes(), PARAMS))
+        )
         while engine.has_work():
             for event in engine.step():
                 if isinstance(event, Tokens):

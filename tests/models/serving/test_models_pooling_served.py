@@ -16,6 +16,7 @@ from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
 from kvell.engine.protocol.messages import Finished, Submit, Tokens
 from kvell.engine.protocol.pooling import POOLED, Pooling, vector_of
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.memory import GroupKind, audit, pool_bytes_for
 from kvell.models.config.budgets import budgets_of, with_budgets
@@ -98,7 +99,9 @@ class Asked:
     ) -> None:
         self.tokens[name] = []
         ids = np.asarray(prompt, "<i4").tobytes()
-        self.take(self.engine.handle(Submit(RequestId(name), ids, params, pooling=pooling)))
+        self.take(
+            self.engine.handle(Submit(RequestSpec(RequestId(name), ids, params, pooling=pooling)))
+        )
 
     def pool(self, prompts: Mapping[str, Sequence[int]]) -> None:
         for name, prompt in prompts.items():

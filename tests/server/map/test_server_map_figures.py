@@ -6,9 +6,11 @@ import msgspec
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from kvell.cli.top.seen import IdleSpell, read
 from kvell.engine.protocol.pages import LargePage, Miss, PageGroup, PageOwner, Pages
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.statistics import GroupStats, Stats
 from kvell.fleet.started.member import MemberStatus
@@ -54,7 +56,13 @@ def entry(
     name: str = "r", arrived: float = 10.0, tokens: int = 0, line: str = "mixed-0"
 ) -> LogEntry:
     made = LogEntry(
-        RequestId(name), np.arange(5, dtype="<i4").tobytes(), SamplingParams(), "a salt", arrived
+        RequestSpec(
+            RequestId(name),
+            np.arange(5, dtype="<i4").tobytes(),
+            SamplingParams(),
+            cache_salt="a salt",
+        ),
+        arrived,
     )
     made.line = line
     made.output.extend(range(tokens))
@@ -119,7 +127,7 @@ def test_states_follow_a_request() -> None:
 
 def test_no_prompt_answer_or_salt_is_told() -> None:
     made = entry(tokens=3)
-    made.prompt = b"secret prompt   "
+    made.spec = structs.replace(made.spec, prompt=b"secret prompt   ")
     body = msgspec.json.encode(
         map_body([InstanceSnapshot(STATUS, STATS, PAGES)], Entries([made], []), 13.0)
     )

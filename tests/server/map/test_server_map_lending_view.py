@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.engine.protocol.placements import RequestPlacementEntry
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.front.request_log import LogEntry
 from kvell.front.routes import RequestTransfer
@@ -24,7 +25,7 @@ def part(request: str, instance: str, blocks: int, *, local: bool = False) -> Re
 
 def moving(name: str, **fields: object) -> LogEntry:
     prompt = np.arange(3, dtype="<i4").tobytes()
-    made = LogEntry(RequestId(name), prompt, SamplingParams(), "", 0.0)
+    made = LogEntry(RequestSpec(RequestId(name), prompt, SamplingParams()), 0.0)
     for field, value in fields.items():
         setattr(made, field, value)
     return made

@@ -5,18 +5,17 @@ from collections.abc import AsyncGenerator
 from itertools import pairwise
 from typing import Any, cast
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.engine.protocol.messages import Finished
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.errors import KvellError, RequestFailed, TryLater
 from kvell.front.front import Front
 from kvell.front.mailbox import Output
 from kvell.models.text.answer_text import AnswerText
-from kvell.server.text.text_model import PreparedPrompt
 from kvell.server.text.text_stream import (
     RequestRefused,
     TextDelta,
@@ -26,6 +25,7 @@ from kvell.server.text.text_stream import (
 )
 from kvell.testing.instance import EOS_TOKEN, ByteText
 from kvell.vocabulary import FinishReason, RequestId
+from tests.engine.works import spec_of
 
 
 class Script:
@@ -58,20 +58,21 @@ def ended(
     return Output((), finished)
 
 
-PROMPT = PreparedPrompt(np.zeros(3, np.int32), "r")
+def spec(sampling: SamplingParams | None = None) -> RequestSpec:
+    return spec_of([0, 0, 0], sampling or SamplingParams(), "r")
 
 
 def deltas(script: Script, sampling: SamplingParams | None = None) -> list[TextDelta]:
     async def gather() -> list[TextDelta]:
         front = cast(Front, script)
-        stream = text_deltas(front, ByteText(), PROMPT, sampling or SamplingParams())
+        stream = text_deltas(front, ByteText(), spec(sampling))
         return [delta async for delta in stream]
 
     return asyncio.run(gather())
 
 
 def written(data: bytes, cuts: list[int], sampling: SamplingParams) -> tuple[str, AnswerText]:
-    writer = answer_text(ByteText(), sampling, PROMPT)
+    writer = answer_text(ByteText(), spec(sampling))
     bounds = sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)})
     text = "".join(writer.push(tuple(data[start:end])) for start, end in pairwise(bounds))
     return text + writer.finish(), writer
@@ -120,7 +121,7 @@ def test_end_of_sequence_is_text_when_it_is_ignored() -> None:
 
 def test_an_unfinished_character_is_shown_as_broken_at_the_end_only() -> None:
     assert written("é".encode()[:1], [], SamplingParams())[0] == "\ufffd"
-    assert answer_text(ByteText(), SamplingParams(), PROMPT).push(tuple("é".encode()[:1])) == ""
+    assert answer_text(ByteText(), spec()).push(tuple("é".encode()[:1])) == ""
 
 
 def test_deltas_end_with_reason_and_usage() -> None:
@@ -227,8 +228,7 @@ def test_leaving_the_deltas_leaves_the_front() -> None:
     script = Script(Output((97,)), Output((98,)), ended("length"))
 
     async def leave() -> None:
-        prompt = PreparedPrompt(np.zeros(3, np.int32), "r")
-        stream = text_deltas(cast(Front, script), ByteText(), prompt, SamplingParams())
+        stream = text_deltas(cast(Front, script), ByteText(), spec())
         await anext(stream)
         await stream.aclose()
 

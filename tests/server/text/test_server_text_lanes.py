@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from kvell.engine.protocol.tensors import SentTensor
+from kvell.engine.protocol.request_spec import SentTensor
 from kvell.errors import TryLater
 from kvell.server.text import held_tensors
 from kvell.server.text.held_tensors import HeldTensors

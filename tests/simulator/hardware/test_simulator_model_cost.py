@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from kvell.engine.requests.plan import TokenWork
@@ -11,7 +10,7 @@ from kvell.models.config.configs import config_from_dict, read_config
 from kvell.models.config.description import describe
 from kvell.pages.layout import GroupKind, LayerSpec
 from kvell.simulator.hardware.model_cost import ModelCost, layer_costs, model_cost
-from kvell.vocabulary import RequestId
+from tests.engine.works import work_of
 
 CONFIGS = Path(__file__).parents[3] / "bench" / "configs"
 PUBLISHED = {
@@ -34,7 +33,7 @@ PUBLISHED = {
 
 
 def token_work(start: int, count: int) -> TokenWork:
-    return TokenWork(RequestId("0"), 1, start, count, np.zeros(count, np.int32), None, 0)
+    return work_of("0", 1, start, count)
 
 
 def estimate(name: str) -> ModelCost:

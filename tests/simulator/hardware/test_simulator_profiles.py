@@ -24,7 +24,7 @@ from kvell.simulator.hardware.profiles import (
     load_link,
     load_profile,
 )
-from kvell.vocabulary import RequestId
+from tests.engine.works import work_of
 
 SLOW = DeviceProfile("slow", 100.0, 0.5, 10.0, 0.5, 1.0)
 
@@ -138,7 +138,7 @@ class TestAnalyticModel:
 
 
 def work(start: int, count: int) -> TokenWork:
-    return TokenWork(RequestId("0"), 1, start, count, np.zeros(count, np.int32), None, 0)
+    return work_of("0", 1, start, count)
 
 
 class TestModelCost:

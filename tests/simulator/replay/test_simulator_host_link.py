@@ -8,18 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.cost.calibration import HostCopies
-from kvell.engine.requests.plan import PageCopy, StepPlan, TokenWork
+from kvell.engine.requests.plan import PageCopy, StepPlan
 from kvell.engine.running.copies.copy_order import copy_order
 from kvell.pages.stages import stages_of
 from kvell.simulator.replay.host_link import WithHostLink, calibrated_link
 from kvell.simulator.replay.runner import CalibratedMachine
-from kvell.vocabulary import RequestId, StepNumber
+from kvell.vocabulary import StepNumber
 from tests.cost.test_cost_calibration import MADE
 from tests.engine.conftest import make_layout
+from tests.engine.works import work_of
 
 LAYOUT = make_layout((0, 9))
 FULL, SLIDING = (group.page_stride_bytes for group in LAYOUT.groups)
-WORK = TokenWork(RequestId("a"), 0, 0, 1, np.zeros(1, np.int32), None, 0)
+WORK = work_of("a", 0, 0, 1)
 PLAN = StepPlan(
     StepNumber(1),
     offloads=np.array([[0, 1, 2], [1, 5, 0]], np.int32),

@@ -18,7 +18,8 @@ from kvell.simulator.replay.runner import Acceptance, Machine, TraceRunner, draf
 from kvell.simulator.traces.drawing import keyed_fraction
 from kvell.simulator.traces.prompts import PromptMaker
 from kvell.simulator.traces.trace import TraceRow
-from kvell.vocabulary import RequestId, StepNumber
+from kvell.vocabulary import StepNumber
+from tests.engine.works import work_of
 from tests.simulator.replays import PROFILE, layer_of, row
 
 GREEDY = SamplingParams(temperature=0)
@@ -37,8 +38,7 @@ def test_a_keyed_number_is_drawn_evenly_and_only_once() -> None:
 def work(request: int, start: int, count: int, proposed: int = 0) -> TokenWork:
     tokens = np.full(count, 7, np.int32)
     tokens[count - proposed :] = TO_DRAFT
-    name = RequestId(str(request))
-    return TokenWork(name, request + 1, start, count, tokens, GREEDY, 0, proposed=proposed)
+    return work_of(str(request), request + 1, start, count, tokens, GREEDY, proposed=proposed)
 
 
 def spans(work: Sequence[TokenWork]) -> list[tuple[str, int, int]]:

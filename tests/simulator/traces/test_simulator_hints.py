@@ -46,4 +46,4 @@ def test_the_hint_of_a_row_is_in_the_journal_of_its_replay(hint: bool | None) ->
     journal = Journal()
     make_replay(layout_of((0, 1)), [replace(row(8, 2), will_return=hint)], journal=journal)
     (command,) = [entry for entry in journal.entries if isinstance(entry, Submit)]
-    assert command.sampling.will_return is hint
+    assert command.spec.sampling.will_return is hint

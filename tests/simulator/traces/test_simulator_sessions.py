@@ -7,14 +7,12 @@ import pytest
 from kvell.clock import VirtualClock
 from kvell.engine.core.journal import Journal
 from kvell.engine.protocol.messages import Submit
-from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
 from kvell.memory import GroupKind, LayerSpec, audit, create_core, plan_layout
-from kvell.simulator.replay.replay import Replay, with_images
+from kvell.simulator.replay.replay import Replay
 from kvell.simulator.traces.generators import generate_trace
 from kvell.simulator.traces.prompts import PromptMaker
 from kvell.simulator.traces.rows import ImageRow, TraceRow
-from kvell.vocabulary import RequestId
 from tests.simulator.replays import MACHINE, layer_of, layout_of, make_replay, row
 
 PLAIN = ((0, 1),)
@@ -75,7 +73,7 @@ class TestTurns:
             journal=journal,
         )
         assert run.report()["requests_finished"] == len(rows)
-        told = {int(e.request_id): e.prompt for e in journal.entries if isinstance(e, Submit)}
+        told = {int(e.request_id): e.spec.prompt for e in journal.entries if isinstance(e, Submit)}
         maker = PromptMaker(rows)
         assert told == {i: maker.prompt(i).astype("<i4").tobytes() for i in range(len(rows))}
         finished = {r.index: r.finish_step for r in run.requests}
@@ -98,14 +96,6 @@ def small_chat(count: int) -> list[TraceRow]:
 
 
 class TestImages:
-    COMMAND = Submit(RequestId("0"), b"\0\0\0\0", SamplingParams(temperature=0))
-
-    def test_spans_are_said(self) -> None:
-        assert with_images(self.COMMAND, ((0, 1, 9),)) == replace(self.COMMAND, images=((0, 1, 9),))
-
-    def test_a_command_without_images_is_told_as_it_is(self) -> None:
-        assert with_images(self.COMMAND, ()) is self.COMMAND
-
     def test_figures_count_the_tokens_that_stand_for_images(self) -> None:
         rows = generate_trace("mmmu-pro", 3)
         run = make_replay(layout_of(*PLAIN, large_pages=8), rows)
@@ -136,7 +126,7 @@ class TestImages:
         assert audit(layout, core.snapshot()) == []
         told = [entry for entry in journal.entries if isinstance(entry, Submit)]
         spans = ((0, 20, 20), (26, 8, 8)) if images_in_text else ((0, 1, 20), (7, 1, 8))
-        assert [entry.images for entry in told] == [spans, (), spans]
+        assert [entry.spec.images for entry in told] == [spans, (), spans]
         lengths = [38, 10, 37] if images_in_text else [12, 10, 11]
-        assert [len(entry.prompt) // 4 for entry in told] == lengths
+        assert [len(entry.spec.prompt) // 4 for entry in told] == lengths
         assert [r.prompt_tokens for r in run.requests] == lengths

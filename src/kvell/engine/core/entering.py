@@ -5,11 +5,13 @@ from collections.abc import Container, Mapping
 from dataclasses import replace
 
 import numpy as np
+from msgspec import structs
 
 from kvell.engine.lending.sections import local_reason
 from kvell.engine.moving.encoding import ArrivedRequest
 from kvell.engine.protocol.messages import Finished, Submit
 from kvell.engine.protocol.pooling import POOLED
+from kvell.engine.protocol.request_spec import RequestSpec, to_token_ids
 from kvell.engine.protocol.sampling_params import SEED_BYTES, SamplingParams
 from kvell.engine.requests.admissible import output_problem, request_problem, sampling_problem
 from kvell.engine.requests.cache_roots import cache_root, long_root
@@ -17,7 +19,6 @@ from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.model_rules import ModelRules
 from kvell.engine.requests.pooling import pooling_problem
 from kvell.engine.requests.request import Request
-from kvell.engine.requests.turns import Turn
 from kvell.errors import ChangeSomething
 from kvell.memory import Tokens
 from kvell.vocabulary import RequestId
@@ -52,14 +53,14 @@ class RequestFactory:
 
         :param in_use: ids of this engine's requests.
         """
-        return self._made(command, np.frombuffer(command.output, "<i4").astype(np.int32), in_use)
+        return self._made(command, to_token_ids(command.output), in_use)
 
     def make_arrived(
         self, arrived: ArrivedRequest, in_use: Container[RequestId]
     ) -> Request | Finished:
         """Make a request that arrived with its pages, or its end if it cannot continue here."""
-        before = np.frombuffer(arrived.command.output, "<i4")
-        output = np.append(before, np.asarray(arrived.handover.output, np.int32)).astype(np.int32)
+        before = to_token_ids(arrived.command.output)
+        output = np.append(before, np.asarray(arrived.handover.output, np.int32))
         request = self._made(arrived.command, output, in_use)
         if isinstance(request, Finished):
             return request
@@ -73,46 +74,41 @@ class RequestFactory:
     def _made(
         self, command: Submit, output: Tokens, in_use: Container[RequestId]
     ) -> Request | Finished:
-        prompt = np.frombuffer(command.prompt, "<i4").astype(np.int32)
-        if problem := self._problem(command, prompt, output, in_use):
+        if problem := self._problem(command, output, in_use):
             return _refusal(command, problem)
-        rules = self.rules(command.model)
-        room = _limits(command, rules).max_model_len - len(prompt)
-        sampling = POOLED if command.pooling else _with_seed(command)
+        rules = self.rules(command.spec.model)
+        room = _limits(command, rules).max_model_len - command.spec.prompt_tokens
+        spec = _resolved(command.spec, rules.name)
+        sampling = spec.sampling
         number, self._num_made = self._num_made, self._num_made + 1
         max_tokens = max(1, min(sampling.max_tokens or room, room))
         root = cache_root(
-            command.cache_salt,
+            spec.cache_salt,
             f"{number} {command.request_id}",
             is_scored=sampling.prompt_logprobs is not None,
             is_cached=self._is_cached,
         )
         short_tokens = rules.limits.short_rope_tokens
         return Request(
-            command.request_id,
+            spec,
             command.attempt,
-            prompt,
-            sampling,
             max_tokens,
-            long_root(root) if 0 < short_tokens < len(prompt) + len(output) else root,
+            long_root(root) if 0 < short_tokens < spec.prompt_tokens + len(output) else root,
             short_rope_tokens=short_tokens,
-            images=np.asarray(command.images, np.int32) if command.images else None,
-            image_rows=command.images,
             output=output.tolist(),
-            model=rules.name,
             number=number,
-            turn=Turn(command.priority, command.tenant, command.group),
-            pooling=command.pooling,
             suspect_at=len(output) if command.is_suspect else -1,
         )
 
     def _problem(
-        self, command: Submit, prompt: Tokens, output: Tokens, in_use: Container[RequestId]
+        self, command: Submit, output: Tokens, in_use: Container[RequestId]
     ) -> ChangeSomething | None:
+        spec = command.spec
+        prompt = spec.token_ids
         if command.request_id in in_use:
             return ChangeSomething("request_id", command.request_id, "is in use", "choose another")
         try:
-            rules = self.rules(command.model)
+            rules = self.rules(spec.model)
         except ChangeSomething as problem:
             return problem
         limits = _limits(command, rules)
@@ -126,12 +122,12 @@ class RequestFactory:
             return ChangeSomething(
                 "prompt", f"{len(prompt)} tokens", f"cannot leave this instance: {reason}", remedy
             )
-        if command.pooling:
-            return pooling_problem(prompt, limits, has_images=bool(command.images))
-        max_tokens = command.sampling.max_tokens or 1
+        if spec.pooling:
+            return pooling_problem(prompt, limits, has_images=bool(spec.images))
+        max_tokens = spec.sampling.max_tokens or 1
         return (
-            sampling_problem(command.sampling, limits, bool(command.images))
-            or request_problem(prompt, command.images, max_tokens, limits, rules.layout)
+            sampling_problem(spec.sampling, limits, bool(spec.images))
+            or request_problem(prompt, spec.images, max_tokens, limits, rules.layout)
             or output_problem(output, limits)
         )
 
@@ -151,15 +147,23 @@ def _refusal(command: Submit, problem: ChangeSomething) -> Finished:
         command.request_id,
         command.attempt,
         "refused",
-        len(command.prompt) // 4,
+        command.spec.prompt_tokens,
         message=str(problem),
         field=problem.field,
     )
 
 
-def _with_seed(command: Submit) -> SamplingParams:
+def _resolved(spec: RequestSpec, model: str) -> RequestSpec:
+    """Return the spec with the name of its model and the sampling that the engine uses."""
+    sampling = POOLED if spec.pooling else _with_seed(spec)
+    if sampling is spec.sampling and model == spec.model:
+        return spec
+    return structs.replace(spec, sampling=sampling, model=model)
+
+
+def _with_seed(spec: RequestSpec) -> SamplingParams:
     """Return the sampling with a seed, by default derived from the request id, for replays."""
-    if command.sampling.seed is not None or command.sampling.temperature == 0:
-        return command.sampling
-    digest = hashlib.blake2b(command.request_id.encode(), digest_size=SEED_BYTES).digest()
-    return replace(command.sampling, seed=int.from_bytes(digest, "little"))
+    if spec.sampling.seed is not None or spec.sampling.temperature == 0:
+        return spec.sampling
+    digest = hashlib.blake2b(spec.request_id.encode(), digest_size=SEED_BYTES).digest()
+    return replace(spec.sampling, seed=int.from_bytes(digest, "little"))

@@ -23,4 +23,4 @@ def refuse(command: Submit, problem: ChangeSomething | TryLater) -> Finished:
 
 def end(command: Submit, reason: FinishReason) -> Finished:
     """Return the end of a request that the core has never seen."""
-    return Finished(command.request_id, command.attempt, reason, len(command.prompt) // 4)
+    return Finished(command.request_id, command.attempt, reason, command.spec.prompt_tokens)

@@ -251,7 +251,7 @@ class BufferedPrefixes:
         """Return whether pages hold all of a request's KV, and none is of a draft or an image."""
         groups = (self._groups[index] for index in self._own(request.model))
         is_plain = all(group.kind in SERVED_KINDS and not group.is_draft for group in groups)
-        return is_plain and not request.image_rows
+        return is_plain and not request.spec.images
 
 
 def held_already(core: MemoryCore, handle: int, before: NewPages) -> set[tuple[int, int]]:

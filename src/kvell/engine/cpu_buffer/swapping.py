@@ -145,7 +145,7 @@ class Swapping:
         A borrowing request is not swapped, since it would lose its remote sections anyway.
         """
         seen = [g for g in self._core.layout.groups if g.model == request.model]
-        is_plain = all(g.kind in SWAPPABLE for g in seen) and not request.image_rows
+        is_plain = all(g.kind in SWAPPABLE for g in seen) and not request.spec.images
         if not is_plain or request.away_tokens:
             return False
         return request.computed > self._core.hit_tokens(request.handle)

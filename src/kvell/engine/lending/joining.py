@@ -113,7 +113,7 @@ class JoiningRequests:
     def _common(self, request: Request, other: Borrower) -> int:
         """Return the number of common sections whose loans are valid and not recalled."""
         of, tokens = other.request, self._sections.section_tokens
-        if (of.model, of.cache_root) != (request.model, request.cache_root) or of.image_rows:
+        if (of.model, of.cache_root) != (request.model, request.cache_root) or of.spec.images:
             return 0
         first_gone = self._sections.first_lost(other)
         num_valid = other.away if first_gone is None else min(other.away, first_gone)

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, replace
 
 import msgspec
-import numpy as np
 
 from kvell.engine.protocol.messages import Cancel, Submit
+from kvell.engine.protocol.request_spec import to_token_bytes
 from kvell.engine.requests.request import Request
 from kvell.memory import MemoryCore
 from kvell.mempool.transfers.messages import Offer, Prepare
@@ -50,7 +50,7 @@ def encode_announcement(command: Submit, request: Request) -> bytes:
     tokens = request.tokens(len(request.prompt), request.num_tokens)
     if request.is_decoding:
         tokens = tokens[:-1]
-    output = np.ascontiguousarray(tokens, "<i4").tobytes()
+    output = to_token_bytes(tokens)
     return msgspec.msgpack.encode(replace(command, goes_to="", pulls_from="", output=output))
 
 

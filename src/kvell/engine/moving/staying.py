@@ -12,11 +12,11 @@ MOVABLE = frozenset(GroupKind) - {GroupKind.DROPPING}
 def staying_reason(request: Request, groups: Sequence[GroupSpec]) -> str:
     """Return why a request must be served where its prompt is computed; "" if it can move."""
     seen = [group for group in groups if group.model == request.model]
-    if request.image_rows and any(group.counts_images for group in seen):
+    if request.spec.images and any(group.counts_images for group in seen):
         return "its pages hold images among the text"
     if request.is_scored:
         return "its prompt logprobs are reported here"
-    if request.pooling:
+    if request.spec.pooling:
         return "it generates no tokens"
     if any(group.kind not in MOVABLE or group.is_draft for group in seen):
         return "its model has pages that cannot be moved yet"

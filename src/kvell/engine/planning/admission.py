@@ -203,7 +203,7 @@ class Admission:
         will_return = request.sampling.will_return
         self._core.claim(request.handle, expected_tokens, will_return=will_return)
         held = self._core.held_pages(request.handle)
-        request.embedded = embedded_images(self._core.layout.groups, held, request.image_rows)
+        request.embedded = embedded_images(self._core.layout.groups, held, request.spec.images)
         if not self._chunks.plan_chunk(request, draft):
             return False
         draft.add_pages(held, [request.handle])
@@ -298,7 +298,7 @@ class Admission:
     def note_end(self, request: Request) -> None:
         """Record the end of a request, and the length of its answer."""
         self._made_way_in_vain = None
-        if request.pooling:
+        if request.spec.pooling:
             return  # it has no answer
         count, total = self._outputs.get(request.model, (0, 0))
         self._outputs[request.model] = (count + 1, total + len(request.output))

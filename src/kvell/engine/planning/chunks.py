@@ -182,7 +182,7 @@ class Chunks:
             rows += wanted - request.computed
         until = self.memory.largest(request.handle, request.computed, wanted, tokens, rows)
         if self._limits.whole_images:
-            cut = [s for s, tokens, _ in request.image_rows if s < until < s + tokens]
+            cut = [s for s, tokens, _ in request.spec.images if s < until < s + tokens]
             until = min([until, *cut])
         observing = len(request.prompt) - self._limits.observing_tokens
         if self.drops(request) and observing < until < len(request.prompt):

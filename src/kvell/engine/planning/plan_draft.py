@@ -35,26 +35,20 @@ class PlanDraft:
     def add_work(self, request: Request, count: int) -> None:
         """Add work for the request's next ``count`` tokens."""
         start = request.computed
-        is_prompt = start < len(request.prompt) - 1
-        pools = request.pooling != "" and start + count == request.num_tokens
+        pools = request.spec.pooling != "" and start + count == request.num_tokens
         self.has_scored |= request.is_scored
         self.has_pooled |= pools
         self.work.append(
             TokenWork(
-                request.request_id,
+                request.spec,
                 request.handle,
                 start,
                 count,
                 request.tokens(start, start + count),
-                request.sampling if start + count == request.num_tokens else None,
+                start + count == request.num_tokens,
                 request.num_output,
-                images=request.image_rows,
-                image_ids=request.image_ids,
                 embedded=request.embedded,
-                prompt_tokens=len(request.prompt),
-                model=request.model,
                 past=request.past(start + count) if not request.sampling.is_plain else None,
-                scores=request.sampling.prompt_logprobs if is_prompt else None,
                 pools=pools,
                 uses_long_rope=request.uses_long_rope,
             )
@@ -70,20 +64,14 @@ class PlanDraft:
                 continue
             self.work.append(
                 TokenWork(
-                    request.request_id,
+                    request.spec,
                     request.handle,
                     request.computed,
                     1,
                     newest[index : index + 1],
-                    request.sampling,
+                    True,
                     len(request.output) + request.drawing,
-                    (),
-                    0,
-                    request.image_rows,
-                    request.image_ids,
-                    request.embedded,
-                    len(request.prompt),
-                    request.model,
+                    embedded=request.embedded,
                     uses_long_rope=request.uses_long_rope,
                 )
             )

@@ -40,10 +40,8 @@ from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
 from kvell.engine.protocol.placements import RequestPlacementEntry
-from kvell.engine.protocol.pooling import Pooling
-from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.request_spec import RequestSpec, check_tokens
 from kvell.engine.protocol.statistics import InstanceFacts, LoadStats, Stats
-from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import Bound, ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
 
@@ -62,27 +60,13 @@ CREDITS = 1024
 
 @dataclass(frozen=True)
 class Submit:
-    """The command to serve a prompt.
+    """The command to serve a request: one attempt.
 
-    ``prompt`` holds the token ids as little-endian int32 bytes, so that a long
-    prompt costs one copy.  ``cache_salt`` names the prefix-cache root: requests
-    with different salts never share pages.  ``attempt`` grows when the front
-    submits the same request again after an instance died.
-
-    ``images`` are (first token in the prompt, tokens there, image tokens), in order.  The
-    tokens of an image in the prompt have negative ids, which identify its content.
-
-    ``model`` is one of several that the instance serves; "" is the first.
-
-    ``sampling.n`` is 1: a front submits each answer separately (:meth:`SamplingParams.choices`).
+    ``attempt`` grows when the front submits the same request again after an instance died.
 
     ``output`` holds the tokens that an earlier attempt emitted, as little-endian int32 bytes.
     The instance computes them like a prompt, emits only further tokens, and counts them against
     ``max_tokens``: ``Tokens.first_index`` begins after them.
-
-    ``priority``: requests with lower numbers are admitted first; 0 is usual.  At equal priority,
-    tenants take turns, and so do the groups of a ``tenant``.  The requests of a ``group`` were
-    submitted together.
 
     ``goes_to`` names the instance that continues the request after its prefill, if it can.
 
@@ -92,34 +76,18 @@ class Submit:
     ``is_suspect`` says that an earlier attempt ended with a failed step or instance: if a step
     fails before this attempt's first token, this request is to blame.
 
-    ``tensors`` are the outputs of the model's processor for the images of this prompt.  Its ids
-    are then the processor's, and the instance fills in ``images``.
-
     ``placement`` distributes a KV cache that exceeds the instance's memory: a part here, and
     sections at other instances.  It excludes ``goes_to`` and ``pulls_from``.
 
-    ``pooling`` asks for the prompt's vector in place of tokens: it is sent with ``Finished``, and
-    ``sampling`` is ignored.
-
-    :raises ChangeSomething: if fields contradict each other, ``sampling.n`` is not 1, or prompt or
-        output is not a whole number of tokens.
+    :raises ChangeSomething: if fields contradict each other, or the output is not a whole number of
+        tokens.
     """
 
-    request_id: RequestId
-    prompt: bytes
-    sampling: SamplingParams
-    cache_salt: str = ""
+    spec: RequestSpec
     attempt: int = 0
-    images: tuple[tuple[int, int, int], ...] = ()
-    model: str = ""
     output: bytes = b""
-    tensors: tuple[SentTensor, ...] = ()
-    priority: int = 0
-    pooling: Pooling = ""
     goes_to: str = ""
     pulls_from: str = ""
-    tenant: str = ""
-    group: str = ""
     is_suspect: bool = False
     placement: tuple[RequestPlacementEntry, ...] = ()
 
@@ -127,14 +95,14 @@ class Submit:
         if self.placement and (self.goes_to or self.pulls_from):
             problem = "is only for a request that stays on its instance"
             raise ChangeSomething("placement", "…", problem, "leave out goes_to and pulls_from")
-        for name, tokens in (("prompt", self.prompt), ("output", self.output)):
-            if len(tokens) % 4:
-                size = f"{len(tokens)} bytes"
-                raise ChangeSomething(name, size, "are not whole tokens", "send 4 bytes per token")
-        if self.sampling.n != 1:
-            raise ChangeSomething("n", self.sampling.n, "is not 1", "submit each answer on its own")
-        if self.pooling and self.output:
+        check_tokens("output", self.output)
+        if self.spec.pooling and self.output:
             raise ChangeSomething("output", "…", "cannot follow a pooled prompt", "leave it out")
+
+    @property
+    def request_id(self) -> RequestId:
+        """The request's id."""
+        return self.spec.request_id
 
 
 @dataclass(frozen=True)

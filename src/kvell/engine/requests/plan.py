@@ -17,7 +17,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from kvell.engine.protocol.logprobs import TokenLogprobs
-from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.vocabulary import RequestId, StepNumber
 
 NewPages = npt.NDArray[np.int32]
@@ -38,44 +38,46 @@ PENDING = -(1 << 31)
 class TokenWork(Struct, frozen=True, eq=False, gc=False):
     """The computation of tokens ``start … start+count-1`` of a request.
 
+    :param spec: the request that it belongs to.
     :param handle: names the request's tables; never reused.
     :param token_ids: int32 [count], the tokens themselves, TO_DRAFT for draft tokens, or PENDING.
-    :param sampling: how the last token before drafts yields a token; None if it yields none.
+    :param samples: whether the last token before drafts yields a token.
     :param output_index: output position of that token.
     :param cuts: positions at which state groups must be able to give their state.
     :param proposed: number of draft tokens at the end of the tokens; each yields a token too,
         which counts if it and all draft tokens before it are accepted.
-    :param images: images of the prompt: (first token, tokens there, image tokens).
-    :param image_ids: the ids that stand for images in the prompt.
     :param embedded: number of leading images whose embeddings are in pages already.
-    :param prompt_tokens: length of the request's prompt.
-    :param model: which of several models computes them.
     :param past: int32, the request's tokens up to the last of these; for a scored prompt, all of
         the prompt.  Only for sampling that is not plain.
-    :param scores: number of likeliest tokens to report at each position of the prompt, for which
-        all these tokens need logits; None: the prompt is not scored.
-    :param uses_long_rope: whether its request's keys are rotated by the long one of two tables.
     :param pools: whether the vector of its last token is wanted, instead of the token it yields.
+    :param uses_long_rope: whether its request's keys are rotated by the long one of two tables.
     """
 
-    request_id: RequestId
+    spec: RequestSpec
     handle: int
     start: int
     count: int
     token_ids: npt.NDArray[np.int32]
-    sampling: SamplingParams | None
+    samples: bool
     output_index: int
     cuts: tuple[int, ...] = ()
     proposed: int = 0
-    images: tuple[tuple[int, int, int], ...] = ()
-    image_ids: tuple[int, ...] = ()
     embedded: int = 0
-    prompt_tokens: int = 0
-    model: str = ""
     past: npt.NDArray[np.int32] | None = None
-    scores: int | None = None
     pools: bool = False
     uses_long_rope: bool = False
+
+    @property
+    def request_id(self) -> RequestId:
+        """The id of its request."""
+        return self.spec.request_id
+
+    @property
+    def scores(self) -> int | None:
+        """Number of likeliest tokens to report at each position of the prompt, for which all these
+        tokens need logits; None: the prompt is not scored."""
+        is_prompt = self.start < self.spec.prompt_tokens - 1
+        return self.spec.sampling.prompt_logprobs if is_prompt else None
 
     @property
     def known(self) -> int:
@@ -83,14 +85,9 @@ class TokenWork(Struct, frozen=True, eq=False, gc=False):
         return self.count - self.proposed
 
     @property
-    def samples(self) -> bool:
-        """Whether the work yields a token."""
-        return self.sampling is not None
-
-    @property
     def num_draws(self) -> int:
         """Number of tokens that are drawn at its end."""
-        return 0 if self.sampling is None else 1 + self.proposed
+        return 1 + self.proposed if self.samples else 0
 
     @property
     def num_logits(self) -> int:

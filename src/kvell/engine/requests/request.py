@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from kvell.engine.protocol.messages import StepBlame
-from kvell.engine.protocol.pooling import Pooling
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.cache_roots import is_long_root, long_root
 from kvell.engine.requests.plan import PENDING
-from kvell.engine.requests.turns import NO_PARTY, Turn
+from kvell.engine.requests.turns import Turn
 from kvell.vocabulary import FinishReason, RequestId
 
 NO_HANDLE = 0
@@ -40,14 +40,12 @@ class RequestState(StrEnum):
 class Request:
     """The tokens, progress and, while it runs, the page handle of a request.
 
+    :ivar spec: what its caller asked for, with a seed and the name of its model filled in.
     :ivar number: number of requests submitted before it.
-    :ivar turn: its party in the queue.
-    :ivar model: name of the model that computes it, if there are several.
     :ivar computed: number of tokens that are computed, or will be by steps in flight.
     :ivar settled: number of those whose step has a result.
     :ivar drawing: number of pending tokens, which steps in flight draw.
     :ivar scored: position in the prompt up to which logprobs are reported.
-    :ivar pooling: kind of vector that it wants instead of tokens; "" for none.
     :ivar embedding: its vector, float32 as little-endian bytes.
     :ivar problem: the reason of its end, if that is an error.
     :ivar is_spoiled: whether its computed tokens may be wrong, so that they are not cached.
@@ -67,10 +65,8 @@ class Request:
     :ivar repeats: accepted draft tokens to compute again, since states do not advance over drafts.
     """
 
-    request_id: RequestId
+    spec: RequestSpec
     attempt: int
-    prompt: npt.NDArray[np.int32]
-    sampling: SamplingParams
     max_tokens: int
     cache_root: str
     state: RequestState = RequestState.WAITING
@@ -86,13 +82,8 @@ class Request:
     prefix_wait_steps: int = 0
     runs_alone: bool = False
     finish_reason: FinishReason | None = None
-    images: npt.NDArray[np.int32] | None = None
-    image_rows: tuple[tuple[int, int, int], ...] = ()
     embedded: int = 0
-    model: str = ""
     number: int = 0
-    turn: Turn = NO_PARTY
-    pooling: Pooling = ""
     embedding: bytes = b""
     returns_to: str = ""
     local_tokens: int = 0
@@ -107,6 +98,23 @@ class Request:
     step_failed: StepBlame = ""
     suspect_at: int = -1
     _history: bytearray = field(default_factory=bytearray)
+
+    def __post_init__(self) -> None:
+        # Steps read these parts of the spec often, so they have names of their own.
+        self.request_id: RequestId = self.spec.request_id
+        self.prompt = self.spec.token_ids
+        self.sampling: SamplingParams = self.spec.sampling
+        self.model = self.spec.model
+
+    @cached_property
+    def turn(self) -> Turn:
+        """The request's party in the queue."""
+        return Turn.of(self.spec)
+
+    @cached_property
+    def images(self) -> npt.NDArray[np.int32] | None:
+        """The images of the prompt, int32 ``[images, 3]``; None without images."""
+        return np.asarray(self.spec.images, np.int32) if self.spec.images else None
 
     @property
     def is_suspect(self) -> bool:
@@ -200,11 +208,6 @@ class Request:
         self.settled = until
         self.computed = max(self.computed, until)
         self.drawing -= draws
-
-    @cached_property
-    def image_ids(self) -> tuple[int, ...]:
-        """The id at the end of each image in the prompt, which identifies its content."""
-        return tuple(int(self.prompt[start + tokens - 1]) for start, tokens, _ in self.image_rows)
 
     def history(self) -> bytearray:
         """Return all tokens as little-endian int32, in one buffer that is extended at each call."""

@@ -20,8 +20,9 @@ import heapq
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.vocabulary import RequestId
 
 FEWEST_KEPT = 64
@@ -39,6 +40,11 @@ class Turn:
     priority: int = 0
     tenant: str = ""
     group: str = ""
+
+    @classmethod
+    def of(cls, spec: RequestSpec) -> Self:
+        """Return the party of a request."""
+        return cls(spec.priority, spec.tenant, spec.group)
 
 
 NO_PARTY = Turn()

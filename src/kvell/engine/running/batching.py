@@ -236,9 +236,8 @@ class PageTables:
 
 def _dropped(group: GroupSpec, work: TokenWork) -> int:
     """Return the number of prompt tokens that the group has dropped before this work."""
-    if work.start < work.prompt_tokens:
-        return 0
-    return max(0, work.prompt_tokens - group.window_tokens)
+    prompt_tokens = work.spec.prompt_tokens
+    return 0 if work.start < prompt_tokens else max(0, prompt_tokens - group.window_tokens)
 
 
 def token_positions(starts: Longs, counts: Longs) -> Longs:

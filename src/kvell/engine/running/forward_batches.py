@@ -93,7 +93,7 @@ class ForwardBatches:
         """Return the indices of work that ends a prompt, if layers then drop tokens; else none."""
         if not self._drops:
             return ()
-        ends = enumerate(w.start + w.count - w.proposed == w.prompt_tokens for w in work)
+        ends = enumerate(w.start + w.count - w.proposed == w.spec.prompt_tokens for w in work)
         return tuple(index for index, is_end in ends if is_end)
 
     def _group(

@@ -53,7 +53,7 @@ class ImageBatcher:
 
         :raises RuntimeError: if a step cuts a span that must be computed whole.
         """
-        if not any(work.images for work in works):
+        if not any(work.spec.images for work in works):
             return None
         family = self._store.family
         prefixes = tuple(map(_prefix, works)) if family.both_directions else ()
@@ -76,7 +76,7 @@ class ImageBatcher:
 
     def _grids(self, work: TokenWork) -> list[Grid]:
         """Return the grids of all images that have begun, also before the work's first token."""
-        spans = ((x.start, self._store.span(work.image_ids[i])) for i, x in _numbered(work))
+        spans = ((x.start, self._store.span(work.spec.image_ids[i])) for i, x in _numbered(work))
         return [Grid(at, *image.grid) for at, span in spans for image in span.images if image.grid]
 
     def _begun(self, work: TokenWork, device: torch.device) -> Iterator[tuple[Span, PageRows]]:
@@ -117,7 +117,9 @@ class ImageBatcher:
 
     def _first_page(self, work: TokenWork, number: int) -> int:
         """Return the position of an image's first page; each image has whole pages, in order."""
-        return sum(-(-tokens // self._group.page_tokens) for _, _, tokens in work.images[:number])
+        return sum(
+            -(-tokens // self._group.page_tokens) for _, _, tokens in work.spec.images[:number]
+        )
 
     def _span(self, image: ImageSpan, work: TokenWork) -> Span:
         return self._store.span(
@@ -134,11 +136,11 @@ class ImageBatcher:
         for begin, work in zip(begins.tolist(), works, strict=False):
             tables = [self._image_table(work, number) for number, _ in _numbered(work)]
             for position in range(work.start, work.start + work.count):
-                for depth, number in enumerate(seen_images(work.images, position)):
+                for depth, number in enumerate(seen_images(work.spec.images, position)):
                     if depth == len(layers):
                         layers.append([])
                     row = begin + position - work.start
-                    layers[depth].append((row, tables[number], work.images[number][2]))
+                    layers[depth].append((row, tables[number], work.spec.images[number][2]))
         return tuple(_seen_at(layer, device) for layer in layers)
 
     def _image_table(self, work: TokenWork, number: int) -> Ints:
@@ -180,7 +182,7 @@ def _seen_at(tokens: list[tuple[int, Ints, int]], device: torch.device) -> SeenI
 
 def _numbered(work: TokenWork) -> Iterator[tuple[int, ImageSpan]]:
     """Yield the images that have begun by the end of the work, numbered."""
-    spans = (ImageSpan(*row) for row in work.images)
+    spans = (ImageSpan(*row) for row in work.spec.images)
     return ((i, span) for i, span in enumerate(spans) if span.start < work.start + work.count)
 
 
@@ -194,7 +196,7 @@ def _overlap(image: ImageSpan, work: TokenWork) -> tuple[int, int]:
 
 def _prefix(work: TokenWork) -> int:
     """Return the number of tokens at the work's start that attend in both directions."""
-    tokens = work.images[0][1] if work.images and not work.start else 0
+    tokens = work.spec.images[0][1] if work.spec.images and not work.start else 0
     if tokens > work.count:
         raise RuntimeError(f"a prompt of {tokens} tokens for one step is cut after {work.count}")
     return tokens

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvell.engine.protocol.messages import Submit
-from kvell.engine.protocol.tensors import SentTensor
+from kvell.engine.protocol.request_spec import SentTensor, to_token_bytes
 from kvell.engine.running.sent_images import Attempt, SentImages, Taken
 from kvell.errors import ChangeSomething
 from kvell.mempool.agent import Agent
@@ -135,8 +135,8 @@ class MovedImages:
         except (MalformedError, ChangeSomething) as error:
             return f"its images cannot be read ({error})"
         prompt = taken.told
-        is_it = prompt.token_ids.astype("<i4").tobytes() == command.prompt
-        if not is_it or prompt.images != command.images:
+        is_it = to_token_bytes(prompt.token_ids) == command.spec.prompt
+        if not is_it or prompt.images != command.spec.images:
             self._sent.release(taken)
             return "its images do not match its prompt"
         self._coming[message.transfer] = (command.request_id, command.attempt), taken

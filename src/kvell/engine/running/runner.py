@@ -211,7 +211,7 @@ class ModelRunner:
             (name,) = self._models
             return {name: self._part(name, plan.work, plan, begun)}
         by_model = {
-            name: [work for work in plan.work if work.model == name] for name in self._models
+            name: [work for work in plan.work if work.spec.model == name] for name in self._models
         }
         return {
             name: self._part(name, work, plan, begun) for name, work in by_model.items() if work
@@ -277,7 +277,7 @@ def _page_tables(groups: Sequence[GroupSpec], slots: SlotTable) -> PageTables:
 def _in_turn(plan: StepPlan, drawn: Mapping[str, list[int]]) -> list[int]:
     """Return the tokens that several models drew, in the order of the plan's work."""
     left = {name: iter(tokens) for name, tokens in drawn.items()}
-    return [next(left[work.model]) for work in plan.work for _ in range(work.num_draws)]
+    return [next(left[work.spec.model]) for work in plan.work for _ in range(work.num_draws)]
 
 
 def _told(result: StepResult, drawn: Mapping[str, SampledPart]) -> StepResult:
@@ -293,9 +293,9 @@ def _told(result: StepResult, drawn: Mapping[str, SampledPart]) -> StepResult:
 def rows_of(work: Sequence[TokenWork]) -> list[RowSampling]:
     """Return the sampling of each row of the work's logits, in order."""
     return [
-        _row(item.sampling, item.output_index + index)
+        _row(item.spec.sampling, item.output_index + index)
         for item in work
-        if item.sampling is not None
+        if item.samples
         for index in range(1 + item.proposed)
     ]
 

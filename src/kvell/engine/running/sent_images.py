@@ -3,11 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
+from msgspec import structs
 
 from kvell.engine.protocol.messages import Event, Finished, Submit
-from kvell.engine.protocol.tensors import SentTensor
+from kvell.engine.protocol.request_spec import SentTensor, to_token_bytes, to_token_ids
 from kvell.models.images.image_content import ImagePrompt
 from kvell.models.images.image_store import ImageStore, take_images
 from kvell.vocabulary import RequestId
@@ -48,10 +48,11 @@ class SentImages:
 
         :raises ChangeSomething: if the model takes only text, or the images do not fit the prompt.
         """
-        taken = self.read(command.prompt, command.tensors)
+        taken = self.read(command.spec.prompt, command.spec.tensors)
         self.keep((command.request_id, command.attempt), taken)
-        ids = taken.told.token_ids.astype("<i4").tobytes()
-        return replace(command, prompt=ids, images=taken.told.images, tensors=())
+        ids, images = to_token_bytes(taken.told.token_ids), taken.told.images
+        spec = structs.replace(command.spec, prompt=ids, images=images, tensors=())
+        return replace(command, spec=spec)
 
     def read(self, prompt: bytes, tensors: tuple[SentTensor, ...]) -> Taken:
         """Store images, until they are released or kept for a request.
@@ -59,8 +60,7 @@ class SentImages:
         :raises ChangeSomething: as :meth:`take`.
         """
         named = {tensor.name: tensor_of(tensor) for tensor in tensors}
-        ids = np.frombuffer(prompt, "<i4").astype(np.int32)
-        return Taken(prompt, tensors, take_images(self.store, ids, named))
+        return Taken(prompt, tensors, take_images(self.store, to_token_ids(prompt), named))
 
     def keep(self, attempt: Attempt, taken: Taken) -> None:
         """Assign stored images to a request, whose end releases them."""

@@ -65,15 +65,15 @@ class AwaitedGrammars:
         :raises ChangeSomething: if its grammar is not supported.
         :raises TryLater: if too many grammars are waiting to be compiled.
         """
-        constraint = command.sampling.structured_outputs
+        constraint = command.spec.sampling.structured_outputs
         if self._waiting:  # a later attempt replaces an earlier one
             self._waiting.pop(command.request_id, None)
         if constraint is None:
             return False
-        grammars = self._of(command.model, constraint)
+        grammars = self._of(command.spec.model, constraint)
         if grammars.known(constraint):
             return False
-        future = grammars.begin_check(constraint, command.tenant)
+        future = grammars.begin_check(constraint, command.spec.tenant)
         self._waiting[command.request_id] = command, future
         future.add_done_callback(partial(self._note, command))
         return True
@@ -109,10 +109,10 @@ class AwaitedGrammars:
     def _problem(
         self, submit: Submit, future: Future[Verdict]
     ) -> ChangeSomething | TryLater | None:
-        constraint = submit.sampling.structured_outputs
+        constraint = submit.spec.sampling.structured_outputs
         assert constraint is not None
         try:
-            self._of(submit.model, constraint).accept(constraint, future.result())
+            self._of(submit.spec.model, constraint).accept(constraint, future.result())
         except (ChangeSomething, TryLater) as problem:
             return problem
         return None

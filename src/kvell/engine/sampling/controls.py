@@ -62,11 +62,9 @@ class Controls:
         if all(item.past is None for item in work):
             return None
         wanted = [
-            MaskedRequest(
-                item.handle, item.sampling.structured_outputs, _past(item)[item.prompt_tokens :]
-            )
+            MaskedRequest(item.handle, form, _past(item)[item.spec.prompt_tokens :])
             for item in work
-            if item.sampling is not None and item.sampling.structured_outputs is not None
+            if item.samples and (form := item.spec.sampling.structured_outputs) is not None
         ]
         masks = self.grammars.masks(wanted) if wanted and self.grammars is not None else None
         return StepControls(work, masks, self._ends)
@@ -103,9 +101,9 @@ class StepControls:
         stuck: list[int] = []
         row = 0
         for item in self._work:
-            params = item.sampling
-            if params is None:
+            if not item.samples:
                 continue
+            params = item.spec.sampling
             if params.logprobs is not None:
                 reported[item.handle] = (row, logits[row].clone(), params.logprobs)
             if not params.is_plain:
@@ -124,7 +122,7 @@ class StepControls:
         return SampledPart(tokens, logprobs, scored)
 
     def _adjust(self, logits: torch.Tensor, params: SamplingParams, work: TokenWork) -> None:
-        adjust(logits, params, _past(work), work.prompt_tokens, self._ends)
+        adjust(logits, params, _past(work), work.spec.prompt_tokens, self._ends)
 
     def _scores(
         self, logits: torch.Tensor
@@ -139,7 +137,7 @@ class StepControls:
             end = start + item.num_logits
             if item.scores is not None:
                 following = _past(item)[item.start + 1 : item.start + item.count + 1]
-                following = following[: item.prompt_tokens - item.start - 1]
+                following = following[: item.spec.prompt_tokens - item.start - 1]
                 if len(following):
                     some = logits[start : start + len(following)]
                     logprobs = all_token_logprobs(some, following.tolist(), item.scores)
@@ -168,7 +166,7 @@ def _bind(
     """
     allowed = masks.get(work.handle)
     if params.is_bounded and (allowed is not None or work.handle not in masks):
-        output = _past(work)[work.prompt_tokens :]
+        output = _past(work)[work.spec.prompt_tokens :]
         return _keep(logits, permitted_tokens(params, output, len(logits), allowed))
     return work.handle not in masks or _keep(logits, allowed)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from kvell.engine.protocol.request_spec import SentTensor
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.protocol.tensors import SentTensor
 from kvell.engine.requests.equal_parts import EqualParts
 from kvell.errors import ChangeSomething
 from kvell.server.answers.template_messages import template_messages, with_objects

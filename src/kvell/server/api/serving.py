@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from fastapi import Request, Response
 
+from kvell.engine.protocol.request_spec import RequestSpec, SentTensor, to_token_bytes, to_token_ids
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.protocol.tensors import SentTensor
 from kvell.engine.requests.beam_search import BeamSearch
 from kvell.errors import ChangeSomething
 from kvell.front.front import Front
+from kvell.front.request_log import RequestTrace
 from kvell.server.access.visit import CLIENT_GONE_STATUS, RequestContext, Sequences
 from kvell.server.answers.named import AnswerFormat
 from kvell.server.api.bodies.completions import Heading
@@ -36,9 +37,10 @@ from kvell.server.text.context_length import ContextLength
 from kvell.server.text.session_key import prompt_key
 from kvell.server.text.several.beam_search import beam_deltas
 from kvell.server.text.text_encoder import TokenIds
-from kvell.server.text.text_model import PreparedPrompt, TextModel
+from kvell.server.text.text_model import TextModel
 from kvell.server.text.text_stream import TextDelta, text_deltas
 from kvell.server.text.usage_so_far import UsageSoFar
+from kvell.vocabulary import RequestId
 
 Deltas = AsyncGenerator[tuple[int, TextDelta], None]
 MOST_TOKENS_ASKED = 1 << 24
@@ -77,6 +79,31 @@ class ParsedRequest:
     session: str = ""
     shows_special_tokens: bool = False
     tensors: tuple[SentTensor, ...] = ()
+
+    def spec(self, index: int, prompt: bytes, sampling: SamplingParams) -> RequestSpec:
+        """Return what answer number ``index`` asks of an instance.
+
+        :param prompt: token ids as little-endian int32 bytes.
+        """
+        body, visit, answer_id = self.body, self.visit, self.heading.answer_id
+        if self.shows_special_tokens:
+            sampling = replace(sampling, skip_special_tokens=False)
+        return RequestSpec(
+            RequestId(f"{answer_id}-{index}"),
+            prompt,
+            sampling,
+            cache_salt=visit.salt(body.cache_salt),
+            model=self.served.key,
+            session=body.session() or self.session or prompt_key(to_token_ids(prompt)),
+            tensors=self.tensors,
+            priority=body.priority or 0,
+            tenant=visit.tenant,
+            group=answer_id,
+        )
+
+    def trace(self, index: int) -> RequestTrace | None:
+        """Return the observer of answer number ``index``."""
+        return None if self.visit.trace is None else self.visit.trace.answer(index)
 
 
 @dataclass(frozen=True)
@@ -159,42 +186,32 @@ class AppState:
     ) -> Deltas:
         """Return the pieces of all answers, sampled or found by beam search."""
         front, text, choices = self.front, request.served.text, request.body.choices()
-        prompts = zip(request.prompts, samplings, strict=True)
+        prompts = zip(map(to_token_bytes, request.prompts), samplings, strict=True)
         if searches:
             made = request.visit.count_tokens
             beams = [
-                beam_deltas(front, text, _prepared(request, index, ids), sampling, search, made)
-                for index, ((ids, sampling), search) in enumerate(
+                beam_deltas(
+                    *(front, text, request.spec(index, prompt, replace(sampling, n=1)), search),
+                    *(sampling.n, made),
+                    deadline_seconds=request.body.deadline_seconds,
+                    trace=request.trace(index),
+                )
+                for index, ((prompt, sampling), search) in enumerate(
                     zip(prompts, searches, strict=True)
                 )
             ]
             return _of_all_prompts(merge(beams), choices)
-        each = [(ids, choice) for ids, sampling in prompts for choice in sampling.choices()]
+        each = [(prompt, choice) for prompt, sampling in prompts for choice in sampling.choices()]
         return merge(
             [
-                text_deltas(front, text, _prepared(request, index, ids), sampling)
-                for index, (ids, sampling) in enumerate(each)
+                text_deltas(
+                    *(front, text, request.spec(index, prompt, sampling)),
+                    deadline_seconds=request.body.deadline_seconds,
+                    trace=request.trace(index),
+                )
+                for index, (prompt, sampling) in enumerate(each)
             ]
         )
-
-
-def _prepared(request: ParsedRequest, index: int, ids: TokenIds) -> PreparedPrompt:
-    """Return a prompt of the request for the front, with the index of its answer."""
-    body, visit, answer_id = request.body, request.visit, request.heading.answer_id
-    return PreparedPrompt(
-        ids,
-        f"{answer_id}-{index}",
-        visit.salt(body.cache_salt),
-        request.served.key,
-        body.session() or request.session or prompt_key(ids),
-        request.shows_special_tokens,
-        request.tensors,
-        body.priority or 0,
-        body.deadline_seconds,
-        None if visit.trace is None else visit.trace.answer(index),
-        visit.tenant,
-        answer_id,
-    )
 
 
 def heading_of(prefix: str, model: str, body: GenerationRequest) -> Heading:

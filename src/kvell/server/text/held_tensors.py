@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from itertools import count
 from weakref import WeakValueDictionary
 
-from kvell.engine.protocol.tensors import SentTensor
+from kvell.engine.protocol.request_spec import SentTensor
 from kvell.errors import TryLater
 from kvell.vocabulary import MIB
 

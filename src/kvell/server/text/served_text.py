@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kvell.engine.protocol.request_spec import SentTensor
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.protocol.tensors import SentTensor
 from kvell.engine.sampling.model_defaults import NEUTRAL, GenerationConfig, sampling_defaults
 from kvell.models.config.description import text_config
 from kvell.models.config.embeddings import EmbeddingFacts, embedding_facts

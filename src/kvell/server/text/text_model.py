@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from kvell.engine.protocol.request_spec import SentTensor
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.protocol.tensors import SentTensor
-from kvell.front.request_log import RequestTrace
 from kvell.models.config.embeddings import EmbeddingFacts
 from kvell.models.text.answer_text import Detokenizer, Preceding
 
@@ -177,32 +176,3 @@ class Texts:
     def of(cls, *models: TextModel) -> "Texts":
         """Return the text sides of models that are loaded already."""
         return cls([model.name for model in models], lambda: LoadedTexts(models))
-
-
-@dataclass(frozen=True)
-class PreparedPrompt:
-    """A prompt ready to be submitted.
-
-    :param model: name of the model on the instance, "" for its first.
-    :param session: session key; the routing may send requests of one session to one instance.
-    :param tensors: tensors of the prompt's images, from the model's processor.
-    :param priority: the lowest number is served first.
-    :param deadline_seconds: time after which the request is cancelled.
-    :param shows_special_tokens: whether special tokens are a part of the answer's text.
-    :param trace: observer of the request in the front.
-    :param tenant: owner; "" on a server without keys.
-    :param group: key that the prompts of one HTTP request share; a tenant's groups take turns.
-    """
-
-    token_ids: NDArray[np.int32]
-    request_id: str
-    cache_salt: str = ""
-    model: str = ""
-    session: str = ""
-    shows_special_tokens: bool = False
-    tensors: tuple[SentTensor, ...] = ()
-    priority: int = 0
-    deadline_seconds: float | None = None
-    trace: RequestTrace | None = None
-    tenant: str = ""
-    group: str = ""

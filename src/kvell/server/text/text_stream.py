@@ -9,13 +9,13 @@ from typing import Literal
 
 from kvell.engine.protocol.logprobs import KeptLogprobs, TokenLogprobs, concatenate
 from kvell.engine.protocol.messages import Finished
-from kvell.engine.protocol.pooling import Pooling
-from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.errors import Bound, KvellError, RequestFailed, TryLater
 from kvell.front.front import Front
 from kvell.front.mailbox import Output
+from kvell.front.request_log import RequestTrace
 from kvell.models.text.answer_text import AnswerText, EndTokens
-from kvell.server.text.text_model import PreparedPrompt, TextModel
+from kvell.server.text.text_model import TextModel
 
 
 class DeadlineExceeded(KvellError):  # noqa: N818
@@ -84,52 +84,39 @@ class TextDelta:
 NOTHING = TextDelta("")
 
 
-def answer_text(model: TextModel, sampling: SamplingParams, prompt: PreparedPrompt) -> AnswerText:
+def answer_text(model: TextModel, spec: RequestSpec) -> AnswerText:
     """Return a new writer of one request's text."""
-    skips = sampling.skip_special_tokens and not prompt.shows_special_tokens
+    sampling = spec.sampling
     ends = EndTokens(
         frozenset() if sampling.ignore_eos else model.eos_token_ids,
         frozenset(sampling.stop_token_ids),
         are_shown=sampling.include_stop_str_in_output,
     )
-    detokenizer = model.detokenizer(skip_special_tokens=skips, after=prompt.token_ids)
+    skips = sampling.skip_special_tokens
+    detokenizer = model.detokenizer(skip_special_tokens=skips, after=spec.token_ids)
     return AnswerText(detokenizer, sampling.stop, ends)
 
 
-def outputs_of(
-    front: Front, prompt: PreparedPrompt, sampling: SamplingParams, pooling: Pooling = ""
-) -> AsyncGenerator[Output, None]:
-    """Submit a prompt; closing the generator early cancels the request."""
-    return front.generate(
-        prompt.token_ids,
-        sampling,
-        request_id=prompt.request_id,
-        cache_salt=prompt.cache_salt,
-        model=prompt.model,
-        session=prompt.session,
-        tensors=prompt.tensors,
-        priority=prompt.priority,
-        trace=prompt.trace,
-        tenant=prompt.tenant,
-        group=prompt.group,
-        deadline_seconds=prompt.deadline_seconds,
-        pooling=pooling,
-    )
-
-
 async def text_deltas(
-    front: Front, model: TextModel, prompt: PreparedPrompt, sampling: SamplingParams
+    front: Front,
+    model: TextModel,
+    spec: RequestSpec,
+    *,
+    deadline_seconds: float | None = None,
+    trace: RequestTrace | None = None,
 ) -> AsyncGenerator[TextDelta, None]:
     """Yield a prompt's answer as text; closing the generator early cancels the request.
 
+    :param deadline_seconds: time after which the request is cancelled.
+    :param trace: observer of the request in the front.
     :raises TryLater: when there is no room or no instance now.
     :raises RequestRefused: when the instance can never serve the request.
     :raises RequestFailed: when the instance died during the request.
-    :raises DeadlineExceeded: when the prompt's deadline has passed.
+    :raises DeadlineExceeded: when the deadline has passed.
     """
-    writer = answer_text(model, sampling, prompt)
-    outputs = outputs_of(front, prompt, sampling)
-    untold, clock = NOTHING, _Deadline(front, prompt)
+    writer = answer_text(model, spec)
+    outputs = front.generate(spec, deadline_seconds=deadline_seconds, trace=trace)
+    untold, clock = NOTHING, _Deadline(front, spec.request_id, deadline_seconds)
     async with aclosing(outputs), clock:
         async for output in outputs:
             count_before = writer.token_count
@@ -137,7 +124,7 @@ async def text_deltas(
             untold = _behind(untold, output, writer.token_count - count_before, text)
             if output.finished is not None:
                 clock.check(output.finished)
-                last = _last_delta(writer, text, output.finished, len(prompt.token_ids))
+                last = _last_delta(writer, text, output.finished, spec.prompt_tokens)
                 yield replace(
                     last,
                     token_ids=untold.token_ids,
@@ -146,7 +133,7 @@ async def text_deltas(
                 )
                 return
             if writer.stopped:
-                front.stop(prompt.request_id)
+                front.stop(spec.request_id)
             if text:
                 yield untold
                 untold = NOTHING
@@ -155,15 +142,14 @@ async def text_deltas(
 class _Deadline(AbstractAsyncContextManager[None]):
     """The timer that cancels a request at its deadline."""
 
-    def __init__(self, front: Front, prompt: PreparedPrompt) -> None:
-        self._front, self._prompt = front, prompt
+    def __init__(self, front: Front, request_id: str, seconds: float | None) -> None:
+        self._front, self._request_id, self._seconds = front, request_id, seconds
         self._is_over = False
         self._timer: asyncio.TimerHandle | None = None
 
     async def __aenter__(self) -> None:
-        seconds = self._prompt.deadline_seconds
-        if seconds is not None:
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._cancel)
+        if self._seconds is not None:
+            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._cancel)
 
     async def __aexit__(self, *_error: object) -> None:
         if self._timer is not None:
@@ -172,12 +158,11 @@ class _Deadline(AbstractAsyncContextManager[None]):
     def check(self, finished: Finished) -> None:
         """Raise :class:`DeadlineExceeded` if the deadline ended the request."""
         if self._is_over and finished.reason == "cancelled":
-            seconds = self._prompt.deadline_seconds
-            raise DeadlineExceeded(f"deadline_seconds={seconds}: the answer took longer")
+            raise DeadlineExceeded(f"deadline_seconds={self._seconds}: the answer took longer")
 
     def _cancel(self) -> None:
         self._is_over = True
-        self._front.cancel(self._prompt.request_id)
+        self._front.cancel(self._request_id)
 
 
 def _behind(untold: TextDelta, output: Output, taken: int, text: str) -> TextDelta:

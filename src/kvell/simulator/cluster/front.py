@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from kvell.engine.protocol.messages import Event, Finished, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec, to_token_bytes
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import ChangeSomething, TryLater
@@ -130,10 +131,9 @@ class VirtualFront:
             ignore_eos=True,
             will_return=row.will_return,
         )
-        prompt = self._prompts.prompt(index).astype("<i4", copy=False).tobytes()
-        entry = LogEntry(
-            RequestId(str(index)), prompt, sampling, "", now_seconds, session=row.session or ""
-        )
+        prompt, name = to_token_bytes(self._prompts.prompt(index)), RequestId(str(index))
+        spec = RequestSpec(name, prompt, sampling, session=row.session or "")
+        entry = LogEntry(spec, now_seconds)
         entry.trace = _Trace(partial(self._ended, index, entry))
         try:
             self.queue.add(entry)

@@ -62,7 +62,7 @@ class WithHostLink:
         if not order.is_under_pass:
             return before + computing
         needed = self._seconds(order.layered_out) + self._seconds(order.layered_in)
-        stages = max(1, *(len(stages_of(groups, work.model)) for work in plan.work))
+        stages = max(1, *(len(stages_of(groups, work.spec.model)) for work in plan.work))
         waited = needed / stages
         beside = needed - waited + self._seconds(order.last_out)
         together = max(computing, beside) + self.slows * min(computing, beside)

@@ -10,7 +10,7 @@ No part of the engine is re-implemented; only the model's answers come from the 
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from kvell.clock import Clock, VirtualClock
@@ -22,6 +22,7 @@ from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.planning.admission import MAX_HELD_BACK
 from kvell.engine.planning.step_memory import StepMemory
 from kvell.engine.protocol.messages import Event, Finished, Submit, Tokens
+from kvell.engine.protocol.request_spec import RequestSpec, to_token_bytes
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan
@@ -33,7 +34,7 @@ from kvell.simulator.replay.schedule import Arrivals, Schedule
 from kvell.simulator.report.metrics import MemoryMeter, Sample, StepMeans
 from kvell.simulator.report.timeline import GroupMoment, Moment, Timeline
 from kvell.simulator.traces.prompts import PromptMaker
-from kvell.simulator.traces.rows import Span, TraceRow, place
+from kvell.simulator.traces.rows import TraceRow, place
 from kvell.vocabulary import RequestId
 
 Progress = Callable[[float], None]
@@ -242,9 +243,9 @@ class Replay:
             ignore_eos=True,
             will_return=row.will_return,
         )
-        prompt = self._prompts.prompt(index).astype("<i4", copy=False)
-        command = Submit(RequestId(str(index)), prompt.tobytes(), sampling)
-        if self._journaled.tell(with_images(command, place.images)):
+        prompt = to_token_bytes(self._prompts.prompt(index))
+        spec = RequestSpec(RequestId(str(index)), prompt, sampling, images=place.images)
+        if self._journaled.tell(Submit(spec)):
             self._pending.refuse(index, self.clock.now_seconds())
         else:
             self._waiting_tokens += place.prompt_tokens
@@ -331,8 +332,3 @@ class Replay:
                 figures = self.requests[int(event.request_id)]
                 figures.finish_step, figures.hit_tokens = step, event.cached_tokens
                 figures.finish_seconds = reached_seconds
-
-
-def with_images(command: Submit, images: tuple[Span, ...]) -> Submit:
-    """Add the places of the prompt's images; a prompt without images stays as it is."""
-    return replace(command, images=images) if images else command

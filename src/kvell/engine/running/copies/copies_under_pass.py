@@ -85,7 +85,7 @@ class Copier:
             return StepCopies(self.counts)
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="kvell-copies")
-        computing = {work.model for work in plan.work}
+        computing = {work.spec.model for work in plan.work}
         stages = {name: some for name, some in self._stages.items() if name in computing}
         return _Under(self.counts, self._mover, order, stages, self._thread)
 

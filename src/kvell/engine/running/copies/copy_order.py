@@ -88,7 +88,7 @@ def copy_order(
     why = why_before(plan, groups, on_host=on_host, takes_images=takes_images, has_spare=has_spare)
     if why:
         return CopyOrder(out, back, why=why)
-    models = {work.model for work in plan.work}
+    models = {work.spec.model for work in plan.work}
     layered = np.asarray([g.kind in BY_LAYER and g.model in models for g in groups])
     counts = np.asarray([group.pages_per_large for group in groups], np.int64)
     copied = _pairs(

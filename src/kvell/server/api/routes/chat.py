@@ -9,11 +9,11 @@ from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
+from kvell.engine.protocol.request_spec import SentTensor
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.schemas.references import Schema
 from kvell.engine.protocol.structured_outputs import Calls
 from kvell.engine.protocol.structured_outputs import Reasoning as Reasoned
-from kvell.engine.protocol.tensors import SentTensor
 from kvell.errors import ChangeSomething
 from kvell.server.access.visit import RequestContext
 from kvell.server.answers.chat_tools import chat_tools

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from kvell.engine.protocol.messages import Finished
 from kvell.engine.protocol.pooling import POOLED, vector_of
+from kvell.engine.protocol.request_spec import RequestSpec, to_token_bytes
 from kvell.errors import ChangeSomething
 from kvell.server.access.visit import RequestContext, Sequences
 from kvell.server.api.bodies.embeddings import cut_to, embeddings_body
@@ -21,8 +22,8 @@ from kvell.server.text.embeddings import all_embedded
 from kvell.server.text.session_key import prompt_key
 from kvell.server.text.several.side_by_side import MOST_AT_ONCE
 from kvell.server.text.text_encoder import TokenIds
-from kvell.server.text.text_model import PreparedPrompt
 from kvell.server.text.text_stream import TextDelta, Usage
+from kvell.vocabulary import RequestId
 
 PATH = "/v1/embeddings"
 
@@ -77,21 +78,23 @@ class EmbeddingsApi:
         sequences = Sequences(len(inputs), fields[-1], MOST_AT_ONCE, priority)
         visit.begin(answer_id, name, sum(map(len, inputs)), 0, sequences)
         salt = visit.salt(body.cache_salt)
-        prompts = [
-            PreparedPrompt(
-                ids,
-                f"{answer_id}-{index}",
-                salt,
-                served.key,
-                body.prompt_cache_key or prompt_key(ids),
+        specs = [
+            RequestSpec(
+                RequestId(f"{answer_id}-{index}"),
+                to_token_bytes(ids),
+                POOLED,
+                cache_salt=salt,
+                model=served.key,
+                session=body.prompt_cache_key or prompt_key(ids),
                 priority=priority,
+                pooling="last",
                 tenant=visit.tenant,
                 group=answer_id,
-                trace=None if trace is None else trace.answer(index),
             )
             for index, ids in enumerate(inputs)
         ]
-        ends = await all_embedded(self.serving.front, prompts)
+        traces = [] if trace is None else [trace.answer(index) for index in range(len(specs))]
+        ends = await all_embedded(self.serving.front, specs, traces)
         cached_tokens = sum(end.cached_tokens for end in ends)
         written_tokens = sum(end.cache_write_tokens for end in ends)
         usage = Usage(sum(map(len, inputs)), 0, cached_tokens, written_tokens)
