@@ -14,13 +14,15 @@ from bench import result_file
 from bench.cpu_clock import CpuClock
 from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.steering.lending.planner import LoanPlanner
-from kvell.cluster.steering.lending.views import LendingView
-from kvell.cluster.steering.placements import ContextLimits
-from kvell.cluster.steering.relief import MemoryView
-from kvell.cluster.steering.steering import LOOK_SECONDS, Steered
-from kvell.engine.protocol.messages import MOST_LONGEST
+from kvell.cluster.steering.steering import LOOK_SECONDS
 from kvell.engine.protocol.placements import RequestPlacementEntry
-from kvell.vocabulary import GIB, RequestId
+from kvell.engine.protocol.statistics import (
+    MOST_LONGEST,
+    InstanceFacts,
+    InstanceReport,
+    LoadStats,
+)
+from kvell.vocabulary import GIB, SECTION_TOKENS, RequestId
 
 INSTANCES = (8, 64, 1000)
 HOST_SIZES = (8, 1000)
@@ -45,28 +47,49 @@ class Planned:
     moves: int
 
 
-def party(number: int, host_size: int, beat: int) -> Steered:
+@dataclass(frozen=True)
+class Party:
+    """A serving instance; its memory is as in its report."""
+
+    instance_id: str
+    waiting: int
+    free_bytes: int
+    report: InstanceReport
+    pool_bytes: int = POOL_BYTES
+    num_leaving: int = 0
+    num_coming: int = 0
+    role: str = "mixed"
+    can_take: bool = True
+
+
+def party(number: int, host_size: int) -> Party:
     """Every second instance is short, with requests that wait; the others have memory."""
     name, is_short = f"mixed-{number}", number % 2 == 0
     blocks = POOL_BYTES // BLOCK_BYTES
     free = 6 + number % 5 if is_short else blocks // 2 + number % 40
-    memory = MemoryView(name, 8 if is_short else 0, free * BLOCK_BYTES, POOL_BYTES)
-    longest = tuple(
-        RequestPlacementEntry(RequestId(f"{number}:{index}"), name, 110 - index, local=True)
-        for index in range(MOST_LONGEST)
+    waiting, free_bytes = 8 if is_short else 0, free * BLOCK_BYTES
+    facts = InstanceFacts(
+        *(1, 1, "", 0, POOL_BYTES),
+        token_bytes=BLOCK_BYTES // SECTION_TOKENS,
+        section_bytes=BLOCK_BYTES,
+        host=str(number // host_size),
     )
-    reach = ContextLimits(block_bytes=BLOCK_BYTES, host=str(number // host_size))
-    token_bytes = BLOCK_BYTES // reach.section_tokens
-    held = (blocks - free) * reach.section_tokens
-    waiting_tokens = memory.waiting * 1_000
-    view = LendingView(beat, reach, token_bytes, 4, held, waiting_tokens, longest)
-    return Steered(memory, None, True, view)
+    load = LoadStats(
+        *(1, 4, waiting, 1, 1, free_bytes, POOL_BYTES),
+        held_tokens=(blocks - free) * SECTION_TOKENS,
+        waiting_tokens=waiting * 1_000,
+        longest=tuple(
+            RequestPlacementEntry(RequestId(f"{number}:{index}"), name, 110 - index, local=True)
+            for index in range(MOST_LONGEST)
+        ),
+    )
+    return Party(name, waiting, free_bytes, InstanceReport(facts, load))
 
 
 def measured(count: int, host_size: int, rounds: int) -> Planned:
     """Plan for the same view again and again, each time without any reservation."""
     clock, taken, moves = CpuClock(), [], 0
-    instances = [party(number, host_size, 1) for number in range(count)]
+    instances = [party(number, host_size) for number in range(count)]
     for _ in range(rounds):
         planner = LoanPlanner(ExecCosts(), LOOK_SECONDS)
         before = clock.now_seconds()

@@ -13,10 +13,11 @@ from random import Random
 from bench import result_file
 from kvell.cli.replay.command import replay_limits
 from kvell.cluster.routing.costs import prices_of
-from kvell.cluster.steering.placements import ContextLimits
+from kvell.cluster.steering.placements import longest_with
 from kvell.cost.amounts import shape_of
 from kvell.cost.analytic import AnalyticModel
 from kvell.engine.lending.sections import section_bytes
+from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.engine.requests.limits import Limits
 from kvell.memory import Layout, plan_layout
 from kvell.models.config.configs import read_config
@@ -135,9 +136,12 @@ def limits_of(layout: Layout, lends: bool) -> Limits:
     limits: Limits = replay_limits(layout, MOST_TOKENS)
     if not lends:
         return limits
-    block_bytes = section_bytes(layout.groups)
-    reach = ContextLimits(limits.max_model_len, MOST_TOKENS, block_bytes)
-    most = reach.with_others([layout.pool_bytes] * (OF_A_HOST - 1))
+    facts = InstanceFacts(
+        *(0, 0, "", limits.max_model_len, layout.pool_bytes),
+        section_bytes=section_bytes(layout.groups),
+        reach_tokens=MOST_TOKENS,
+    )
+    most = longest_with(facts, [layout.pool_bytes] * (OF_A_HOST - 1))
     return replace(limits, reach_tokens=most)
 
 

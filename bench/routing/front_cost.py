@@ -10,7 +10,7 @@ import time
 import tracemalloc
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from pathlib import Path
 from typing import TypeVar
@@ -21,13 +21,14 @@ import numpy.typing as npt
 from bench import result_file
 from kvell.cluster.routing.costs import ExecCosts, pairs, pull_or_recompute
 from kvell.cluster.routing.policies import router_named
-from kvell.cluster.routing.views import InstanceView, RequestView
+from kvell.cluster.routing.views import RequestView
 from kvell.cluster.trees.chains import PromptChain
 from kvell.cluster.trees.groups import TreeGroup
 from kvell.cluster.trees.memo import HashMemo
 from kvell.cluster.trees.tree import PromptTree
 from kvell.engine.protocol.codec import decode_event, encode_frame
 from kvell.engine.protocol.notices import NO_BLOCK, BlocksRemoved, BlocksStored, IndexNotice
+from kvell.engine.protocol.statistics import InstanceFacts, InstanceReport
 from kvell.memory import GroupKind
 from kvell.wire.frames import HEADER_BYTES
 
@@ -58,19 +59,29 @@ COSTS = ExecCosts(
 REQUESTS_PER_SECOND = 1000
 """Of the goal: at most half a core for prompts of 10,000 tokens."""
 
+IDLE = InstanceReport(InstanceFacts(1, 1, "", 0, 0))
+
 Ids = npt.NDArray[np.int32]
 Result = TypeVar("Result")
 
 
 @dataclass
 class Instance:
-    """What an instance caches, and how its front's figures are counted.
+    """What an instance caches, and the figures of its front that a router reads.
 
     :ivar cached: blocks of each group, least recently used first.
     """
 
-    view: InstanceView
+    instance_id: str
     room_blocks: int
+    report: InstanceReport = IDLE
+    free_bytes: int = 0
+    outstanding_prompt_tokens: int = 0
+    outstanding_output_tokens: int = 0
+    uncached_prompt_tokens: int = 0
+    outstanding_pairs: int = 0
+    running_requests: int = 0
+    held_tokens: int = 0
     sequence: int = 0
     busy_until_seconds: float = 0.0
     cached: dict[int, OrderedDict[int, None]] = field(default_factory=dict)
@@ -140,10 +151,8 @@ def measured(
     clock, tree, memo = Clock(), PromptTree(groups), HashMemo()
     router = router_named(policy, COSTS)
     room = CACHED_PROMPTS * tokens // BLOCK_TOKENS
-    cluster = [
-        Instance(InstanceView(f"mixed-{number}", 1, 0, 0, 0), room) for number in range(instances)
-    ]
-    by_id = {one.view.instance_id: one for one in cluster}
+    cluster = [Instance(f"mixed-{number}", room) for number in range(instances)]
+    by_id = {one.instance_id: one for one in cluster}
     sessions = max(2, instances * SESSIONS_PER_INSTANCE * 10_000 // tokens)
     warm = 2 * sessions
     hits_tokens, wire_bytes = list[int](), list[int]()
@@ -160,8 +169,7 @@ def measured(
         chain = clock.timed("hash", lambda ids=ids: PromptChain.of(ids, groups, memo=memo))  # type: ignore[misc]
         hits = clock.timed("match", lambda c=chain, t=now: tree.match(c, t))  # type: ignore[misc]
         asked = RequestView(tokens, 100, "", hits)
-        views = [one.view for one in cluster]
-        name = clock.timed("choose", lambda a=asked, v=views: router.choose(a, v))  # type: ignore[misc]
+        name = clock.timed("choose", lambda a=asked: router.choose(a, cluster))  # type: ignore[misc]
         clock.timed(
             "pull",
             lambda a=asked, n=name, h=hits: pull_or_recompute(a.prompt_tokens, n, h, COSTS),  # type: ignore[misc]
@@ -198,34 +206,23 @@ def measured(
 
 def _is_busy(instance: Instance, tokens: int, hit: int) -> float:
     """A prompt waits for those before it; returns the seconds of its own."""
-    view = instance.view
-    instance.view = replace(
-        view,
-        uncached_prompt_tokens=view.uncached_prompt_tokens + tokens - hit,
-        outstanding_pairs=view.outstanding_pairs + pairs(tokens, hit),
-    )
+    instance.uncached_prompt_tokens += tokens - hit
+    instance.outstanding_pairs += pairs(tokens, hit)
     return COSTS.exec_seconds(tokens, hit)
 
 
 def _is_done(instance: Instance, tokens: int, hit: int) -> None:
-    view = instance.view
-    instance.view = replace(
-        view,
-        uncached_prompt_tokens=view.uncached_prompt_tokens - tokens + hit,
-        outstanding_pairs=view.outstanding_pairs - pairs(tokens, hit),
-    )
+    instance.uncached_prompt_tokens -= tokens - hit
+    instance.outstanding_pairs -= pairs(tokens, hit)
 
 
 def block_bytes(groups: Sequence[TreeGroup], instances: int, prompts: int) -> float:
     """Bytes of memory for a block that the tree knows, its hash included."""
     tokens = 10_000
     texts = prompts_of(tokens, max(1, prompts // 2), prompts)
-    cluster = [
-        Instance(InstanceView(f"mixed-{number}", 1, 0, 0, 0), 1 << 40)
-        for number in range(instances)
-    ]
+    cluster = [Instance(f"mixed-{number}", 1 << 40) for number in range(instances)]
     frames = [
-        (one.view.instance_id, encode_frame(one.stores(PromptChain.of(ids, groups), groups)))
+        (one.instance_id, encode_frame(one.stores(PromptChain.of(ids, groups), groups)))
         for ids, one in ((ids, cluster[at % instances]) for at, ids in enumerate(texts))
     ]
     tracemalloc.start()

@@ -8,8 +8,7 @@ from pathlib import PurePosixPath
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import Metric
 
-from kvell.engine.protocol.messages import Ready
-from kvell.engine.protocol.statistics import GroupStats, Stats
+from kvell.engine.protocol.statistics import GroupStats, InstanceFacts, InstanceReport, Stats
 from kvell.server.metrics.front_metrics import HISTOGRAMS, ServerMetrics
 from kvell.server.metrics.instance_metrics import InstanceFigures
 from scripts.reference.rst import code, heading, page, table
@@ -22,7 +21,7 @@ TEXT = """
 mean there; only the prefix ``kvell:`` is another.  Times are in seconds, sizes in bytes or pages.
 Counters of an instance start again at 0 when it is started again.
 """
-READY = Ready(1, 0, 1, "model", 1, 1)
+REPORT = InstanceReport(InstanceFacts(0, 1, "model", 1, 1))
 STATS = Stats(
     *(1,) * 6,
     kv_cache_usage=0.0,
@@ -70,7 +69,7 @@ class KnownMetric:
 def known_metrics() -> list[KnownMetric]:
     """Return every metric of a server, by section."""
     metrics = ServerMetrics("model")
-    metrics.instances.instances = {"mixed-0": InstanceFigures(STATS, READY)}
+    metrics.instances.instances = {"mixed-0": InstanceFigures(STATS, REPORT)}
     families = metrics.registry.collect()
     known = [_known(one, metrics.registry) for one in families]
     return sorted(known, key=lambda one: SECTIONS.index(one.section))

@@ -170,8 +170,8 @@ class AsyncEngine:
         first, *others = self._texts.load().models
         self._models = {"": first, **{other.name: other for other in others}}
         await self._front.start()
-        ready = self._front.ready
-        lengths = {"": ready.longest_tokens, **ready.beside}
+        facts = self._front.facts
+        lengths = {"": facts.longest_tokens, **facts.beside}
         self._encoders = {
             name: TextEncoder(model, lengths[name], self._work)
             for name, model in self._models.items()

@@ -150,7 +150,7 @@ def test_memory_that_runs_short_is_relieved_by_another_instance(smollm2_path: Pa
 
             streams = [asyncio.create_task(repeat(number)) for number in range(len(asked))]
             line = engine._front._request_queue.lines["mixed-0"]
-            await until(lambda: line.memory().waiting > 1)
+            await until(lambda: line.waiting > 1)
             engine.scale("mixed=2")
             await until(has_moved)
             over.set()

@@ -35,7 +35,7 @@ def test_time_is_that_of_the_first_thread_and_not_of_others_or_of_waiting() -> N
 
 def test_the_instance_gives_a_token_a_step_to_each_of_its_requests() -> None:
     engine = ReadingEngine()
-    assert engine.ready().credits == CREDITS
+    assert engine.ready().facts.credits == CREDITS
     for name in ("a", "b"):
         engine.handle(
             Submit(RequestSpec(RequestId(name), b"\5\0\0\0" * 3, SamplingParams(max_tokens=9)))

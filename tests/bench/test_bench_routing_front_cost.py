@@ -14,7 +14,6 @@ from bench.routing.front_cost import (
     measured,
     prompts_of,
 )
-from kvell.cluster.routing.views import InstanceView
 from kvell.cluster.trees.chains import PromptChain
 from kvell.cluster.trees.groups import TreeGroup
 from kvell.cluster.trees.tree import PromptTree
@@ -48,7 +47,7 @@ def test_prompts_share_a_beginning_and_more_within_a_session() -> None:
 
 @pytest.mark.parametrize("groups", LAYOUTS.values(), ids=LAYOUTS)
 def test_an_instance_tells_what_it_caches(groups: Sequence[TreeGroup]) -> None:
-    one = Instance(InstanceView("mixed-0", 1, 0, 0, 0), room_blocks=3 * 2048 // BLOCK_TOKENS)
+    one = Instance("mixed-0", room_blocks=3 * 2048 // BLOCK_TOKENS)
     tree, tokens = PromptTree(groups), np.arange(2049, dtype=np.int32)
     for number in range(6):
         chain = PromptChain.of(tokens + number * 3000, groups)

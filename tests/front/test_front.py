@@ -72,7 +72,7 @@ def test_many_requests_at_once_get_their_own_tokens(instance_command: CommandFac
                 assert tokens == expected(prompt, 25)
                 assert (finished.reason, finished.output_tokens) == ("length", 25)
             assert (front.waiting, front.in_flight) == (0, 0)
-            assert front.ready.model == "fake"
+            assert front.facts.model == "fake"
 
     run(scenario())
 
@@ -108,7 +108,7 @@ def test_a_stream_goes_on_after_a_kill_where_it_stopped(
         async with Front(command, limits=QUICK) as front:
             first_pid = only(front).pid
             assert first_pid is not None
-            first_incarnation = front.ready.incarnation
+            first_incarnation = front.facts.incarnation
             long = SamplingParams(max_tokens=400)
             running = asyncio.create_task(finish_of(front, long, PROMPT))
             await stats_when(front, lambda stats: stats.running == 1)
@@ -130,13 +130,13 @@ def test_a_stream_goes_on_after_a_kill_where_it_stopped(
             assert finished.attempt == 1
             tokens, finished = await waiting
             assert (tokens, finished.reason) == (expected(PROMPT, 3), "length")
-            ready = only(front).ready
-            assert ready is not None
-            assert ready.incarnation != first_incarnation
+            report = only(front).report
+            assert report is not None
+            assert report.facts.incarnation != first_incarnation
             assert only(front).restarts == 1
             second_pid = only(front).pid
             assert second_pid != first_pid
-            assert (await stats_of(front)).incarnation == ready.incarnation
+            assert (await stats_of(front)).incarnation == report.facts.incarnation
 
     run(scenario())
 

@@ -10,6 +10,7 @@ from kvell.fleet.instance.death import InstanceDeath
 from kvell.front.request_log import LogEntry
 from kvell.front.request_queue import RequestQueue
 from kvell.vocabulary import FinishReason, RequestId
+from tests.reports import facts
 
 KILLED = InstanceDeath("the instance died", "killed")
 PREFILL, DECODE = "prefill-0", "decode-0"
@@ -21,7 +22,7 @@ def dropped(reason: FinishReason) -> tuple[RequestQueue, LogEntry]:
     """A request that is on its way when its reader ends it."""
     queue = RequestQueue(8)
     for number, name in enumerate((PREFILL, DECODE)):
-        queue.line(name).open(4, 100 + number)
+        queue.line(name).open(facts(4, 100 + number))
     prompt = np.arange(9, dtype="<i4").tobytes()
     request = LogEntry(RequestSpec(NAME, prompt, SamplingParams(max_tokens=20)), 0.0)
     queue.add(request)
@@ -44,7 +45,7 @@ def test_its_receiver_has_died_since(reason: FinishReason, *, restarts: bool) ->
     queue, request = dropped(reason)
     queue.lost(DECODE, KILLED, 1.0)
     if restarts:
-        queue.line(DECODE).open(4, 999)
+        queue.line(DECODE).open(facts(4, 999))
     queue.on_finished(MOVED, 2.0)
     assert end(request) == reason
     assert queue.in_flight == queue.waiting == 0

@@ -12,6 +12,7 @@ from kvell.fleet.instance.death import InstanceDeath
 from kvell.front.request_log import LogEntry
 from kvell.front.request_queue import RequestQueue
 from kvell.vocabulary import RequestId
+from tests.reports import facts
 
 KILLED = InstanceDeath("the instance died", "killed")
 PREFILL, DECODE = "prefill-0", "decode-0"
@@ -22,7 +23,7 @@ ANSWER = (7, 8, 9, 10)
 def queue_with(request: LogEntry) -> RequestQueue:
     queue = RequestQueue(8)
     for number, name in enumerate((PREFILL, DECODE)):
-        queue.line(name).open(4, 100 + number)
+        queue.line(name).open(facts(4, 100 + number))
     queue.add(request)
     ((instance, command),) = queue.due(0.0)
     assert (instance, command.goes_to) == (PREFILL, DECODE)

@@ -25,6 +25,7 @@ from kvell.vocabulary import RequestId
 from tests.engine.works import spec_of
 from tests.front.scenarios import run, until
 from tests.front.test_front import QUICK, finish_of, only, stats_when
+from tests.reports import facts, load
 
 CommandFactory = Callable[..., list[str]]
 FOREVER = SamplingParams(max_tokens=1 << 30)
@@ -231,7 +232,7 @@ def test_its_submission_asks_for_the_vector_and_its_end_tells_no_bound_on_output
 def test_an_instance_that_joins_others_gets_more_with_every_vector() -> None:
     """Else it would have four requests at once as long as nobody asks it for tokens."""
     queue = RequestQueue(max_waiting=100)
-    queue.line("new").open(64, joins_others=True)
+    queue.line("new").open(facts(64), joins_others=True)
     for number in range(20):
         queue.add(entry(f"q{number}"))
     sizes = []
@@ -243,7 +244,7 @@ def test_an_instance_that_joins_others_gets_more_with_every_vector() -> None:
         sent = queue.due(3.0)
     assert sizes[:4] == [4, 5, 6, 7]
     line = queue.line("new")
-    line.on_heartbeat(Heartbeat(1, 1, 0, 0, 4, 4, 10, 10))
+    line.on_heartbeat(Heartbeat(load(10, 10)))
     left = len(line.in_flight)
     assert line.outstanding_prompt_tokens == 6 * left
 

@@ -1,21 +1,21 @@
-"""What a router sees of a line is never old."""
+"""The figures of a line that a router reads are never old."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from kvell.cluster.routing.costs import pairs
-from kvell.cluster.routing.views import InstanceView
-from kvell.engine.protocol.messages import Heartbeat
+from kvell.engine.protocol.messages import Heartbeat, OtherFronts
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.front.instance_load import InstanceLoad
 from kvell.front.request_log import LogEntry
 from kvell.vocabulary import RequestId
 from tests.depth import machine
+from tests.reports import facts, load
 
 
 class LineMachine(RuleBasedStateMachine):
-    """A line's requests come, compute, answer and go; the view is looked at after each step."""
+    """A line's requests come, compute, answer and go; its figures are looked at after each step."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class LineMachine(RuleBasedStateMachine):
         self.computing.clear()
         self.running.clear()
         self.others_tokens = self.others_requests = 0
-        self.line.open(8, self.incarnation, free_bytes=9_000, token_bytes=2)
+        self.line.open(facts(8, self.incarnation, pool_bytes=9_000, token_bytes=2))
 
     @rule(tokens=st.integers(1, 50), hit=st.integers(0, 49))
     def adds(self, tokens: int, hit: int) -> None:
@@ -72,43 +72,41 @@ class LineMachine(RuleBasedStateMachine):
     def beats(self, free_bytes: int, tokens: int, requests: int) -> None:
         """Other fronts have something there too."""
         self.others_tokens, self.others_requests = tokens, requests
-        memory = (9, 9, free_bytes, 9_000)
-        self.line.on_heartbeat(Heartbeat(self.incarnation, 1, 0, 0, *memory, tokens, requests))
+        self.line.on_heartbeat(Heartbeat(load(free_bytes, 9_000), OtherFronts(tokens, requests)))
 
     @rule(role=st.sampled_from(["mixed", "prefill", "decode"]))
     def changes_its_role(self, role: str) -> None:
         self.line.role = role
 
     @invariant()
-    def the_view_is_what_there_is(self) -> None:
-        prompts = list(self.computing.values())
-        view = self.line.view()
-        assert view == InstanceView(
-            "mixed-0",
-            self.incarnation,
-            sum(one.prompt_tokens for one in prompts) + self.others_tokens,
-            self.line.outstanding_output_tokens,
-            view.free_bytes,
-            sum(max(1, one.prompt_tokens - one.hit_tokens) for one in prompts) + self.others_tokens,
-            sum(pairs(one.prompt_tokens, one.hit_tokens) for one in prompts),
-            len(self.running) + self.others_requests,
-            0
-            if self.line.role == "prefill"
-            else sum(one.prompt_tokens for one in prompts)
-            + sum(one.prompt_tokens + self.made[name] for name, one in self.running.items()),
+    def the_figures_are_what_there_is(self) -> None:
+        prompts, line = list(self.computing.values()), self.line
+        own_tokens = sum(one.prompt_tokens for one in prompts)
+        assert line.incarnation == self.incarnation
+        assert line.own_prompt_tokens == own_tokens
+        assert line.outstanding_prompt_tokens == own_tokens + self.others_tokens
+        uncached = sum(max(1, one.prompt_tokens - one.hit_tokens) for one in prompts)
+        assert line.uncached_prompt_tokens == uncached + self.others_tokens
+        assert line.outstanding_pairs == sum(
+            pairs(one.prompt_tokens, one.hit_tokens) for one in prompts
         )
+        assert line.running_requests == len(self.running) + self.others_requests
+        held = own_tokens + sum(
+            one.prompt_tokens + self.made[name] for name, one in self.running.items()
+        )
+        assert line.held_tokens == (0 if line.role == "prefill" else held)
         outputs = [*prompts, *self.running.values()]
-        assert view.outstanding_output_tokens == sum(one.pending_output_tokens for one in outputs)
-        assert self.line.view() is view, "it is made once"
+        assert line.outstanding_output_tokens == sum(one.pending_output_tokens for one in outputs)
 
 
 def test_where_only_prompts_are_computed_nothing_is_held() -> None:
     """Its requests decode elsewhere."""
     line = InstanceLoad("prefill-0")
-    line.open(8, 1)
+    line.open(facts(8, 1))
     line.add(LogEntry(RequestSpec(RequestId("one"), bytes(40), SamplingParams()), 0.0))
+    assert line.held_tokens == 0
+    line.role = "decode"
     assert line.held_tokens == 10
-    assert line.view().held_tokens == 0
 
 
 TestLine = LineMachine.TestCase

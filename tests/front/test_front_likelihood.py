@@ -15,6 +15,7 @@ from kvell.front.mailbox import Mailbox, Output
 from kvell.front.request_log import LogEntry
 from kvell.front.request_queue import RequestQueue
 from kvell.vocabulary import RequestId
+from tests.reports import facts
 
 KILLED = InstanceDeath("it was killed", "killed")
 NAME = RequestId("a")
@@ -59,7 +60,7 @@ def served() -> tuple[RequestQueue, LogEntry]:
 
 def again(queue: RequestQueue) -> None:
     """Submit what waits to an instance that has just started."""
-    queue.line(ONLY).open(4)
+    queue.line(ONLY).open(facts(4))
     assert len(queue.due(0.0)) == 1
 
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from kvell.cluster.routing.policies import router_named
-from kvell.cluster.steering.placements import ContextLimits
 from kvell.engine.protocol.messages import (
     Cancel,
     Finished,
@@ -23,6 +23,7 @@ from kvell.front.request_log import LogEntry
 from kvell.front.request_queue import RequestQueue
 from kvell.front.routes import RequestTransfer
 from kvell.vocabulary import RequestId
+from tests.reports import facts, load
 
 KILLED = InstanceDeath("the instance died", "killed")
 PREFILL, DECODE = "prefill-0", "decode-0"
@@ -31,11 +32,17 @@ PREFILL, DECODE = "prefill-0", "decode-0"
 def opened(*names: str) -> RequestQueue:
     queue = RequestQueue(8)
     for number, name in enumerate(names):
-        queue.line(name).open(4, 100 + number)
+        queue.line(name).open(facts(4, 100 + number))
     return queue
 
 
-LENDS = ContextLimits(9000, 9000, block_bytes=512)
+LENDS = facts(
+    pool_bytes=9000,
+    token_bytes=1,
+    max_model_len=9000,
+    reach_tokens=9000,
+    section_bytes=512,
+)
 
 
 def entry(name: str = "a") -> LogEntry:
@@ -146,7 +153,7 @@ def test_the_death_of_the_other_after_it_took_the_request_starts_a_new_attempt(
     assert queue.lost(DECODE, KILLED, 1.0) == []
     queue.line(DECODE).close()
     if restarts:
-        queue.line(DECODE).open(4, 999)
+        queue.line(DECODE).open(facts(4, 999))
     queue.on_finished(moved(request), 1.0)
     assert not queue.line(PREFILL).in_flight
     ((instance, command),) = queue.due(1.0)
@@ -167,7 +174,7 @@ def test_the_death_of_the_other_starts_a_new_attempt_of_what_it_had() -> None:
 def test_a_request_whose_session_was_elsewhere_pulls_from_there() -> None:
     queue = RequestQueue(8, router=router_named("round-robin"))
     for number, name in enumerate(("mixed-0", "mixed-1")):
-        queue.line(name).open(4, 100 + number)
+        queue.line(name).open(facts(4, 100 + number))
     asked = []
     for number in range(3):
         prompt = np.arange(90, dtype="<i4").tobytes()
@@ -192,12 +199,12 @@ def serving(count: int, *names: str) -> tuple[RequestQueue, list[LogEntry]]:
         submitted(queue, request)
         queue.tokens(Tokens(request.request_id, 0, 0, (7,)), 1.0)
     for number, name in enumerate(names[1:], 1):
-        queue.line(name).open(4, 100 + number)
+        queue.line(name).open(facts(4, 100 + number))
     return queue, entries
 
 
 def beat(free_bytes: int, waiting: int = 0) -> Heartbeat:
-    return Heartbeat(1, 1, 1, waiting, 10, 1, free_bytes, 1000)
+    return Heartbeat(load(free_bytes, 1000, waiting, running=1))
 
 
 def test_a_request_goes_on_where_it_was_sent() -> None:
@@ -294,14 +301,21 @@ def test_the_longest_request_of_an_instance_without_memory_lies_elsewhere_in_par
     """The front that decides by itself tells the instance that has it, once in a second."""
     queue, request = RequestQueue(8, steers=True), entry()
     for number, name in enumerate(("mixed-0", "mixed-1")):
-        queue.line(name).open(4, 100 + number, free_bytes=9000, token_bytes=1, reach=LENDS)
+        own = structs.replace(LENDS, incarnation=100 + number)
+        queue.line(name).open(own)
     instance, _ = submitted(queue, request)
     queue.tokens(Tokens(request.request_id, 0, 0, tuple(range(2000))), 1.0)
     other = {"mixed-0": "mixed-1", "mixed-1": "mixed-0"}[instance]
-    idle = Heartbeat(1, 1, 0, 0, 9, 9, 9000, 9000)
+    idle = Heartbeat(load(9000, 9000))
     long = RequestPlacementEntry(request.request_id, instance, 3, local=True)
     short = Heartbeat(
-        *(1, 1, 1, 1, 9, 9, 900, 9000), held_tokens=2000, waiting_tokens=700, longest=(long,)
+        load(
+            *(900, 9000, 1),
+            running=1,
+            held_tokens=2000,
+            waiting_tokens=700,
+            longest=(long,),
+        )
     )
     assert queue.on_event(instance, short, 1.0) == [], "the other has said nothing yet"
     assert queue.on_event(other, idle, 1.5) == []

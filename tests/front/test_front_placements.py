@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from kvell.cluster.steering.placements import ContextLimits
 from kvell.engine.protocol.messages import Finished, Heartbeat, Submit
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import ChangeSomething
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.front.dispatch import Dispatch
@@ -17,18 +17,27 @@ from kvell.front.request_log import LogEntry
 from kvell.front.request_queue import RequestQueue
 from kvell.vocabulary import RequestId
 from tests.engine.works import with_spec
+from tests.reports import facts, load
 
 SECTION = 8
 ALONE = 40
 """Tokens that an instance holds; each takes one byte."""
-LENDS = ContextLimits(ALONE, 200, SECTION, SECTION)
+LENDS = facts(
+    pool_bytes=ALONE,
+    token_bytes=1,
+    max_model_len=ALONE,
+    reach_tokens=200,
+    section_bytes=SECTION,
+    section_tokens=SECTION,
+)
+ALONE_ONLY = facts(pool_bytes=ALONE, token_bytes=1, max_model_len=ALONE)
 NAMES = ("mixed-0", "mixed-1", "mixed-2")
 
 
-def opened(*names: str, reach: ContextLimits = LENDS, credits: int = 4) -> RequestQueue:  # noqa: A002
+def opened(*names: str, limits: InstanceFacts = LENDS, credits: int = 4) -> RequestQueue:  # noqa: A002
     queue = RequestQueue(8, steers=False)
     for number, name in enumerate(names):
-        queue.line(name).open(credits, 100 + number, free_bytes=ALONE, token_bytes=1, reach=reach)
+        queue.line(name).open(structs.replace(limits, credits=credits, incarnation=100 + number))
     return queue
 
 
@@ -46,7 +55,7 @@ def submitted(queue: RequestQueue, request: LogEntry) -> tuple[str, Submit]:
 
 
 def beat(free: int, placements: tuple[RequestPlacementEntry, ...] = ()) -> Heartbeat:
-    return Heartbeat(1, 1, 0, 0, 9, 9, free, ALONE, placements=placements)
+    return Heartbeat(load(free, ALONE, placements=placements))
 
 
 def parts(command: Submit) -> dict[str, int]:
@@ -76,7 +85,7 @@ def test_long_is_what_may_outgrow_one_instance(
 
 def test_where_nobody_lends_nothing_is_placed() -> None:
     """One instance, or several that do not: the instance says what it cannot serve."""
-    for queue in (opened("mixed-0"), opened(*NAMES, reach=ContextLimits(ALONE))):
+    for queue in (opened("mixed-0"), opened(*NAMES, limits=ALONE_ONLY)):
         _, command = submitted(queue, entry(90))
         assert command.placement == ()
 

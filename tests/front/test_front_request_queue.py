@@ -14,6 +14,7 @@ from kvell.front.mailbox import Mailbox, Output
 from kvell.front.request_log import EndedRequest, LogEntry
 from kvell.front.request_queue import RequestQueue
 from kvell.vocabulary import FinishReason, RequestId
+from tests.reports import facts, load
 
 KILLED = InstanceDeath("it was killed", "killed")
 CRASHED = InstanceDeath("it crashed", "crash")
@@ -66,7 +67,7 @@ def names_due(request_queue: RequestQueue) -> list[str]:
 
 def opened(credits_: int, max_waiting: int = 8) -> RequestQueue:
     request_queue = RequestQueue(max_waiting)
-    request_queue.line(ONLY).open(credits_)
+    request_queue.line(ONLY).open(facts(credits_))
     return request_queue
 
 
@@ -178,7 +179,7 @@ def test_death_puts_what_was_in_flight_before_what_waits() -> None:
     request_queue.lost(ONLY, KILLED, 1.0)
     assert (request_queue.waiting, request_queue.in_flight) == (2, 0)
     assert names_due(request_queue) == []
-    request_queue.line(ONLY).open(4)
+    request_queue.line(ONLY).open(facts(4))
     again, other = due(request_queue, 2.0)
     assert (again.request_id, again.attempt, again.output) == ("a", 1, b"\1\0\0\0\2\0\0\0")
     assert (other.request_id, other.attempt, other.output) == ("b", 0, b"")
@@ -192,7 +193,7 @@ def test_the_third_death_ends_a_request_and_says_why() -> None:
     request_queue.add(request)
     request_queue.add(entry("b"))
     for attempt in range(3):
-        request_queue.line(ONLY).open(2)
+        request_queue.line(ONLY).open(facts(2))
         assert {submit.attempt for submit in due(request_queue, 0.0)} == {attempt}
         if attempt == 2:  # both are on probation by now, so the other still waits
             assert (request_queue.waiting, request_queue.in_flight) == (1, 1)
@@ -214,7 +215,7 @@ def test_a_request_that_crashes_instances_takes_no_other_with_it() -> None:
         request_queue.add(other)
     crashes = 0
     while request_queue.waiting or request_queue.in_flight:
-        request_queue.line(ONLY).open(8)
+        request_queue.line(ONLY).open(facts(8))
         submits = due(request_queue, 0.0)
         if any(submit.request_id == "poison" for submit in submits):
             request_queue.lost(ONLY, CRASHED, 0.0)
@@ -287,7 +288,7 @@ def test_giving_up_fails_what_waits() -> None:
 def test_an_observer_hears_of_times_as_the_client_sees_them() -> None:
     recorder = Recorder()
     request_queue = RequestQueue(8, recorder)
-    request_queue.line(ONLY).open(1)
+    request_queue.line(ONLY).open(facts(1))
     request_queue.add(entry("a", arrived=10.0))
     request_queue.due(10.25)
     request_queue.tokens(Tokens(RequestId("a"), 0, 0, (1,)), 10.5)
@@ -336,10 +337,10 @@ def test_pauses_double_up_to_a_bound() -> None:
 
 def test_what_a_draining_instance_does_not_take_goes_to_another() -> None:
     queue = RequestQueue(8)
-    queue.line("mixed-0").open(4)
+    queue.line("mixed-0").open(facts(4))
     queue.add(entry("a"))
     [(home, _)] = queue.due(0.0)
-    queue.line("mixed-1").open(4)
+    queue.line("mixed-1").open(facts(4))
     refusal = Finished(RequestId("a"), 0, "refused", try_later=True, not_taken="draining")
     queue.on_finished(refusal, 1.0)
     assert (queue.waiting, queue.in_flight) == (1, 0)
@@ -353,7 +354,7 @@ def test_what_a_draining_instance_does_not_take_goes_to_another() -> None:
 def test_what_a_full_instance_does_not_take_waits_until_it_is_heard_of() -> None:
     """It has requests from elsewhere, of which nobody has told here yet."""
     queue = RequestQueue(8)
-    queue.line("mixed-0").open(4)
+    queue.line("mixed-0").open(facts(4))
     queue.add(entry("a"))
     assert len(queue.due(0.0)) == 1
     refusal = Finished(RequestId("a"), 0, "refused", try_later=True, not_taken="full")
@@ -361,6 +362,6 @@ def test_what_a_full_instance_does_not_take_waits_until_it_is_heard_of() -> None
     assert (queue.waiting, queue.in_flight) == (1, 0)
     assert queue.due(1.0) == []
     assert queue.line("mixed-0").is_open
-    queue.on_event("mixed-0", Heartbeat(1, 1, 0, 0, 4, 4, 10, 10), 2.0)
+    queue.on_event("mixed-0", Heartbeat(load(10, 10)), 2.0)
     [(home, again)] = queue.due(2.0)
     assert (home, again.attempt) == ("mixed-0", 1)

@@ -12,6 +12,7 @@ from kvell.fleet.instance.death import InstanceDeath
 from kvell.front.request_log import EndedRequest, LogEntry
 from kvell.front.request_queue import RequestQueue
 from kvell.vocabulary import FinishReason, RequestId
+from tests.reports import facts
 
 KILLED = InstanceDeath("the instance was killed", "killed")
 
@@ -45,7 +46,7 @@ def finished(reason: FinishReason = "length", attempt: int = 0) -> Finished:
 def opened(*instances: str) -> RequestQueue:
     queue = RequestQueue(2)
     for name in instances:
-        queue.line(name).open(4)
+        queue.line(name).open(facts(4))
     return queue
 
 
@@ -90,7 +91,7 @@ def test_another_attempt_is_no_end_and_no_second_admission() -> None:
     queue.due(10.0)
     queue.tokens(Tokens(RequestId("a"), 0, 0, (1,)), 11.0)
     queue.lost("mixed-0", KILLED, 12.0)
-    queue.line("mixed-1").open(4)
+    queue.line("mixed-1").open(facts(4))
     queue.due(12.5)
     assert (follower.admissions, follower.ends) == (1, [])
     queue.on_finished(finished(), 13.0)

@@ -10,9 +10,13 @@ from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.front.request_log import LogEntry
 from kvell.front.request_queue import RequestQueue
 from kvell.vocabulary import RequestId
+from tests.reports import facts, load
 
 EAGER = RoleRules(wait_seconds=0.01, patience_seconds=0.0, rest_seconds=5.0, memory_seconds=0.01)
 NAMES = ("prefill-0", "decode-0", "decode-1")
+
+
+FACTS = facts(8, 1, pool_bytes=1 << 20, token_bytes=1)
 
 
 class Front:
@@ -22,7 +26,7 @@ class Front:
         self.queue = RequestQueue(100, roles=RoleChanger(EAGER))
         self.now, self.count = 0.0, 0
         for name in NAMES:
-            self.queue.open(*(name, 8, 1), free_bytes=1 << 20, token_bytes=1, joins_others=False)
+            self.queue.open(name, FACTS, joins_others=False)
 
     def submit(self, tokens: int, answer: int = 4) -> tuple[str, Submit]:
         self.count += 1
@@ -37,7 +41,7 @@ class Front:
     def beat(self, name: str = "prefill-0") -> list[tuple[str, object]]:
         """A second later an instance says that it lives; what instances are told."""
         self.now += 1.0
-        beat = Heartbeat(1, 1, 0, 0, 9, 9, 1 << 20, 1 << 20)
+        beat = Heartbeat(load(1 << 20, 1 << 20))
         told = self.queue.on_event(name, beat, self.now)
         assert not any(isinstance(command, WatchIndex) for _, command in told)
         return [*told]
@@ -87,7 +91,7 @@ def test_nothing_changes_where_nobody_may() -> None:
     front = Front()
     front.queue = RequestQueue(100)
     for name in NAMES:
-        front.queue.open(*(name, 8, 1), free_bytes=1, token_bytes=1, joins_others=False)
+        front.queue.open(name, facts(8, 1, pool_bytes=1, token_bytes=1), joins_others=False)
     for _ in range(6):
         front.submit(5_000)
     for _ in range(9):
@@ -102,7 +106,7 @@ def test_a_new_incarnation_keeps_the_role_that_the_front_gave() -> None:
     front.beat()
     front.beat()
     changed = next(name for name, role in front.roles().items() if role != name[:-2])
-    front.queue.open(*(changed, 8, 2), free_bytes=1, token_bytes=1, joins_others=True)
+    front.queue.open(changed, facts(8, 2, pool_bytes=1, token_bytes=1), joins_others=True)
     assert front.roles()[changed] == "prefill"
 
 
@@ -121,7 +125,7 @@ def test_a_role_that_others_give_is_taken_once() -> None:
 
 def test_what_moves_goes_to_none_that_changes_too() -> None:
     front = Front()
-    front.queue.open(*("decode-2", 8, 1), free_bytes=1 << 20, token_bytes=1, joins_others=False)
+    front.queue.open("decode-2", FACTS, joins_others=False)
     homes: dict[str, str] = {}
     for _ in range(3):
         _, submission = front.submit(20, answer=40)
@@ -139,7 +143,7 @@ def test_what_moves_goes_to_none_that_changes_too() -> None:
 def test_the_load_asks_for_several_at_once() -> None:
     front = Front()
     for name in ("decode-2", "decode-3"):
-        front.queue.open(*(name, 8, 1), free_bytes=1 << 20, token_bytes=1, joins_others=False)
+        front.queue.open(name, FACTS, joins_others=False)
     for _ in range(8):
         front.submit(5_000)
     front.beat()

@@ -1,13 +1,14 @@
 """What the front's routes know of caches, and what they note in requests."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from kvell.cluster.prefix_directory import PrefixDirectory
-from kvell.cluster.routing.views import InstanceView, RequestView
-from kvell.cluster.steering.relief import MemoryView
+from kvell.cluster.routing.views import RequestView, RoutableInstance
+from kvell.cluster.steering.steering import Orders, Steering
 from kvell.engine.protocol.messages import Heartbeat, Submit
 from kvell.engine.protocol.notices import (
     NO_BLOCK,
@@ -27,6 +28,7 @@ from kvell.front.instance_load import InstanceLoad
 from kvell.front.request_log import LogEntry
 from kvell.front.request_queue import RequestQueue
 from kvell.vocabulary import RequestId
+from tests.reports import facts, load
 
 SIZE = 4
 FULL = (IndexedGroup("full", SIZE),)
@@ -38,7 +40,7 @@ class Asked:
     def __init__(self) -> None:
         self.requests: list[RequestView] = []
 
-    def choose(self, request: RequestView, instances: Sequence[InstanceView]) -> str:
+    def choose(self, request: RequestView, instances: Sequence[RoutableInstance]) -> str:
         self.requests.append(request)
         return max(instances, key=lambda one: request.hits.get(one.instance_id, 0)).instance_id
 
@@ -53,13 +55,8 @@ class Front:
         self.count = 0
 
     def open(self, name: str, incarnation: int) -> list[tuple[str, WatchIndex]]:
-        return self.queue.open(
-            *(name, 8, incarnation),
-            free_bytes=1 << 20,
-            token_bytes=1,
-            joins_others=False,
-            indexed=FULL,
-        )
+        own = facts(8, incarnation, pool_bytes=1 << 20, token_bytes=1, indexed=FULL)
+        return self.queue.open(name, own, joins_others=False)
 
     def submit(self, tokens: Sequence[int], salt: str = "") -> tuple[str, Submit]:
         """Route one request; the instance that got it."""
@@ -104,9 +101,7 @@ def test_instances_are_asked_to_tell_what_they_cache_without_its_tokens() -> Non
 
 def test_nobody_is_asked_where_no_router_reads_it() -> None:
     queue = RequestQueue(100)
-    told = queue.open(
-        "mixed-0", 8, 1, free_bytes=1, token_bytes=1, joins_others=False, indexed=FULL
-    )
+    told = queue.open("mixed-0", facts(8, 1, indexed=FULL), joins_others=False)
     assert told == []
     assert queue.on_event("mixed-0", IndexNotice(0, (stored(TEXT),)), 0.0) == []
 
@@ -191,18 +186,18 @@ def test_a_heartbeat_of_an_instance_with_free_memory_looks_at_no_other(
     """However many there are: what it costs the front must not grow with them."""
     front = Front(*(f"mixed-{number}" for number in range(50)))
     looked: list[str] = []
-    memory = InstanceLoad.memory
+    decide = Steering.decide
 
-    def looks(line: InstanceLoad) -> MemoryView:
-        looked.append(line.instance_id)
-        return memory(line)
+    def looks(steering: Steering, instances: Sequence[InstanceLoad], *others: Any) -> Orders:
+        looked.extend(line.instance_id for line in instances)
+        return decide(steering, instances, *others)
 
-    monkeypatch.setattr(InstanceLoad, "memory", looks)
+    monkeypatch.setattr(Steering, "decide", looks)
     for name in front.queue.lines:
-        rich = Heartbeat(1, 1, 0, 0, 8, 8, free_bytes=1 << 20, pool_bytes=1 << 20)
+        rich = Heartbeat(load(1 << 20, 1 << 20))
         assert front.queue.on_event(name, rich, 0.0) == []
     assert looked == []
-    front.queue.on_event("mixed-0", Heartbeat(1, 2, 0, 1, 8, 0, 0, 1 << 20), 0.0)
+    front.queue.on_event("mixed-0", Heartbeat(load(0, 1 << 20, waiting=1)), 0.0)
     assert len(looked) == 50
 
 

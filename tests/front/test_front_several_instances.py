@@ -83,7 +83,9 @@ def test_requests_are_spread_and_each_gets_its_own_tokens(instance_command: Comm
 def test_incarnations_are_drawn_and_told(instance_command: CommandFactory) -> None:
     async def scenario() -> None:
         async with three(instance_command) as front:
-            told = {status.ready.incarnation for status, _ in front.instances() if status.ready}
+            told = {
+                status.report.facts.incarnation for status, _ in front.instances() if status.report
+            }
             assert len(told) == 3
             assert told == {line.incarnation for _, line in front.instances()}
 

@@ -73,7 +73,9 @@ def test_requests_cross_and_cross_again_to_the_next_incarnation(
     async def scenario() -> None:
         async with apart() as front:
             told = {one.instance_id: one for one, _ in front.instances()}
-            listens = {name: one.ready.pool_address for name, one in told.items() if one.ready}
+            listens = {
+                name: one.report.facts.pool_address for name, one in told.items() if one.report
+            }
             assert len(set(listens.values())) == 2
             assert all(one.startswith("tcp://127.0.0.3:") for one in listens.values())
             assert await all_of(front) == expected

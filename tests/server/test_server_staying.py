@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import pytest
 
-from kvell.engine.protocol.messages import SCHEMA_VERSION, Ready
+from kvell.engine.protocol.statistics import InstanceFacts, InstanceReport
 from kvell.front.front import Front
 from kvell.mempool.rendezvous import FolderRendezvous, make_folder
 from kvell.server.run import _contract
@@ -19,14 +19,13 @@ LINES = ("memory contract for tiny", "  weights 5 MiB")
 
 def lines(staying: str, count: int = 2, reach: int = 64) -> str:
     """What is printed when so many instances serve."""
-    ready = Ready(
-        SCHEMA_VERSION, 1, 8, "m", 64, 0, memory=MEMORY, staying=staying, contract_lines=LINES
-    )
+    facts = InstanceFacts(1, 8, "m", 64, 0, memory=MEMORY, staying=staying, contract_lines=LINES)
+    report = InstanceReport(facts)
     members = [
-        (SimpleNamespace(instance_id=f"mixed-{n}", ready=ready, host=""), None)
+        (SimpleNamespace(instance_id=f"mixed-{n}", report=report, host=""), None)
         for n in range(count)
     ]
-    front: Any = SimpleNamespace(instances=lambda: members, ready=ready, reach_tokens=lambda: reach)
+    front: Any = SimpleNamespace(instances=lambda: members, facts=facts, reach_tokens=lambda: reach)
     return "\n".join(_contract(cast(Front, front), 10 * MIB))
 
 
@@ -58,7 +57,7 @@ def test_an_instance_knows_what_keeps_its_requests(
     make_folder(tmp_path)
     place = FolderRendezvous("mixed-0", tmp_path)
     engine = engine_of("LlamaForCausalLM", True, pool_place=place, **more)
-    ready = engine.ready()
+    facts = engine.ready().facts
     engine.close()
-    assert ready.staying == staying
-    assert bool(ready.section_bytes) == (not staying), "what cannot move is not lent either"
+    assert facts.staying == staying
+    assert bool(facts.section_bytes) == (not staying), "what cannot move is not lent either"

@@ -19,6 +19,7 @@ from kvell.engine.protocol.messages import (
     Ready,
     Tokens,
 )
+from kvell.engine.protocol.statistics import LoadStats
 from kvell.serving.channel import Channel
 from kvell.serving.heartbeat_schedule import HeartbeatSchedule
 from kvell.serving.heartbeat_sender import HeartbeatSender
@@ -40,7 +41,7 @@ class Blocking(FakeEngine):
         self.entered, self.released = threading.Event(), threading.Event()
         self.pulses: list[int] = []
 
-    def pulse(self) -> Heartbeat:
+    def pulse(self) -> LoadStats:
         self.pulses.append(threading.get_ident())
         return super().pulse()
 
@@ -73,7 +74,7 @@ def test_the_first_beat_follows_ready_and_an_idle_instance_beats_on() -> None:
     with serving(FakeEngine(incarnation=7), heartbeat_seconds=QUICK_SECONDS) as (peer, _):
         assert isinstance(peer.read_any(), Ready)
         peer.read_beats(5)
-    beat = Heartbeat(7, 0, 0, 0, 4, 4, POOL_BYTES, POOL_BYTES)
+    beat = Heartbeat(LoadStats(0, 0, 0, 4, 4, POOL_BYTES, POOL_BYTES))
     assert peer.beats == [beat] * 5
 
 
@@ -90,9 +91,9 @@ def test_heartbeats_come_during_a_step_and_repeat_the_last_pulse(engine: Blockin
         engine.released.set()
         events = peer.read_until(Finished)
         assert tokens_of(events, "abc") == [fake_token(request.spec.prompt, i) for i in range(3)]
-        while peer.beats[-1].step < 3:
+        while peer.beats[-1].load.step < 3:
             assert isinstance(peer.read_any(), Heartbeat)
-        assert peer.beats[-1].free_bytes == POOL_BYTES
+        assert peer.beats[-1].load.free_bytes == POOL_BYTES
         assert set(engine.pulses) == {serving_thread.ident}
 
 
@@ -114,7 +115,7 @@ def test_a_loop_that_hangs_falls_silent_until_it_goes_on(engine: Blocking) -> No
         engine.released.set()
         peer.read_until(Finished)
         peer.read_beats(3)
-        assert peer.beats[-1].step == 1
+        assert peer.beats[-1].load.step == 1
 
 
 def test_no_beat_follows_drained_and_no_thread_is_left() -> None:
@@ -135,7 +136,7 @@ class Flooding(FakeEngine):
         super().__init__(step_seconds=0.002)
         self.pulses = self.floods = 0
 
-    def pulse(self) -> Heartbeat:
+    def pulse(self) -> LoadStats:
         self.pulses += 1
         return super().pulse()
 
@@ -162,6 +163,19 @@ def test_frames_of_both_threads_stay_whole_where_the_send_buffer_is_tiny() -> No
     assert len(tokens_of(events, "a")) >= floods - 1
 
 
+class OneListener:
+    """A channel that gets an engine's heartbeats."""
+
+    def __init__(self, channel: Channel, engine: FakeEngine) -> None:
+        self.lock, self._channel, self._engine = channel.lock, channel, engine
+
+    def beat(self) -> None:
+        self._channel.beat(Heartbeat(self._engine.pulse()))
+
+    def beat_again(self) -> None:
+        self._channel.beat_again()
+
+
 def test_what_waits_is_sent_instead_of_a_beat_and_a_full_buffer_takes_none() -> None:
     ours, theirs = socket.socketpair()
     clock, fake = VirtualClock(), FakeEngine()
@@ -171,17 +185,19 @@ def test_what_waits_is_sent_instead_of_a_beat_and_a_full_buffer_takes_none() -> 
         large = Tokens(RequestId("a"), 0, 0, tuple(range(9000)))
         channel.queue([large])
         assert channel.full
-        heart = HeartbeatSender(fake.pulse, channel, clock, HeartbeatSchedule(1.0, 10.0))
+        heart = HeartbeatSender(OneListener(channel, fake), clock, HeartbeatSchedule(1.0, 10.0))
         heart.works()
         reader, received = FrameReader(), list[Event]()
         while channel.pending:
             received += [decode_event(body) for body in reader.feed(ours.recv(1 << 16))]
-            channel.offer_frame(encode_frame(fake.pulse()))
+            channel.offer_frame(encode_frame(Heartbeat(fake.pulse())))
         received += [decode_event(body) for body in reader.feed(ours.recv(1 << 16))]
         assert received == [large]
         clock.advance(1.0)
         heart.works()
-        assert [decode_event(body) for body in reader.feed(ours.recv(4096))] == [fake.pulse()]
+        assert [decode_event(body) for body in reader.feed(ours.recv(4096))] == [
+            Heartbeat(fake.pulse())
+        ]
 
 
 def test_the_fake_engine_has_less_free_memory_the_more_tokens_its_requests_have() -> None:
@@ -189,6 +205,6 @@ def test_the_fake_engine_has_less_free_memory_the_more_tokens_its_requests_have(
     fake.handle(submit("abcd", 2))
     assert fake.pulse().free_bytes == POOL_BYTES - 4 * TOKEN_BYTES
     fake.step()
-    assert fake.pulse() == Heartbeat(0, 1, 1, 0, 4, 4, POOL_BYTES - 5 * TOKEN_BYTES, POOL_BYTES)
+    assert fake.pulse() == LoadStats(1, 1, 0, 4, 4, POOL_BYTES - 5 * TOKEN_BYTES, POOL_BYTES)
     fake.step()
     assert fake.pulse().free_bytes == POOL_BYTES

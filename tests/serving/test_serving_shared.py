@@ -225,11 +225,11 @@ def test_a_broken_front_ends_alone() -> None:
 def test_beats_say_what_the_others_have() -> None:
     with shared() as instance, instance.front("a") as a, instance.front("b") as b:
         a.send(submit("a:1", FOREVER), submit("a:2", FOREVER))
-        while not (b.beats and b.beats[-1].others_requests == 2):
+        while not (b.beats and b.beats[-1].others.requests == 2):
             b.read_beats(len(b.beats) + 1)
-        while not (a.beats and a.beats[-1].running == 2):
+        while not (a.beats and a.beats[-1].load.running == 2):
             a.read_any()
-        assert {beat.others_requests for beat in a.beats} == {0}
+        assert {beat.others.requests for beat in a.beats} == {0}
 
 
 def test_notices_go_to_those_who_watch() -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
-from kvell.engine.protocol.messages import Ready
+from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.front.front import Front
 from kvell.server.api.door.access_guard import METRICS, OPEN, OPERATORS
 from kvell.server.api.openai_api import build_app
@@ -30,9 +30,9 @@ class _Unstarted(Front):
     """A front without instances that says what a fake one would serve."""
 
     @property
-    def ready(self) -> Ready:
-        """What the fake engine says of itself."""
-        return FakeEngine().ready()
+    def facts(self) -> InstanceFacts:
+        """The facts of the fake engine."""
+        return FakeEngine().ready().facts
 
 
 def openapi_document() -> dict[str, Any]:

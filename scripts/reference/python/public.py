@@ -112,9 +112,11 @@ PAGES = (
                 (
                     "kvell.fleet.started.member.MemberStatus",
                     "kvell.fleet.instance.supervisor.InstanceState",
-                    *_of("kvell.engine.protocol.messages", "Ready Heartbeat"),
                     *_of("kvell.engine.protocol.placements", "RequestPlacementEntry"),
-                    *_of("kvell.engine.protocol.statistics", "Stats GroupStats"),
+                    *_of(
+                        "kvell.engine.protocol.statistics",
+                        "InstanceReport InstanceFacts LoadStats Stats GroupStats",
+                    ),
                     *_of(
                         "kvell.engine.protocol.notices",
                         "IndexNotice IndexedGroup BlocksStored BlocksRemoved BlocksHeld",

@@ -34,7 +34,6 @@ from kvell.engine.protocol.messages import (
     Command,
     Drain,
     Event,
-    Heartbeat,
     KeepAlive,
     Ready,
     Submit,
@@ -42,6 +41,7 @@ from kvell.engine.protocol.messages import (
 from kvell.engine.protocol.notices import WatchIndex
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
 from kvell.engine.protocol.stage_times import StageTimes
+from kvell.engine.protocol.statistics import InstanceFacts, LoadStats
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.ahead import StepsAhead
 from kvell.engine.running.engine_link import EngineLink, NoLink
@@ -130,8 +130,7 @@ class Engine:
 
     def ready(self) -> Ready:
         """Return the first event of an instance."""
-        return Ready(
-            SCHEMA_VERSION,
+        facts = InstanceFacts(
             self._incarnation,
             CREDITS,
             self.contract.model,
@@ -148,11 +147,11 @@ class Engine:
             self.contract.dtype,
             tuple(self.contract.lines()),
         )
+        return Ready(SCHEMA_VERSION, facts)
 
-    def pulse(self) -> Heartbeat:
-        """Return the heartbeat: the gauges at the end of the last step."""
-        pulse = self.core.pulse()
-        return replace(pulse, waiting=pulse.waiting + self.grammars.count)
+    def pulse(self) -> LoadStats:
+        """Return the load at the end of the last step."""
+        return self.core.counters.load_stats(self.core.step, outside=self.grammars.count)
 
     def handle(self, command: Command) -> list[Event]:
         """Handle a command, and return the events that need no step."""

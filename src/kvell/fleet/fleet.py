@@ -1,13 +1,12 @@
 """The protocol of a fleet: a front's own instances, or those of a cluster's manager."""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
-from kvell.cluster.steering.relief import MemoryView, MovableView
-from kvell.cluster.steering.roles import RoleView
+from kvell.cluster.steering.relief import MovableView
+from kvell.cluster.steering.roles import RoleWork
 from kvell.fleet.started.front_limits import FrontLimits
 from kvell.fleet.started.member import Member, MemberCallbacks
-from kvell.vocabulary import RequestId
 
 
 class Fleet(Protocol):
@@ -52,18 +51,8 @@ class Fleet(Protocol):
         ...
 
 
-class RoleLoad(Protocol):
+class FrontLoad(RoleWork, Protocol):
     """The load that a front puts on an instance."""
-
-    @property
-    def instance_id(self) -> str:
-        """Name of the instance."""
-        ...
-
-    @property
-    def role(self) -> str:
-        """The current role of the instance."""
-        ...
 
     @property
     def is_short(self) -> bool:
@@ -71,20 +60,17 @@ class RoleLoad(Protocol):
         ...
 
     @property
-    def coming(self) -> Collection[RequestId]:
-        """Requests that are moving to the instance."""
+    def num_leaving(self) -> int:
+        """Number of the front's requests that are moving away."""
         ...
 
-    def memory(self) -> MemoryView:
-        """Return the instance's memory by its last heartbeat, and the moves from and to it."""
+    @property
+    def num_coming(self) -> int:
+        """Number of the front's requests that are moving there."""
         ...
 
     def movable(self) -> Sequence[MovableView]:
         """Return the requests that could leave the instance, the oldest first."""
-        ...
-
-    def part(self) -> RoleView | None:
-        """Return the remaining work of the instance's role; None for a mixed instance."""
         ...
 
 
@@ -97,7 +83,7 @@ class Joins(Protocol):
         ...
 
     def members(
-        self, limits: FrontLimits, callbacks: MemberCallbacks, lines: Mapping[str, RoleLoad]
+        self, limits: FrontLimits, callbacks: MemberCallbacks, lines: Mapping[str, FrontLoad]
     ) -> Fleet:
         """Return the cluster's instances, for a new front.
 

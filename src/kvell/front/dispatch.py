@@ -4,9 +4,8 @@ Each input returns commands in order, each with its instance.  Submissions that 
 possible come last.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from kvell.cluster.steering.placements import NO_REACH, ContextLimits
 from kvell.engine.protocol.messages import (
     Cancel,
     Event,
@@ -17,7 +16,8 @@ from kvell.engine.protocol.messages import (
     Submit,
     Tokens,
 )
-from kvell.engine.protocol.notices import IndexedGroup, WatchIndex
+from kvell.engine.protocol.notices import WatchIndex
+from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.front.request_log import LogEntry
 from kvell.front.request_queue import RequestQueue
@@ -58,31 +58,17 @@ class Dispatch:
     def ready(
         self,
         instance_id: str,
-        credits: int,  # noqa: A002 - the protocol's word
-        incarnation: int,
+        facts: InstanceFacts,
         now: float,
         *,
-        free_bytes: int,
-        token_bytes: int,
         joins_others: bool,
-        reach: ContextLimits = NO_REACH,
-        indexed: Sequence[IndexedGroup] = (),
         watches: WatchIndex | None = None,
     ) -> Commands:
-        """Open the line to an incarnation of an instance; see :meth:`.RequestQueue.open`.
+        """Open the line to an incarnation of an instance (:meth:`.RequestQueue.open`).
 
         :param watches: subscription for the instance, in place of the one that routing needs.
         """
-        subscriptions = self.queue.open(
-            instance_id,
-            credits,
-            incarnation,
-            free_bytes=free_bytes,
-            token_bytes=token_bytes,
-            joins_others=joins_others,
-            reach=reach,
-            indexed=indexed,
-        )
+        subscriptions = self.queue.open(instance_id, facts, joins_others=joins_others)
         if watches is not None:
             subscriptions = [(instance_id, watches)]
         return [*subscriptions, *self.submittable(now)]
@@ -99,6 +85,11 @@ class Dispatch:
         if frees or (Heartbeat in kinds and self.queue.awaits_memory):
             commands += self.submittable(now)
         return commands
+
+    def on_report(self, instance_id: str, now: float) -> Commands:
+        """Decide after the line to an instance has its heartbeat."""
+        commands: Commands = [*self.queue.on_report(instance_id, now)]
+        return commands + self.submittable(now) if self.queue.awaits_memory else commands
 
     def lost(self, instance_id: str, death: InstanceDeath, now: float) -> Commands:
         """Give the requests of a dead incarnation to others, or end them."""

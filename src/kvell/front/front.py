@@ -10,14 +10,13 @@ from msgspec import structs
 from kvell.clock import Clock, MonotonicClock
 from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
-from kvell.cluster.steering.placements import ContextLimits
 from kvell.cluster.steering.roles import RoleChanger
-from kvell.engine.protocol.messages import Event, Finished, Ready, Submit
+from kvell.engine.protocol.messages import Event, Finished, Heartbeat, Submit
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import LargePage, Pages
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SeedSource
-from kvell.engine.protocol.statistics import Stats
+from kvell.engine.protocol.statistics import InstanceFacts, Stats
 from kvell.errors import InstanceDied
 from kvell.fleet.fleet import Fleet, Joins
 from kvell.fleet.instance.death import InstanceDeath
@@ -111,7 +110,7 @@ class Front:
         self._dispatch = Dispatch(self._request_queue)
         self._closing, self._started = False, False
         self._is_idle = asyncio.Event()
-        self._ready: Ready | None = None
+        self._facts: InstanceFacts | None = None
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -132,14 +131,14 @@ class Front:
         return "failed" if states else "starting"
 
     @property
-    def ready(self) -> Ready:
-        """The ``Ready`` of the first instance that was ready; all instances are alike.
+    def facts(self) -> InstanceFacts:
+        """The facts of the first instance that was ready; all instances are alike.
 
         :raises InstanceDied: before the first was ready.
         """
-        if self._ready is None:
+        if self._facts is None:
             raise InstanceDied("no instance was ready yet")
-        return self._ready
+        return self._facts
 
     @property
     def waiting(self) -> int:
@@ -309,16 +308,12 @@ class Front:
         """Return the time by the clock of the requests' log."""
         return self._clock.now_seconds()
 
-    def _instance_ready(self, instance_id: str, ready: Ready) -> None:
-        self._ready = self._ready or ready
+    def _instance_ready(self, instance_id: str, facts: InstanceFacts) -> None:
+        self._facts = self._facts or facts
         others = any(peer.is_serving for peer in self._members if peer.instance_id != instance_id)
         commands = self._dispatch.ready(
-            *(instance_id, ready.credits, ready.incarnation, self.now_seconds()),
-            free_bytes=ready.kv_pool_bytes,
-            token_bytes=ready.token_bytes,
+            *(instance_id, facts, self.now_seconds()),
             joins_others=others and self._started,
-            reach=ContextLimits.of(ready),
-            indexed=ready.indexed,
             watches=None if self._index_observer is None else WatchIndex(),
         )
         self._take_place()
@@ -327,7 +322,12 @@ class Front:
     def _instance_said(self, instance_id: str, event: Event) -> None:
         if isinstance(event, IndexNotice) and self._index_observer is not None:
             self._index_observer.on_notice(instance_id, event)
-        self._tell(self._dispatch.on_events(instance_id, (event,), self.now_seconds()))
+        now = self.now_seconds()
+        if isinstance(event, Heartbeat):  # the shortest way to where routers read it
+            self._request_queue.line(instance_id).on_heartbeat(event)
+            self._tell(self._dispatch.on_report(instance_id, now))
+        else:
+            self._tell(self._dispatch.on_events(instance_id, (event,), now))
         self._note_idle()
 
     def _instance_lost(self, instance_id: str, death: InstanceDeath) -> None:

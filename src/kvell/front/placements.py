@@ -2,11 +2,15 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import accumulate
 
-from kvell.cluster.steering.placements import Placement, placement
-from kvell.cluster.steering.relief import MemoryView
+from kvell.cluster.steering.placements import (
+    Placement,
+    can_share_sections,
+    local_sections,
+    longest_with,
+    placement,
+)
 from kvell.errors import ChangeSomething
 from kvell.front.instance_load import InstanceLoad
 from kvell.front.request_log import LogEntry
@@ -32,9 +36,10 @@ class Placements:
         """Return whether a request may outgrow one instance, and others lend."""
         if entry.spec.model or entry.spec.tensors or len(self._lines) < 2:
             return False  # such requests stay within one instance
-        reach = next(iter(self._lines.values())).reach  # instances are alike
-        lends = bool(reach.local_blocks) and reach.most_tokens > reach.alone_tokens
-        return lends and _tokens(entry, reach.alone_tokens, reach.most_tokens) > reach.alone_tokens
+        facts = next(iter(self._lines.values())).facts  # instances are alike
+        alone_tokens, most_tokens = facts.max_model_len, facts.reach_tokens
+        lends = bool(local_sections(facts)) and most_tokens > alone_tokens
+        return lends and _tokens(entry, alone_tokens, most_tokens) > alone_tokens
 
     def check(self, entry: LogEntry) -> None:
         """Check that the instances can hold a request that is longer than one's memory.
@@ -61,7 +66,7 @@ class Placements:
         for part in home.placements:
             line = self._lines.get(part.inst_id)
             if part.req_id == entry.request_id and line is not None:
-                line.give_back(part.num_blocks * home.reach.block_bytes)
+                line.give_back(part.num_blocks * home.facts.section_bytes)
         left = (part for part in home.placements if part.req_id != entry.request_id)
         home.placements = tuple(left)
 
@@ -76,7 +81,7 @@ class Placements:
         free = [
             line
             for line in lines
-            if line.reach.local_blocks
+            if local_sections(line.facts)
             and line.role != PREFILL
             and line.instance_id not in creditors
         ]
@@ -104,18 +109,18 @@ class Placements:
         self._placed[entry.request_id] = entry
 
     def _planned(self, entry: LogEntry, home: InstanceLoad) -> Placement:
-        reach, most = home.reach, self._reach(home)
-        tokens = min(_tokens(entry, reach.alone_tokens, most), most)
+        facts, most = home.facts, self._reach(home)
+        tokens = min(_tokens(entry, facts.max_model_len, most), most)
         (debtors, _), coming = self._parties(), self._coming()
         others = (
-            _less(line.memory(), coming[line.instance_id] * reach.block_bytes)
+            line
             for line in self._others(home)
             if line.is_open and not (line.instance_id in debtors or line.borrows)
         )
-        blocks = -(-tokens // reach.section_tokens)
+        blocks = -(-tokens // facts.section_tokens)
         return placement(
-            *(entry.request_id, blocks, reach.local_blocks, home.memory(), others),
-            *(reach.block_bytes, self._shared(entry, home)),
+            *(entry.request_id, blocks, local_sections(facts), home, others),
+            *(facts.section_bytes, self._shared(entry, home), coming),
         )
 
     def _shared(self, entry: LogEntry, home: InstanceLoad) -> Counter[str]:
@@ -129,7 +134,7 @@ class Placements:
                 continue
             common = common_prefix(tokens, other.spec.token_ids)
             away = _away(name, home.placements)
-            most = min(away.total(), common // home.reach.section_tokens)
+            most = min(away.total(), common // home.facts.section_tokens)
             if most > best.total():
                 best = _first(away, most)
         return best
@@ -158,12 +163,15 @@ class Placements:
 
     def _reach(self, line: InstanceLoad) -> int:
         """Return the most tokens of a request at an instance."""
-        return line.reach.with_others(other.pool_bytes for other in self._others(line))
+        return longest_with(line.facts, (other.pool_bytes for other in self._others(line)))
 
     def _others(self, home: InstanceLoad) -> list[InstanceLoad]:
         """Return the instances that could lend to ``home``."""
-        lines = self._lines.values()
-        return [line for line in lines if line is not home and line.reach.meets(home.reach)]
+        return [
+            line
+            for line in self._lines.values()
+            if line is not home and can_share_sections(line.facts, home.facts)
+        ]
 
 
 def _away(name: RequestId, parts: Placement) -> Counter[str]:
@@ -177,10 +185,6 @@ def _first(away: Counter[str], most: int) -> Counter[str]:
     ends = list(accumulate(away.values()))
     parts = zip(away, (min(end, most) for end in ends), (0, *ends), strict=False)
     return Counter({name: end - begin for name, end, begin in parts if end > begin})
-
-
-def _less(view: MemoryView, size_bytes: int) -> MemoryView:
-    return replace(view, free_bytes=max(0, view.free_bytes - size_bytes))
 
 
 def _tokens(entry: LogEntry, alone: int, most: int) -> int:

@@ -15,7 +15,6 @@ from dataclasses import replace
 from kvell.cluster.prefix_directory import PrefixDirectory
 from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.routing.policies import Router
-from kvell.cluster.steering.placements import NO_REACH, ContextLimits
 from kvell.cluster.steering.roles import RoleChanger
 from kvell.cluster.steering.steering import Steering
 from kvell.engine.protocol.logprobs import PromptLogprobs
@@ -30,7 +29,8 @@ from kvell.engine.protocol.messages import (
     Submit,
     Tokens,
 )
-from kvell.engine.protocol.notices import IndexedGroup, IndexNotice, WatchIndex
+from kvell.engine.protocol.notices import IndexNotice, WatchIndex
+from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import ChangeSomething, TryLater
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.front.in_flight import InFlight
@@ -110,34 +110,17 @@ class RequestQueue:
         return self.lines[instance_id]
 
     def open(
-        self,
-        instance_id: str,
-        credits: int,  # noqa: A002 - the protocol's word
-        incarnation: int,
-        *,
-        free_bytes: int,
-        token_bytes: int,
-        joins_others: bool,
-        reach: ContextLimits = NO_REACH,
-        indexed: Sequence[IndexedGroup] = (),
+        self, instance_id: str, facts: InstanceFacts, *, joins_others: bool
     ) -> list[tuple[str, WatchIndex]]:
-        """Open the line to an incarnation of an instance; see :meth:`.InstanceLoad.open`.
+        """Open the line to an incarnation of an instance (:meth:`.InstanceLoad.open`).
 
-        :param indexed: layer groups of its notices.
         :returns: commands to send first.
         """
         line = self.line(instance_id)
-        line.open(
-            credits,
-            incarnation,
-            free_bytes=free_bytes,
-            token_bytes=token_bytes,
-            joins_others=joins_others,
-            reach=reach,
-        )
+        line.open(facts, joins_others=joins_others)
         if self._locality is None:
             return []
-        self._locality.on_joined(instance_id, line.role, indexed)
+        self._locality.on_joined(instance_id, line.role, facts.indexed)
         return [(instance_id, WatchIndex(with_tokens=False))]
 
     def remove_line(self, instance_id: str) -> None:
@@ -210,16 +193,20 @@ class RequestQueue:
             self.stays(event)
         elif isinstance(event, Heartbeat):
             self.line(instance_id).on_heartbeat(event)
-            self._waiting.note_memory()
-            self._waiting.look(self.in_flight, self.lines.values(), now)
-            is_short = self.lines[instance_id].is_short
-            (self._short.add if is_short else self._short.discard)(instance_id)
-            return [*self._steer(now)]
+            return [*self.on_report(instance_id, now)]
         elif isinstance(event, IndexNotice) and self._locality is not None:
             incarnation = self.line(instance_id).incarnation
             if not self._locality.on_notice(instance_id, incarnation, event, now):
                 return [(instance_id, WatchIndex(with_tokens=False))]
         return []
+
+    def on_report(self, instance_id: str, now: float) -> list[tuple[str, Migrate | MoveKvCache]]:
+        """Decide after the line to an instance has its heartbeat; return commands to instances."""
+        self._waiting.note_memory()
+        self._waiting.look(self.in_flight, self.lines.values(), now)
+        is_short = self.lines[instance_id].is_short
+        (self._short.add if is_short else self._short.discard)(instance_id)
+        return self._steer(now)
 
     def tokens(self, event: Tokens, now: float) -> None:
         """Pass new tokens to their reader; drop those of unknown requests and old attempts."""
@@ -323,8 +310,10 @@ class RequestQueue:
         is_needed = steering is not None and (self._short or steering.changes_roles)
         if steering is None or not is_needed or not steering.is_due(now):
             return []
-        views = [line.to_steered() for line in self.lines.values() if line.is_open]
-        orders = steering.decide(views, lambda instance_id: self.lines[instance_id].movable(), now)
+        open_lines = [line for line in self.lines.values() if line.is_open]
+        orders = steering.decide(
+            open_lines, lambda instance_id: self.lines[instance_id].movable(), now
+        )
         moved = (self.move(move.request_id, move.target, move.num_blocks) for move in orders.moves)
         return [*self.set_roles(orders.roles), *itertools.chain.from_iterable(moved)]
 

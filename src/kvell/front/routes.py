@@ -191,12 +191,11 @@ class Routes:
         match: Known | None = None,
         left_seconds: float | None = None,
     ) -> InstanceLoad | None:
-        views = [line.view() for line in lines]
-        if len(views) < 2:  # the common case of one instance asks no router
+        if len(lines) < 2:  # the common case of one instance asks no router
             return lines[0] if lines else None
         computed = entry.prompt_tokens + entry.emitted_tokens
         hits = NO_HITS if match is None else match[1]
         request = RequestView(
             computed, entry.expected_output_tokens, entry.spec.session, hits, left_seconds
         )
-        return self._lines[router.choose(request, views)]
+        return self._lines[router.choose(request, lines)]

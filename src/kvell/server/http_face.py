@@ -43,7 +43,7 @@ class HttpFace:
     def most_bytes(self, front: Front) -> int:
         """Return the memory that this process may use: its size at start plus the working set."""
         first, *beside = self._texts.models
-        return self._texts.floor_bytes + most_work_bytes(front.ready, first, beside)
+        return self._texts.floor_bytes + most_work_bytes(front.facts, first, beside)
 
     def tell_sampling_defaults(self) -> None:
         """Log the defaults that are taken from the models' ``generation_config.json``."""

@@ -211,19 +211,19 @@ async def _published(options: ServeOptions) -> AsyncIterator["EventsPublisher | 
 def _contract(front: Front, front_bytes: int) -> list[str]:
     """Return the lines of the memory contract; those of a single instance in detail."""
     contracts = {
-        instance.instance_id: instance.ready.memory
+        instance.instance_id: instance.report.facts.memory
         for instance, _ in front.instances()
-        if instance.ready
+        if instance.report
     }
     is_one_host = not any(instance.host for instance, _ in front.instances())
-    detail = front.ready.contract_lines if len(contracts) == 1 else ()
+    detail = front.facts.contract_lines if len(contracts) == 1 else ()
     lines = [*detail, *contract_lines(contracts, front_bytes, shares_weights=is_one_host)]
-    alone_tokens, reach_tokens = front.ready.max_model_len, front.reach_tokens()
+    alone_tokens, reach_tokens = front.facts.max_model_len, front.reach_tokens()
     if reach_tokens > alone_tokens:
         reach = f"{reach_tokens:,} while others lend"
         lines.append(f"  longest request     {alone_tokens:,} tokens; {reach}")
-    if front.ready.staying and len(contracts) > 1:
-        lines.append(f"  lending             off with {front.ready.staying}: requests stay")
+    if front.facts.staying and len(contracts) > 1:
+        lines.append(f"  lending             off with {front.facts.staying}: requests stay")
     return [part for line in lines for part in in_columns(line)]
 
 

@@ -5,7 +5,7 @@ import selectors
 import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from kvell.engine.protocol.logprobs import PromptLogprobs
 from kvell.engine.protocol.messages import (
@@ -15,10 +15,12 @@ from kvell.engine.protocol.messages import (
     Finished,
     Heartbeat,
     MigrationRefused,
+    OtherFronts,
     Ready,
     Tokens,
 )
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
+from kvell.engine.protocol.statistics import LoadStats
 from kvell.serving.channel import Channel, PeerClosed
 from kvell.vocabulary import RequestId
 from kvell.wire.frames import ProtocolError
@@ -30,6 +32,8 @@ FORGIVEN = 0.25
 LOOK_SECONDS = 1.0
 """The most seconds that count between two checks: a pause of the instance itself must not be
 charged to a front."""
+ENDED = PeerClosed, OSError
+"""The errors of an ended connection."""
 OF_A_REQUEST = PromptLogprobs | Tokens | Finished | MigrationRefused
 
 
@@ -55,6 +59,7 @@ class ConnectedFront:
     falls at a quarter of this speed, so that a front cannot go on blocking by reading a little
     now and then.  A front that is alone has no lease.
 
+    :ivar is_gone: whether the connection has ended.
     :ivar watches: whether the front receives notices of the prefix index.
     :ivar problem: the front's violation of the protocol.
     """
@@ -66,21 +71,23 @@ class ConnectedFront:
         self.watches = False
         self.problem: ProtocolError | None = None
         self._is_alone = arrival.is_alone
-        self._is_gone = False
+        self.is_gone = False
         self._heard_seconds = self._looked_seconds = now_seconds
         self._holds_up, self._held_up_seconds = False, 0.0
 
     def send(self, events: Iterable[Event]) -> None:
         """Send events, unless the connection has ended."""
-        self._attempt(lambda: self.channel.queue(events))
+        try:
+            self.channel.queue(events)
+        except ENDED:
+            self.is_gone = True
 
     def flush(self) -> None:
         """Send buffered bytes."""
-        self._attempt(self.channel.flush)
-
-    def heartbeat(self, heartbeat: Heartbeat) -> None:
-        """Send a heartbeat, unless the connection has ended."""
-        self._attempt(lambda: self.channel.beat(heartbeat))
+        try:
+            self.channel.flush()
+        except ENDED:
+            self.is_gone = True
 
     def receive(self, now_seconds: float) -> list[Command]:
         """Return the commands that have arrived; none once the connection has ended."""
@@ -88,10 +95,10 @@ class ConnectedFront:
         try:
             commands = self.channel.receive()
         except ProtocolError as problem:  # of this front: the others go on
-            self.problem, self._is_gone = problem, True
+            self.problem, self.is_gone = problem, True
             return []
-        except (PeerClosed, OSError):
-            self._is_gone = True
+        except ENDED:
+            self.is_gone = True
             return []
         self.watches |= any(isinstance(command, WatchIndex) for command in commands)
         return commands
@@ -112,34 +119,31 @@ class ConnectedFront:
         else:
             forgiven_seconds = FORGIVEN * since_look_seconds
             self._held_up_seconds = max(0.0, self._held_up_seconds - forgiven_seconds)
-        if self._is_gone or self._is_alone:
-            return self._is_gone
+        if self.is_gone or self._is_alone:
+            return self.is_gone
         is_silent = now_seconds - self._heard_seconds > FRONT_LEASE_SECONDS
         return is_silent or self._held_up_seconds > UNREAD_SECONDS
-
-    def _attempt(self, send: Callable[[], None]) -> None:
-        try:
-            send()
-        except (PeerClosed, OSError):
-            self._is_gone = True
 
 
 class Fronts:
     """All connected fronts; the loop's thread changes them, the heartbeat thread only sends.
 
-    :param others: the load of all fronts but one (:meth:`.CommandGate.others`).
+    :param pulse: returns the load now; called from the loop's thread, when a heartbeat is due.
+    :param others: returns the load from all fronts but one.
     :param owner: returns the name of a request's front.
     """
 
     def __init__(
         self,
         outgoing_limit_bytes: int,
-        others: Callable[[str], tuple[int, int]],
+        pulse: Callable[[], LoadStats],
+        others: Callable[[str], OtherFronts],
         owner: Callable[[RequestId], str],
     ) -> None:
         self.lock = threading.RLock()
         """The lock of the connections."""
-        self._limit_bytes, self._others, self._owner = outgoing_limit_bytes, others, owner
+        self._limit_bytes, self._owner = outgoing_limit_bytes, owner
+        self._pulse, self._others = pulse, others
         self._by_name: dict[str, ConnectedFront] = {}
 
     def __iter__(self) -> Iterator[ConnectedFront]:
@@ -205,17 +209,19 @@ class Fronts:
                 self._by_name[name].send(sent)
         return strays
 
-    def beat(self, beat: Heartbeat) -> None:
+    def beat(self) -> None:
         """Send each front a heartbeat with the load of the others (:class:`.Listeners`)."""
+        load = self._pulse()
         with self.lock:
             for front in self._by_name.values():
-                tokens, requests = self._others(front.name)
-                front_beat = replace(beat, others_prompt_tokens=tokens, others_requests=requests)
-                front.heartbeat(front_beat)
+                try:
+                    front.channel.beat(Heartbeat(load, self._others(front.name)))
+                except ENDED:
+                    front.is_gone = True
 
     def beat_again(self) -> None:
         """Send each front its last heartbeat again (:class:`.Listeners`)."""
         with self.lock:
             for front in self._by_name.values():
-                with contextlib.suppress(PeerClosed, OSError):  # the loop meets the same error
+                with contextlib.suppress(*ENDED):  # the loop meets the same error
                     front.channel.beat_again()

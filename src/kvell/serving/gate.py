@@ -12,12 +12,13 @@ from kvell.engine.protocol.messages import (
     Drain,
     Event,
     Finished,
-    Heartbeat,
     KeepAlive,
+    OtherFronts,
     Ready,
     Submit,
     Tokens,
 )
+from kvell.engine.protocol.statistics import LoadStats
 from kvell.vocabulary import RequestId
 
 NAME_END = ":"
@@ -55,8 +56,8 @@ class Engine(Protocol):
         """Process what other instances or threads have sent, and return its events."""
         ...
 
-    def pulse(self) -> Heartbeat:
-        """Return the contents of a heartbeat.  Called only when one is due."""
+    def pulse(self) -> LoadStats:
+        """Return the load now.  Called only when a heartbeat is due."""
         ...
 
 
@@ -143,11 +144,12 @@ class CommandGate:
         """Return the events of :meth:`Engine.woken`."""
         return self._after(self._engine.woken())
 
-    def others(self, front: str) -> tuple[int, int]:
-        """Return the unanswered prompt tokens and the number of requests of all other fronts."""
+    def others(self, front: str) -> OtherFronts:
+        """Return the load from all fronts but one."""
         others = [share for name, share in self._shares.items() if name != front]
-        return sum(share.sum_tokens for share in others), sum(
-            len(share.pending_tokens) for share in others
+        return OtherFronts(
+            sum(share.sum_tokens for share in others),
+            sum(len(share.pending_tokens) for share in others),
         )
 
     def cancel_all(self) -> None:
@@ -183,8 +185,8 @@ class CommandGate:
             return []
         if command.request_id in share.pending_tokens:
             return [_refusal(command, "a request with this id is in flight")]
-        if len(share.pending_tokens) >= self.ready.credits:
-            refusal = _refusal(command, f"all {self.ready.credits} credits are in use")
+        if len(share.pending_tokens) >= self.ready.facts.credits:
+            refusal = _refusal(command, f"all {self.ready.facts.credits} credits are in use")
             return [replace(refusal, not_taken="full" if share.came else "")]
         tokens = command.spec.prompt_tokens
         share.pending_tokens[command.request_id] = tokens

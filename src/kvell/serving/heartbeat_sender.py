@@ -1,24 +1,22 @@
 """Heartbeats of an instance: from its loop, or from a thread while the loop is in a step."""
 
 import threading
-from collections.abc import Callable
 from types import TracebackType
 from typing import Protocol
 
 from kvell.clock import Clock
-from kvell.engine.protocol.messages import Heartbeat
 from kvell.serving.channel import PeerClosed
 from kvell.serving.heartbeat_schedule import HeartbeatSchedule
 
 
 class Listeners(Protocol):
-    """The receivers of heartbeats: a :class:`.Channel`, or several."""
+    """The receivers of heartbeats."""
 
     lock: threading.RLock
     """The lock of the send buffers."""
 
-    def beat(self, beat: Heartbeat) -> None:
-        """Send a heartbeat, from the loop."""
+    def beat(self) -> None:
+        """Send a heartbeat with the load now, from the loop."""
         ...
 
     def beat_again(self) -> None:
@@ -27,23 +25,15 @@ class Listeners(Protocol):
 
 
 class HeartbeatSender:
-    """The sender of a :class:`Heartbeat` whenever one is due, from ``with`` until :meth:`end`.
+    """The caller of ``listeners`` whenever a heartbeat is due, from ``with`` until :meth:`end`.
 
-    The loop calls :meth:`works`, which sends a fresh pulse, and :meth:`rests`.  While a step takes
-    longer than the time between two beats, a daemon thread sends the last pulse again; it never
+    The loop calls :meth:`works`, which sends a fresh heartbeat, and :meth:`rests`.  While a step
+    takes longer than the time between two beats, a daemon thread sends the last one again; it never
     calls the engine.  If bytes are buffered for the peer, the thread sends only these, which is a
     sign of life as well.
     """
 
-    def __init__(
-        self,
-        pulse: Callable[[], Heartbeat],
-        listeners: Listeners,
-        clock: Clock,
-        rhythm: HeartbeatSchedule,
-    ) -> None:
-        """:param pulse: called from the loop's thread, and only when a beat is due."""
-        self._pulse = pulse
+    def __init__(self, listeners: Listeners, clock: Clock, rhythm: HeartbeatSchedule) -> None:
         self._listeners = listeners
         self._clock = clock
         self._rhythm = rhythm
@@ -70,7 +60,7 @@ class HeartbeatSender:
             self._rhythm.beats(now_seconds)
         self._rhythm.works(now_seconds)
         if is_due:
-            self._listeners.beat(self._pulse())
+            self._listeners.beat()
 
     def rests(self) -> float | None:
         """Note that the loop waits for its peer.

@@ -72,7 +72,7 @@ class LocalInstance:
     @property
     def credits(self) -> int:
         """The most requests that the instance accepts at a time."""
-        return self._gate.ready.credits
+        return self._gate.ready.facts.credits
 
     def poll(self, *interrupts: int) -> list[Event]:
         """Run one step if there is work; else wait, if there are requests, until they can continue.

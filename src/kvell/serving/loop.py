@@ -77,7 +77,7 @@ def serve_fronts(
     front, the loop runs no step and reads no command of that front.  In the main thread SIGTERM
     means :class:`Drain`.
 
-    Each front receives :class:`Ready` first, then a :class:`Heartbeat` every ``heartbeat_seconds``.
+    Each front receives ``Ready`` first, then a ``Heartbeat`` every ``heartbeat_seconds``.
     A thread sends heartbeats while a step computes, but stops once the loop has been inside one
     turn for longer than ``longest_step_seconds``: then the fronts see that the loop hangs.  A
     front's requests are cancelled when its connection ends, when it connects again, or when its
@@ -87,9 +87,9 @@ def serve_fronts(
     """
     clock = clock or MonotonicClock()
     gate = CommandGate(engine, owner)
-    fronts = Fronts(outgoing_limit_bytes, gate.others, owner)
+    fronts = Fronts(outgoing_limit_bytes, engine.pulse, gate.others, owner)
     schedule = HeartbeatSchedule(heartbeat_seconds, longest_step_seconds)
-    heart = HeartbeatSender(engine.pulse, fronts, clock, schedule)
+    heart = HeartbeatSender(fronts, clock, schedule)
     with sigterm_as_readable() as terminated, selectors.DefaultSelector() as selector:
         serving = _Serving(gate, fronts, heart, selector, door, clock)
         selector.register(terminated.descriptor, selectors.EVENT_READ, "terminated")

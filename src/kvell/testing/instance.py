@@ -20,7 +20,6 @@ from kvell.engine.protocol.messages import (
     Command,
     Event,
     Finished,
-    Heartbeat,
     Ready,
     Submit,
     Tokens,
@@ -35,7 +34,7 @@ from kvell.engine.protocol.pages import (
 )
 from kvell.engine.protocol.request_spec import SentTensor, to_token_ids
 from kvell.engine.protocol.sampling_params import SamplingParams
-from kvell.engine.protocol.statistics import Stats
+from kvell.engine.protocol.statistics import InstanceFacts, LoadStats, Stats
 from kvell.engine.sampling.model_defaults import NEUTRAL
 from kvell.models.config.embeddings import EmbeddingFacts
 from kvell.models.text.answer_text import Preceding
@@ -116,9 +115,10 @@ class FakeEngine:
         beside: Sequence[str] = (),
     ) -> None:
         lengths = dict.fromkeys(beside, max_model_len // 2)
-        self._ready = Ready(
-            schema_version, incarnation, credits, "fake", max_model_len, POOL_BYTES, lengths
+        self._facts = InstanceFacts(
+            incarnation, credits, "fake", max_model_len, POOL_BYTES, lengths
         )
+        self._schema_version = schema_version
         self._step_seconds = step_seconds
         self._running: dict[RequestId, _Running] = {}
         self._seen: set[tuple[str, bytes]] = set()
@@ -127,13 +127,12 @@ class FakeEngine:
 
     def ready(self) -> Ready:
         """Return the :class:`Ready` of this engine."""
-        return self._ready
+        return Ready(self._schema_version, self._facts)
 
-    def pulse(self) -> Heartbeat:
-        """Return a heartbeat, with ``TOKEN_BYTES`` in use for each token of a running request."""
+    def pulse(self) -> LoadStats:
+        """Return a load, with ``TOKEN_BYTES`` in use for each token of a running request."""
         held = [each.submit.spec.prompt_tokens + each.emitted for each in self._running.values()]
-        return Heartbeat(
-            incarnation=self._ready.incarnation,
+        return LoadStats(
             step=self._steps,
             running=len(held),
             waiting=0,
@@ -228,7 +227,7 @@ class FakeEngine:
         nothing = np.zeros(LARGE_PAGES, "<u4").tobytes()
         groups = (PageGroup("full", "full", 1, 16, POOL_BYTES // LARGE_PAGES, 1),)
         columns = (group.tobytes(), used.tobytes(), nothing, nothing)
-        return Pages(self._ready.incarnation, self._steps, groups, *columns)
+        return Pages(self._facts.incarnation, self._steps, groups, *columns)
 
     def _large_page(self, number: int) -> LargePage:
         running = list(self._running.values())
@@ -240,7 +239,7 @@ class FakeEngine:
 
     def _stats(self) -> Stats:
         return Stats(
-            incarnation=self._ready.incarnation,
+            incarnation=self._facts.incarnation,
             step=self._steps,
             running=len(self._running),
             waiting=0,

@@ -8,11 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.cluster.routing.costs import ExecCosts, pairs, prices_of, pull_or_recompute
-from kvell.cluster.routing.views import InstanceView, RequestView
+from kvell.cluster.routing.views import RequestView
 from kvell.cost.amounts import shape_of
 from kvell.cost.model import prefill_seconds
 from kvell.cost.work import Work
 from kvell.memory import GroupKind, LayerSpec
+from tests.reports import Routable
 
 COSTS = ExecCosts(
     request_seconds=0.01,
@@ -76,9 +77,8 @@ class TestExec:
         self, prompts: list[tuple[int, int]], running: int, held: int, output: int, hit: int
     ) -> None:
         new = sum(max(1, tokens - cached) for tokens, cached in prompts)
-        view = InstanceView(
+        view = Routable(
             "mixed-0",
-            1,
             sum(tokens for tokens, _ in prompts),
             4_000,
             0,
@@ -98,11 +98,11 @@ class TestExec:
 
     def test_what_others_answer_is_no_delay_by_itself(self) -> None:
         request = RequestView(700, 100, "")
-        few, many = InstanceView("mixed-0", 1, 0, 10, 0), InstanceView("mixed-1", 1, 0, 9_000, 0)
+        few, many = Routable("mixed-0", 0, 10, 0), Routable("mixed-1", 0, 9_000, 0)
         assert COSTS.queues_seconds([few, many], request) == [0.0, 0.0]
 
     def test_a_first_token_waits_for_prompts_and_not_for_answers(self) -> None:
-        idle = InstanceView("mixed-0", 1, 0, 0, 0)
+        idle = Routable("mixed-0", 0, 0, 0)
         decodes = replace(idle, outstanding_output_tokens=10_000, running_requests=10)
         queued = replace(idle, uncached_prompt_tokens=900)
         alone = COSTS.first_token_seconds(idle, 600, 100)

@@ -15,19 +15,20 @@ from kvell.cluster.routing.policies import (
     load,
     router_named,
 )
-from kvell.cluster.routing.views import InstanceView, RequestView
+from kvell.cluster.routing.views import RequestView
 from kvell.errors import ChangeSomething
+from tests.reports import Routable
 
 ids = st.integers(0, 20).map(lambda number: f"mixed-{number}")
 counts = st.integers(0, 6)
-views = st.builds(InstanceView, ids, st.integers(0, 3), counts, counts, counts)
+views = st.builds(Routable, ids, counts, counts, counts)
 clusters = st.lists(views, min_size=1, max_size=8, unique_by=lambda one: one.instance_id)
 sessions = st.text(st.characters(), max_size=12)
 requests = st.builds(RequestView, counts, counts, sessions)
 
 
-def view(instance_id: str, prompt: int = 0, output: int = 0, free: int = 0) -> InstanceView:
-    return InstanceView(instance_id, 1, prompt, output, free)
+def view(instance_id: str, prompt: int = 0, output: int = 0, free: int = 0) -> Routable:
+    return Routable(instance_id, prompt, output, free)
 
 
 def request(session: str = "") -> RequestView:
@@ -37,7 +38,7 @@ def request(session: str = "") -> RequestView:
 @pytest.mark.parametrize("name", ROUTINGS)
 @given(st.lists(st.tuples(requests, clusters), max_size=8))
 def test_every_policy_returns_an_id_that_it_was_given(
-    name: str, asked: list[tuple[RequestView, list[InstanceView]]]
+    name: str, asked: list[tuple[RequestView, list[Routable]]]
 ) -> None:
     router = router_named(name)
     for one, cluster in asked:
@@ -47,7 +48,7 @@ def test_every_policy_returns_an_id_that_it_was_given(
 @pytest.mark.parametrize("name", ROUTINGS)
 @given(st.lists(st.tuples(requests, clusters), max_size=8))
 def test_equal_questions_have_equal_answers(
-    name: str, asked: list[tuple[RequestView, list[InstanceView]]]
+    name: str, asked: list[tuple[RequestView, list[Routable]]]
 ) -> None:
     one, other = router_named(name), router_named(name)
     for question, cluster in asked:
@@ -74,7 +75,7 @@ def test_the_default_is_a_policy() -> None:
 class TestLeastLoad:
     @given(clusters, st.lists(requests, min_size=1, max_size=5))
     def test_never_chooses_what_another_dominates(
-        self, cluster: list[InstanceView], asked: list[RequestView]
+        self, cluster: list[Routable], asked: list[RequestView]
     ) -> None:
         router, by_id = LeastLoad(), {one.instance_id: one for one in cluster}
         for one in asked:
@@ -97,7 +98,7 @@ class TestLeastLoad:
         assert chosen == ["mixed-0", "mixed-2", "mixed-0", "mixed-2"]
 
 
-def dominates(other: InstanceView, chosen: InstanceView) -> bool:
+def dominates(other: Routable, chosen: Routable) -> bool:
     """Whether ``other`` has no more of either kind of work, and less of one."""
     fewer_prompts = other.outstanding_prompt_tokens <= chosen.outstanding_prompt_tokens
     fewer_outputs = other.outstanding_output_tokens <= chosen.outstanding_output_tokens
@@ -106,7 +107,7 @@ def dominates(other: InstanceView, chosen: InstanceView) -> bool:
 
 class TestMostFreeMemory:
     @given(clusters, requests)
-    def test_nobody_has_more(self, cluster: list[InstanceView], one: RequestView) -> None:
+    def test_nobody_has_more(self, cluster: list[Routable], one: RequestView) -> None:
         chosen = router_named("most-free-memory").choose(one, cluster)
         free = {view.instance_id: view.free_bytes for view in cluster}
         assert free[chosen] == max(free.values())
@@ -128,9 +129,7 @@ class TestRoundRobin:
         assert chosen == dict.fromkeys(names, rounds)
 
     @given(clusters, clusters)
-    def test_goes_on_after_a_change(
-        self, before: list[InstanceView], after: list[InstanceView]
-    ) -> None:
+    def test_goes_on_after_a_change(self, before: list[Routable], after: list[Routable]) -> None:
         router = router_named("round-robin")
         last = router.choose(request(), before)
         following = [router.choose(request(), after) for _ in after]

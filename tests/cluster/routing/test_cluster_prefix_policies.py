@@ -17,7 +17,8 @@ from kvell.cluster.routing.policies import (
     load,
     router_named,
 )
-from kvell.cluster.routing.views import InstanceView, RequestView
+from kvell.cluster.routing.views import RequestView
+from tests.reports import Routable
 
 COSTS = ExecCosts(
     request_seconds=0.01,
@@ -29,9 +30,8 @@ COSTS = ExecCosts(
 NAMES = ("mixed-0", "mixed-1", "mixed-2", "mixed-3")
 counts = st.integers(0, 4000)
 views = st.builds(
-    InstanceView,
+    Routable,
     st.sampled_from(NAMES),
-    st.just(1),
     counts,
     counts,
     counts,
@@ -52,14 +52,13 @@ requests = st.builds(
 )
 
 
-def view(name: str, prompts: int = 0, tokens: int = 0, held: int = 0) -> InstanceView:
+def view(name: str, prompts: int = 0, tokens: int = 0, held: int = 0) -> Routable:
     """An instance with so many prompts of so many tokens each, none of them cached.
 
     :param held: tokens of other requests.
     """
-    return InstanceView(
+    return Routable(
         name,
-        1,
         prompts * tokens,
         held,
         0,
@@ -75,9 +74,7 @@ def request(tokens: int, found: Mapping[str, int], deadline: float | None = None
 
 class TestLongestPrefix:
     @given(requests, clusters)
-    def test_nobody_has_more_of_the_prompt(
-        self, one: RequestView, cluster: list[InstanceView]
-    ) -> None:
+    def test_nobody_has_more_of_the_prompt(self, one: RequestView, cluster: list[Routable]) -> None:
         chosen = LongestPrefix().choose(one, cluster)
         most = max(one.hits.get(each.instance_id, 0) for each in cluster)
         assert one.hits.get(chosen, 0) == most
@@ -100,7 +97,7 @@ class TestLongestPrefix:
 class TestPromptTreeBased:
     @given(requests, clusters, st.sampled_from((1.0, COMPUTE_WEIGHT)))
     def test_nobody_has_a_lower_price(
-        self, one: RequestView, cluster: list[InstanceView], weight: float
+        self, one: RequestView, cluster: list[Routable], weight: float
     ) -> None:
         """Of those that keep the deadline, if any does.  A token that is computed again counts by
         how many have it."""
@@ -115,7 +112,7 @@ class TestPromptTreeBased:
                 seconds += more / sum(other >= longer for other in one.hits.values())
             return seconds
 
-        def price(each: InstanceView) -> tuple[bool, float]:
+        def price(each: Routable) -> tuple[bool, float]:
             hit = one.hits.get(each.instance_id, 0)
             first = COSTS.first_token_seconds(each, one.prompt_tokens, hit)
             late = one.deadline_seconds is not None and first > one.deadline_seconds

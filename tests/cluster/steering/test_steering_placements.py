@@ -4,23 +4,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.cluster.steering.placements import ContextLimits, Placement, lendable_blocks, placement
-from kvell.cluster.steering.relief import MemoryView
+from kvell.cluster.steering.placements import (
+    Placement,
+    lendable_blocks,
+    local_sections,
+    longest_with,
+    placement,
+)
+from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.vocabulary import RequestId
+from tests.reports import Memory, facts
 
 BLOCK = 100
 """Bytes of a section."""
 NAME = RequestId("r")
 
 
-def view(name: str, free: float, pool: float = 4, waiting: int = 0) -> MemoryView:
+def view(name: str, free: float, pool: float = 4, waiting: int = 0) -> Memory:
     """An instance with room for so many sections."""
-    return MemoryView(name, waiting, int(free * BLOCK), int(pool * BLOCK))
+    return Memory(name, waiting, int(free * BLOCK), int(pool * BLOCK))
 
 
 def placed(
     blocks: int,
-    others: list[MemoryView],
+    others: list[Memory],
     most_local: int = 4,
     home_free: float = 4,
     shared: dict[str, int] | None = None,
@@ -88,20 +95,25 @@ def test_a_part_of_every_pool_is_never_lent() -> None:
 
 
 def test_reach_is_what_all_hold_together() -> None:
-    reach = ContextLimits(1088, 8192, 512 * 10)
-    assert reach.local_blocks == 2
-    assert reach.with_others([]) == 1088
-    assert reach.with_others([1088 * 10]) == (2 + 2) * 512
-    assert reach.with_others([1088 * 10] * 5) == 12 * 512
-    assert reach.with_others([1088 * 10] * 50) == 8192
+    limits = facts(max_model_len=1088, reach_tokens=8192, section_bytes=512 * 10)
+    assert local_sections(limits) == 2
+    assert longest_with(limits, []) == 1088
+    assert longest_with(limits, [1088 * 10]) == (2 + 2) * 512
+    assert longest_with(limits, [1088 * 10] * 5) == 12 * 512
+    assert longest_with(limits, [1088 * 10] * 50) == 8192
 
 
 @pytest.mark.parametrize(
-    "reach",
-    [ContextLimits(), ContextLimits(1088), ContextLimits(1088, 8192), ContextLimits(300, 8192, 9)],
+    "limits",
+    [
+        facts(),
+        facts(max_model_len=1088),
+        facts(max_model_len=1088, reach_tokens=8192),
+        facts(max_model_len=300, reach_tokens=8192, section_bytes=9),
+    ],
 )
-def test_who_borrows_nothing_reaches_no_further(reach: ContextLimits) -> None:
-    assert reach.with_others([1 << 30] * 9) == reach.alone_tokens
+def test_who_borrows_nothing_reaches_no_further(limits: InstanceFacts) -> None:
+    assert longest_with(limits, [1 << 30] * 9) == limits.max_model_len
 
 
 @given(

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.cluster.steering.relief import ROOM_PART, MemoryView, MovableView, relief
+from kvell.cluster.steering.relief import ROOM_PART, MovableView, relief
+from tests.reports import Memory
 
-FULL = MemoryView("full", 0, 50, 1000)
-EMPTY = MemoryView("empty", 0, 900, 1000)
+FULL = Memory("full", 0, 50, 1000)
+EMPTY = Memory("empty", 0, 900, 1000)
 TWO = [MovableView("old", 100), MovableView("young", 100)]
 
 
@@ -31,15 +32,15 @@ def test_requests_that_wait_are_a_shortage_too() -> None:
 @pytest.mark.parametrize(
     ("source", "other"),
     [
-        (replace(FULL, leaving=1), EMPTY),
-        (FULL, replace(EMPTY, coming=1)),
+        (replace(FULL, num_leaving=1), EMPTY),
+        (FULL, replace(EMPTY, num_coming=1)),
         (FULL, replace(EMPTY, waiting=1)),
         (FULL, replace(EMPTY, free_bytes=340)),
         (replace(FULL, waiting=3, free_bytes=750), EMPTY),
     ],
     ids=["one leaves", "one comes", "others wait there", "no room is left", "it has as much"],
 )
-def test_nobody_leaves(source: MemoryView, other: MemoryView) -> None:
+def test_nobody_leaves(source: Memory, other: Memory) -> None:
     assert relief(source, [other], TWO) is None
 
 
@@ -57,7 +58,7 @@ def test_what_left_has_no_reason_to_come_back(
     waiting: int, free: list[int], sizes: list[int]
 ) -> None:
     """Requests do not go to and fro: afterwards the other has more room than was left here."""
-    source, *others = (MemoryView(f"i{n}", 0, one, 1000) for n, one in enumerate(free))
+    source, *others = (Memory(f"i{n}", 0, one, 1000) for n, one in enumerate(free))
     source = replace(source, waiting=waiting)
     movable = [MovableView(f"r{n}", size) for n, size in enumerate(sizes)]
     move = relief(source, others, movable)

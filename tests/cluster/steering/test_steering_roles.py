@@ -1,7 +1,7 @@
 """Roles follow the load, without swinging to and fro."""
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pytest
@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvell.cluster.routing.costs import FIT_BATCH, ExecCosts
-from kvell.cluster.steering.roles import OTHER, Role, RoleChanger, RoleRules, RoleView
+from kvell.cluster.steering.roles import OTHER, Role, RoleChanger, RoleRules
 
 RULES = RoleRules()
 COSTS = ExecCosts(
@@ -29,6 +29,15 @@ def lateness(role: Role, work: float, count: int) -> float:
     if role == "prefill":
         return work / count * 50e-6 / RULES.wait_seconds
     return (8e-3 + work / count * 50e-6) / 8e-3 / RULES.slowdown
+
+
+@dataclass(frozen=True)
+class Worker:
+    """An instance with a part of the work."""
+
+    instance_id: str
+    role: str
+    work: int
 
 
 class Cluster:
@@ -53,7 +62,7 @@ class Cluster:
             share = -(-left[role] // counts[role])
             left[role] -= share
             counts[role] -= 1
-            views.append(RoleView(name, role, share))
+            views.append(Worker(name, role, share))
         for name, role in self.changer.decide(views, now_seconds):
             assert self.roles[name] == OTHER[role], "it has that role already"
             self.roles[name] = role
@@ -199,9 +208,9 @@ def test_answers_that_cost_nothing_are_never_late() -> None:
 def test_the_idlest_of_the_idler_role_changes() -> None:
     changer = RoleChanger(RULES, COSTS)
     views = [
-        RoleView("prefill-0", "prefill", int(1.5 * LATE_TOKENS)),
-        RoleView("decode-0", "decode", 3),
-        RoleView("decode-1", "decode", 2),
+        Worker("prefill-0", "prefill", int(1.5 * LATE_TOKENS)),
+        Worker("decode-0", "decode", 3),
+        Worker("decode-1", "decode", 2),
     ]
     told = [changer.decide(views, float(second)) for second in range(10)]
     assert [one for one in told if one] == [[("decode-1", "prefill")]]
@@ -211,7 +220,7 @@ def test_the_idlest_of_the_idler_role_changes() -> None:
 def test_the_last_of_a_role_stays(prefill: int, decode: int) -> None:
     cluster = Cluster(prefill, decode)
     views = [
-        RoleView(name, role, 9 * LATE_TOKENS if role == "prefill" else 0)
+        Worker(name, role, 9 * LATE_TOKENS if role == "prefill" else 0)
         for name, role in cluster.roles.items()
     ]
     assert all(cluster.changer.decide(views, float(second)) == [] for second in range(60))

@@ -45,7 +45,7 @@ def test_pages_become_used_then_cached_and_age_with_the_steps() -> None:
     assert sum(cached for _, _, cached, _ in rows) == sum(core.memory.totals().cached_pages) > 0
     sizes = [group.page_stride_bytes for group in LAYOUT.groups]
     cached_bytes = sum(cached * sizes[group] for group, _, cached, _ in rows)
-    assert core.core.pulse().cached_bytes == cached_bytes > 0
+    assert core.core.counters.load_stats(core.core.step).cached_bytes == cached_bytes > 0
     youngest = min(age for _, _, cached, age in rows if cached)
     core.answer("b", range(500, 540), 4)
     later = columns(core.page_map.pages(0))

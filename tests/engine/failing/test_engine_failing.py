@@ -29,6 +29,7 @@ from tests.depth import few
 from tests.engine.conftest import EOS, make_layout, make_submit
 from tests.engine.traffic import limits
 from tests.engine.virtual_model import VirtualModel, expected_output
+from tests.reports import facts
 
 ONLY = "mixed-0"
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
@@ -75,7 +76,7 @@ class Served:
         self.told = JournaledCore(self.fresh(), self.journal)
         self.model = Failing(self.layout)
         self.queue = RequestQueue(99)
-        self.queue.line(ONLY).open(64)
+        self.queue.line(ONLY).open(facts(64))
         self.entries: dict[str, LogEntry] = {}
         self.plans: list[StepPlan] = []
         self.in_flight: deque[StepPlan] = deque()

@@ -20,6 +20,7 @@ from kvell.engine.protocol.messages import (
     Event,
     Finished,
     Heartbeat,
+    OtherFronts,
     Ready,
     ResetPrefixCache,
     Submit,
@@ -36,9 +37,10 @@ from kvell.engine.protocol.pages import (
     PageOwner,
     Pages,
 )
+from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import MAX_SEED, SamplingParams
-from kvell.engine.protocol.statistics import GroupStats, Stats
+from kvell.engine.protocol.statistics import GroupStats, InstanceFacts, LoadStats, Stats
 from kvell.errors import ChangeSomething
 from kvell.vocabulary import RequestId
 from kvell.wire import frames
@@ -79,6 +81,14 @@ index_changes = st.one_of(
     ),
     st.builds(BlocksRemoved, naturals, hashes),
 )
+entries = st.lists(
+    st.builds(RequestPlacementEntry, texts.map(RequestId), texts, naturals, local=st.booleans()),
+    max_size=2,
+).map(tuple)
+facts = st.builds(
+    InstanceFacts, naturals, naturals, texts, naturals, naturals, memory=counts, host=texts
+)
+loads = st.builds(LoadStats, *[naturals] * 7, placements=entries, longest=entries)
 commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(
         Submit,
@@ -100,7 +110,7 @@ commands: st.SearchStrategy[Command] = st.one_of(
     st.builds(Drain),
 )
 events: st.SearchStrategy[Event] = st.one_of(
-    st.builds(Ready, naturals, naturals, naturals, texts, naturals, naturals),
+    st.builds(Ready, naturals, facts),
     st.builds(Tokens, texts.map(RequestId), naturals, naturals, ids),
     st.builds(
         Finished,
@@ -125,7 +135,7 @@ events: st.SearchStrategy[Event] = st.one_of(
         rungs=counts,
         groups=st.lists(groups, max_size=2).map(tuple),
     ),
-    st.builds(Heartbeat, *[naturals] * 8),
+    st.builds(Heartbeat, loads, st.builds(OtherFronts, naturals, naturals)),
     st.builds(
         Pages,
         *[naturals] * 2,

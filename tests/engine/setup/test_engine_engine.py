@@ -8,6 +8,7 @@ from typing import cast
 
 import pytest
 import torch
+from msgspec import structs
 
 from kvell.clock import VirtualClock
 from kvell.device.chunks import ChunkDevice
@@ -23,11 +24,10 @@ from kvell.engine.protocol.messages import (
     Drain,
     Event,
     Finished,
-    Heartbeat,
     Ready,
     Tokens,
 )
-from kvell.engine.protocol.statistics import Stats
+from kvell.engine.protocol.statistics import InstanceFacts, LoadStats, Stats
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.runner import ModelRunner
 from kvell.engine.setup.contract import make_contract
@@ -111,21 +111,22 @@ def test_the_first_event_says_who_is_there() -> None:
     engine, _ = make_engine()
     told = engine.ready()
     parts = engine.contract.parts()
-    assert told == Ready(
-        *(SCHEMA_VERSION, 4, CREDITS, "virtual", 64, LAYOUT.pool_bytes, {}, parts, 96),
+    facts = InstanceFacts(
+        *(4, CREDITS, "virtual", 64, LAYOUT.pool_bytes, {}, parts, 96),
         indexed_groups(LAYOUT.groups),
         contract_lines=tuple(engine.contract.lines()),
     )
+    assert told == Ready(SCHEMA_VERSION, facts)
     assert parts["contract_bytes"] == LAYOUT.pool_bytes + 10_000 + 64 * MIB
 
 
 def test_a_pulse_counts_what_no_running_request_uses() -> None:
     engine, _ = make_engine()
     large, pool_bytes = LAYOUT.num_large_pages, LAYOUT.pool_bytes
-    idle = Heartbeat(0, 0, 0, 0, large, large, pool_bytes, pool_bytes)
+    idle = LoadStats(0, 0, 0, large, large, pool_bytes, pool_bytes)
     assert engine.pulse() == idle
     engine.handle(make_submit("a", range(20), 3))
-    assert engine.pulse() == replace(idle, waiting=1, waiting_tokens=20)
+    assert engine.pulse() == structs.replace(idle, waiting=1, waiting_tokens=20)
     engine.step()
     beat = engine.pulse()
     assert (beat.held_tokens, beat.waiting_tokens, beat.longest) == (20, 0, ())

@@ -31,10 +31,10 @@ def test_instances_of_several_hosts_borrow_where_a_compiled_pass_asks(tmp_path: 
         engine = engine_of(*model, pool_place=place(tmp_path / name, transport))  # type: ignore[arg-type]
         full = [group for group in engine.core.memory.layout.groups if group.kind.value == "full"]
         section_bytes = 512 * sum(group.token_bytes for group in full)
-        assert engine.ready().section_bytes == (section_bytes if borrows else 0)
+        assert engine.ready().facts.section_bytes == (section_bytes if borrows else 0)
         engine.close()
     alone = engine_of(*FUSED)
-    assert alone.ready().section_bytes == 0 and not any(alone.core.stats().sections.values())
+    assert alone.ready().facts.section_bytes == 0 and not any(alone.core.stats().sections.values())
 
 
 def test_where_addresses_are_scarce_an_instance_serves_and_borrows_nothing(
@@ -52,6 +52,6 @@ def test_where_addresses_are_scarce_an_instance_serves_and_borrows_nothing(
     monkeypatch.setattr(engine_memory, "HostChunks", scarce)
     engine = engine_of(*FUSED, pool_place=place(tmp_path))
     assert len(tried) == 2 and tried[0] > tried[1] == 0
-    assert engine.ready().section_bytes == 0
+    assert engine.ready().facts.section_bytes == 0
     assert not any(engine.core.stats().sections.values())
     engine.close()

@@ -215,7 +215,7 @@ def test_the_contract_names_the_bound_and_what_fits_in_it(module: torch.nn.Modul
     assert (made.shared_bytes, made.activation_reserve_bytes) == (40 * MIB, 0)
     assert made.total_bytes == made.weights_bytes + 40 * MIB
     assert made.contract_bytes == made.total_bytes + made.floor_bytes + 64 * MIB
-    assert engine.ready().memory == made.parts()
+    assert engine.ready().facts.memory == made.parts()
     for tokens, count in made.requests_that_fit:
         assert 0 < count < requests_that_fit(layout, tokens), "their activations are counted"
     assert any("in the pool, 40.0 MiB for both" in line for line in made.lines())

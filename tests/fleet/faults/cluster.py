@@ -80,7 +80,9 @@ class Cluster:
                 return False
             if {each.instance_id: each.incarnation for each in named} != newest:
                 return False
-            if {each.instance_id: each.ready.incarnation for each in told if each.ready} != newest:
+            if {
+                each.instance_id: each.report.facts.incarnation for each in told if each.report
+            } != newest:
                 return False
         return len(self.wires.between("manager-*", "*")) == len(newest) == sum(INSTANCES.values())
 
@@ -114,7 +116,7 @@ class Cluster:
             assert (one.front.waiting, one.front.in_flight) == (0, 0)
             for _, line in one.front.instances():
                 assert not line.in_flight
-                assert (line.outstanding_prompt_tokens, line.outstanding_output_tokens) == (0, 0)
+                assert (line.own_prompt_tokens, line.outstanding_output_tokens) == (0, 0)
         while any(one.running or one.waiting for one in (await self.stats()).values()):
             await asyncio.sleep(0.01)
         await until(lambda: all(self._knows_of_nothing(one.front) for one in self.fronts))
@@ -136,12 +138,12 @@ class Cluster:
         return "; ".join(lines)
 
     def _knows_of_nothing(self, front: Front) -> bool:
-        beats = [status.beat for status, _ in front.instances()]
         return all(
-            beat is not None
-            and (beat.running, beat.waiting) == (0, 0)
-            and (beat.others_requests, beat.others_prompt_tokens) == (0, 0)
-            for beat in beats
+            status.report is not None
+            and status.report.load is not None
+            and (status.report.load.running, status.report.load.waiting) == (0, 0)
+            and (line.running_requests, line.outstanding_prompt_tokens) == (0, 0)
+            for status, line in front.instances()
         )
 
 

@@ -32,7 +32,7 @@ async def killed_at_work(one: Managed, front: FrontClient, restarts: int) -> Non
         Submit(RequestSpec(RequestId("front-b:1"), b"abcd", SamplingParams(max_tokens=1_000_000)))
     )
     member = one.manager._members["mixed-0"]
-    await until(lambda: member.beat is not None and member.beat.step > 0)
+    await until(lambda: bool(member.report and member.report.load and member.report.load.step))
     os.kill(entry.pid, signal.SIGKILL)
     await until(lambda: front.entry("mixed-0").restarts > restarts)
     line.abort()

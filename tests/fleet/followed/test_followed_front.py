@@ -50,7 +50,7 @@ def test_requests_are_spread_over_the_instances_of_the_roster() -> None:
             assert {(end.reason, end.attempt) for end in ends} == {("length", 0)}
             [told, _] = [status for status, _ in front.instances()]
             assert (told.host, told.pid, told.pid_here) == ("10.0.0.1", 77, None)
-            assert told.ready is not None and told.ready.incarnation == 11
+            assert told.report is not None and told.report.facts.incarnation == 11
             assert set(await front.stats()) == {"mixed-0", "mixed-1"}
             [greeting] = manager.fronts
             assert greeting.instance.startswith("front-")
@@ -304,12 +304,12 @@ def test_another_fronts_load_moves_the_choice_of_least_load() -> None:
                 running = first.generate(spec_of(prompt, POOLED, pooling="last"))
                 task = asyncio.ensure_future(anext(running))
                 line = second._request_queue.line("mixed-0")
-                await until(lambda: line.view().outstanding_prompt_tokens == 2997)
-                assert (line.view().running_requests, len(line.in_flight)) == (1, 0)
+                await until(lambda: line.outstanding_prompt_tokens == 2997)
+                assert (line.running_requests, len(line.in_flight)) == (1, 0)
                 for turn in range(3):
                     await finish_of(second, 2, np.array([80 + turn], np.int32))
                 assert (len(one.engine.asked()), len(other.engine.asked())) == (1, 3)
                 await task
-                await until(lambda: line.view().outstanding_prompt_tokens == 0)
+                await until(lambda: line.outstanding_prompt_tokens == 0)
 
     run(scenario())

@@ -7,7 +7,8 @@ from typing import cast
 
 import pytest
 
-from kvell.engine.protocol.messages import SCHEMA_VERSION, Event, Ready
+from kvell.engine.protocol.messages import Event
+from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.fleet.instance.instance_process import InstanceProcess, InstanceStartError
 from kvell.fleet.instance.restart import RestartPolicy
@@ -22,7 +23,7 @@ PROBLEMS = (
     InstanceStartError("it ended", 1),
 )
 
-READY = Ready(SCHEMA_VERSION, 1, 8, "fake", 64, 1 << 20)
+FACTS = InstanceFacts(1, 8, "fake", 64, 1 << 20)
 
 
 class Listening:
@@ -31,7 +32,7 @@ class Listening:
     def __init__(self) -> None:
         self.given_up = 0
 
-    def instance_ready(self, ready: Ready) -> None:
+    def instance_ready(self, facts: InstanceFacts) -> None:
         raise AssertionError("it never is")
 
     def instance_said(self, event: Event) -> None:
@@ -104,7 +105,7 @@ class Welcoming(Listening):
         super().__init__()
         self.deaths: list[InstanceDeath] = []
 
-    def instance_ready(self, ready: Ready) -> None:
+    def instance_ready(self, facts: InstanceFacts) -> None:
         pass
 
     def instance_lost(self, death: InstanceDeath) -> None:
@@ -116,8 +117,8 @@ class Ended:
 
     host, pid, kills = "", 1, 0
 
-    async def wait_ready(self, _deadline_seconds: float) -> Ready:
-        return READY
+    async def wait_ready(self, _deadline_seconds: float) -> InstanceFacts:
+        return FACTS
 
     async def follow(self, _hear: object) -> None:
         raise RuntimeError("a bug")

@@ -65,7 +65,7 @@ def test_a_front_reaches_an_instance_at_the_address_in_the_roster() -> None:
                     *(entry.address, told, SECRET, entry.instance_id, entry.incarnation)
                 )
                 ready = await line.first()
-                assert isinstance(ready, Ready) and ready.incarnation == entry.incarnation
+                assert isinstance(ready, Ready) and ready.facts.incarnation == entry.incarnation
                 line.hang_up()
             front.say(Leave())
             await front.hung_up()

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvell.cluster.steering.roles import RoleView
 from kvell.fleet.instance.supervisor import Supervisor
 from kvell.fleet.manager.messages import (
     Answer,
@@ -23,7 +22,7 @@ from kvell.fleet.manager.messages import (
     decode_to_manager,
     encode_message,
 )
-from kvell.fleet.manager.rosters import entries, role_views
+from kvell.fleet.manager.rosters import entries
 from kvell.fleet.started.member import MemberCallbacks
 from kvell.fleet.started.members import OwnMember
 from kvell.wire.frames import HEADER_BYTES, ProtocolError
@@ -68,23 +67,6 @@ def test_a_roster_says_what_is_known_of_each_instance() -> None:
 def test_one_that_leaves_and_does_not_serve_has_its_state(state: str) -> None:
     (told,) = entries([member("mixed-0", state)], ["mixed-0"], {}, {})
     assert told.state == state
-
-
-def test_only_those_that_serve_and_do_a_part_may_change_their_role() -> None:
-    members = [
-        member("decode-0", "serving", 1),
-        member("mixed-0", "serving", 2),
-        member("prefill-0", "serving", 3),
-        member("prefill-1", "restarting"),
-        member("prefill-2", "serving", 4),
-        member("decode-1", "serving", 5),
-    ]
-    told = entries(members, ["prefill-2"], {"decode-1": "prefill"}, {})
-    assert role_views(told, {"prefill-0": 7, "mixed-0": 8, "decode-1": 9}) == [
-        RoleView("decode-0", "decode", 0),
-        RoleView("prefill-0", "prefill", 7),
-        RoleView("decode-1", "prefill", 9),
-    ]
 
 
 TO_MANAGER: list[ToManager] = [

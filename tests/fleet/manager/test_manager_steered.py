@@ -1,7 +1,6 @@
 """Several fronts at one instance that is short of memory: one request leaves it, not one each."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -9,17 +8,20 @@ from hypothesis import strategies as st
 
 import kvell.fleet.manager.manager as manager_module
 from kvell.cluster.steering.lending.planner import RESERVED_ROUNDS
+from kvell.cluster.steering.relief import is_short
 from kvell.cluster.steering.steering import Move, Orders, Steering
-from kvell.engine.protocol.messages import SCHEMA_VERSION, Heartbeat, Ready
+from kvell.engine.protocol.messages import Heartbeat
 from kvell.engine.protocol.placements import RequestPlacementEntry
+from kvell.engine.protocol.statistics import InstanceReport, LoadStats
 from kvell.fleet.manager.messages import FrontBeat, Movable, MoveRequest, Pressed, RosterEntry
 from kvell.fleet.manager.steered import SETTLING_LOOKS, FleetSteering
 from kvell.vocabulary import RequestId
 from tests.fleet.manager.front_client import joined, managed
 from tests.front.scenarios import run, until
+from tests.reports import facts, load
 
 CommandFactory = Callable[..., list[str]]
-READY = Ready(SCHEMA_VERSION, 1, 8, "m", 9000, 1000, token_bytes=1, section_bytes=100)
+FACTS = facts(max_model_len=9000, pool_bytes=1000, token_bytes=1, section_bytes=100)
 FRONTS = tuple(f"front-{name}" for name in "abcd")
 
 
@@ -27,8 +29,8 @@ def entry(name: str) -> RosterEntry:
     return RosterEntry(name, name.rpartition("-")[0], "serving")
 
 
-def heartbeat(free_bytes: int, waiting: int = 0) -> Heartbeat:
-    return Heartbeat(1, 1, 0, waiting, 9, 9, free_bytes, 1000)
+def heartbeat(free_bytes: int, waiting: int = 0) -> LoadStats:
+    return load(free_bytes, 1000, waiting)
 
 
 def beat(front: str, pressed: str, count: int, leaving: int = 0) -> FrontBeat:
@@ -37,11 +39,11 @@ def beat(front: str, pressed: str, count: int, leaving: int = 0) -> FrontBeat:
 
 
 def decided(
-    one: FleetSteering, now_seconds: float, beats: dict[str, Heartbeat], epoch: int = 7
+    one: FleetSteering, now_seconds: float, beats: dict[str, LoadStats], epoch: int = 7
 ) -> Orders:
     entries = [entry(name) for name in beats]
-    ready = dict.fromkeys(beats, READY)
-    return one.decide(entries, ready, beats, {}, FRONTS, now_seconds, epoch)
+    reports = {name: InstanceReport(FACTS, beat) for name, beat in beats.items()}
+    return one.decide(entries, reports, {}, FRONTS, now_seconds, epoch)
 
 
 def test_four_fronts_at_one_instance_move_one_request_in_a_beat() -> None:
@@ -106,15 +108,17 @@ def test_of_four_fronts_one_is_told_to_move_a_request(
             fronts = [await joined(one.manager, name) for name in FRONTS]
             await fronts[0].serving(2)
             members = one.manager._members
-            await until(lambda: all(each.beat is not None for each in members))
+            await until(lambda: all(each.report and each.report.load for each in members))
             pressed = members["mixed-0"]
             hear = pressed.instance_said
 
             def hears(event: object) -> None:
-                hear(heartbeat(100) if isinstance(event, Heartbeat) else event)  # type: ignore[arg-type]
+                hear(Heartbeat(heartbeat(100)) if isinstance(event, Heartbeat) else event)  # type: ignore[arg-type]
 
             pressed.supervisor._listener.instance_said = hears  # type: ignore[method-assign]
-            await until(lambda: pressed.beat is not None and pressed.beat.free_bytes == 100)
+            await until(
+                lambda: pressed.report is not None and pressed.report.load == heartbeat(100)
+            )
             for front in fronts:
                 front.say(beat(front.name, "mixed-0", 3))
             await until(lambda: any(front.moves for front in fronts))
@@ -135,10 +139,14 @@ def test_sections_of_the_longest_request_go_so_that_one_that_waits_has_room() ->
     for front in FRONTS:
         one.on_beat(front, FrontBeat())
 
-    def beats() -> dict[str, Heartbeat]:
+    def beats() -> dict[str, LoadStats]:
         long = RequestPlacementEntry(RequestId("front-b:0"), "mixed-0", 8, local=True)
-        short = replace(
-            heartbeat(100, waiting=1), running=1, held_tokens=5, waiting_tokens=150, longest=(long,)
+        short = load(
+            *(100, 1000, 1),
+            running=1,
+            held_tokens=5,
+            waiting_tokens=150,
+            longest=(long,),
         )
         return {"mixed-0": short, "mixed-1": heartbeat(900)}
 
@@ -150,3 +158,29 @@ def test_sections_of_the_longest_request_go_so_that_one_that_waits_has_room() ->
     said = beats()
     assert decided(one, 8.0, said).moves, "it was refused, and is planned anew"
     assert not decided(one, 99.0, said).moves, "nobody has said anything since"
+
+
+def test_only_those_that_serve_are_steered_in_their_present_role() -> None:
+    """With the work of all fronts together."""
+    roster = [
+        RosterEntry("decode-0", "decode", "serving"),
+        RosterEntry("mixed-0", "mixed", "serving"),
+        RosterEntry("prefill-0", "prefill", "serving"),
+        RosterEntry("prefill-1", "prefill", "restarting"),
+        RosterEntry("prefill-2", "prefill", "draining"),
+        RosterEntry("decode-1", "prefill", "serving"),
+    ]
+    reports = {entry.instance_id: InstanceReport(FACTS) for entry in roster}
+    loads = {"prefill-0": 7, "mixed-0": 8, "decode-1": 9}
+    one = FleetSteering(Steering())
+    one.on_beat("front-a", FrontBeat(pressed={"decode-0": Pressed(2)}, coming={"mixed-0": 3}))
+    members = one.members(roster, reports, loads)
+    assert [(member.instance_id, member.role, member.work) for member in members] == [
+        ("decode-0", "decode", 0),
+        ("mixed-0", "mixed", 8),
+        ("prefill-0", "prefill", 7),
+        ("decode-1", "prefill", 9),
+    ]
+    assert [member.num_leaving for member in members] == [2, 0, 0, 0]
+    assert [member.num_coming for member in members] == [0, 3, 0, 0]
+    assert not any(member.can_take or is_short(member) for member in members), "none has beaten yet"

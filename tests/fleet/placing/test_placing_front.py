@@ -63,7 +63,8 @@ def test_requests_are_served_and_nothing_is_left(served: Served) -> None:
             assert [one.pid_here for one in told] == [None] * 2
             pids = [pid_of(placed, name) for name in ("mixed-0", "mixed-1")]
             started = dict(placed.placement.started)
-            assert {one.ready.incarnation for one in told if one.ready} == set(started.values())
+            incarnations = {one.report.facts.incarnation for one in told if one.report}
+            assert incarnations == set(started.values())
         assert all(is_gone(pid) for pid in pids)
 
     run(scenario())

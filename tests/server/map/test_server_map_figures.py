@@ -29,7 +29,7 @@ from kvell.server.map.figures import (
 from kvell.server.map.lending_view import InstanceLoans, PeerSections, TransferRow
 from kvell.vocabulary import RequestId
 
-STATUS = MemberStatus("mixed-0", "mixed", "serving", 7, 1, None, None)
+STATUS = MemberStatus("mixed-0", "mixed", "serving", 7, 1, None)
 STATS = Stats(
     *(0, 9, 2, 3, 10, 1, 0.5, 0, 0, 400, 100, 0),
     rungs={"inflate": 4},

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import cast
 
 from kvell.clock import VirtualClock
-from kvell.engine.protocol.messages import Heartbeat
 from kvell.engine.protocol.placements import RequestPlacementEntry
-from kvell.engine.protocol.statistics import Stats
+from kvell.engine.protocol.statistics import InstanceReport, LoadStats, Stats
 from kvell.fleet.instance.supervisor import InstanceState
 from kvell.fleet.started.member import MemberStatus
 from kvell.front.front import Front
@@ -15,8 +14,9 @@ from kvell.front.waiting_line import Entries
 from kvell.server.map.history import MOST_INSTANCES, HistoryRow
 from kvell.server.map.recorder import STALE_SECONDS, HistoryRecorder
 from kvell.vocabulary import RequestId
+from tests.reports import facts
 
-BEAT = Heartbeat(1, 9, 2, 3, 10, 4, 600, 1000, cached_bytes=250)
+LOAD = LoadStats(9, 2, 3, 10, 4, 600, 1000, cached_bytes=250)
 STATS = Stats(
     *(0, 9, 2, 3, 10, 4, 0.5, 0, 0, 0, 0, 0),
     rungs={"evict": 4},
@@ -34,7 +34,9 @@ class FakeFront:
         self.loads: dict[str, InstanceLoad] = {}
 
     def add(self, name: str, state: InstanceState = "serving") -> InstanceLoad:
-        self.statuses.append(MemberStatus(name, "mixed", state, 7, 0, None, BEAT))
+        self.statuses.append(
+            MemberStatus(name, "mixed", state, 7, 0, InstanceReport(facts(), LOAD))
+        )
         self.loads[name] = InstanceLoad(name)
         return self.loads[name]
 

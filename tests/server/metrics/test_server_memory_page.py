@@ -5,14 +5,15 @@ import os
 import httpx
 import pytest
 
-from kvell.engine.protocol.messages import Ready
-from kvell.engine.protocol.statistics import GroupStats, Stats
+from kvell.engine.protocol.statistics import GroupStats, InstanceFacts, InstanceReport, Stats
 from kvell.server.metrics.memory_page import InstanceMemory, contract_lines, memory_page
 from kvell.vocabulary import MIB
 
 pytestmark = pytest.mark.xdist_group("fake_server")
 
-READY = Ready(4, 0, 8, "m", 64, 0, memory={"weights_bytes": 5, "contract_bytes": 90 * MIB})
+REPORT = InstanceReport(
+    InstanceFacts(0, 8, "m", 64, 0, memory={"weights_bytes": 5, "contract_bytes": 90 * MIB})
+)
 STATS = Stats(
     *(0, 0, 2, 3, 7, 1, 0.5, 0, 0, 0, 0, 0),
     rungs={"inflate": 4},
@@ -33,14 +34,14 @@ STATS = Stats(
 
 
 def test_the_promise_is_both_processes() -> None:
-    page = memory_page({"mixed-0": InstanceMemory(READY, STATS, None)}, 10 * MIB)
+    page = memory_page({"mixed-0": InstanceMemory(REPORT, STATS, None)}, 10 * MIB)
     assert page["contract_bytes"] == 100 * MIB
     assert page["parts"]["weights_bytes"] == 5
     assert page["parts"]["front_floor_bytes"] == 10 * MIB
 
 
 def test_every_chunk_has_an_owner_and_every_move_a_count() -> None:
-    page = memory_page({"mixed-0": InstanceMemory(READY, STATS, None)}, 0)
+    page = memory_page({"mixed-0": InstanceMemory(REPORT, STATS, None)}, 0)
     assert page["pool"]["chunks"] == {"kv": 30, "activation_idle": 2, "activation_used": 1}
     assert (page["pool"]["withheld_large_pages"], page["pool"]["largest_step_chunks"]) == (5, 3)
     assert page["moves"] == {"mapped": 11}
@@ -51,7 +52,7 @@ def test_every_chunk_has_an_owner_and_every_move_a_count() -> None:
 
 
 def test_processes_are_measured_now() -> None:
-    now = memory_page({"mixed-0": InstanceMemory(READY, STATS, os.getpid())}, 0)["now_bytes"]
+    now = memory_page({"mixed-0": InstanceMemory(REPORT, STATS, os.getpid())}, 0)["now_bytes"]
     assert now["front"] > MIB
     # Here they are one, whose children count as the instance's.
     assert now["instance"] > now["front"] - 16 * MIB
@@ -65,7 +66,7 @@ def test_a_server_tells_it_over_http(server_url: str) -> None:
 
 
 def test_weights_of_several_instances_count_once() -> None:
-    known = {f"mixed-{n}": InstanceMemory(READY, STATS, None) for n in range(3)}
+    known = {f"mixed-{n}": InstanceMemory(REPORT, STATS, None) for n in range(3)}
     page = memory_page(known, 10 * MIB)
     assert page["contract_bytes"] == 280 * MIB - 2 * 5
     assert page["parts"]["contract_bytes"] == 270 * MIB
@@ -90,6 +91,6 @@ def test_on_several_machines_each_instance_has_its_own_weights() -> None:
     lines = contract_lines(dict.fromkeys(names, parts), 10 * MIB, shares_weights=False)
     assert not [line for line in lines if "shared weights" in line]
     assert lines[-1].split()[-2:] == ["50.0", "MiB"]
-    told = {name: InstanceMemory(READY, STATS, None) for name in names}
+    told = {name: InstanceMemory(REPORT, STATS, None) for name in names}
     promised = [memory_page(told, 0, shares_weights=one)["contract_bytes"] for one in (True, False)]
     assert promised == [2 * 90 * MIB - 5, 2 * 90 * MIB]

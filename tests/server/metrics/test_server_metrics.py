@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from kvell.engine.protocol.messages import Finished, Ready
-from kvell.engine.protocol.statistics import GroupStats, Stats
+from kvell.engine.protocol.messages import Finished
+from kvell.engine.protocol.statistics import GroupStats, InstanceFacts, InstanceReport, Stats
 from kvell.front.request_log import EndedRequest
 from kvell.server.metrics.front_metrics import MOST_LATEST, MOST_NOTED, ServerMetrics
 from kvell.server.metrics.instance_metrics import InstanceFigures
@@ -54,10 +54,14 @@ def sample(metrics: ServerMetrics, name: str, **labels: str) -> float | None:
 
 
 def tell(
-    metrics: ServerMetrics, stats: Stats | None, ready: Ready | None = None, restarts: int = 0
+    metrics: ServerMetrics,
+    stats: Stats | None,
+    facts: InstanceFacts | None = None,
+    restarts: int = 0,
 ) -> None:
     """Let the one instance say this of itself."""
-    metrics.instances.instances = {"mixed-0": InstanceFigures(stats, ready, restarts)}
+    report = None if facts is None else InstanceReport(facts)
+    metrics.instances.instances = {"mixed-0": InstanceFigures(stats, report, restarts)}
 
 
 def ended(reason: FinishReason, **changes: float) -> EndedRequest:
@@ -212,7 +216,7 @@ def test_groups_and_rungs_have_labels() -> None:
 
 def test_pages_by_state_and_sizes_of_groups() -> None:
     metrics = ServerMetrics("m")
-    tell(metrics, STATS, ready=Ready(3, 3, 8, "m", 512, 28 * 1024))
+    tell(metrics, STATS, facts=InstanceFacts(3, 8, "m", 512, 28 * 1024))
     assert sample(metrics, "group_unwritten_pages", group="full") == 9
     assert sample(metrics, "group_stranded_pages", group="sliding(512)") == 2
     assert sample(metrics, "group_checkpoint_pages_total", group="full") == 0
@@ -259,10 +263,10 @@ def test_prompts_that_missed_have_a_reason() -> None:
 
 def test_a_contract_is_told_whole_and_in_parts() -> None:
     metrics = ServerMetrics("m")
-    tell(metrics, STATS, ready=Ready(3, 3, 8, "m", 512, 28 * 1024))
+    tell(metrics, STATS, facts=InstanceFacts(3, 8, "m", 512, 28 * 1024))
     assert sample(metrics, "memory_contract_bytes") is None, "it told of none"
     promised = {"weights_bytes": 30, "kv_pool_bytes": 60, "contract_bytes": 90}
-    tell(metrics, None, ready=Ready(3, 3, 8, "m", 512, 28 * 1024, memory=promised))
+    tell(metrics, None, facts=InstanceFacts(3, 8, "m", 512, 28 * 1024, memory=promised))
     assert sample(metrics, "memory_contract_bytes") == 90, "also while it does not answer"
     parts = [sample(metrics, "memory_contract_part_bytes", part=p) for p in ("weights", "kv_pool")]
     assert parts == [30, 60]

@@ -7,7 +7,7 @@ from random import Random
 
 from kvell.cluster.routing.policies import ROUTINGS
 from kvell.cluster.steering.relief import MovableView
-from kvell.cluster.steering.steering import Steered, Steering
+from kvell.cluster.steering.steering import Steering
 from kvell.engine.moving.handovers import Handovers
 from kvell.engine.protocol.messages import MoveKvCache
 from kvell.engine.requests.plan import StepResult
@@ -26,6 +26,7 @@ from kvell.simulator.cluster.cluster import ClusterSpec, VirtualCluster
 from kvell.simulator.cluster.instance import VirtualInstance
 from kvell.simulator.traces.rows import TraceRow
 from kvell.vocabulary import RequestId
+from tests.reports import Party, party_of
 from tests.simulator.cluster.schedules import MIXES, SHAPES, WHATS, Fault, Run, Scenario, row
 
 SECTION_TOKENS = 8
@@ -101,13 +102,13 @@ class LendingRun(Run):
         if front.num_done == len(front.requests):
             return
         lines = [one for one in front.queue.lines.values() if one.is_open]
-        views = [one.to_steered() for one in lines]
+        views = [party_of(one) for one in lines]
         movable = {one.instance_id: one.movable() for one in lines}
         self.cluster.loop.after(late, partial(self._order, steering, views, movable))
         self.cluster.loop.after(every, partial(self._look, steering, every, late))
 
     def _order(
-        self, steering: Steering, views: list[Steered], movable: dict[str, list[MovableView]]
+        self, steering: Steering, views: list[Party], movable: dict[str, list[MovableView]]
     ) -> None:
         """Give the orders that follow from an old view."""
         now_seconds = self.cluster.loop.now_seconds

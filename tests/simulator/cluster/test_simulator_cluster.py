@@ -175,8 +175,8 @@ def test_requests_beyond_the_line_are_not_let_in() -> None:
 
 def test_the_front_hears_of_free_memory() -> None:
     cluster = run_of(spec_of({"mixed": 2}, routing="most-free-memory"), busy_rows(2))
-    views = [line.view() for line in cluster.front.queue.lines.values()]
-    assert all(0 < view.free_bytes <= LAYOUT.pool_bytes for view in views)
+    lines = cluster.front.queue.lines.values()
+    assert all(0 < line.free_bytes <= LAYOUT.pool_bytes for line in lines)
     assert all(one.counts.steps for one in cluster.instances.values())
 
 

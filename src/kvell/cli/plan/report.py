@@ -4,8 +4,9 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvell.cli.plan.devices import DeviceFit
-from kvell.cluster.steering.placements import ContextLimits
+from kvell.cluster.steering.placements import longest_with
 from kvell.engine.lending.sections import local_reason, section_bytes
+from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.engine.requests.limits import Limits
 from kvell.pages.layout import GroupKind, GroupSpec, Layout
 from kvell.prefix.groups.capacity import longest_request, request_bytes, requests_that_fit
@@ -70,9 +71,13 @@ class PlanReport:
         groups, alone_tokens = self.layout.groups, self.longest_request_tokens
         if alone_tokens >= self.max_model_len or self.beside or local_reason("", groups):
             return {}
-        reach = ContextLimits(alone_tokens, self.max_model_len, section_bytes(groups))
         pool_bytes = self.layout.pool_bytes
-        return {count: reach.with_others([pool_bytes] * (count - 1)) for count in INSTANCES}
+        facts = InstanceFacts(
+            *(0, 0, self.model, alone_tokens, pool_bytes),
+            section_bytes=section_bytes(groups),
+            reach_tokens=self.max_model_len,
+        )
+        return {count: longest_with(facts, [pool_bytes] * (count - 1)) for count in INSTANCES}
 
     @property
     def own_layout(self) -> Layout:

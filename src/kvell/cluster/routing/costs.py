@@ -8,7 +8,7 @@ each token that is computed and for each pair of query and key, like the paper's
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvell.cluster.routing.views import InstanceView, RequestView
+from kvell.cluster.routing.views import RequestView, RoutableInstance
 from kvell.cost.amounts import ModelShape
 from kvell.cost.model import (
     CHUNK_TOKENS,
@@ -107,7 +107,7 @@ class ExecCosts:
         return seconds
 
     def queues_seconds(
-        self, instances: Sequence[InstanceView], request: RequestView
+        self, instances: Sequence[RoutableInstance], request: RequestView
     ) -> list[float]:
         """Return a request's wait on each instance before its own prompt: the first term of
         equation 1.
@@ -131,14 +131,16 @@ class ExecCosts:
             waits.append(seconds + self._prompts_seconds(instance) if waiting else seconds)
         return waits
 
-    def first_token_seconds(self, instance: InstanceView, prompt_tokens: int, hit: int) -> float:
+    def first_token_seconds(
+        self, instance: RoutableInstance, prompt_tokens: int, hit: int
+    ) -> float:
         """Return the time to a request's first token: prompts go in turn, decodes share steps."""
         steps = -(-instance.uncached_prompt_tokens // self.chunk_tokens)
         decoding = steps * instance.running_requests * self.output_token_seconds
         prompt_seconds = self.exec_seconds(prompt_tokens, hit, instance.running_requests)
         return self._prompts_seconds(instance) + decoding + prompt_seconds
 
-    def _prompts_seconds(self, instance: InstanceView) -> float:
+    def _prompts_seconds(self, instance: RoutableInstance) -> float:
         """Return the time to compute the waiting prompts, which share the fixed cost of steps."""
         tokens = instance.uncached_prompt_tokens
         return (

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Protocol
 
 from kvell.cluster.routing.costs import PROMPT_TOKENS_PER_OUTPUT_TOKEN, ExecCosts
-from kvell.cluster.routing.views import InstanceView, RequestView
+from kvell.cluster.routing.views import RequestView, RoutableInstance
 from kvell.errors import ChangeSomething
 
 ROUTINGS = (
@@ -35,7 +35,7 @@ MOST_SESSIONS = 65_536
 class Router(Protocol):
     """A policy that chooses an instance for each request."""
 
-    def choose(self, request: RequestView, instances: Sequence[InstanceView]) -> str:
+    def choose(self, request: RequestView, instances: Sequence[RoutableInstance]) -> str:
         """Return the id of one of ``instances``, which are not empty."""
         ...
 
@@ -49,7 +49,7 @@ class RoundRobin:
     def __init__(self) -> None:
         self._last = ""
 
-    def choose(self, request: RequestView, instances: Sequence[InstanceView]) -> str:
+    def choose(self, request: RequestView, instances: Sequence[RoutableInstance]) -> str:
         """Return the instance that follows the one chosen last."""
         return self.next_of(view.instance_id for view in instances)
 
@@ -69,7 +69,7 @@ class LeastLoad:
     def __init__(self) -> None:
         self._turn = RoundRobin()
 
-    def choose(self, request: RequestView, instances: Sequence[InstanceView]) -> str:
+    def choose(self, request: RequestView, instances: Sequence[RoutableInstance]) -> str:
         """Return an instance with the least load; the request adds the same load to each."""
         least = min(map(load, instances))
         return self._turn.next_of(view.instance_id for view in instances if load(view) == least)
@@ -81,7 +81,7 @@ class MostFreeMemory:
     def __init__(self) -> None:
         self._least_load = LeastLoad()
 
-    def choose(self, request: RequestView, instances: Sequence[InstanceView]) -> str:
+    def choose(self, request: RequestView, instances: Sequence[RoutableInstance]) -> str:
         """Return an instance with the most free bytes."""
         most = max(view.free_bytes for view in instances)
         freest = [view for view in instances if view.free_bytes == most]
@@ -102,7 +102,7 @@ class BySession:
         self._most_sessions = most_sessions
         self._homes: OrderedDict[str, str] = OrderedDict()
 
-    def choose(self, request: RequestView, instances: Sequence[InstanceView]) -> str:
+    def choose(self, request: RequestView, instances: Sequence[RoutableInstance]) -> str:
         """Return the session's instance, or the one with the least load."""
         if not request.session:
             return self._least_load.choose(request, instances)
@@ -133,7 +133,7 @@ class LongestPrefix:
     def __init__(self) -> None:
         self._least_load = LeastLoad()
 
-    def choose(self, request: RequestView, instances: Sequence[InstanceView]) -> str:
+    def choose(self, request: RequestView, instances: Sequence[RoutableInstance]) -> str:
         """Return an instance with the longest hit; without any, the one with the least load."""
         hits = request.hits
         longest = max((hits.get(view.instance_id, 0) for view in instances), default=0)
@@ -161,7 +161,7 @@ class PromptTreeBased:
         self._costs, self._weight = costs or ExecCosts(), weight
         self._turn = RoundRobin()
 
-    def choose(self, request: RequestView, instances: Sequence[InstanceView]) -> str:
+    def choose(self, request: RequestView, instances: Sequence[RoutableInstance]) -> str:
         """Return an instance with the lowest price, among those that meet the deadline."""
         if request.deadline_seconds is not None:
             instances = self._in_time(request, request.deadline_seconds, instances) or instances
@@ -190,8 +190,8 @@ class PromptTreeBased:
         return prices
 
     def _in_time(
-        self, request: RequestView, deadline_seconds: float, instances: Sequence[InstanceView]
-    ) -> list[InstanceView]:
+        self, request: RequestView, deadline_seconds: float, instances: Sequence[RoutableInstance]
+    ) -> list[RoutableInstance]:
         first, tokens, hits = self._costs.first_token_seconds, request.prompt_tokens, request.hits
         return [
             view
@@ -200,7 +200,7 @@ class PromptTreeBased:
         ]
 
 
-def load(instance: InstanceView) -> int:
+def load(instance: RoutableInstance) -> int:
     """Return the outstanding work of an instance, in prompt tokens."""
     output = instance.outstanding_output_tokens * PROMPT_TOKENS_PER_OUTPUT_TOKEN
     return instance.outstanding_prompt_tokens + output

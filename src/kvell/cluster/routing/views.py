@@ -1,39 +1,64 @@
-"""A router's view of instances and requests: read-only numbers that the front has counted."""
+"""A router's view of instances and requests."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Protocol
+
+from kvell.engine.protocol.statistics import InstanceReport
 
 NO_HITS: Mapping[str, int] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceView:
+class RoutableInstance(Protocol):
     """An instance that may get a request now: it serves, and neither its credits nor its slow
-    start (:class:`kvell.cluster.routing.ramp.Ramp`) are used up.
+    start (:class:`kvell.cluster.routing.ramp.Ramp`) are used up."""
 
-    :param outstanding_prompt_tokens: submitted prompt tokens that, as far as the front knows, are
-        not computed yet.
-    :param outstanding_output_tokens: output tokens that requests in flight may still make.
-    :param free_bytes: free KV memory: the last report of the instance, less what was submitted
-        since.
-    :param uncached_prompt_tokens: of the prompt tokens, those not cached when they were routed.
-    :param outstanding_pairs: pairs of query and key that these tokens make
-        (:func:`kvell.cluster.routing.costs.pairs`).
-    :param running_requests: number of requests that decode.
-    :param held_tokens: prompts and output so far of all requests in flight: what the steps read
-        once all prompts are computed.
-    """
+    @property
+    def instance_id(self) -> str:
+        """Name of the instance."""
+        ...
 
-    instance_id: str
-    incarnation: int
-    outstanding_prompt_tokens: int
-    outstanding_output_tokens: int
-    free_bytes: int
-    uncached_prompt_tokens: int = 0
-    outstanding_pairs: int = 0
-    running_requests: int = 0
-    held_tokens: int = 0
+    @property
+    def report(self) -> InstanceReport:
+        """The latest report of the instance itself."""
+        ...
+
+    @property
+    def free_bytes(self) -> int:
+        """Free KV memory: as reported, less what was submitted since."""
+        ...
+
+    @property
+    def outstanding_prompt_tokens(self) -> int:
+        """Submitted prompt tokens that, as far as the front knows, are not computed yet."""
+        ...
+
+    @property
+    def outstanding_output_tokens(self) -> int:
+        """Output tokens that requests in flight may still make."""
+        ...
+
+    @property
+    def uncached_prompt_tokens(self) -> int:
+        """The prompt tokens that were not cached when they were routed."""
+        ...
+
+    @property
+    def outstanding_pairs(self) -> int:
+        """Pairs of query and key of these tokens (:func:`kvell.cluster.routing.costs.pairs`)."""
+        ...
+
+    @property
+    def running_requests(self) -> int:
+        """Number of requests that decode."""
+        ...
+
+    @property
+    def held_tokens(self) -> int:
+        """Prompts and output so far of all requests in flight: what the steps read once all
+        prompts are computed."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,60 +8,64 @@ Source: Infinite-LLM §5.2.1, §5.3.
 
 import heapq
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Protocol
 
-from kvell.cluster.steering.relief import ROOM_PART, MemoryView
-from kvell.engine.protocol.messages import Ready
+from kvell.cluster.steering.relief import ROOM_PART, MemoryPressure
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.mempool.loans.ledger import LENDABLE_PARTS
-from kvell.vocabulary import SECTION_TOKENS, RequestId
+from kvell.vocabulary import RequestId
 
 Placement = tuple[RequestPlacementEntry, ...]
-NOTHING_SHARED: Mapping[str, int] = MappingProxyType({})
+NO_SECTIONS: Mapping[str, int] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class ContextLimits:
-    """The maximum length of an instance's requests, alone and with loans.
-
-    :param alone_tokens: most tokens of a request without loans.
-    :param most_tokens: most tokens of a request with all the loans that it needs; 0: none are made.
-    :param block_bytes: KV memory of a section, the unit of loans; 0: none are made.
-    :param section_tokens: tokens of a section.
-    :param host: host whose instances read each other's memory in place; "" is the front's.
-    """
-
-    alone_tokens: int = 0
-    most_tokens: int = 0
-    block_bytes: int = 0
-    section_tokens: int = SECTION_TOKENS
-    host: str = ""
-
-    @classmethod
-    def of(cls, ready: Ready) -> "ContextLimits":
-        """Return the limits of an instance from its ``Ready``; all that lend are on one host."""
-        return cls(ready.max_model_len, ready.reach_tokens, ready.section_bytes)
-
-    def meets(self, other: "ContextLimits") -> bool:
-        """Return whether instances read each other's sections in place."""
-        return 0 < self.block_bytes == other.block_bytes and self.host == other.host
+class LoanFacts(Protocol):
+    """The facts of an instance about the length of its requests, alone and with loans."""
 
     @property
-    def local_blocks(self) -> int:
-        """Sections of a request with loans that the instance itself can hold; 0: no loans."""
-        return self.alone_tokens // self.section_tokens if self.block_bytes else 0
+    def max_model_len(self) -> int:
+        """The most tokens of a request without loans."""
+        ...
 
-    def with_others(self, pool_bytes: Iterable[int]) -> int:
-        """Return the most tokens of a request while instances with such pools lend all they can."""
-        if not self.local_blocks or self.most_tokens <= self.alone_tokens:
-            return self.alone_tokens
-        lent_blocks = sum(lendable_blocks(pool, self.block_bytes) for pool in pool_bytes)
-        reached_tokens = (self.local_blocks + lent_blocks) * self.section_tokens
-        return max(self.alone_tokens, min(self.most_tokens, reached_tokens))
+    @property
+    def reach_tokens(self) -> int:
+        """The most tokens of a request with all the loans that it needs; 0: none are made."""
+        ...
+
+    @property
+    def section_bytes(self) -> int:
+        """KV memory of a section, the unit of loans; 0: none are made."""
+        ...
+
+    @property
+    def section_tokens(self) -> int:
+        """Tokens of a section."""
+        ...
+
+    @property
+    def host(self) -> str:
+        """The host whose instances read each other's memory in place."""
+        ...
 
 
-NO_REACH = ContextLimits()
+def can_share_sections(facts: LoanFacts, other: LoanFacts) -> bool:
+    """Return whether two instances read each other's sections in place."""
+    return 0 < facts.section_bytes == other.section_bytes and facts.host == other.host
+
+
+def local_sections(facts: LoanFacts) -> int:
+    """Return the sections of a request with loans that its instance can hold; 0: no loans."""
+    return facts.max_model_len // facts.section_tokens if facts.section_bytes else 0
+
+
+def longest_with(facts: LoanFacts, pool_bytes: Iterable[int]) -> int:
+    """Return the most tokens of a request while instances with such pools lend all they can."""
+    alone_tokens, own = facts.max_model_len, local_sections(facts)
+    if not own or facts.reach_tokens <= alone_tokens:
+        return alone_tokens
+    lent = sum(lendable_blocks(pool, facts.section_bytes) for pool in pool_bytes)
+    return max(alone_tokens, min(facts.reach_tokens, (own + lent) * facts.section_tokens))
 
 
 def lendable_blocks(pool_bytes: int, block_bytes: int) -> int:
@@ -73,10 +77,11 @@ def placement(
     req_id: RequestId,
     blocks: int,
     most_local: int,
-    home: MemoryView,
-    others: Iterable[MemoryView],
+    home: MemoryPressure,
+    others: Iterable[MemoryPressure],
     block_bytes: int,
-    shared: Mapping[str, int] = NOTHING_SHARED,
+    shared: Mapping[str, int] = NO_SECTIONS,
+    expected: Mapping[str, int] = NO_SECTIONS,
 ) -> Placement:
     """Return the placement of a request's sections, its own instance first; empty without room.
 
@@ -89,10 +94,14 @@ def placement(
     :param most_local: sections that its own instance can hold while it has nothing else.
     :param shared: sections at other instances that an earlier request with the same text at the
         same instance has borrowed: they take no room.
+    :param expected: sections that instances are still to lend to earlier requests.
     """
-    rested = [view for view in others if not view.waiting]
-    kept = {view.instance_id: view.pool_bytes // ROOM_PART // block_bytes for view in rested}
-    left = {view.instance_id: _lendable(view, block_bytes) for view in rested}
+    rested = [other for other in others if not other.waiting]
+    kept = {other.instance_id: other.pool_bytes // ROOM_PART // block_bytes for other in rested}
+    left = {
+        other.instance_id: _lendable(other, block_bytes, expected.get(other.instance_id, 0))
+        for other in rested
+    }
     lendable = sum(left.values())
     shared_blocks = sum(shared.values())
     wished = min(most_local, max(1, home.free_bytes // block_bytes))
@@ -116,6 +125,7 @@ def placement(
     return (RequestPlacementEntry(req_id, home.instance_id, local, local=True), *creditors)
 
 
-def _lendable(view: MemoryView, block_bytes: int) -> int:
+def _lendable(memory: MemoryPressure, block_bytes: int, expected: int) -> int:
     """Return the sections that an instance could lend now."""
-    return min(view.free_bytes // block_bytes, lendable_blocks(view.pool_bytes, block_bytes))
+    free_bytes = max(0, memory.free_bytes - expected * block_bytes)
+    return min(free_bytes // block_bytes, lendable_blocks(memory.pool_bytes, block_bytes))

@@ -7,6 +7,7 @@ no instance has room for a whole request, parts of requests move
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 SHORT_PART = 8
 """An instance is short of memory if requests wait there, or less than one byte in 8 is free."""
@@ -14,25 +15,38 @@ ROOM_PART = 4
 """An instance takes requests of others if none waits there, and one byte in 4 stays free."""
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryView:
-    """An instance's memory, by its last heartbeat.
-
-    :param waiting: requests that hold no pages there.
-    :param leaving: requests that are moving away, and ``coming`` those that are moving there.
-    """
-
-    instance_id: str
-    waiting: int
-    free_bytes: int
-    pool_bytes: int
-    leaving: int = 0
-    coming: int = 0
+class MemoryPressure(Protocol):
+    """An instance's memory, by its last heartbeat, and the moves from and to it."""
 
     @property
-    def is_short(self) -> bool:
-        """Whether requests should leave the instance."""
-        return is_short(self.waiting, self.free_bytes, self.pool_bytes)
+    def instance_id(self) -> str:
+        """Name of the instance."""
+        ...
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that hold no pages there."""
+        ...
+
+    @property
+    def free_bytes(self) -> int:
+        """Free KV memory."""
+        ...
+
+    @property
+    def pool_bytes(self) -> int:
+        """Size of the KV pool."""
+        ...
+
+    @property
+    def num_leaving(self) -> int:
+        """Number of requests that are moving away."""
+        ...
+
+    @property
+    def num_coming(self) -> int:
+        """Number of requests that are moving there."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,26 +60,26 @@ class MovableView:
     size_bytes: int
 
 
-def is_short(waiting: int, free_bytes: int, pool_bytes: int) -> bool:
-    """Return whether memory is short; called for every heartbeat, before views are made."""
-    return waiting > 0 or free_bytes * SHORT_PART < pool_bytes
+def is_short(memory: MemoryPressure) -> bool:
+    """Return whether an instance is short of memory; called for every heartbeat."""
+    return memory.waiting > 0 or memory.free_bytes * SHORT_PART < memory.pool_bytes
 
 
 def relief(
-    source: MemoryView, others: Iterable[MemoryView], movable: Sequence[MovableView]
+    source: MemoryPressure, others: Iterable[MemoryPressure], movable: Sequence[MovableView]
 ) -> tuple[str, str] | None:
     """Return a request that should leave ``source``, and the instance it should go to; or None.
 
-    Requests leave one at a time, since the view is out of date afterwards.  The youngest request
+    Requests leave one at a time, since its memory is out of date afterwards.  The youngest request
     that fits leaves, because it would be preempted first.  Afterwards the target must have more
     free memory than the source.
 
     :param movable: requests of the source, the oldest first.
     """
-    if not source.is_short or source.leaving or len(movable) < 2:
+    if not is_short(source) or source.num_leaving or len(movable) < 2:
         return None
-    rested = [view for view in others if not view.waiting and not view.coming]
-    target = max(rested, key=lambda view: view.free_bytes, default=None)
+    rested = [other for other in others if not other.waiting and not other.num_coming]
+    target = max(rested, key=lambda other: other.free_bytes, default=None)
     if target is None:
         return None
     for request in reversed(movable):

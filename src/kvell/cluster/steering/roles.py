@@ -8,7 +8,7 @@ Source: DESIGN §9; MemServe leaves the ratio to the operator.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp
-from typing import Literal
+from typing import Literal, Protocol
 
 from kvell.cluster.routing.costs import FIT_BATCH, ExecCosts
 
@@ -18,17 +18,24 @@ FALLING = 0.99
 """Work is falling if it is below this part of its average."""
 
 
-@dataclass(frozen=True, slots=True)
-class RoleView:
-    """An instance with a part of the work.
+class RoleWork(Protocol):
+    """An instance with a part of the work."""
 
-    :param work: for a prefill instance, prompt tokens that it still has to compute.  For a decode
-        instance, requests that it answers; long ones count several times (``InstanceLoad.part``).
-    """
+    @property
+    def instance_id(self) -> str:
+        """Name of the instance."""
+        ...
 
-    instance_id: str
-    role: Role
-    work: int
+    @property
+    def role(self) -> str:
+        """The current role of the instance."""
+        ...
+
+    @property
+    def work(self) -> int:
+        """Remaining work: prompt tokens that a prefill instance still has to compute, or requests
+        that a decode instance answers, where long ones count several times."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,7 @@ class RoleChanger:
         self._late_since_seconds = 0.0
         self._rests_until_seconds = 0.0
 
-    def decide(self, instances: Sequence[RoleView], now_seconds: float) -> list[tuple[str, Role]]:
+    def decide(self, instances: Sequence[RoleWork], now_seconds: float) -> list[tuple[str, Role]]:
         """Return the instances that should change, each with its new role.
 
         All of them get the same role.  Call this about once a second.

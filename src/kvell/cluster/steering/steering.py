@@ -2,7 +2,7 @@
 
 ::
 
-    heartbeats ──► Steered … ──┐
+    reports of instances ──────┐
                                ├─► Steering.decide ──► Orders(epoch, roles, moves)
     fronts' requests ──────────┘      of the manager, or of a front that has none
 
@@ -12,36 +12,19 @@ Only one process decides, because several would each send a request to the same 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from kvell.cluster.routing.costs import ExecCosts
-from kvell.cluster.steering.lending.planner import LoanPlanner
-from kvell.cluster.steering.lending.views import LendingView
-from kvell.cluster.steering.relief import MemoryView, MovableView, relief
-from kvell.cluster.steering.roles import Role, RoleChanger, RoleView
+from kvell.cluster.steering.lending.planner import LoanParty, LoanPlanner, should_give
+from kvell.cluster.steering.relief import MemoryPressure, MovableView, relief
+from kvell.cluster.steering.roles import OTHER, Role, RoleChanger, RoleWork
 
 LOOK_SECONDS = 1.0
 """Time between two decisions."""
 
 
-@dataclass(frozen=True, slots=True)
-class Steered:
-    """A serving instance, by its heartbeat and the beats of all fronts.
-
-    :param part: its part of the work; None: all of it.
-    :param takes: whether it may continue requests of others, or lend them memory.
-    :param lending: its state for planning loans; None: there is none yet.
-    """
-
-    memory: MemoryView
-    part: RoleView | None = None
-    takes: bool = True
-    lending: LendingView | None = None
-
-    @property
-    def gives(self) -> bool:
-        """Whether requests should leave it; requests leave prefill instances by themselves."""
-        computes_prompts = self.part is not None and self.part.role == "prefill"
-        return self.memory.is_short and not self.memory.leaving and not computes_prompts
+class SteeredInstance(LoanParty, RoleWork, Protocol):
+    """A serving instance, by its heartbeat and the beats of all fronts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +83,12 @@ class Steering:
         return self._roles is not None
 
     def is_due(self, now_seconds: float) -> bool:
-        """Return whether a decision is due; called for every heartbeat, before views are made."""
+        """Return whether a decision is due; called for every heartbeat."""
         return now_seconds >= self._next_seconds
 
     def decide(
         self,
-        instances: Sequence[Steered],
+        instances: Sequence[SteeredInstance],
         movable: Callable[[str], Sequence[MovableView]],
         now_seconds: float,
         epoch: int = 0,
@@ -119,15 +102,15 @@ class Steering:
         self._look += 1
         roles: list[tuple[str, Role]] = []
         if self._roles is not None:
-            parts = [instance.part for instance in instances if instance.part is not None]
+            parts = [instance for instance in instances if instance.role in OTHER]
             roles = self._roles.decide(parts, now_seconds)
         return Orders(epoch, tuple(roles), tuple(self._moves(instances, movable)))
 
     def _moves(
-        self, instances: Sequence[Steered], movable: Callable[[str], Sequence[MovableView]]
+        self, instances: Sequence[SteeredInstance], movable: Callable[[str], Sequence[MovableView]]
     ) -> list[Move]:
         """Return moves of whole requests and, if none has room elsewhere, of sections."""
-        if not any(instance.gives for instance in instances):
+        if not any(map(should_give, instances)):
             return []
         self._settles_at = {k: at for k, at in self._settles_at.items() if at > self._look}
         moves = self._whole(instances, movable)
@@ -139,16 +122,13 @@ class Steering:
         return moves
 
     def _whole(
-        self, instances: Sequence[Steered], movable: Callable[[str], Sequence[MovableView]]
+        self, instances: Sequence[SteeredInstance], movable: Callable[[str], Sequence[MovableView]]
     ) -> list[Move]:
         busy = self._settles_at.keys() | self._loans.parties
-        free = [instance for instance in instances if instance.memory.instance_id not in busy]
-        short = [instance.memory for instance in free if instance.gives]
-        targets = [
-            instance.memory for instance in free if instance.takes and _may_take(instance.memory)
-        ]
+        free = [instance for instance in instances if instance.instance_id not in busy]
+        targets = [instance for instance in free if instance.can_take and _may_take(instance)]
         targets.sort(key=lambda memory: memory.free_bytes)  # the last has most
-        short.sort(key=lambda memory: memory.free_bytes)
+        short = sorted(filter(should_give, free), key=lambda memory: memory.free_bytes)
         moves: list[Move] = []
         moving: set[str] = set()
         for source in short:
@@ -166,5 +146,5 @@ class Steering:
         return moves
 
 
-def _may_take(memory: MemoryView) -> bool:
-    return not memory.waiting and not memory.coming
+def _may_take(memory: MemoryPressure) -> bool:
+    return not memory.waiting and not memory.num_coming

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from kvell.engine.core.emptying import abandon, reset_prefix_cache
+from kvell.engine.core.engine_stats import EngineStats
 from kvell.engine.core.entering import RequestFactory
-from kvell.engine.core.figures import Figures
 from kvell.engine.core.index_watch import IndexWatch
 from kvell.engine.core.lateness import Lateness
 from kvell.engine.core.miss_watch import MissWatch
@@ -32,7 +32,6 @@ from kvell.engine.protocol.messages import (
     Cancel,
     Event,
     Finished,
-    Heartbeat,
     Migrate,
     MoveKvCache,
     Submit,
@@ -99,8 +98,8 @@ class EngineCore:
         if agent is not None:
             self.pool = Handovers(self._scheduler, agent, pd_caching, streams)
         self._entrance = RequestFactory(rules, is_cached=agent is None or pd_caching > 0)
-        self._figures = Figures(incarnation, core, self._scheduler, misses, self.pool)
-        self._yields = StepCommitter(core, rules, self._figures)
+        self.counters = EngineStats(incarnation, core, self._scheduler, misses, self.pool)
+        self._yields = StepCommitter(core, rules, self.counters)
         self._is_idle = False
         self.max_running = self.last_decoding = 0
 
@@ -114,7 +113,7 @@ class EngineCore:
         events = self._superseded(command)
         request = self._entrance.make(command, self._requests)
         if isinstance(request, Finished):
-            self._figures.count_end("refused")
+            self.counters.count_end("refused")
             return [*events, request]
         self._is_idle = False
         self._requests[request.request_id] = request
@@ -246,7 +245,7 @@ class EngineCore:
         away = self.pool.before_plan(self.step)
         plan = self._scheduler.plan(self.step, len(self._in_flight))
         plan = self.pool.plan_borrows(plan, away)
-        self._figures.count_plan(plan, self._requests)
+        self.counters.count_plan(plan, self._requests)
         self.max_running = max(self.max_running, self._scheduler.num_wanting)
         self.last_decoding = self.num_decoding()
         requests = [self._requests[work.request_id] for work in plan.work]
@@ -334,7 +333,7 @@ class EngineCore:
         del self._requests[request.request_id]
         is_known = request.cached_tokens is not None
         end = end_of(request, self._scheduler.cached_prompt_tokens(request) if is_known else 0)
-        self._figures.count_end(end.reason)
+        self.counters.count_end(end.reason)
         return end
 
     def rules(self, model: str = "") -> ModelRules:
@@ -365,11 +364,11 @@ class EngineCore:
 
     def num_decoding(self) -> int:
         """Return the number of running requests whose whole prompt is computed."""
-        return self._figures.num_decoding
+        return self.counters.num_decoding
 
     def num_waiting(self) -> int:
         """Return the number of requests that hold no pages: queued or parked."""
-        return self._figures.num_waiting
+        return self.counters.num_waiting
 
     def num_queued(self) -> int:
         """Return the number of requests in the waiting queue, which has no parked ones."""
@@ -389,14 +388,10 @@ class EngineCore:
         """The latest prefix misses, the oldest first."""
         return () if self._misses is None else self._misses.latest
 
-    def pulse(self) -> Heartbeat:
-        """Return the gauges; it counts the pool, so it is too slow for every step."""
-        return self._figures.heartbeat(self.step)
-
     def audit(self) -> tuple[str, ...]:
         """Return all contradictions of pages, tables and index, in time linear in the pool."""
         return tuple(audit(self.memory.layout, self.memory.snapshot()))
 
     def stats(self) -> Stats:
         """Return the gauges now and the counters so far."""
-        return self._figures.stats(self.step)
+        return self.counters.stats(self.step)

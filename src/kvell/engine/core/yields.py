@@ -8,7 +8,7 @@ from itertools import compress
 import numpy as np
 from msgspec import structs
 
-from kvell.engine.core.figures import Figures
+from kvell.engine.core.engine_stats import EngineStats
 from kvell.engine.failing.failures import (
     TOO_COMPLEX,
     end_without_scores,
@@ -90,9 +90,9 @@ class StepCommitter:
     """
 
     def __init__(
-        self, memory: MemoryCore, rules: Mapping[str, ModelRules], figures: Figures
+        self, memory: MemoryCore, rules: Mapping[str, ModelRules], counters: EngineStats
     ) -> None:
-        self._memory, self._rules, self._figures = memory, rules, figures
+        self._memory, self._rules, self._counters = memory, rules, counters
 
     def take(
         self, step: StepInFlight, result: StepResult, tokens: list[tuple[int, ...]]
@@ -101,7 +101,7 @@ class StepCommitter:
 
         :param tokens: the tokens of each work (:func:`yields_of`).
         """
-        self._figures.team.add(result.team)
+        self._counters.team.add(result.team)
         if result.missed:
             step = self._without_missed(step, result.missed, tokens)
         events = _take_scores(step, result) if result.scored else []
@@ -143,7 +143,7 @@ class StepCommitter:
                 request.repeats = 0
                 request.settle(work.start + work.count, True)
                 continue
-            self._figures.draft_tokens.add(work.proposed, len(drawn) - 1)
+            self._counters.draft_tokens.add(work.proposed, len(drawn) - 1)
             taken = self._take_until_end(request, drawn)
             events.extend(taken)
             kept = drawn[: len(taken)] or drawn  # a cancelled request takes none
@@ -201,7 +201,7 @@ class StepCommitter:
     def _take_token(self, request: Request, token: int) -> Event:
         index = len(request.output)
         request.output.append(token)
-        self._figures.output_tokens += 1
+        self._counters.output_tokens += 1
         request.finish_reason = self.finish_reason(request, token)
         return Tokens(request.request_id, request.attempt, index, (token,))
 

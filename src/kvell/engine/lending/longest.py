@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from kvell.engine.lending.borrowed import Borrowed
 from kvell.engine.lending.sections import local_reason
-from kvell.engine.protocol.messages import MOST_LONGEST
 from kvell.engine.protocol.placements import RequestPlacementEntry
+from kvell.engine.protocol.statistics import MOST_LONGEST
 from kvell.engine.requests.request import Request
 from kvell.memory import Layout
 

@@ -4,7 +4,7 @@ Messages are frozen records: msgpack between processes, objects inside one proce
 sends commands, an instance sends events::
 
     front                                   instance
-      │ ◄───────────── Ready ──────────────── │  schema version, credits
+      │ ◄───────────── Ready ──────────────── │  schema version, facts of the instance
       │ ── Submit(request) ─────────────────► │  costs one credit
       │ ◄── PromptLogprobs(request, …) ────── │  if asked for: any number of times
       │ ◄── Tokens(request, first_index, …) ─ │  any number of times
@@ -31,17 +31,17 @@ Refused requests end with ``Finished(reason="refused", message=…)``.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
 from kvell.engine.protocol.leading import Drained, Introduce, Lead, Led
 from kvell.engine.protocol.logprobs import PromptLogprobs, TokenLogprobs
-from kvell.engine.protocol.notices import IndexedGroup, IndexNotice, WatchIndex
+from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.pages import AskLargePage, AskPages, LargePage, Pages
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.request_spec import RequestSpec, check_tokens
-from kvell.engine.protocol.statistics import Stats
+from kvell.engine.protocol.statistics import InstanceFacts, LoadStats, Stats
 from kvell.errors import Bound, ChangeSomething
 from kvell.vocabulary import FinishReason, RequestId
 
@@ -54,8 +54,6 @@ KEEP_ALIVE_SECONDS = 1.0
 """The interval of a front's :class:`KeepAlive` to an instance that may have other fronts."""
 FRONT_LEASE_SECONDS = 10.0
 """After this silence of a front, an instance cancels the front's requests."""
-MOST_LONGEST = 4
-"""The most requests in ``Heartbeat.longest``."""
 CREDITS = 1024
 """The most unfinished requests of a front."""
 
@@ -183,45 +181,10 @@ class Ready:
     """The first event of an instance, which can serve now.
 
     :param schema_version: version of the protocol between front and instance.
-    :param incarnation: number that distinguishes this start of the instance from others.
-    :param credits: most unfinished requests of a front.
-    :param model: name of the first model.
-    :param max_model_len: most tokens of a request to the first model.
-    :param kv_pool_bytes: most bytes of KV cache.
-    :param beside: ``max_model_len`` of every further model by its name, in order.
-    :param memory: parts of the memory contract in bytes, and their sum, ``contract_bytes``.
-    :param token_bytes: most KV memory that a token takes.
-    :param indexed: description of each layer group's blocks in :class:`.IndexNotice`.
-    :param pool_address: address of its pool for instances on other hosts; "" on one host.
-    :param staying: the setting that keeps its requests from moving to others; "" if they can.
-    :param section_bytes: KV memory of a section that it may borrow from another instance; 0: it
-        does not borrow.
-    :param reach_tokens: most tokens of a request to the first model, if others lend enough.
-    :param dtype: dtype of the first model's computation, such as ``bfloat16``; "" if it has none.
-    :param contract_lines: its memory contract as text.
     """
 
     schema_version: int
-    incarnation: int
-    credits: int
-    model: str
-    max_model_len: int
-    kv_pool_bytes: int
-    beside: dict[str, int] = dataclasses.field(default_factory=dict)
-    memory: dict[str, int] = dataclasses.field(default_factory=dict)
-    token_bytes: int = 0
-    indexed: tuple[IndexedGroup, ...] = ()
-    pool_address: str = ""
-    staying: str = ""
-    section_bytes: int = 0
-    reach_tokens: int = 0
-    dtype: str = ""
-    contract_lines: tuple[str, ...] = ()
-
-    @property
-    def longest_tokens(self) -> int:
-        """The most tokens that a request to the first model can have, with loans."""
-        return max(self.max_model_len, self.reach_tokens if self.section_bytes else 0)
+    facts: InstanceFacts
 
 
 class Tokens(Struct, frozen=True, gc=False, forbid_unknown_fields=True, omit_defaults=True):
@@ -292,46 +255,26 @@ class MigrationRefused:
     attempt: int
 
 
-@dataclass(frozen=True)
-class Heartbeat:
-    """The heartbeat of an instance, with its load at the end of its last step.
+class OtherFronts(NamedTuple):
+    """The load of an instance from all fronts but the receiver.
 
-    Sent every ``HEARTBEAT_SECONDS``, also while a step computes.
-
-    :param incarnation: number that distinguishes this start of the instance from others.
-    :param step: steps so far.
-    :param running: requests in the running batch.
-    :param waiting: requests that wait in the instance.
-    :param large_pages: large pages of the pool.
-    :param empty_large_pages: large pages that are neither used nor cached.
-    :param free_bytes: KV memory that no running request uses: empty, or cached and evictable.
-    :param pool_bytes: size of the KV pool.
-    :param others_prompt_tokens: prompt tokens of other fronts' requests without an answer yet.
-    :param others_requests: requests of other fronts.
-    :param placements: the placement of all requests that borrow memory: every heartbeat is
-        complete, also for a new receiver.
-    :param held_tokens: tokens that a step of the running requests reads.
-    :param waiting_tokens: tokens of waiting requests: prompt and output.
-    :param longest: the running requests with most local sections that could move, and the number
-        of these; at most ``MOST_LONGEST`` requests.
-    :param cached_bytes: KV memory that is cached for later prompts.
+    :param prompt_tokens: prompt tokens of their requests without an answer yet.
+    :param requests: number of their requests.
     """
 
-    incarnation: int
-    step: int
-    running: int
-    waiting: int
-    large_pages: int
-    empty_large_pages: int
-    free_bytes: int
-    pool_bytes: int
-    others_prompt_tokens: int = 0
-    others_requests: int = 0
-    placements: tuple[RequestPlacementEntry, ...] = ()
-    held_tokens: int = 0
-    waiting_tokens: int = 0
-    longest: tuple[RequestPlacementEntry, ...] = ()
-    cached_bytes: int = 0
+    prompt_tokens: int
+    requests: int
+
+
+NO_OTHERS = OtherFronts(0, 0)
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """The heartbeat of an instance: every ``HEARTBEAT_SECONDS``, also while a step computes."""
+
+    load: LoadStats
+    others: OtherFronts = NO_OTHERS
 
 
 Command = (

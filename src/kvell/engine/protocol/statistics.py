@@ -1,6 +1,106 @@
-"""Statistics of an instance and of each layer group of its pool, as sent by the protocol."""
+"""The reports of an instance: its facts, its load, and its counters on request."""
 
 from dataclasses import dataclass, field
+
+from msgspec import Struct
+
+from kvell.engine.protocol.notices import IndexedGroup
+from kvell.engine.protocol.placements import RequestPlacementEntry
+from kvell.vocabulary import SECTION_TOKENS
+
+MOST_LONGEST = 4
+"""The most requests in ``LoadStats.longest``."""
+
+
+class InstanceFacts(Struct, frozen=True, forbid_unknown_fields=True):
+    """The facts of an instance, which stay the same while its incarnation runs.
+
+    :param incarnation: number that distinguishes this start of the instance from others.
+    :param credits: most unfinished requests of a front.
+    :param model: name of the first model.
+    :param max_model_len: most tokens of a request to the first model.
+    :param kv_pool_bytes: most bytes of KV cache.
+    :param beside: ``max_model_len`` of every further model by its name, in order.
+    :param memory: parts of the memory contract in bytes, and their sum, ``contract_bytes``.
+    :param token_bytes: most KV memory that a token takes.
+    :param indexed: description of each layer group's blocks in :class:`.IndexNotice`.
+    :param pool_address: address of its pool for instances on other hosts; "" on one host.
+    :param staying: the setting that keeps its requests from moving to others; "" if they can.
+    :param section_bytes: KV memory of a section that it may borrow from another instance; 0: it
+        does not borrow.
+    :param reach_tokens: most tokens of a request to the first model, if others lend enough.
+    :param dtype: dtype of the first model's computation, such as ``bfloat16``; "" if it has none.
+    :param contract_lines: its memory contract as text.
+    :param section_tokens: tokens of a section.
+    :param host: host whose instances read each other's memory in place; "" is the front's.
+    """
+
+    incarnation: int
+    credits: int
+    model: str
+    max_model_len: int
+    kv_pool_bytes: int
+    beside: dict[str, int] = {}
+    memory: dict[str, int] = {}
+    token_bytes: int = 0
+    indexed: tuple[IndexedGroup, ...] = ()
+    pool_address: str = ""
+    staying: str = ""
+    section_bytes: int = 0
+    reach_tokens: int = 0
+    dtype: str = ""
+    contract_lines: tuple[str, ...] = ()
+    section_tokens: int = SECTION_TOKENS
+    host: str = ""
+
+    @property
+    def longest_tokens(self) -> int:
+        """The most tokens that a request to the first model can have, with loans."""
+        return max(self.max_model_len, self.reach_tokens if self.section_bytes else 0)
+
+
+class LoadStats(Struct, frozen=True, forbid_unknown_fields=True):
+    """The load of an instance at the end of its last step.
+
+    :param step: steps so far.
+    :param running: requests in the running batch.
+    :param waiting: requests that wait in the instance.
+    :param large_pages: large pages of the pool.
+    :param empty_large_pages: large pages that are neither used nor cached.
+    :param free_bytes: KV memory that no running request uses: empty, or cached and evictable.
+    :param pool_bytes: size of the KV pool.
+    :param placements: the placement of all requests that borrow memory: every report is complete,
+        also for a new receiver.
+    :param held_tokens: tokens that a step of the running requests reads.
+    :param waiting_tokens: tokens of waiting requests: prompt and output.
+    :param longest: the running requests with most local sections that could move, and the number
+        of these; at most ``MOST_LONGEST`` requests.
+    :param cached_bytes: KV memory that is cached for later prompts.
+    """
+
+    step: int
+    running: int
+    waiting: int
+    large_pages: int
+    empty_large_pages: int
+    free_bytes: int
+    pool_bytes: int
+    placements: tuple[RequestPlacementEntry, ...] = ()
+    held_tokens: int = 0
+    waiting_tokens: int = 0
+    longest: tuple[RequestPlacementEntry, ...] = ()
+    cached_bytes: int = 0
+
+
+class InstanceReport(Struct, frozen=True):
+    """The latest report of an instance about itself: from ``Ready``, and from its heartbeats.
+
+    :param facts: facts of its present incarnation.
+    :param load: load by its last heartbeat; None before the first.
+    """
+
+    facts: InstanceFacts
+    load: LoadStats | None = None
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from kvell.engine.protocol.messages import Ready
+from kvell.cluster.steering.roles import OTHER
+from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import ChangeSomething
-from kvell.fleet.fleet import RoleLoad
+from kvell.fleet.fleet import FrontLoad
 from kvell.fleet.followed.instance_link import InstanceLink
 from kvell.fleet.followed.manager_link import Find, ManagerLink
 from kvell.fleet.followed.start_lines import start_lines
@@ -73,7 +74,7 @@ class FollowedCluster:
     ends_cluster: bool = False
 
     def members(
-        self, limits: FrontLimits, callbacks: MemberCallbacks, lines: Mapping[str, RoleLoad]
+        self, limits: FrontLimits, callbacks: MemberCallbacks, lines: Mapping[str, FrontLoad]
     ) -> "FollowedMembers":
         """Return the cluster's instances, for a new front."""
         return FollowedMembers(self, limits, callbacks, lines)
@@ -105,7 +106,7 @@ class FollowedMembers:
         joins: FollowedCluster,
         limits: FrontLimits,
         callbacks: MemberCallbacks,
-        lines: Mapping[str, RoleLoad],
+        lines: Mapping[str, FrontLoad],
     ) -> None:
         self._joins, self._limits, self._lines = joins, limits, lines
         self._callbacks = replace(callbacks, on_ready=self._ready)
@@ -207,13 +208,12 @@ class FollowedMembers:
     def beat(self) -> FrontBeat:
         """Return the next beat to the manager."""
         lines = [self._lines[name] for name in self._by_id]
-        parts = [part for line in lines if (part := line.part()) is not None]
-        loads = {part.instance_id: part.work for part in parts}
+        loads = {line.instance_id: line.work for line in lines if line.role in OTHER}
         roles = {line.instance_id: line.role for line in lines}
         uses = self._joins.key_uses
         used = {} if uses is None else uses.take()
         pressed = {line.instance_id: _pressed(line) for line in lines if line.is_short}
-        coming = {line.instance_id: len(line.coming) for line in lines if line.coming}
+        coming = {line.instance_id: line.num_coming for line in lines if line.num_coming}
         return FrontBeat(
             *(loads, roles, self._role_changes, used, self._manager.epoch), pressed, coming
         )
@@ -298,8 +298,8 @@ class FollowedMembers:
         self._left = {key for key in self._left if key[0] != instance_id}
         self._callbacks.on_gone(instance_id)
 
-    def _ready(self, instance_id: str, ready: Ready) -> None:
-        self._on_ready(instance_id, ready)
+    def _ready(self, instance_id: str, facts: InstanceFacts) -> None:
+        self._on_ready(instance_id, facts)
         self._news.set()
 
     async def _dial(self, entry: RosterEntry) -> DialedLine:
@@ -311,8 +311,8 @@ class FollowedMembers:
         )
 
 
-def _pressed(line: RoleLoad) -> Pressed:
+def _pressed(line: FrontLoad) -> Pressed:
     """Return a beat's entry for an instance that is short of memory."""
     youngest = line.movable()[-MOST_MOVABLE:]
     movable = tuple(Movable(request.request_id, request.size_bytes) for request in youngest)
-    return Pressed(line.memory().leaving, movable)
+    return Pressed(line.num_leaving, movable)

@@ -14,7 +14,8 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from kvell.engine.protocol.messages import Command, Event, Ready, Tokens
+from kvell.engine.protocol.messages import Command, Event, Tokens
+from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import InstanceDied, KvellError
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.fleet.instance.dialing import DialedLine
@@ -67,7 +68,7 @@ class InstanceLink:
         self._incarnation = 0
         self._has_served = self._is_to_be_lost = False
         self._task: asyncio.Task[None] | None = None
-        self._reaching: asyncio.Task[tuple[DialedLine, Ready]] | None = None
+        self._reaching: asyncio.Task[tuple[DialedLine, InstanceFacts]] | None = None
         self.problem = ""
 
     @property
@@ -149,13 +150,13 @@ class InstanceLink:
             connection = await self._reached()
             if connection is None:
                 continue
-            line, ready = connection
+            line, facts = connection
             if self._is_named():
-                await self._follow(line, ready)
+                await self._follow(line, facts)
             else:
                 line.abort()
 
-    async def _reached(self) -> tuple[DialedLine, Ready] | None:
+    async def _reached(self) -> tuple[DialedLine, InstanceFacts] | None:
         """Connect, however long it takes; return None once the incarnation may not be used."""
         self._reaching = asyncio.create_task(self._reach())
         try:
@@ -167,12 +168,12 @@ class InstanceLink:
         attempt, self._reaching = self._reaching, None
         return None if attempt.cancelled() else attempt.result()
 
-    async def _reach(self) -> tuple[DialedLine, Ready]:
+    async def _reach(self) -> tuple[DialedLine, InstanceFacts]:
         while True:
             await asyncio.sleep(self._pauses.next_seconds())
             try:
                 line = await reach(self._dial(self._entry), DialedLine.abort)
-                ready = await self._ready(line)
+                facts = await self._ready(line)
             except (OSError, KvellError) as error:
                 if str(error) != self.problem:
                     name = self._entry.instance_id
@@ -180,29 +181,29 @@ class InstanceLink:
                 self.problem = str(error)
             else:
                 self.problem = ""
-                return line, ready
+                return line, facts
 
-    async def _ready(self, line: DialedLine) -> Ready:
-        """Return the first event of the instance.
+    async def _ready(self, line: DialedLine) -> InstanceFacts:
+        """Return the facts of the instance, once it can serve.
 
         :raises InstanceStartError: when it hangs up, is late or has another protocol version.
         :raises ProtocolError: when its message breaks the protocol.
         """
         try:
-            ready = await hear_ready(line, self._startup_seconds)
+            facts = await hear_ready(line, self._startup_seconds)
         except BaseException:
             line.abort()
             raise
-        if ready is None:
+        if facts is None:
             raise InstanceStartError("the instance closed the connection before it was ready")
-        return ready
+        return facts
 
-    async def _follow(self, line: DialedLine, ready: Ready) -> None:
+    async def _follow(self, line: DialedLine, facts: InstanceFacts) -> None:
         """Pass events on until the connection ends, and report how the instance ended."""
         self._line, self._has_served, self._is_to_be_lost = line, True, True
         self._watchdog = Watchdog(self._silence_seconds)
         logger.info("connected to instance %s at %s", self._entry.instance_id, self._entry.address)
-        self._listener.instance_ready(ready)
+        self._listener.instance_ready(facts)
         watch = asyncio.create_task(self._watch(line))
         death = InstanceDeath("the connection to the instance was cut", "cut")
         try:
@@ -257,7 +258,7 @@ class InstanceLink:
         await self._news.wait()
 
     def _lose(self, death: InstanceDeath) -> None:
-        """Report the loss, once for each reported :class:`Ready`."""
+        """Report the loss, once for each reported start."""
         self._line = None
         if self._is_to_be_lost:
             self._is_to_be_lost = False

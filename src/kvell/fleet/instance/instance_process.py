@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvell.engine.protocol.messages import SCHEMA_VERSION, Command, Event, Ready
+from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import KvellError
 from kvell.fleet.instance.instance_line import InstanceLine
 from kvell.fleet.instance.redialing import Dial, Redial
@@ -54,8 +55,8 @@ def filled_in(command: Sequence[str], values: Mapping[str, str]) -> list[str]:
     return [in_braces.get(argument, argument) for argument in command]
 
 
-async def hear_ready(line: InstanceLine, deadline_seconds: float) -> Ready | None:
-    """Return the first event, a :class:`Ready` in our schema version; None if the line ends.
+async def hear_ready(line: InstanceLine, deadline_seconds: float) -> InstanceFacts | None:
+    """Return the facts in the first event, a ``Ready``; None if the line ends.
 
     :raises InstanceStartError: when the event is late or of another version.
     :raises ProtocolError: when the message breaks the protocol.
@@ -66,8 +67,10 @@ async def hear_ready(line: InstanceLine, deadline_seconds: float) -> Ready | Non
     except TimeoutError as error:
         problem = f"the instance was not ready within {deadline_seconds:g} s"
         raise InstanceStartError(problem) from error
-    if first is None or (isinstance(first, Ready) and first.schema_version == SCHEMA_VERSION):
-        return first
+    if first is None:
+        return None
+    if isinstance(first, Ready) and first.schema_version == SCHEMA_VERSION:
+        return first.facts
     raise InstanceStartError(
         f"the instance speaks another protocol; this front needs version {SCHEMA_VERSION}"
     )
@@ -179,10 +182,10 @@ class InstanceProcess:
 
     async def reconnect(
         self, looks: int, look_seconds: float, startup_seconds: float
-    ) -> Ready | None:
+    ) -> InstanceFacts | None:
         """Reconnect after a connection ended that the process may have survived.
 
-        :returns: the new first event; None if the process has ended, or is not reached.
+        :returns: the facts of the instance; None if the process has ended, or is not reached.
         """
         if self._dial is None:
             return None
@@ -196,20 +199,20 @@ class InstanceProcess:
         ).run()
         if connection is None:
             return None
-        self._line, ready = connection
-        return ready
+        self._line, facts = connection
+        return facts
 
-    async def wait_ready(self, deadline_seconds: float) -> Ready:
-        """Return the first event, a :class:`Ready` in our schema version.
+    async def wait_ready(self, deadline_seconds: float) -> InstanceFacts:
+        """Return the facts of the instance, once it can serve.
 
         :raises InstanceStartError: when the instance ends, is late or has another version.
         """
-        ready = await hear_ready(self._line, deadline_seconds)
-        if ready is None:
+        facts = await hear_ready(self._line, deadline_seconds)
+        if facts is None:
             code = await self.end(REFUSAL_SECONDS)
             problem = f"the instance ended before it was ready (exit {code})"
             raise InstanceStartError(said_last(problem, self._last_words()), code)
-        return ready
+        return facts
 
     def hang_up(self) -> None:
         """Close the connection, and leave the process running."""

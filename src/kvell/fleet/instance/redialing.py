@@ -10,18 +10,18 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from kvell.engine.protocol.messages import Ready
+from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import KvellError
 from kvell.fleet.instance.instance_line import InstanceLine
 from kvell.fleet.instance.reaching import hang_up_after
 
 Dial = Callable[[], Awaitable[InstanceLine]]
 """Connects to the same incarnation; raises OSError or KvellError when it does not answer."""
-HearReady = Callable[[InstanceLine], Awaitable[Ready | None]]
-"""Returns the first event of a connection, as :func:`.hear_ready` does."""
+HearReady = Callable[[InstanceLine], Awaitable[InstanceFacts | None]]
+"""Returns the facts in the first event of a connection, as :func:`.hear_ready` does."""
 
 
-_Awaited = asyncio.Future[InstanceLine] | asyncio.Future[Ready | None] | asyncio.Future[int]
+_Awaited = asyncio.Future[InstanceLine] | asyncio.Future[InstanceFacts | None] | asyncio.Future[int]
 
 
 class Redial:
@@ -45,13 +45,13 @@ class Redial:
         self._looks, self._look_seconds = looks, look_seconds
         self._exit: asyncio.Future[int] | None = None
 
-    async def run(self) -> tuple[InstanceLine, Ready] | None:
+    async def run(self) -> tuple[InstanceLine, InstanceFacts] | None:
         """Return the new connection; None if the process has ended, or is not reached."""
         try:
             while (line := await self._reached()) is not None:
-                ready = await self._ready(line)
-                if ready is not None:
-                    return line, ready
+                facts = await self._ready(line)
+                if facts is not None:
+                    return line, facts
                 line.abort()
                 await self._wait()
             return None
@@ -84,8 +84,8 @@ class Redial:
             if dialing is not None and not dialing.done():
                 hang_up_after(dialing, InstanceLine.abort)
 
-    async def _ready(self, line: InstanceLine) -> Ready | None:
-        """Return the first event, which may follow a long step; None if the instance hangs up."""
+    async def _ready(self, line: InstanceLine) -> InstanceFacts | None:
+        """Return the facts, which may follow a long step; None if the instance hangs up."""
         hearing = asyncio.ensure_future(self._hear_ready(line))
         waited: list[_Awaited] = [hearing]
         if self._exit is not None:

@@ -18,9 +18,9 @@ from kvell.engine.protocol.messages import (
     Drain,
     Event,
     Heartbeat,
-    Ready,
     Tokens,
 )
+from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import InstanceDied, KvellError
 from kvell.fleet.instance.death import InstanceDeath, death_of
 from kvell.fleet.instance.instance_process import InstanceProcess, InstanceStartError
@@ -45,7 +45,7 @@ USER_MUST_CHANGE = 2
 class InstanceListener(Protocol):
     """The listener of a supervisor, called from the event loop."""
 
-    def instance_ready(self, ready: Ready) -> None:
+    def instance_ready(self, facts: InstanceFacts) -> None:
         """Handle an incarnation that can serve; called again after each reconnection."""
         ...
 
@@ -198,7 +198,7 @@ class Supervisor:
         except Exception as error:  # no descriptor, no thread, or an error of a cluster
             raise InstanceStartError(f"it cannot be started ({error!r})") from error
         try:
-            ready = await process.wait_ready(self._startup_seconds)
+            facts = await process.wait_ready(self._startup_seconds)
         except BaseException:
             if not self._is_abandoned:
                 await process.kill()
@@ -208,7 +208,7 @@ class Supervisor:
         self._settled.set()
         where = f" on {process.host}" if process.host else ""
         logger.info("instance %s is ready (pid %d%s)", self.name, process.pid, where)
-        self._listener.instance_ready(ready)
+        self._listener.instance_ready(facts)
         return process
 
     async def _start_and_supervise(self) -> None:
@@ -241,13 +241,13 @@ class Supervisor:
             if death is not None:
                 return death
             look_seconds = self._silence_seconds / TICKS
-            ready = await process.reconnect(TICKS, look_seconds, self._startup_seconds)
-            if ready is None:
+            facts = await process.reconnect(TICKS, look_seconds, self._startup_seconds)
+            if facts is None:
                 return death_of(await process.end())
             logger.info("instance %s kept running: it is connected again", self.name)
             if self._drain is not None:
                 process.send(self._drain)  # the first one may have been lost
-            self._listener.instance_ready(ready)
+            self._listener.instance_ready(facts)
 
     async def _follow_line(self, process: InstanceProcess) -> InstanceDeath | None:
         """Pass events on until the connection ends; return None if it was cut, cause unknown."""
@@ -277,7 +277,7 @@ class Supervisor:
     def _heard(self, event: Event) -> None:
         self._watchdog.beat()
         # Tokens for other fronts do not arrive here, but heartbeats after a step do.
-        if isinstance(event, Tokens) or (isinstance(event, Heartbeat) and event.step):
+        if isinstance(event, Tokens) or (isinstance(event, Heartbeat) and event.load.step):
             self._fruitless_restarts = 0
         self._listener.instance_said(event)
 

@@ -24,7 +24,8 @@ from kvell.cluster.steering.epochs import Leadership
 from kvell.cluster.steering.roles import RoleChanger
 from kvell.cluster.steering.steering import Steering
 from kvell.engine.protocol.leading import Lead, Led
-from kvell.engine.protocol.messages import FRONT_LEASE_SECONDS, Event, Ready
+from kvell.engine.protocol.messages import FRONT_LEASE_SECONDS, Event
+from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import ChangeSomething, InstanceDied, KvellError
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.fleet.instance.instance_process import InstanceStartError
@@ -233,14 +234,13 @@ class Manager:
         now = self._now()
         if not self._steering.is_due(now):
             return
-        beats = {
-            member.instance_id: member.beat for member in self._members if member.beat is not None
-        }
-        ready = {
-            member.instance_id: member.ready for member in self._members if member.ready is not None
+        reports = {
+            member.instance_id: member.report
+            for member in self._members
+            if member.report is not None
         }
         loads, epoch = self._fronts.loads(now), self._leadership.epoch
-        orders = self._steered.decide(self._entries(), ready, beats, loads, living, now, epoch)
+        orders = self._steered.decide(self._entries(), reports, loads, living, now, epoch)
         for instance_id, role in orders.roles:
             logger.info("instance %s changes to %s", instance_id, role)
             self._fronts.change_role(instance_id, role)
@@ -322,7 +322,7 @@ class Manager:
         else:
             line.hang_up()
 
-    def _instance_ready(self, instance_id: str, _ready: Ready) -> None:
+    def _instance_ready(self, instance_id: str, _facts: InstanceFacts) -> None:
         self._obeying.discard(instance_id)
         self._lead(instance_id)
         self._announce_soon()

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Mapping
 
-from kvell.cluster.steering.roles import OTHER, RoleView
 from kvell.fleet.manager.messages import Ended, RosterEntry
 from kvell.fleet.started.members import OwnMember
 
@@ -23,19 +22,6 @@ def entries(
         _entry(member, member.instance_id in leaving, roles, endings.get(member.instance_id))
         for member in members
     )
-
-
-def role_views(roster: Iterable[RosterEntry], loads: Mapping[str, int]) -> list[RoleView]:
-    """Return the serving instances whose role may change: those with a part of the work.
-
-    :param loads: their remaining work, by id; a missing one is 0.
-    """
-    return [
-        RoleView(entry.instance_id, role, loads.get(entry.instance_id, 0))
-        for entry in roster
-        for role in OTHER
-        if entry.state == "serving" and entry.role == role
-    ]
 
 
 def _entry(

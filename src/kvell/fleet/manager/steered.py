@@ -1,19 +1,64 @@
-"""The manager's input to decisions: heartbeats of instances, and beats of fronts."""
+"""The manager's input to decisions: reports of instances, and beats of fronts."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
-from kvell.cluster.steering.lending.views import LendingView
-from kvell.cluster.steering.placements import ContextLimits
-from kvell.cluster.steering.relief import MemoryView, MovableView
-from kvell.cluster.steering.steering import Orders, Steered, Steering
-from kvell.engine.protocol.messages import Heartbeat, Ready
+from kvell.cluster.steering.relief import MovableView
+from kvell.cluster.steering.steering import Orders, Steering
+from kvell.engine.protocol.statistics import InstanceReport
 from kvell.fleet.manager.messages import FrontBeat, MoveRequest, RosterEntry
-from kvell.fleet.manager.rosters import role_views
 from kvell.serving.gate import NAME_END
 
 SETTLING_LOOKS = 2
 """Number of looks after which a front reports a move that it was ordered."""
+
+
+@dataclass(frozen=True)
+class SteeredMember:
+    """A serving instance, by its own report and the beats of all fronts.
+
+    While it has sent no heartbeat, its memory counts as neither short nor free.
+
+    :param work: remaining work of its role for all fronts together.
+    :param num_leaving: number of requests that are moving away; ``num_coming``, there.
+    """
+
+    entry: RosterEntry
+    report: InstanceReport
+    work: int = 0
+    num_leaving: int = 0
+    num_coming: int = 0
+
+    @property
+    def instance_id(self) -> str:
+        """Name of the instance."""
+        return self.entry.instance_id
+
+    @property
+    def role(self) -> str:
+        """The current role of the instance."""
+        return self.entry.role
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that hold no pages there."""
+        return self.report.load.waiting if self.report.load else 0
+
+    @property
+    def free_bytes(self) -> int:
+        """Free KV memory."""
+        return self.report.load.free_bytes if self.report.load else 0
+
+    @property
+    def pool_bytes(self) -> int:
+        """Size of the KV pool."""
+        return self.report.load.pool_bytes if self.report.load else 0
+
+    @property
+    def can_take(self) -> bool:
+        """Whether the instance may continue requests of others, or hold memory for them."""
+        return self.report.load is not None and self.role != "prefill"
 
 
 class FleetSteering:
@@ -22,8 +67,6 @@ class FleetSteering:
     def __init__(self, steering: Steering) -> None:
         self._steering = steering
         self._beats: dict[str, FrontBeat] = {}
-        self._said: dict[str, tuple[Heartbeat, int]] = {}
-        """The last heartbeat of each instance, and the number of different ones so far."""
 
     def on_beat(self, front: str, beat: FrontBeat) -> None:
         """Store a front's beat, in place of its last one."""
@@ -32,8 +75,7 @@ class FleetSteering:
     def decide(
         self,
         entries: Sequence[RosterEntry],
-        ready: Mapping[str, Ready],
-        heartbeats: Mapping[str, Heartbeat],
+        reports: Mapping[str, InstanceReport],
         loads: Mapping[str, int],
         living: Iterable[str],
         now_seconds: float,
@@ -41,35 +83,31 @@ class FleetSteering:
     ) -> Orders:
         """Decide on roles and moves of the instances that serve.
 
-        :param ready: the ``Ready`` of each instance.
-        :param heartbeats: the last heartbeat of each instance that has sent one.
-        :param loads: work of all fronts together, as of :func:`.role_views`.
+        :param reports: the latest report of each instance.
+        :param loads: remaining work of instances for all fronts together; a missing one is 0.
         :param living: fronts whose lease is valid; beats of others are dropped.
         """
         self._beats = {front: self._beats[front] for front in living if front in self._beats}
-        self._said = {name: self._said[name] for name in heartbeats if name in self._said}
-        parts = {view.instance_id: view for view in role_views(entries, loads)}
+        instances = self.members(entries, reports, loads)
+        return self._steering.decide(instances, self._movable, now_seconds, epoch)
+
+    def members(
+        self,
+        entries: Iterable[RosterEntry],
+        reports: Mapping[str, InstanceReport],
+        loads: Mapping[str, int],
+    ) -> list[SteeredMember]:
+        """Return the instances that serve, in the order of the entries."""
         leaving: Counter[str] = Counter()
         coming: Counter[str] = Counter()
         for beat in self._beats.values():
             coming.update(beat.coming)
             leaving.update({name: pressed.leaving for name, pressed in beat.pressed.items()})
-        instances = []
-        for entry in entries:
-            name, heartbeat = entry.instance_id, heartbeats.get(entry.instance_id)
-            if entry.state != "serving":
-                continue
-            if heartbeat is None:  # unknown memory: neither short nor with room
-                memory = MemoryView(name, 0, 0, 0)
-            else:
-                memory = MemoryView(
-                    *(name, heartbeat.waiting, heartbeat.free_bytes, heartbeat.pool_bytes),
-                    *(leaving[name], coming[name]),
-                )
-            takes = heartbeat is not None and entry.role != "prefill"
-            lending = self._lending(name, heartbeat, ready.get(name))
-            instances.append(Steered(memory, parts.get(name), takes, lending))
-        return self._steering.decide(instances, self._movable, now_seconds, epoch)
+        return [
+            SteeredMember(entry, reports[name], loads.get(name, 0), leaving[name], coming[name])
+            for entry in entries
+            if entry.state == "serving" and (name := entry.instance_id) in reports
+        ]
 
     def messages(self, orders: Orders) -> list[tuple[str, MoveRequest]]:
         """Return the orders to fronts about the moves of their requests, each with its front."""
@@ -85,18 +123,6 @@ class FleetSteering:
                     order = MoveRequest(orders.epoch, move.request_id, move.target, move.num_blocks)
                     messages.append((name, order))
         return messages
-
-    def _lending(
-        self, name: str, heartbeat: Heartbeat | None, ready: Ready | None
-    ) -> LendingView | None:
-        """Return what an instance has reported of loans; None before its first heartbeat."""
-        if heartbeat is None or ready is None:
-            return None
-        before, count = self._said.get(name, (None, 0))
-        if heartbeat is not before:
-            count += 1
-            self._said[name] = heartbeat, count
-        return LendingView.of(heartbeat, count, ContextLimits.of(ready), ready.token_bytes)
 
     def _movable(self, instance_id: str) -> list[MovableView]:
         """Return the requests of all fronts that could leave an instance, the youngest last.

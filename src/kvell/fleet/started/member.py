@@ -10,11 +10,10 @@ from kvell.engine.protocol.messages import (
     Command,
     Event,
     Heartbeat,
-    Ready,
     ResetPrefixCache,
 )
 from kvell.engine.protocol.pages import LargePage, Pages
-from kvell.engine.protocol.statistics import Stats
+from kvell.engine.protocol.statistics import InstanceFacts, InstanceReport, Stats
 from kvell.errors import InstanceDied, TryLater
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.fleet.instance.supervisor import GIVEN_UP, InstanceState
@@ -32,8 +31,7 @@ class MemberStatus:
     :param pid: of the process; None while there is none.
     :param host: machine that the instance runs on; "" is the front's.
     :param restarts: number of restarts so far.
-    :param ready: its ``Ready``; None before the first.
-    :param beat: its last heartbeat; None before the first.
+    :param report: what it has reported of itself; None before it was ready.
     """
 
     instance_id: str
@@ -41,8 +39,7 @@ class MemberStatus:
     state: InstanceState
     pid: int | None
     restarts: int
-    ready: Ready | None
-    beat: Heartbeat | None
+    report: InstanceReport | None
     host: str = ""
 
     @property
@@ -94,7 +91,7 @@ class MemberCallbacks:
         number is not 0, that many sections of it.
     """
 
-    on_ready: Callable[[str, Ready], None]
+    on_ready: Callable[[str, InstanceFacts], None]
     on_event: Callable[[str, Event], None]
     on_lost: Callable[[str, InstanceDeath], None]
     on_given_up: Callable[[str], None]
@@ -113,8 +110,7 @@ class Member:
     def __init__(self, instance_id: str, role: str, callbacks: MemberCallbacks) -> None:
         self.instance_id, self.role = instance_id, role
         self.incarnation = 0
-        self.ready: Ready | None = None
-        self.beat: Heartbeat | None = None
+        self.report: InstanceReport | None = None
         self._callbacks = callbacks
         self._stats_waiter: asyncio.Future[Stats] | None = None
         self.watch = Watch(self._send)
@@ -139,7 +135,7 @@ class Member:
         supervisor = self.supervisor
         return MemberStatus(
             *(self.instance_id, self.role, supervisor.state, supervisor.pid, supervisor.restarts),
-            *(self.ready, self.beat, supervisor.host),
+            *(self.report, supervisor.host),
         )
 
     async def stats(self, deadline_seconds: float, *, with_audit: bool = False) -> Stats:
@@ -172,10 +168,10 @@ class Member:
     def _send(self, command: Command) -> None:
         self.supervisor.send(command)
 
-    def instance_ready(self, ready: Ready) -> None:
-        """Store and pass on the ``Ready`` of a new incarnation."""
-        self.ready, self.beat = ready, None
-        self._callbacks.on_ready(self.instance_id, ready)
+    def instance_ready(self, facts: InstanceFacts) -> None:
+        """Store and pass on the facts of a new incarnation."""
+        self.report = InstanceReport(facts)
+        self._callbacks.on_ready(self.instance_id, facts)
 
     def instance_said(self, event: Event) -> None:
         """Answer callers with statistics and pages, and pass all other events on."""
@@ -187,13 +183,14 @@ class Member:
         if isinstance(event, Pages | LargePage):
             self.watch.on_answer(event)
             return
-        if isinstance(event, Heartbeat):
-            self.beat = event
+        if isinstance(event, Heartbeat) and self.report is not None:
+            self.report = InstanceReport(self.report.facts, event.load)
         self._callbacks.on_event(self.instance_id, event)
 
     def instance_lost(self, death: InstanceDeath) -> None:
         """Fail the calls that wait for an answer, and pass the loss on."""
-        self.beat = None
+        if self.report is not None:
+            self.report = InstanceReport(self.report.facts)
         if self._stats_waiter is not None:
             self._stats_waiter.set_exception(InstanceDied(death.problem))
             self._stats_waiter.exception()  # read once: perhaps no caller waits any more

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from kvell.cluster.steering.epochs import Leadership
 from kvell.engine.protocol.leading import Introduce
-from kvell.engine.protocol.messages import Ready
+from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import ChangeSomething
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.fleet.instance.instance_process import InstanceProcess, LaunchPlan
@@ -136,8 +136,11 @@ class Members:
             broken = [member for member in of_role if member.supervisor.state == "failed"]
             plans.append((role, count - len(sound), [*broken, *sound[count:]]))
         further = sum(max(0, more) for _, more, _ in plans)
-        ready = [(member.supervisor.pid, member.ready) for member in self.staying if member.ready]
-        promised = [(pid, message.memory.get("contract_bytes", 0)) for pid, message in ready]
+        promised = [
+            (member.supervisor.pid, member.report.facts.memory.get("contract_bytes", 0))
+            for member in self.staying
+            if member.report is not None
+        ]
         self._site.check_room(promised, further)
         for role, more, leaving in plans:
             for member in leaving:
@@ -228,17 +231,18 @@ class Members:
     def _epoch(self) -> int:
         return 0 if self._leadership is None else self._leadership.epoch
 
-    def _ready(self, instance_id: str, ready: Ready) -> None:
+    def _ready(self, instance_id: str, facts: InstanceFacts) -> None:
         """Send the address of the new instance to all others, before it gets a request."""
         self._introduce()
-        self._on_ready(instance_id, ready)
+        self._on_ready(instance_id, facts)
 
     def _introduce(self) -> None:
-        serving = [member for member in self if member.is_serving and member.ready is not None]
-        listening = {
-            member.instance_id: member.ready.pool_address for member in serving if member.ready
+        serving = [member for member in self if member.is_serving]
+        addresses = {
+            member.instance_id: member.report.facts.pool_address
+            for member in serving
+            if member.report is not None and member.report.facts.pool_address
         }
-        addresses = {name: address for name, address in listening.items() if address}
         if addresses:
             for member in serving:
                 member.supervisor.send(Introduce(addresses, self._epoch))

@@ -85,10 +85,10 @@ def build_app(
     :param face: names of the first model, and options for browsers and proxies.
     :param recorder: records the memory map's history; None: an own one, only while the map is open.
     """
-    ready, work = front.ready, TextWork()
-    length = ContextLength(ready.max_model_len, front.reach_tokens, ready.longest_tokens)
+    facts, work = front.facts, TextWork()
+    length = ContextLength(facts.max_model_len, front.reach_tokens, facts.longest_tokens)
     first = _served(model, "", length, work, tool_call_parser, reasoning_parser)
-    limits = [ContextLength(ready.beside[other.name]) for other in beside]
+    limits = [ContextLength(facts.beside[other.name]) for other in beside]
     others = [
         _served(other, other.name, limit, work) for other, limit in zip(beside, limits, strict=True)
     ]
@@ -96,7 +96,7 @@ def build_app(
     models = aliases | {served.text.name: served for served in (first, *others)}
     serving = AppState(front, models, metrics)
     floor_bytes = floor_bytes or process_bytes()
-    work_bytes = most_work_bytes(ready, model, beside)
+    work_bytes = most_work_bytes(facts, model, beside)
     app = _empty_app(face)
     CompletionsApi(serving).install(app)
     ChatApi(serving).install(app)
@@ -112,15 +112,17 @@ def build_app(
     cluster = ClusterApi(front, floor_bytes + work_bytes, os.getpid())
     cluster.install(app)
     access = access or Access()
-    facts = _facts(metrics, cluster, _open_links(access, face))
-    MapApi(front, recorder or HistoryRecorder(front, metrics), facts).install(app)
+    shown = _shown_facts(metrics, cluster, _open_links(access, face))
+    MapApi(front, recorder or HistoryRecorder(front, metrics), shown).install(app)
     http_errors.install(app, metrics.on_rejected, _shown_at(face))
     _install_door(app, metrics, access, max_body_bytes, http)
     install_browsers(app, face)
     return app
 
 
-def _facts(metrics: ServerMetrics, cluster: ClusterApi, links: tuple[str, ...]) -> ServerFacts:
+def _shown_facts(
+    metrics: ServerMetrics, cluster: ClusterApi, links: tuple[str, ...]
+) -> ServerFacts:
     names = tuple(metrics.model_name.split(","))
     return ServerFacts(names, cluster.contract_bytes, links)
 

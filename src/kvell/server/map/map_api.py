@@ -136,10 +136,10 @@ class MapApi:
     def _line(self, entries: Entries, stats: dict[str, Stats]) -> ServerLine:
         """Return the figures of the whole server."""
         history = self._recorder.history
-        readies = [status.ready for status, _ in self._front.instances() if status.ready]
+        reports = [status.report for status, _ in self._front.instances() if status.report]
         return ServerLine(
             self._facts.models,
-            readies[0].dtype if readies else "",
+            reports[0].facts.dtype if reports else "",
             *history.rates(),
             sum(each.running for each in stats.values()),
             len(entries.waiting) + sum(each.waiting for each in stats.values()),

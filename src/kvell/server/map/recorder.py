@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Protocol
 
-from kvell.engine.protocol.messages import Heartbeat
-from kvell.engine.protocol.statistics import Stats
+from kvell.engine.protocol.statistics import LoadStats, Stats
 from kvell.front.front import Front
 from kvell.server.map.figures import bytes_by_use
 from kvell.server.map.history import (
@@ -53,9 +52,9 @@ class HistoryRecorder:
         """Return the loans of every instance, by the debtors' last heartbeats."""
         instances = self._front.instances()
         return loans_of(
-            {status.instance_id: load.placements for status, load in instances},
+            {status.instance_id: line.placements for status, line in instances},
             {
-                status.instance_id: status.ready.section_bytes if status.ready else 0
+                status.instance_id: status.report.facts.section_bytes if status.report else 0
                 for status, _ in instances
             },
         )
@@ -72,23 +71,23 @@ class HistoryRecorder:
         is_fresh = now_seconds - self._stats_seconds <= STALE_SECONDS
         stats = self._stats if is_fresh else {}
         loans = self.loans()
-        beats = {
-            status.instance_id: status.beat
+        loads = {
+            status.instance_id: status.report.load
             for status, _ in self._front.instances()[:MOST_INSTANCES]
-            if status.beat is not None and status.state in UP
+            if status.report is not None and status.report.load is not None and status.state in UP
         }
         entries = self._front.entries()
         row = HistoryRow(
             now_seconds,
             *self._measured.token_totals(),
-            sum(beat.running for beat in beats.values()),
-            len(entries.waiting) + sum(beat.waiting for beat in beats.values()),
+            sum(load.running for load in loads.values()),
+            len(entries.waiting) + sum(load.waiting for load in loads.values()),
             {
-                name: instance_sample(beat, loans[name], stats.get(name))
-                for name, beat in beats.items()
+                name: instance_sample(load, loans[name], stats.get(name))
+                for name, load in loads.items()
             },
         )
-        rungs = {name: stats[name].rungs for name in beats if name in stats}
+        rungs = {name: stats[name].rungs for name in loads if name in stats}
         self.history.add(
             HistorySample(row, *self._measured.take_latencies(), entries.transfers, rungs)
         )
@@ -110,13 +109,13 @@ class HistoryRecorder:
             await asyncio.sleep(SAMPLE_SECONDS)
 
 
-def instance_sample(beat: Heartbeat, loans: InstanceLoans, stats: Stats | None) -> InstanceSample:
-    """Return the memory of an instance by its heartbeat, and by its statistics if there are any."""
+def instance_sample(load: LoadStats, loans: InstanceLoans, stats: Stats | None) -> InstanceSample:
+    """Return the memory of an instance by its load, and by its statistics if there are any."""
     uses = {} if stats is None else bytes_by_use(stats)
     return InstanceSample(
-        beat.pool_bytes,
-        beat.pool_bytes - beat.free_bytes,
-        beat.cached_bytes,
+        load.pool_bytes,
+        load.pool_bytes - load.free_bytes,
+        load.cached_bytes,
         loans.lent,
         loans.borrowed,
         uses.get("activation"),

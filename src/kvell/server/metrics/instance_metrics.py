@@ -12,8 +12,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from kvell.engine.protocol.messages import Ready
-from kvell.engine.protocol.statistics import GroupStats, Stats
+from kvell.engine.protocol.statistics import GroupStats, InstanceReport, Stats
 from kvell.engine.requests.counting import STEP_TOKENS_BUCKETS
 from kvell.server.metrics.memory_page import chunks_by_state, moves_by_kind
 
@@ -46,7 +45,7 @@ class InstanceFigures:
     """
 
     stats: Stats | None = None
-    ready: Ready | None = None
+    report: InstanceReport | None = None
     restarts: int = 0
     process_bytes: int = 0
 
@@ -83,7 +82,7 @@ class _InstanceMetrics:
 
     def __init__(self, model_name: str, instance: str, figures: InstanceFigures) -> None:
         self._key = (model_name, instance)
-        self.stats, self.ready = figures.stats, figures.ready
+        self.stats, self.report = figures.stats, figures.report
         self.restarts, self.process_bytes = figures.restarts, figures.process_bytes
 
     def collect(self) -> Iterator[Metric]:
@@ -91,8 +90,8 @@ class _InstanceMetrics:
         up = float(self.stats is not None)
         yield self._gauge("instance_up", "Whether the instance answered.", up)
         yield self._counter("instance_restarts", "Restarts of the instance.", self.restarts)
-        if self.ready is not None:
-            yield from self._of_contract(self.ready.memory)
+        if self.report is not None:
+            yield from self._of_contract(self.report.facts.memory)
         if self.process_bytes:
             yield self._gauge(MEMORY.removeprefix("kvell:"), MEMORY_TEXT, self.process_bytes)
         if self.stats is None:
@@ -266,9 +265,9 @@ class _InstanceMetrics:
             "large_pages": stats.large_pages,
             "incarnation": stats.incarnation,
         }
-        if self.ready is not None:
-            facts["max_model_len"] = self.ready.max_model_len
-            facts["kv_pool_bytes"] = self.ready.kv_pool_bytes
+        if self.report is not None:
+            facts["max_model_len"] = self.report.facts.max_model_len
+            facts["kv_pool_bytes"] = self.report.facts.kv_pool_bytes
         yield self._info("cache_config_info", "Sizes of the KV pool.", [facts])
         names = ("page_tokens", "page_bytes", "most_pages")
         groups = [

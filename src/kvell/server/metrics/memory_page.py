@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvell.device.process_size import process_bytes, tree_bytes
-from kvell.engine.protocol.messages import Ready
-from kvell.engine.protocol.statistics import GroupStats, Stats
+from kvell.engine.protocol.statistics import GroupStats, InstanceReport, Stats
 from kvell.engine.setup.contract import size
 
 CHUNKS = "_chunks"
@@ -34,7 +33,7 @@ class InstanceMemory:
     :param pid: None without a process on this machine.
     """
 
-    ready: Ready
+    report: InstanceReport
     stats: Stats
     pid: int | None
 
@@ -95,7 +94,7 @@ def memory_page(
         instance is also merged into the top level.
     """
     pages = {name: _instance_page(instance) for name, instance in instances.items()}
-    contracts = [instance.ready.memory for instance in instances.values()]
+    contracts = [instance.report.facts.memory for instance in instances.values()]
     names = {name for contract in contracts for name in contract}
     parts = {name: sum(contract.get(name, 0) for contract in contracts) for name in sorted(names)}
     alone = next(iter(pages.values())) if len(pages) == 1 else {}
@@ -120,7 +119,7 @@ def memory_page(
 def _instance_page(instance: InstanceMemory) -> dict[str, Any]:
     stats = instance.stats
     return {
-        "parts": dict(instance.ready.memory),
+        "parts": dict(instance.report.facts.memory),
         "now_bytes": tree_bytes(instance.pid) if instance.pid else 0,
         "pool": {
             "large_page_bytes": stats.large_page_bytes,

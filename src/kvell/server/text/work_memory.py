@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvell.engine.protocol.messages import Ready
+from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.models.images.picture_files import MEMORY_PER_PIXEL, MOST_PIXELS
 from kvell.models.images.processor import MOST_TENSOR_BYTES
 from kvell.server.text.held_tensors import MOST_HELD_BYTES
@@ -14,14 +14,14 @@ PICTURE_BYTES = MEMORY_PER_PIXEL * MOST_PIXELS + MOST_HELD_BYTES + MOST_TENSOR_B
 """The most memory for decoding one request's pictures and for the tensors of all requests."""
 
 
-def most_work_bytes(ready: Ready, first: TextModel, beside: Sequence[TextModel]) -> int:
+def most_work_bytes(facts: InstanceFacts, first: TextModel, beside: Sequence[TextModel]) -> int:
     """Return the largest working set for texts, pictures and kept log probabilities.
 
-    :param ready: the instance's report on its first model and the other models.
+    :param facts: of an instance, on its first model and the other models.
     """
     models = [
-        (first, ready.longest_tokens),
-        *((model, ready.beside[model.name]) for model in beside),
+        (first, facts.longest_tokens),
+        *((model, facts.beside[model.name]) for model in beside),
     ]
     texts_bytes = max(
         TextBounds(max_model_len, model.most_token_bytes).memory_bytes

@@ -15,16 +15,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
+from msgspec import structs
+
 from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
 from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
-from kvell.cluster.steering.placements import ContextLimits
 from kvell.cluster.steering.roles import RoleChanger, RoleRules
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.index_watch import indexed_groups
 from kvell.engine.lending.sections import section_bytes
-from kvell.engine.protocol.messages import HEARTBEAT_SECONDS, Event
+from kvell.engine.protocol.messages import CREDITS, HEARTBEAT_SECONDS, Event
 from kvell.engine.protocol.notices import IndexNotice
+from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.engine.requests.limits import Limits
 from kvell.fleet.instance.death import Cause, InstanceDeath
 from kvell.front.dispatch import Command
@@ -233,16 +235,8 @@ class VirtualCluster:
         self.network.enter(instance)
         self.on_started(instance)
         is_first = incarnation <= len(self.names)
-        ready = partial(
-            self.front.ready,
-            name,
-            incarnation,
-            free_bytes=self.spec.layout.pool_bytes,
-            token_bytes=_token_bytes(self.spec.layout),
-            joins_others=not is_first,
-            reach=self._reach(name),
-            indexed=indexed_groups(self.spec.layout.groups),
-        )
+        facts = self._facts(name, incarnation)
+        ready = partial(self.front.ready, name, facts, joins_others=not is_first)
         if is_first:  # a front accepts requests once all of these are ready
             ready()
         else:
@@ -292,15 +286,23 @@ class VirtualCluster:
         if not is_last and (self.front.queue.in_flight or self.front.queue.waiting):
             self._beat_later()
 
-    def _reach(self, name: str) -> ContextLimits:
-        """Return the limits of a request's length at an instance, alone and with loans."""
-        spec = self.spec
-        if spec.hosts is None:
-            return ContextLimits(spec.limits.max_model_len)
-        section_tokens = spec.limits.section_tokens
-        block_bytes = section_bytes(spec.layout.groups, section_tokens)
-        most = spec.limits.max_model_len, spec.limits.reach_tokens
-        return ContextLimits(*most, block_bytes, section_tokens, spec.hosts.get(name, ""))
+    def _facts(self, name: str, incarnation: int) -> InstanceFacts:
+        """Return the facts of an incarnation, as an instance process would report them."""
+        layout, limits, hosts = self.spec.layout, self.spec.limits, self.spec.hosts
+        facts = InstanceFacts(
+            *(incarnation, CREDITS, "", limits.max_model_len, layout.pool_bytes),
+            token_bytes=_token_bytes(layout),
+            indexed=indexed_groups(layout.groups),
+            section_tokens=limits.section_tokens,
+        )
+        if hosts is None:
+            return facts
+        return structs.replace(
+            facts,
+            reach_tokens=limits.reach_tokens,
+            section_bytes=section_bytes(layout.groups, limits.section_tokens),
+            host=hosts.get(name, ""),
+        )
 
     def _front_seconds(self, name: str) -> float:
         return self.spec.front_seconds.get(name, 0.0)

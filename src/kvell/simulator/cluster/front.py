@@ -4,16 +4,10 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from kvell.cluster.steering.placements import ContextLimits
-from kvell.engine.protocol.messages import (
-    CREDITS,
-    Event,
-    Finished,
-    Tokens,
-)
-from kvell.engine.protocol.notices import IndexedGroup
+from kvell.engine.protocol.messages import Event, Finished, Tokens
 from kvell.engine.protocol.request_spec import RequestSpec, to_token_bytes
 from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.protocol.statistics import InstanceFacts
 from kvell.errors import ChangeSomething, TryLater
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.front.dispatch import Command, Dispatch
@@ -80,30 +74,12 @@ class VirtualFront:
 
     # ------------------------------------------------------------------ instances
 
-    def ready(
-        self,
-        instance_id: str,
-        incarnation: int,
-        *,
-        free_bytes: int,
-        token_bytes: int,
-        joins_others: bool,
-        reach: ContextLimits,
-        indexed: Sequence[IndexedGroup],
-    ) -> None:
+    def ready(self, instance_id: str, facts: InstanceFacts, *, joins_others: bool) -> None:
         """Open the queue for an incarnation that serves; see :meth:`.RequestQueue.open`."""
-        commands = self._dispatch.ready(
-            instance_id,
-            CREDITS,
-            incarnation,
-            self._loop.now_seconds,
-            free_bytes=free_bytes,
-            token_bytes=token_bytes,
-            joins_others=joins_others,
-            reach=reach,
-            indexed=indexed,
+        now_seconds = self._loop.now_seconds
+        self._tell_all(
+            self._dispatch.ready(instance_id, facts, now_seconds, joins_others=joins_others)
         )
-        self._tell_all(commands)
 
     def on_events(self, instance_id: str, events: Sequence[Event]) -> None:
         """Handle the events of an instance."""

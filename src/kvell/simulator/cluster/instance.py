@@ -28,6 +28,7 @@ from kvell.engine.protocol.messages import (
     HEARTBEAT_SECONDS,
     Cancel,
     Event,
+    Heartbeat,
     Migrate,
     MoveKvCache,
     Submit,
@@ -273,7 +274,7 @@ class VirtualInstance(PageTransport):
         if now_seconds - self._beat_seconds < HEARTBEAT_SECONDS:
             return []
         self._beat_seconds = now_seconds
-        return [self.core.pulse()]
+        return [Heartbeat(self.core.counters.load_stats(self.core.step))]
 
     # ------------------------------------------------------------------------ I/O
 

@@ -5,9 +5,9 @@ from hypothesis import strategies as st
 from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.steering.lending.algorithm import Creditor, Debtor
 from kvell.cluster.steering.lending.model import ThroughputInputs
-from kvell.cluster.steering.placements import ContextLimits
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.vocabulary import RequestId
+from tests.reports import facts
 
 SECTION, BLOCK = 512, 512_000
 """Tokens and bytes of a section."""
@@ -30,9 +30,9 @@ loads = st.builds(
     away_tokens=st.integers(0, 20_000),
     lent_tokens=st.integers(0, 20_000),
 )
-reaches = st.builds(
-    ContextLimits,
-    block_bytes=st.just(BLOCK),
+limits = st.builds(
+    facts,
+    section_bytes=st.just(BLOCK),
     section_tokens=st.just(SECTION),
     host=st.sampled_from(["", "other"]),
 )
@@ -51,7 +51,7 @@ def parties(draw: st.DrawFn) -> tuple[list[Debtor], list[Creditor]]:
     debtors = [
         Debtor(
             f"d{number}",
-            draw(reaches),
+            draw(limits),
             draw(loads),
             entries(f"d{number}", draw(st.lists(st.integers(1, 60), max_size=3))),
             draw(st.integers(0, 50)),
@@ -61,7 +61,7 @@ def parties(draw: st.DrawFn) -> tuple[list[Debtor], list[Creditor]]:
     creditors = [
         Creditor(
             f"c{number}",
-            draw(reaches),
+            draw(limits),
             draw(loads),
             *draw(st.tuples(st.integers(-2, 60), st.integers(1, 60), st.integers(0, 50))),
         )

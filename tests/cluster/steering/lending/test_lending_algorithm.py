@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from kvell.cluster.steering.lending.algorithm import Creditor, Debtor, best_blocks, plan_moves
 from kvell.cluster.steering.lending.model import PerformanceModel, ThroughputInputs
-from kvell.cluster.steering.placements import ContextLimits
 from tests.cluster.steering.lending.loads import (
     ALL_COSTS,
     BLOCK,
@@ -19,8 +18,9 @@ from tests.cluster.steering.lending.loads import (
     loads,
     parties,
 )
+from tests.reports import facts
 
-HERE = ContextLimits(block_bytes=BLOCK, section_tokens=SECTION)
+HERE = facts(section_bytes=BLOCK, section_tokens=SECTION)
 models = st.sampled_from([PerformanceModel(one) for one in ALL_COSTS])
 NONE = np.zeros(1)
 
@@ -76,7 +76,7 @@ def test_what_moves_in_a_period_is_bounded_on_both_sides() -> None:
 def test_nobody_gains_where_nobody_waits_or_is_read_in_place() -> None:
     assert not moves_of(debtor(waiting=0), creditor("c", 30))
     far = creditor("c", 30)
-    far.reach = ContextLimits(block_bytes=BLOCK, section_tokens=SECTION, host="other")
+    far.facts = facts(section_bytes=BLOCK, section_tokens=SECTION, host="other")
     assert not moves_of(debtor(), far)
 
 
@@ -118,8 +118,8 @@ def test_a_plan_keeps_to_all_bounds_and_lets_all_make_more_tokens(
         came[one.target] += one.num_blocks
         went[one.source] += one.num_blocks
         of[one.req_id] += one.num_blocks
-    hosts = {one.instance_id: one.reach.host for one in debtors}
-    hosts |= {one.instance_id: one.reach.host for one in creditors}
+    hosts = {one.instance_id: one.facts.host for one in debtors}
+    hosts |= {one.instance_id: one.facts.host for one in creditors}
     assert all(hosts[one.source] == hosts[one.target] for one in moves)
     for lender in before_creditors:
         assert came[lender.instance_id] <= max(0, min(lender.room, lender.blocks))

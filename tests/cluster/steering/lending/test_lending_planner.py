@@ -6,19 +6,20 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from kvell.cluster.steering.lending.planner import MOVING_PART, RESERVED_ROUNDS, LoanPlanner
-from kvell.cluster.steering.lending.views import LendingView
-from kvell.cluster.steering.placements import ContextLimits, lendable_blocks
-from kvell.cluster.steering.relief import SHORT_PART, MemoryView
-from kvell.cluster.steering.steering import Steered
+from kvell.cluster.steering.placements import lendable_blocks
+from kvell.cluster.steering.relief import SHORT_PART
 from kvell.engine.protocol.placements import RequestPlacementEntry
+from kvell.engine.protocol.statistics import InstanceReport
 from kvell.vocabulary import RequestId
 from tests.cluster.steering.lending.loads import BLOCK, COSTS, SECTION, entries
+from tests.reports import Party, facts, load
 
 POOL = 64
 """Sections of a pool."""
-REACH = ContextLimits(block_bytes=BLOCK, section_tokens=SECTION)
+FACTS = facts(token_bytes=BLOCK // SECTION, section_bytes=BLOCK, section_tokens=SECTION)
 
 
 def placed(request: str, home: str, **away: int) -> tuple[RequestPlacementEntry, ...]:
@@ -34,13 +35,17 @@ def party(
     placements: tuple[RequestPlacementEntry, ...] = (),
     longest: tuple[int, ...] = (),
     takes: bool = True,
-) -> Steered:
-    memory = MemoryView(name, waiting, free * BLOCK, POOL * BLOCK)
-    view = LendingView(
-        *(0, REACH, BLOCK // SECTION, 2, (POOL - free) * SECTION, waiting * SECTION),
-        *(entries(name, list(longest)), placements),
+) -> Party:
+    said = load(
+        *(free * BLOCK, POOL * BLOCK, waiting),
+        running=2,
+        held_tokens=(POOL - free) * SECTION,
+        waiting_tokens=waiting * SECTION,
+        longest=entries(name, list(longest)),
+        placements=placements,
     )
-    return Steered(memory, None, takes, view)
+    report = InstanceReport(FACTS, said)
+    return Party(name, waiting, free * BLOCK, POOL * BLOCK, report=report, can_take=takes)
 
 
 class Rounds:
@@ -48,15 +53,16 @@ class Rounds:
 
     def __init__(self, settling: int = 0) -> None:
         self.planner = LoanPlanner(COSTS, 1.0, settling)
-        self._beat = 0
+        self._said: dict[str, InstanceReport] = {}
 
-    def moves(self, *instances: Steered, silent: str = "") -> list[tuple[str, str, str, int]]:
-        self._beat += 1
-        heard = []
+    def moves(self, *instances: Party, silent: str = "") -> list[tuple[str, str, str, int]]:
+        """The moves once all have beaten again, but a silent one."""
         for one in instances:
-            assert one.lending is not None
-            beat = self._beat - (one.memory.instance_id == silent)
-            heard.append(replace(one, lending=replace(one.lending, beat=beat)))
+            if one.instance_id != silent:
+                assert one.report.load is not None
+                said = structs.replace(one.report.load)  # an equal one, and another
+                self._said[one.instance_id] = InstanceReport(FACTS, said)
+        heard = [replace(one, report=self._said[one.instance_id]) for one in instances]
         moves = self.planner.plan(heard)
         return [(one.req_id, one.source, one.target, one.num_blocks) for one in moves]
 
@@ -77,7 +83,7 @@ def test_nothing_is_planned_before_all_have_beaten_again() -> None:
 
 
 def test_one_that_has_said_nothing_yet_holds_up_the_plan() -> None:
-    new = Steered(MemoryView("new", 0, 0, 0))
+    new = Party("new", 0, 0, 0, report=InstanceReport(FACTS))
     assert LoanPlanner(COSTS, 1.0).plan([DEBTOR, CREDITOR, new]) == []
 
 
@@ -124,11 +130,11 @@ def test_nobody_borrows_and_lends() -> None:
         party("c", 50, waiting=1),
         party("c", 15),
         party("c", 50, takes=False),
-        replace(CREDITOR, memory=replace(CREDITOR.memory, coming=1)),
+        replace(CREDITOR, num_coming=1),
     ],
     ids=["others wait there", "above the threshold", "it takes nothing", "one comes"],
 )
-def test_who_needs_its_memory_lends_none(lender: Steered) -> None:
+def test_who_needs_its_memory_lends_none(lender: Party) -> None:
     assert Rounds().moves(DEBTOR, lender) == []
 
 
@@ -169,7 +175,7 @@ def test_whatever_is_told_nobody_is_both_and_nobody_lends_what_it_lacks(
             party(f"i{n}", free, waiting, _told(away, f"i{n}"), tuple(longest), takes)
             for n, (free, waiting, longest, takes) in enumerate(views)
         ]
-        free_blocks = {one.memory.instance_id: one.memory.free_bytes // BLOCK for one in instances}
+        free_blocks = {one.instance_id: one.free_bytes // BLOCK for one in instances}
         moves = rounds.moves(*instances)
         lent: Counter[str] = Counter()
         for counts in away.values():

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from kvell.cluster.steering.lending.model import PerformanceModel, ThroughputInputs
-from kvell.cluster.steering.placements import ContextLimits
+from kvell.cluster.steering.placements import LoanFacts
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.vocabulary import RequestId
 
@@ -30,7 +30,7 @@ class Debtor:
     """
 
     instance_id: str
-    reach: ContextLimits
+    facts: LoanFacts
     load: ThroughputInputs
     longest: Sequence[RequestPlacementEntry]
     blocks: int
@@ -48,7 +48,7 @@ class Creditor:
     """
 
     instance_id: str
-    reach: ContextLimits
+    facts: LoanFacts
     load: ThroughputInputs
     room: int
     spared: int
@@ -83,15 +83,15 @@ def plan_moves(
     """
     places: Places = {}
     for creditor in creditors:
-        if min(creditor.room, creditor.blocks) > 0 and creditor.reach.block_bytes:
-            place = (creditor.reach.host, creditor.reach.block_bytes)
+        if min(creditor.room, creditor.blocks) > 0 and creditor.facts.section_bytes:
+            place = (creditor.facts.host, creditor.facts.section_bytes)
             places.setdefault(place, []).append((*creditor.rank, creditor))
     for heap in places.values():
         heapq.heapify(heap)
     small = [debtor for debtor in debtors if debtor.load.batch <= model.small_batch]
     moves: list[SectionMove] = []
     for debtor in sorted(small, key=lambda debtor: (debtor.load.batch, debtor.instance_id)):
-        heap = places.get((debtor.reach.host, debtor.reach.block_bytes), [])
+        heap = places.get((debtor.facts.host, debtor.facts.section_bytes), [])
         moves += _borrowed(debtor, heap, model)
     return moves
 
@@ -103,8 +103,8 @@ def best_blocks(debtor: Debtor, creditor: Creditor, most: int, model: Performanc
     than the rest of its step takes.
     """
     blocks = np.arange(most + 1, dtype=np.float64)
-    tokens = blocks * debtor.reach.section_tokens
-    size_bytes = blocks * debtor.reach.block_bytes
+    tokens = blocks * debtor.facts.section_tokens
+    size_bytes = blocks * debtor.facts.section_bytes
     together = model.together(debtor.load, creditor.load, tokens, size_bytes)
     if together[0] < 0:  # existing loans already take longer to read than the rest of the step
         return 0
@@ -136,7 +136,7 @@ def _borrowed(
 
 
 def _note(debtor: Debtor, creditor: Creditor, count: int) -> None:
-    tokens, size_bytes = count * debtor.reach.section_tokens, count * debtor.reach.block_bytes
+    tokens, size_bytes = count * debtor.facts.section_tokens, count * debtor.facts.section_bytes
     borrows, lends = debtor.load, creditor.load
     debtor.load = replace(
         borrows,

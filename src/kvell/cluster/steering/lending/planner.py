@@ -20,9 +20,9 @@ from typing import Protocol
 from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.steering.lending.algorithm import Creditor, Debtor, SectionMove, plan_moves
 from kvell.cluster.steering.lending.model import PerformanceModel, ThroughputInputs
-from kvell.cluster.steering.lending.views import LendingView
 from kvell.cluster.steering.placements import lendable_blocks
-from kvell.cluster.steering.relief import ROOM_PART, SHORT_PART, MemoryView
+from kvell.cluster.steering.relief import ROOM_PART, SHORT_PART, MemoryPressure, is_short
+from kvell.engine.protocol.statistics import InstanceFacts, InstanceReport, LoadStats
 from kvell.vocabulary import RequestId
 
 RESERVED_ROUNDS = 2
@@ -34,28 +34,28 @@ Away = Counter[tuple[RequestId, str]]
 """Sections of each request at each creditor."""
 
 
-class Party(Protocol):
-    """An instance that serves; the protocol of :class:`.Steered`."""
+class LoanParty(MemoryPressure, Protocol):
+    """An instance that serves, and may lend or borrow."""
 
     @property
-    def memory(self) -> MemoryView:
-        """The instance's memory."""
+    def report(self) -> InstanceReport:
+        """The latest report of the instance; its ``load`` is None before the first heartbeat."""
         ...
 
     @property
-    def lending(self) -> LendingView | None:
-        """The loans by its last heartbeat; None before the first."""
+    def role(self) -> str:
+        """The current role of the instance."""
         ...
 
     @property
-    def takes(self) -> bool:
-        """Whether the instance may hold memory for others."""
+    def can_take(self) -> bool:
+        """Whether the instance may continue requests of others, or hold memory for them."""
         ...
 
-    @property
-    def gives(self) -> bool:
-        """Whether the instance is short of memory."""
-        ...
+
+def should_give(instance: LoanParty) -> bool:
+    """Return whether requests should leave an instance; they leave prefill ones by themselves."""
+    return instance.role != "prefill" and is_short(instance) and not instance.num_leaving
 
 
 @dataclass
@@ -83,7 +83,7 @@ class LoanPlanner:
         self._model = PerformanceModel(costs)
         self._period_tokens = period_seconds / MOVING_PART / costs.fetch_token_seconds
         self._rounds_reserved = RESERVED_ROUNDS + settling_rounds
-        self._beats: dict[str, int] = {}
+        self._loads: Mapping[str, LoadStats] = {}
         self._round = 0
         self._reserved: list[Reservation] = []
 
@@ -92,23 +92,23 @@ class LoanPlanner:
         """Instances of moves that heartbeats do not show yet."""
         return {name for loan in self._reserved for name in (loan.move.source, loan.move.target)}
 
-    def plan(self, instances: Sequence[Party], busy: Collection[str] = ()) -> list[SectionMove]:
+    def plan(self, instances: Sequence[LoanParty], busy: Collection[str] = ()) -> list[SectionMove]:
         """Return the moves to make now; none until all have sent heartbeats since the last plan.
 
         :param instances: all that serve.
         :param busy: instances in moves of other kinds.
         """
-        views = {
-            party.memory.instance_id: party.lending
+        loads = {
+            party.instance_id: party.report.load
             for party in instances
-            if party.lending is not None
+            if party.report.load is not None
         }
-        if len(views) < len(instances) or not self._is_new(views):
+        if len(loads) < len(instances) or not self._is_new(loads):
             return []
-        away, borrows = _placed(views.values())
+        away, borrows = _placed(loads.values())
         self._round += 1
         self._settle(away)
-        if not any(party.gives for party in instances):
+        if not any(map(should_give, instances)):
             return []
         coming, held_up = self._coming(away)
         lent: Counter[str] = Counter()
@@ -118,14 +118,14 @@ class LoanPlanner:
         debtors: list[Debtor] = []
         creditors: list[Creditor] = []
         for party in instances:
-            name, view = party.memory.instance_id, party.lending
-            if view is None or name in busy or not view.reach.block_bytes:
+            name, load = party.instance_id, loads[party.instance_id]
+            if name in busy or not party.report.facts.section_bytes:
                 continue
-            is_free = name not in held_up and not lent[name]
-            if party.gives and is_free and view.longest:
-                debtors.append(self._debtor(party.memory, view, borrows[name]))
-            elif party.takes and name not in borrows and not _wants(party.memory):
-                creditor = self._creditor(party.memory, view, lent[name], coming[name])
+            gives = should_give(party)
+            if gives and name not in held_up and not lent[name] and load.longest:
+                debtors.append(self._debtor(party, load, borrows[name]))
+            elif party.can_take and name not in borrows and not _wants(party):
+                creditor = self._creditor(party, load, lent[name], coming[name])
                 if creditor.spared > 0:
                     creditors.append(creditor)
         moves = plan_moves(debtors, creditors, self._model)
@@ -135,11 +135,11 @@ class LoanPlanner:
             self._reserved.append(Reservation(move, blocks, until))
         return moves
 
-    def _is_new(self, views: Mapping[str, LendingView]) -> bool:
+    def _is_new(self, loads: Mapping[str, LoadStats]) -> bool:
         """Return whether all have sent heartbeats since the last round, which begins a new one."""
-        if any(self._beats.get(name) == view.beat for name, view in views.items()):
+        if any(self._loads.get(name) is load for name, load in loads.items()):
             return False
-        self._beats = {name: view.beat for name, view in views.items()}
+        self._loads = dict(loads)
         return True
 
     def _settle(self, away: Away) -> None:
@@ -158,63 +158,66 @@ class LoanPlanner:
             coming[loan.move.target] += min(loan.move.num_blocks, loan.blocks - there)
         return coming, {loan.move.source for loan in self._reserved}
 
-    def _debtor(self, memory: MemoryView, view: LendingView, away_blocks: int) -> Debtor:
-        needed_bytes = memory.pool_bytes // SHORT_PART
-        load = _load(memory, view, memory.free_bytes - needed_bytes, away_blocks=away_blocks)
-        return Debtor(memory.instance_id, view.reach, load, view.longest, self._blocks(view))
+    def _debtor(self, party: LoanParty, load: LoadStats, away_blocks: int) -> Debtor:
+        spare_bytes = party.free_bytes - party.pool_bytes // SHORT_PART
+        inputs = _inputs(party, load, spare_bytes, away_blocks=away_blocks)
+        facts = party.report.facts
+        return Debtor(party.instance_id, facts, inputs, load.longest, self._blocks(facts))
 
-    def _creditor(self, memory: MemoryView, view: LendingView, lent: int, coming: int) -> Creditor:
+    def _creditor(self, party: LoanParty, load: LoadStats, lent: int, coming: int) -> Creditor:
         """Return a creditor with the memory that is left after existing and planned loans."""
-        size_bytes = view.reach.block_bytes
-        free_bytes = memory.free_bytes - coming * size_bytes
-        above_bytes = free_bytes - memory.pool_bytes // ROOM_PART
-        room = (free_bytes - memory.pool_bytes // SHORT_PART) // size_bytes
-        room = min(room, lendable_blocks(memory.pool_bytes, size_bytes) - lent)
+        facts, pool_bytes = party.report.facts, party.pool_bytes
+        size_bytes = facts.section_bytes
+        free_bytes = party.free_bytes - coming * size_bytes
+        above_bytes = free_bytes - pool_bytes // ROOM_PART
+        room = (free_bytes - pool_bytes // SHORT_PART) // size_bytes
+        room = min(room, lendable_blocks(pool_bytes, size_bytes) - lent)
         return Creditor(
-            *(memory.instance_id, view.reach, _load(memory, view, above_bytes, lent - coming)),
-            *(room, above_bytes // size_bytes, self._blocks(view)),
+            *(party.instance_id, facts, _inputs(party, load, above_bytes, lent - coming)),
+            *(room, above_bytes // size_bytes, self._blocks(facts)),
         )
 
-    def _blocks(self, view: LendingView) -> int:
+    def _blocks(self, facts: InstanceFacts) -> int:
         """Return the sections that an instance can copy within a period, at least one."""
-        return max(1, int(self._period_tokens / view.reach.section_tokens))
+        return max(1, int(self._period_tokens / facts.section_tokens))
 
 
-def _placed(views: Collection[LendingView]) -> tuple[Away, Counter[str]]:
+def _placed(loads: Collection[LoadStats]) -> tuple[Away, Counter[str]]:
     """Return the request placement map: sections by creditor, and the total of each debtor."""
     away: Away = Counter()
     borrows: Counter[str] = Counter()
-    for view in views:
-        homes = {entry.req_id: entry.inst_id for entry in view.placements if entry.local}
-        for entry in view.placements:
+    for load in loads:
+        homes = {entry.req_id: entry.inst_id for entry in load.placements if entry.local}
+        for entry in load.placements:
             if not entry.local:
                 away[entry.req_id, entry.inst_id] += entry.num_blocks
                 borrows[homes.get(entry.req_id, "")] += entry.num_blocks
     return away, borrows
 
 
-def _wants(memory: MemoryView) -> bool:
+def _wants(memory: MemoryPressure) -> bool:
     """Return whether an instance needs its memory for requests that it has or expects."""
-    return bool(memory.waiting or memory.coming)
+    return bool(memory.waiting or memory.num_coming)
 
 
-def _load(
-    memory: MemoryView,
-    view: LendingView,
+def _inputs(
+    party: LoanParty,
+    load: LoadStats,
     spare_bytes: int,
     lent_blocks: int = 0,
     away_blocks: int = 0,
 ) -> ThroughputInputs:
-    own_bytes = memory.pool_bytes - memory.free_bytes - lent_blocks * view.reach.block_bytes
-    waiting_tokens = view.waiting_tokens / max(1, memory.waiting)
+    facts, waiting = party.report.facts, party.waiting
+    own_bytes = party.pool_bytes - party.free_bytes - lent_blocks * facts.section_bytes
+    waiting_tokens = load.waiting_tokens / max(1, waiting)
     return ThroughputInputs(
-        view.batch,
-        view.held_tokens,
-        max(0, own_bytes) / max(1, view.batch),
-        memory.waiting,
+        load.running,
+        load.held_tokens,
+        max(0, own_bytes) / max(1, load.running),
+        waiting,
         waiting_tokens,
-        waiting_tokens * view.token_bytes,
+        waiting_tokens * facts.token_bytes,
         spare_bytes,
-        away_blocks * view.reach.section_tokens,
-        lent_blocks * view.reach.section_tokens,
+        away_blocks * facts.section_tokens,
+        lent_blocks * facts.section_tokens,
     )

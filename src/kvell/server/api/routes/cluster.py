@@ -57,7 +57,7 @@ class ClusterApi:
     def contract_bytes(self) -> int:
         """Return the most memory of all processes, by their contracts."""
         instances = self._front.instances()
-        promised = [status.ready.memory for status, _ in instances if status.ready]
+        promised = [status.report.facts.memory for status, _ in instances if status.report]
         is_one_host = not any(status.host for status, _ in instances)
         return contract_of_all(promised, shares_weights=is_one_host) + self._floor_bytes
 
@@ -100,7 +100,8 @@ def sections_of(placements: Mapping[str, Placement]) -> dict[str, dict[str, int]
 
 
 def _instance(status: MemberStatus, line: InstanceLoad) -> dict[str, Any]:
-    beat, ready = status.beat, status.ready
+    report = status.report
+    load = None if report is None else report.load
     return {
         "id": status.instance_id,
         "pid": status.pid,
@@ -111,12 +112,12 @@ def _instance(status: MemberStatus, line: InstanceLoad) -> dict[str, Any]:
         "incarnation": line.incarnation,
         "restarts": status.restarts,
         "in_flight": len(line.in_flight),
-        "outstanding_prompt_tokens": line.outstanding_prompt_tokens,
+        "outstanding_prompt_tokens": line.own_prompt_tokens,
         "outstanding_output_tokens": line.outstanding_output_tokens,
         "pages": {
-            "large_pages": beat.large_pages if beat else 0,
-            "empty_large_pages": beat.empty_large_pages if beat else 0,
-            "free_bytes": beat.free_bytes if beat else 0,
+            "large_pages": load.large_pages if load else 0,
+            "empty_large_pages": load.empty_large_pages if load else 0,
+            "free_bytes": load.free_bytes if load else 0,
         },
-        "contract_bytes": ready.memory.get("contract_bytes", 0) if ready else 0,
+        "contract_bytes": report.facts.memory.get("contract_bytes", 0) if report else 0,
     }

@@ -84,7 +84,7 @@ class OperatorApi:
         figures.front_waiting, figures.front_bytes = self.front.waiting, front_bytes
         figures.instances = {
             member.instance_id: InstanceFigures(
-                stats.get(member.instance_id), member.ready, member.restarts, size_bytes
+                stats.get(member.instance_id), member.report, member.restarts, size_bytes
             )
             for member, size_bytes in zip(members, sizes, strict=True)
         }
@@ -98,10 +98,10 @@ class OperatorApi:
         stats = await self._stats()
         instances = {
             member.instance_id: InstanceMemory(
-                member.ready, stats[member.instance_id], member.pid_here
+                member.report, stats[member.instance_id], member.pid_here
             )
             for member, _ in self.front.instances()
-            if member.ready is not None and member.instance_id in stats
+            if member.report is not None and member.instance_id in stats
         }
         if not instances:
             return self._nobody()

@@ -1,12 +1,11 @@
-"""Counters and gauges of an engine core: its heartbeat and its statistics."""
+"""Counters and gauges of an engine core, for its reports."""
 
 from collections.abc import Mapping, Sequence
 
 from kvell.engine.core.miss_watch import MissWatch
 from kvell.engine.moving.pool_part import PoolPart
 from kvell.engine.planning.scheduler import Scheduler
-from kvell.engine.protocol.messages import Heartbeat
-from kvell.engine.protocol.statistics import GroupStats, Stats
+from kvell.engine.protocol.statistics import GroupStats, LoadStats, Stats
 from kvell.engine.requests.counting import DraftTokens, StepSizes, TeamCounts
 from kvell.engine.requests.plan import StepPlan
 from kvell.engine.requests.request import Request
@@ -14,7 +13,7 @@ from kvell.memory import Layout, MemoryCore, PoolTotals
 from kvell.vocabulary import FinishReason, RequestId, StepNumber
 
 
-class Figures:
+class EngineStats:
     """The counters and gauges of one engine core.
 
     :param misses: over the same memory core; None: reasons of prefix misses are not recorded.
@@ -70,15 +69,17 @@ class Figures:
         parking = self._scheduler.parking
         return len(self._scheduler.waiting) + (len(parking.parked) if parking else 0)
 
-    def heartbeat(self, step: StepNumber) -> Heartbeat:
-        """Return a heartbeat; it costs as much as counting the pool."""
+    def load_stats(self, step: StepNumber, *, outside: int = 0) -> LoadStats:
+        """Return the load now; it counts the pool, so it is too slow for every step.
+
+        :param outside: number of requests that wait before they enter the core.
+        """
         totals, layout = self._memory.totals(), self._memory.layout
         running = self._scheduler.running
-        return Heartbeat(
-            incarnation=self._incarnation,
+        return LoadStats(
             step=step,
             running=len(running),
-            waiting=self.num_waiting,
+            waiting=self.num_waiting + outside,
             large_pages=layout.num_large_pages,
             empty_large_pages=totals.empty_large,
             free_bytes=layout.pool_bytes - _bytes(totals.used_pages, layout),
