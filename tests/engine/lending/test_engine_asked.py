@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from kvell.engine.lending.borrower import MOST_LATE_STEPS
+from kvell.engine.lending.distributed_request import MOST_LATE_STEPS
 from kvell.engine.lending.sections import repeats
 from tests.engine.lending.test_engine_borrowed import (
     NAME,

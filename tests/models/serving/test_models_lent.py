@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from kvell.engine.engine import Engine
-from kvell.engine.lending.borrower import Borrower
+from kvell.engine.lending.distributed_request import DistributedRequest
 from kvell.engine.moving.handovers import Handovers
 from kvell.engine.protocol.logprobs import TokenLogprobs
 from kvell.engine.protocol.messages import Event, MoveKvCache, Submit, Tokens
@@ -96,7 +96,7 @@ class Lending(Pair):
         """Whether so many sections of a request of the first engine are away."""
         return lambda: self.away(name) == sections
 
-    def borrower(self, name: str) -> Borrower | None:
+    def borrower(self, name: str) -> DistributedRequest | None:
         """What the first engine knows of a request's sections."""
         handovers = self.engines[0].core.pool
         assert isinstance(handovers, Handovers)

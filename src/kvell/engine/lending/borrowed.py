@@ -28,7 +28,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvell.engine.lending.borrower import Borrower
+from kvell.engine.lending.distributed_request import DistributedRequest
 from kvell.engine.lending.joining import JoiningRequests
 from kvell.engine.lending.placement import Placement
 from kvell.engine.lending.recalls import Recalls
@@ -62,7 +62,7 @@ class Borrowed:
         self._core, self._scheduler, self._agent = agent.core, scheduler, agent
         self.sections = SectionLoans(agent, scheduler.limits.section_tokens)
         self._returned = self._lost = 0
-        self._borrowers: dict[RequestId, Borrower] = {}
+        self._borrowers: dict[RequestId, DistributedRequest] = {}
         self._placements: dict[RequestId, Placement] = {}
         self._recalls = Recalls(agent, self.sections, self._placements)
         self._joins = JoiningRequests(self.sections, scheduler.cached_prompt_tokens)
@@ -91,7 +91,7 @@ class Borrowed:
     def sections_asked(self, request: Request) -> int | None:
         """Return the number of remote sections, also on their way; None for a placed request."""
         borrower = self._borrowers.get(request.request_id)
-        count = 0 if borrower is None else len(borrower.loans)
+        count = 0 if borrower is None else len(borrower.sections)
         return None if request.request_id in self._placements else count
 
     def tally(self) -> dict[str, int]:
@@ -168,7 +168,7 @@ class Borrowed:
         for placement in list(self._placements.values()):
             request = placement.request
             borrower = self._borrowers.get(request.request_id)
-            is_asking = borrower is not None and len(borrower.loans) > borrower.filled
+            is_asking = borrower is not None and len(borrower.sections) > borrower.filled
             steps = self.sections.step_ticks
             if placement.tick(self._agent.now, is_asking=is_asking, step_ticks=steps):
                 self._given_up.append(request)
@@ -179,10 +179,10 @@ class Borrowed:
                 actions += self._keep(borrower)
                 continue
             actions += self.sections.give_back(borrower.take_ends(self._done))
-            actions += self._recalls.ask_others(borrower) if borrower.wanted_back else []
+            actions += self._recalls.ask_others(borrower)
             actions += self._ask_on(borrower)
             is_over = not (borrower.creditors or borrower.returning or borrower.ends)
-            if is_over and not borrower.loans:
+            if is_over and not borrower.sections:
                 del self._borrowers[borrower.request.request_id]
         return actions
 
@@ -193,9 +193,9 @@ class Borrowed:
             return []
         if borrower.request in self._joins:
             return self._joins.take_in(borrower, news)
-        if news.loan not in borrower.loans:
+        index = borrower.index_of(news.loan)
+        if index is None:
             return self._recalls.take_in(borrower, news) if borrower.has_pages else []
-        index = borrower.loans.index(news.loan)
         if not borrower.has_pages:
             return self._keep(borrower, index)
         placement = self._placements.get(borrower.request.request_id)
@@ -213,7 +213,7 @@ class Borrowed:
         # No step reads it yet.  Later sections stay here too, so that the local rest is one run.
         borrower.creditors.clear()
         if placement is not None:
-            placement.refuses(borrower.creditor_of[news.loan])
+            placement.refuses(borrower.sections[index].creditor)
         cut = self.sections.cut(borrower, index)
         return self.sections.give_back(cut) + self._ask_on(borrower)
 
@@ -237,7 +237,7 @@ class Borrowed:
                 if not len(sources):
                     self._come_home(borrower, borrower.recalled)
                 continue
-            sections = self._replace(borrower) if borrower.replaced else []
+            sections = self._replace(borrower)
             if borrower.filled > borrower.away and borrower.recalled is None:
                 sections += range(borrower.away, borrower.filled)
                 self._send_away(borrower, borrower.filled)
@@ -308,45 +308,46 @@ class Borrowed:
 
     # ------------------------------------------------------------------ one request
 
-    def _borrower(self, request: Request) -> Borrower:
+    def _borrower(self, request: Request) -> DistributedRequest:
         """Return the borrower of a running request; create it if there is none."""
         if request.request_id not in self._borrowers:
-            self._borrowers[request.request_id] = Borrower(request, request.handle)
+            self._borrowers[request.request_id] = DistributedRequest(request, request.handle)
         return self._borrowers[request.request_id]
 
-    def _ask_on(self, borrower: Borrower) -> list[Action]:
+    def _ask_on(self, borrower: DistributedRequest) -> list[Action]:
         """Request loans for the next sections that are computed."""
         actions: list[Action] = []
         while borrower.next_is_computed(self.section_tokens):
             creditor = self._next_creditor(borrower)
             if not creditor:
                 break
-            loan, loan_actions = self.sections.ask(borrower, creditor)
-            borrower.loans.append(loan)
+            section, loan_actions = self.sections.ask(borrower, creditor)
+            borrower.sections.append(section)
             actions += loan_actions
         return actions
 
-    def _next_creditor(self, borrower: Borrower) -> str:
+    def _next_creditor(self, borrower: DistributedRequest) -> str:
         """Return the creditor for the next section; "" if there is none."""
         placement = self._placements.get(borrower.request.request_id)
         if placement is None:
             return borrower.creditors.popleft() if borrower.creditors else ""
-        at, last = len(borrower.loans), len(placement.planned)
+        at, last = len(borrower.sections), len(placement.planned)
         return placement.creditor(at, self._agent.now) if at < last else ""
 
-    def _replace(self, borrower: Borrower) -> list[int]:
+    def _replace(self, borrower: DistributedRequest) -> list[int]:
         """Switch replaced sections to their new creditors; return these sections."""
         sections, over = self._recalls.replace(borrower)
-        borrower.end_with(self._planned, over)
+        if over:
+            borrower.end_with(self._planned, over)
         return sections
 
-    def _send_away(self, borrower: Borrower, sections: int) -> None:
+    def _send_away(self, borrower: DistributedRequest, sections: int) -> None:
         """Make exactly the first ``sections`` sections remote."""
         borrower.away = sections
         borrower.request.away_tokens = sections * self.section_tokens
         self._core.send_away(borrower.handle, borrower.request.away_tokens)
 
-    def _come_home(self, borrower: Borrower, first: int) -> None:
+    def _come_home(self, borrower: DistributedRequest, first: int) -> None:
         """Make sections from ``first`` on local; they are copied once they have pages."""
         self._returned += borrower.away - first
         for index in range(first, borrower.away):
@@ -356,7 +357,7 @@ class Borrowed:
         borrower.creditors.clear()
         self._send_away(borrower, first)
 
-    def _lose(self, borrower: Borrower, index: int) -> list[Action]:
+    def _lose(self, borrower: DistributedRequest, index: int) -> list[Action]:
         """Handle the loss of a section: the request recomputes it and all later ones."""
         request = borrower.request
         self._lost += borrower.away - index
@@ -366,7 +367,7 @@ class Borrowed:
             self._scheduler.start_again(request)
         return self._keep(borrower, index)
 
-    def _keep(self, borrower: Borrower, limit: int | None = None) -> list[Action]:
+    def _keep(self, borrower: DistributedRequest, limit: int | None = None) -> list[Action]:
         """Keep the first remote sections of a request that has given its pages back.
 
         The request may run again by now; if it cannot continue after these sections, all loans end.
@@ -375,7 +376,7 @@ class Borrowed:
         """
         request = borrower.request
         limit = borrower.away if limit is None else min(limit, borrower.away)
-        sections = min([limit, *borrower.wanted_back])
+        sections = min([limit, *borrower.moving])
         if not resumes(request.model, self._core.layout.groups) or request.finish_reason:
             sections = 0
         is_in = request.state is RequestState.RUNNING
@@ -389,7 +390,7 @@ class Borrowed:
         borrower.handle = request.handle if is_in else borrower.handle
         return self.sections.give_back(loans)
 
-    def _forget(self, borrower: Borrower) -> list[Action]:
+    def _forget(self, borrower: DistributedRequest) -> list[Action]:
         borrower.request.kept_tokens = 0
         del self._borrowers[borrower.request.request_id]
         return self.sections.give_back([*self.sections.cut(borrower, 0), *borrower.ends])

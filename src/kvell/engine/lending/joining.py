@@ -15,7 +15,7 @@ Source: DESIGN.md §15.9; loans of :mod:`kvell.mempool.loans` with ``Borrow.shar
 
 from collections.abc import Callable, Iterable
 
-from kvell.engine.lending.borrower import Borrower
+from kvell.engine.lending.distributed_request import DistributedRequest
 from kvell.engine.lending.section_loans import SectionLoans
 from kvell.engine.requests.request import Request
 from kvell.memory import common_prefix
@@ -39,8 +39,8 @@ class JoiningRequests:
 
     def __init__(self, sections: SectionLoans, cached: Callable[[Request], int]) -> None:
         self._sections, self._cached = sections, cached
-        self._joining: dict[RequestId, Borrower] = {}
-        self._answered: list[Borrower] = []
+        self._joining: dict[RequestId, DistributedRequest] = {}
+        self._answered: list[DistributedRequest] = []
         self.shared = 0
 
     def __contains__(self, request: Request) -> bool:
@@ -50,7 +50,7 @@ class JoiningRequests:
     def __len__(self) -> int:
         return len(self._joining)
 
-    def begin(self, request: Request, others: Iterable[Borrower]) -> list[Action]:
+    def begin(self, request: Request, others: Iterable[DistributedRequest]) -> list[Action]:
         """Share the loans of the borrower with most of a new request's text.
 
         :param others: the borrowers of this instance.
@@ -63,24 +63,25 @@ class JoiningRequests:
                 best_count, best = count, other
         if best is None or best_count * self._sections.section_tokens <= self._cached(request):
             return []
-        borrower = Borrower(request, NEVER_HELD, by_queries=best.by_queries)
+        borrower = DistributedRequest(request, NEVER_HELD, by_queries=best.by_queries)
         self._joining[request.request_id] = borrower
         actions: list[Action] = []
-        for loan in best.loans[:best_count]:
-            shared, loan_actions = self._sections.share(borrower, loan, JOIN_TICKS)
-            borrower.loans.append(shared)
+        for section in best.sections[:best_count]:
+            shared, loan_actions = self._sections.share(borrower, section, JOIN_TICKS)
+            borrower.sections.append(shared)
             actions += loan_actions
         return actions
 
-    def take_in(self, borrower: Borrower, news: LoanNews) -> list[Action]:
+    def take_in(self, borrower: DistributedRequest, news: LoanNews) -> list[Action]:
         """Process an event of a loan; after the last, :meth:`take_answered` has the borrower."""
         actions: list[Action] = []
         if isinstance(news, LoanFilled):
             self._sections.note_filled(borrower)
         else:
-            cut = self._sections.cut(borrower, borrower.loans.index(news.loan))
-            actions = self._sections.give_back(cut)
-        if borrower.filled == len(borrower.loans):
+            index = borrower.index_of(news.loan)
+            assert index is not None, "its loans have no successors yet"
+            actions = self._sections.give_back(self._sections.cut(borrower, index))
+        if borrower.filled == len(borrower.sections):
             del self._joining[borrower.request.request_id]
             borrower.away = borrower.filled
             borrower.request.kept_tokens = borrower.away * self._sections.section_tokens
@@ -88,7 +89,7 @@ class JoiningRequests:
             self._answered.append(borrower)
         return actions
 
-    def take_answered(self) -> list[Borrower]:
+    def take_answered(self) -> list[DistributedRequest]:
         """Return the borrowers whose join attempt has ended, with or without shared loans."""
         answered, self._answered = self._answered, []
         return answered
@@ -110,7 +111,7 @@ class JoiningRequests:
             for problem in (*borrower.audit(tokens), *self._sections.audit(borrower))
         ]
 
-    def _common(self, request: Request, other: Borrower) -> int:
+    def _common(self, request: Request, other: DistributedRequest) -> int:
         """Return the number of common sections whose loans are valid and not recalled."""
         of, tokens = other.request, self._sections.section_tokens
         if (of.model, of.cache_root) != (request.model, request.cache_root) or of.spec.images:

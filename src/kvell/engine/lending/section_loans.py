@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
-from kvell.engine.lending.borrower import Borrower
+from kvell.engine.lending.distributed_request import DistributedRequest, RemoteSection
 from kvell.engine.lending.sections import Place, Sections
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.requests.plan import BorrowedPages, NewPages
@@ -28,7 +28,7 @@ class SectionLoans:
         self._agent, self._loans = agent, agent.loans.borrowing
         self._core = agent.core
         self.section_tokens, self.step_ticks = section_tokens, 0
-        self._borrowers: dict[Loan, Borrower] = {}
+        self._borrowers: dict[Loan, DistributedRequest] = {}
         self._begun_at: Tick = agent.now
 
     @property
@@ -42,31 +42,34 @@ class SectionLoans:
         self.step_ticks = max(took_ticks, self.step_ticks * 7 // 8)
         self._begun_at = self._agent.now
 
-    def borrower(self, loan: Loan) -> Borrower | None:
+    def borrower(self, loan: Loan) -> DistributedRequest | None:
         """Return the borrower of a loan; None if the loan has ended."""
         return self._borrowers.get(loan)
 
-    def ask(self, borrower: Borrower, creditor: str) -> tuple[Loan, list[Action]]:
+    def ask(
+        self, borrower: DistributedRequest, creditor: str
+    ) -> tuple[RemoteSection, list[Action]]:
         """Request a loan for a section; even an immediate answer arrives as ``LoanNews``."""
         model = borrower.request.model
         counts = self._sections(borrower).page_counts()
         loan, actions = self._loans.borrow(
             creditor, counts, self._agent.now, GRANT_TICKS, model=model
         )
-        borrower.creditor_of[loan] = creditor
         self._borrowers[loan] = borrower
-        return loan, actions
+        return RemoteSection(creditor, loan), actions
 
-    def share(self, borrower: Borrower, other: Loan, ticks: Tick) -> tuple[Loan, list[Action]]:
+    def share(
+        self, borrower: DistributedRequest, other: RemoteSection, ticks: Tick
+    ) -> tuple[RemoteSection, list[Action]]:
         """Request a second loan of the pages of a valid one; the answer arrives as ``LoanNews``.
 
         :param ticks: the time limit of the answer.
         """
-        creditor, _ = self._loans.creditor_of(other)
-        loan, actions = self._loans.share(other, self._agent.now, ticks, step_ticks=self.step_ticks)
-        borrower.creditor_of[loan] = creditor
+        loan, actions = self._loans.share(
+            other.loan, self._agent.now, ticks, step_ticks=self.step_ticks
+        )
         self._borrowers[loan] = borrower
-        return loan, actions
+        return RemoteSection(other.creditor, loan), actions
 
     def is_readable(self, loan: Loan) -> bool:
         """Return whether attention can read a loan, in place or by queries to the creditor.
@@ -79,11 +82,11 @@ class SectionLoans:
             borrower.by_queries = asks
         return asks if borrower.by_queries else reads
 
-    def let_pull(self, borrower: Borrower, section: int) -> list[Action]:
+    def let_pull(self, borrower: DistributedRequest, section: int) -> list[Action]:
         """Let a creditor pull a section from this instance."""
         held = self._core.held_pages(borrower.handle)
         pages = self._sections(borrower).own(held, section)
-        loan = borrower.loans[section]
+        loan = borrower.sections[section].loan
         return self._loans.fill(loan, pages, step_ticks=self.step_ticks)
 
     def pass_on(self, loan: Loan, source: Loan) -> list[Action] | None:
@@ -97,53 +100,50 @@ class SectionLoans:
         pages = list(chain(*readable.pages))
         return self._loans.fill(loan, pages, readable, step_ticks=self.step_ticks)
 
-    def cut_moved(self, borrower: Borrower, rows: NewPages) -> list[Action]:
+    def cut_moved(self, borrower: DistributedRequest, rows: NewPages) -> list[Action]:
         """End loans that creditors fill from pages that a step moves; they are requested again.
 
         :param rows: new pages of the plan, [m, 4].  The actions are executed before its step runs.
         """
-        filling = range(borrower.filled, len(borrower.loans))
+        filling = range(borrower.filled, len(borrower.sections))
         local = rows[rows[:, 0] == borrower.handle] if filling else rows[:0]
         moved = [number for number in self._sections(borrower).of_rows(local) if number in filling]
         return self.give_back(self.cut(borrower, min(moved))) if moved else []
 
-    def note_filled(self, borrower: Borrower) -> None:
+    def note_filled(self, borrower: DistributedRequest) -> None:
         """Update the number of first sections that may be read."""
         readable = self._loans.readable
-        while borrower.filled < len(borrower.loans):
-            if borrower.loans[borrower.filled] not in readable:
+        while borrower.filled < len(borrower.sections):
+            if borrower.sections[borrower.filled].loan not in readable:
                 break
             borrower.filled += 1
 
-    def replace(self, borrower: Borrower, section: int) -> Loan:
+    def replace(self, borrower: DistributedRequest, section: int) -> Loan:
         """Switch a section to its loan from another creditor; return the loan that ends."""
-        old = borrower.loans[section]
-        borrower.loans[section] = borrower.replacing.pop(section)
-        borrower.wanted_back.discard(section)
-        self.forget(borrower, old)
-        return old
+        old = borrower.sections[section]
+        assert old.successor is not None, "it has moved"
+        borrower.sections[section] = old.successor
+        self.forget(old.loan)
+        return old.loan
 
-    def forget(self, borrower: Borrower, loan: Loan) -> None:
+    def forget(self, loan: Loan) -> None:
         """Forget a loan that has no section any more."""
-        del self._borrowers[loan], borrower.creditor_of[loan]
+        del self._borrowers[loan]
 
-    def cut(self, borrower: Borrower, section: int) -> list[Loan]:
+    def cut(self, borrower: DistributedRequest, section: int) -> list[Loan]:
         """Remove the loans of ``section`` and later ones; the caller gives them back."""
-        others = [at for at in borrower.replacing if at >= section]
-        loans = borrower.loans[section:] + [borrower.replacing.pop(at) for at in others]
-        del borrower.loans[section:]
-        borrower.replaced.difference_update(others)
-        borrower.wanted_back = {at for at in borrower.wanted_back if at < section}
-        borrower.filled = min(borrower.filled, section)
+        loans = borrower.cut(section)
         for loan in loans:
-            self.forget(borrower, loan)
+            self.forget(loan)
         return loans
 
     def give_back(self, loans: Sequence[Loan]) -> list[Action]:
         """End loans that no step reads any more."""
         return [action for loan in loans for action in self._loans.give_back(loan)]
 
-    def rows(self, borrower: Borrower, sections: Iterable[int]) -> list[tuple[int, int, int, int]]:
+    def rows(
+        self, borrower: DistributedRequest, sections: Iterable[int]
+    ) -> list[tuple[int, int, int, int]]:
         """Return the table rows of sections read in place: handle, group, position, page."""
         if borrower.by_queries:
             return []
@@ -153,56 +153,63 @@ class SectionLoans:
             for place, page in self.beyond(borrower, index).items()
         ]
 
-    def first_lost(self, borrower: Borrower) -> int | None:
+    def first_lost(self, borrower: DistributedRequest) -> int | None:
         """Return the first section that is lost or recalled; None if none is, as far as known."""
         readable = self._loans.readable
         gone = [
-            at for at, loan in enumerate(borrower.loans[: borrower.away]) if loan not in readable
+            at
+            for at, section in enumerate(borrower.sections[: borrower.away])
+            if section.loan not in readable
         ]
         recalled = [] if borrower.recalled is None else [borrower.recalled]
-        return min([*gone, *borrower.wanted_back, *recalled], default=None)
+        return min([*gone, *borrower.moving, *recalled], default=None)
 
-    def beyond(self, borrower: Borrower, section: int) -> dict[Place, int]:
+    def beyond(self, borrower: DistributedRequest, section: int) -> dict[Place, int]:
         """Return a creditor's pages of a section, numbered as pages after the own pool."""
-        readable = self._loans.readable[borrower.loans[section]]
+        readable = self._loans.readable[borrower.sections[section].loan]
         first = self._agent.neighbours[readable.creditor, readable.incarnation]
         return self._sections(borrower).beyond(readable.pages, first, section)
 
-    def rights(self, borrower: Borrower) -> list[BorrowedPages]:
+    def rights(self, borrower: DistributedRequest) -> list[BorrowedPages]:
         """Return the rights that must be valid until a step that computes the request has ended."""
         readable = self._loans.readable
-        loans = [*borrower.loans[: borrower.away], *(borrower.ends if borrower.returning else ())]
+        away = [section.loan for section in borrower.sections[: borrower.away]]
+        loans = [*away, *(borrower.ends if borrower.returning else ())]
         rights = [readable.get(loan) for loan in loans]
         # Encode a revoked right as invalid, so that the row is missed.
         rows = [("", 0, 0) if r is None else (r.creditor, r.incarnation, r.right) for r in rights]
         return [BorrowedPages(borrower.handle, *row, borrower.by_queries) for row in rows]
 
-    def asked_for(self, borrower: Borrower) -> list[tuple[int, int]]:
+    def asked_for(self, borrower: DistributedRequest) -> list[tuple[int, int]]:
         """Return handle and tokens of a request whose first tokens are in no page of its tables."""
         is_asked = borrower.by_queries and borrower.away
         return [(borrower.handle, borrower.away * self.section_tokens)] if is_asked else []
 
-    def placed(self, borrower: Borrower) -> list[RequestPlacementEntry]:
+    def placed(self, borrower: DistributedRequest) -> list[RequestPlacementEntry]:
         """Return where a request's sections are; those on their way count as remote."""
         request = borrower.request
-        counts = Counter(borrower.creditor_of[loan] for loan in borrower.loans)
+        counts = Counter(section.creditor for section in borrower.sections)
         here = -(-request.num_tokens // self.section_tokens) - borrower.away
         name, debtor = request.request_id, self.instance
         away = [RequestPlacementEntry(name, *item, local=False) for item in counts.items()]
         return [RequestPlacementEntry(name, debtor, here, local=True), *away]
 
-    def audit(self, borrower: Borrower) -> list[str]:
+    def audit(self, borrower: DistributedRequest) -> list[str]:
         """Return all contradictions in the loans of a request, one sentence each."""
-        loans = (*borrower.loans, *borrower.replacing.values())
+        successors = (section.successor for section in borrower.sections)
+        sections = (*borrower.sections, *filter(None, successors))
         name = borrower.request.request_id
         problems = [
-            f"{name}: {loan} is not its" for loan in loans if self.borrower(loan) is not borrower
+            f"{name}: {section.loan} is not its"
+            for section in sections
+            if self.borrower(section.loan) is not borrower
         ]
-        if set(borrower.creditor_of) != set(loans):
-            problems.append(
-                f"{name}: it has {set(loans)} and asked for {set(borrower.creditor_of)}"
-            )
+        problems += [
+            f"{name}: {section.loan} has a successor and is not recalled"
+            for section in borrower.sections
+            if section.successor is not None and not section.is_recalled
+        ]
         return problems
 
-    def _sections(self, borrower: Borrower) -> Sections:
+    def _sections(self, borrower: DistributedRequest) -> Sections:
         return Sections(borrower.request.model, self._core.layout.groups, self.section_tokens)

@@ -1,4 +1,4 @@
-"""One request that has remote sections, or will have some."""
+"""One request over several instances: its remote sections, and those on their way."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -15,12 +15,27 @@ MOST_LATE_STEPS = 3
 
 
 @dataclass
-class Borrower:
-    """A request with remote sections, or sections on their way.
+class RemoteSection:
+    """One section at a creditor, or on its way there.
+
+    :ivar is_recalled: whether it must move to another creditor.
+    :ivar successor: the section at the creditor to which it moves; None if there is none yet.
+    :ivar is_copied: whether a successor has been filled.
+    """
+
+    creditor: str
+    loan: Loan
+    is_recalled: bool = False
+    successor: "RemoteSection | None" = None
+    is_copied: bool = False
+
+
+@dataclass
+class DistributedRequest:
+    """The owner of one request's remote sections.
 
     :ivar creditors: the creditors of further sections, in order.
-    :ivar loans: loans of the first sections, in order; the first ``filled`` may be read.
-    :ivar creditor_of: the creditor of each loan.
+    :ivar sections: the first sections, in order; the first ``filled`` may be read.
     :ivar by_queries: whether creditors compute attention over remote sections; else steps read
         them in place.
     :ivar late: number of consecutive steps that creditors did not answer in time;
@@ -28,8 +43,6 @@ class Borrower:
     :ivar away: number of sections that the tables mark as remote; without pages, of those that
         still are.
     :ivar recalled: the first section that must be copied back; None if there is none.
-    :ivar wanted_back: recalled sections that move to other creditors; of these, ``replacing`` have
-        loans there, and ``replaced`` are filled.
     :ivar returning: the creditors' pages that are still to be copied back, by their places.
     :ivar ends: loans to give back with the result of step ``ends_with``, which may read them.
     """
@@ -37,17 +50,13 @@ class Borrower:
     request: Request
     handle: int
     creditors: deque[str] = field(default_factory=deque)
-    loans: list[Loan] = field(default_factory=list)
-    creditor_of: dict[Loan, str] = field(default_factory=dict)
+    sections: list[RemoteSection] = field(default_factory=list)
     by_queries: bool = False
     late: int = 0
     late_at: int = -1
     filled: int = 0
     away: int = 0
     recalled: int | None = None
-    wanted_back: set[int] = field(default_factory=set)
-    replacing: dict[int, Loan] = field(default_factory=dict)
-    replaced: set[int] = field(default_factory=set)
     returning: dict[Place, int] = field(default_factory=dict)
     ends: list[Loan] = field(default_factory=list)
     ends_with: StepNumber = NO_STEP
@@ -57,9 +66,35 @@ class Borrower:
         """Whether the request still has the pages of ``handle``; a preempted one has not."""
         return self.request.handle == self.handle
 
+    @property
+    def moving(self) -> list[int]:
+        """The recalled sections that must move to other creditors."""
+        return [index for index, section in enumerate(self.sections) if section.is_recalled]
+
+    @property
+    def moved(self) -> list[int]:
+        """The recalled sections whose successors are filled."""
+        return [
+            index
+            for index, section in enumerate(self.sections)
+            if section.successor is not None and section.successor.is_copied
+        ]
+
+    def index_of(self, loan: Loan) -> int | None:
+        """Return the number of the section that a loan holds; None if it holds a successor."""
+        loans = (index for index, section in enumerate(self.sections) if section.loan == loan)
+        return next(loans, None)
+
+    def cut(self, first: int) -> list[Loan]:
+        """Remove the sections from ``first`` on; return their loans, and those of successors."""
+        cut, self.sections = self.sections[first:], self.sections[:first]
+        self.filled = min(self.filled, first)
+        successors = [section.successor for section in cut]
+        return [section.loan for section in (*cut, *filter(None, successors))]
+
     def next_is_computed(self, section_tokens: int) -> bool:
         """Return whether the next section can leave: it is complete, and not the last one."""
-        end = (len(self.loans) + 1) * section_tokens
+        end = (len(self.sections) + 1) * section_tokens
         return self.recalled is None and end <= self.request.settled
 
     def end_with(self, step: StepNumber, loans: Sequence[Loan]) -> None:
@@ -103,7 +138,7 @@ class Borrower:
         kept = 0 if self.has_pages else self.away * section_tokens
         if self.request.kept_tokens != kept:
             problems.append(f"{name}: {self.request.kept_tokens} tokens are kept, not {kept}")
-        if not self.away <= self.filled <= len(self.loans):
+        if not self.away <= self.filled <= len(self.sections):
             problems.append(f"{name}: {self.away} remote sections of {self.filled} filled")
         if self.away * section_tokens >= max(1, self.request.num_tokens):
             problems.append(f"{name}: its last section is remote")
