@@ -11,7 +11,6 @@ from msgspec import structs
 
 from kvell.engine.failing.failures import StepFailed
 from kvell.engine.planning.proposals import verify
-from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.plan import BorrowedPages, StepPlan, StepResult, TeamTime, TokenWork
 from kvell.engine.running.batching import PageTables
 from kvell.engine.running.copies.copies_under_pass import Copier, StepCopies
@@ -285,16 +284,8 @@ def _told(result: StepResult, drawn: Mapping[str, SampledPart]) -> StepResult:
 def rows_of(work: Sequence[TokenWork]) -> list[RowSampling]:
     """Return the sampling of each row of the work's logits, in order."""
     return [
-        _row(item.spec.sampling, item.output_index + index)
+        RowSampling.of(item.spec.sampling, item.output_index + index)
         for item in work
         if item.samples
         for index in range(1 + item.proposed)
     ]
-
-
-def _row(params: SamplingParams, position: int) -> RowSampling:
-    if params.temperature == 0:
-        return GREEDY
-    seed = params.seed or 0
-    drawn = params.temperature, params.top_k, params.top_p, seed, position, params.min_p
-    return RowSampling(*drawn)

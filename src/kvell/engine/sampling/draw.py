@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.vocabulary import NOT_NUMBERS
 
 _MASK = (1 << 64) - 1
@@ -34,6 +35,18 @@ class RowSampling:
     seed: int = 0
     position: int = 0
     min_p: float = 0.0
+
+    @classmethod
+    def of(cls, params: SamplingParams, position: int) -> "RowSampling":
+        """Return the sampling of a request's token.
+
+        :param position: output position, 0 for the first token after the prompt.
+        """
+        if params.temperature == 0:
+            return GREEDY
+        seed = params.seed or 0
+        drawn = params.temperature, params.top_k, params.top_p, seed, position, params.min_p
+        return cls(*drawn)
 
 
 GREEDY = RowSampling(0.0)
