@@ -12,8 +12,9 @@ from kvell.testing.instance import ByteText
 
 def main() -> int:
     key, number, *instance_args = sys.argv[1:]
-    script = Path(__file__).with_name("map_instance.py")
-    command = [sys.executable, str(script), "--socket-fd", "{socket_fd}"]
+    root = Path(__file__).parents[3]  # the instance needs it, to import what tests share
+    command = ["env", f"PYTHONPATH={root}", sys.executable, "-m", "tests.server.map.map_instance"]
+    command += ["--socket-fd", "{socket_fd}"]
     command += ["--incarnation", "{incarnation}", *instance_args]
     options = ServeOptions(
         port=0, api_key=None if key == "-" else key, instances={"mixed": int(number)}

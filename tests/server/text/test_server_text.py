@@ -36,9 +36,7 @@ class Script:
         self.stopped: list[str] = []
         self.left = False
 
-    async def generate(
-        self, prompt: object, sampling: object, **_more: object
-    ) -> AsyncGenerator[Output, None]:
+    async def generate(self, spec: object, **_more: object) -> AsyncGenerator[Output, None]:
         try:
             for output in self._outputs:
                 yield output
