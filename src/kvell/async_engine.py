@@ -28,7 +28,7 @@ from kvell.cluster.instances import (
 from kvell.cluster.routing.policies import DEFAULT_ROUTING
 from kvell.engine.protocol.given import given_prompt
 from kvell.engine.protocol.logprobs import TokenLogprobs
-from kvell.engine.protocol.pooling import POOLED, EmbeddingOutput
+from kvell.engine.protocol.pooling import POOLED, EmbeddingOutput, Pooling
 from kvell.engine.protocol.request_spec import RequestSpec, to_token_bytes
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.statistics import Stats
@@ -209,14 +209,7 @@ class AsyncEngine:
         [params] = (sampling or limit_answer(served.sampling_defaults)).choices()[:1]
         params = await self._encoders[name].with_bad_words(params)
         known_id = request_id or uuid.uuid4().hex
-        spec = RequestSpec(
-            RequestId(known_id),
-            to_token_bytes(ids),
-            params,
-            cache_salt=cache_salt,
-            model=name,
-            session=session or prompt_key(ids),
-        )
+        spec = _spec(known_id, ids, params, cache_salt, name, session)
         prompt_ids, token_ids, text = ids.tolist(), list[int](), ""
         likely, prompt_likely = list[TokenLogprobs](), list[TokenLogprobs]()
         async with aclosing(text_deltas(self._front, served, spec)) as deltas:
@@ -282,15 +275,7 @@ class AsyncEngine:
         served = self._models[name]
         served.embeddings.require_served(served.name)
         known_id = request_id or uuid.uuid4().hex
-        spec = RequestSpec(
-            RequestId(known_id),
-            to_token_bytes(ids),
-            POOLED,
-            cache_salt=cache_salt,
-            model=name,
-            session=session or prompt_key(ids),
-            pooling="last",
-        )
+        spec = _spec(known_id, ids, POOLED, cache_salt, name, session, "last")
         return embedding_output(ids, await embed(self._front, spec))
 
     def reset_prefix_cache(self) -> None:
@@ -349,6 +334,27 @@ class AsyncEngine:
             names = ", ".join(served.name for served in self._models.values())
             raise ChangeSomething("model", model, "is not served", f"use one of {names}")
         return model
+
+
+def _spec(
+    request_id: str,
+    token_ids: NDArray[np.int32],
+    sampling: SamplingParams,
+    cache_salt: str,
+    model: str,
+    session: str,
+    pooling: Pooling = "",
+) -> RequestSpec:
+    """Return a request; without a session, prompts that begin alike have one."""
+    return RequestSpec(
+        RequestId(request_id),
+        to_token_bytes(token_ids),
+        sampling,
+        cache_salt=cache_salt,
+        model=model,
+        session=session or prompt_key(token_ids),
+        pooling=pooling,
+    )
 
 
 def _counts(instances: str | Mapping[str, int]) -> dict[str, int]:
