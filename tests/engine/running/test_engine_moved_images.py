@@ -159,8 +159,8 @@ def told_to(side: Side, command: Submit) -> Submit:
     """A request as the engine there knows it, whose images it has."""
     taken = side.sent.of((command.request_id, command.attempt))
     assert taken is not None
-    ids = taken.told.token_ids.astype("<i4").tobytes()
-    return with_spec(command, prompt=ids, images=taken.told.images, tensors=())
+    ids = taken.image_prompt.token_ids.astype("<i4").tobytes()
+    return with_spec(command, prompt=ids, images=taken.image_prompt.images, tensors=())
 
 
 def test_the_end_of_an_earlier_attempt_releases_only_its_own(a: Side, b: Side) -> None:

@@ -134,7 +134,7 @@ class MovedImages:
             taken = self._sent.read(*decode(_ATTACHED, message.attached))
         except (MalformedError, ChangeSomething) as error:
             return f"its images cannot be read ({error})"
-        prompt = taken.told
+        prompt = taken.image_prompt
         is_it = to_token_bytes(prompt.token_ids) == command.spec.prompt
         if not is_it or prompt.images != command.spec.images:
             self._sent.release(taken)

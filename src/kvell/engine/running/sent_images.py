@@ -21,12 +21,12 @@ class Taken:
     """Stored images of a prompt.
 
     ``prompt`` (little-endian int32) and ``tensors`` are the processor's output as it was sent;
-    ``told`` is the prompt with image ids, as the engine uses it.
+    ``image_prompt`` is the prompt with image ids, as the engine uses it.
     """
 
     prompt: bytes
     tensors: tuple[SentTensor, ...]
-    told: ImagePrompt
+    image_prompt: ImagePrompt
 
 
 class SentImages:
@@ -50,7 +50,7 @@ class SentImages:
         """
         taken = self.read(command.spec.prompt, command.spec.tensors)
         self.keep((command.request_id, command.attempt), taken)
-        ids, images = to_token_bytes(taken.told.token_ids), taken.told.images
+        ids, images = to_token_bytes(taken.image_prompt.token_ids), taken.image_prompt.images
         spec = structs.replace(command.spec, prompt=ids, images=images, tensors=())
         return replace(command, spec=spec)
 
@@ -73,7 +73,7 @@ class SentImages:
     def release(self, taken: Taken) -> None:
         """Remove images from the store."""
         if self.store is not None:
-            self.store.release(taken.told)
+            self.store.release(taken.image_prompt)
 
     def release_ended(self, events: Iterable[Event]) -> None:
         """Release the images of requests that have ended."""
