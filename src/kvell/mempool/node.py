@@ -8,7 +8,6 @@ import contextlib
 import logging
 import queue
 import selectors
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -43,8 +42,10 @@ from kvell.mempool.transports.lent_attention import LentAttention, RightsWords
 from kvell.mempool.transports.mover import PullExecutor
 from kvell.mempool.transports.neighbours import MappedPeers
 from kvell.mempool.transports.page_copies import Bytes, pieces_of
-from kvell.mempool.transports.peer import Peer, PeerGone
+from kvell.mempool.transports.peer import Peer
 from kvell.mempool.transports.rights import Rights
+from kvell.wire.bell import Bell
+from kvell.wire.buffered import PeerClosed
 from kvell.wire.endpoints import Endpoint
 from kvell.wire.greeting import Greeting
 
@@ -115,10 +116,8 @@ class PageTransferThread:
         self._beside: dict[str, list[Peer]] = {}
         self._asked: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = queue.SimpleQueue()
         self._selector = selectors.DefaultSelector()
-        self._wake, self._woken = socket.socketpair()
-        self._woken.setblocking(False)
-        self._wake.setblocking(False)
-        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._bell = Bell()
+        self._selector.register(self._bell.descriptor, selectors.EVENT_READ)
         self._reachers = ThreadPoolExecutor(REACHERS, thread_name_prefix="kvell-reacher")
         self._finds, self._reaching = finds, dict[str, list[Send]]()
         self._ticked: Tick = 0
@@ -142,7 +141,7 @@ class PageTransferThread:
         with contextlib.suppress(TryLater):
             self.ask(self._hang_up)
         self._is_closing = True
-        self._wake_up()
+        self._bell.ring()
         self._thread.join()
         for peer in [*self._peers.values(), *chain(*self._beside.values())]:
             peer.close()  # it connected meanwhile
@@ -152,8 +151,8 @@ class PageTransferThread:
             self._lent.close()
         self.mover.close()
         self.rights.close()
-        for resource in (self._wake, self._woken, self._selector):
-            resource.close()
+        self._selector.close()
+        self._bell.close()
 
     def now(self) -> Tick:
         """Return the milliseconds of the node's clock."""
@@ -170,7 +169,7 @@ class PageTransferThread:
             raise TryLater("the memory pool is closed")
         answer: Future[Answer] = Future()
         self._asked.put((answer, call))
-        self._wake_up()
+        self._bell.ring()
         if not self._thread.is_alive():  # it may have ended before it saw the call
             self._refuse_all()
         return answer.result()
@@ -182,7 +181,7 @@ class PageTransferThread:
                 self._send(action)
             elif isinstance(action, Pull):
                 peer = self._peers.get(action.transfer.sender)
-                is_its = peer and peer.told.incarnation == action.transfer.incarnation
+                is_its = peer and peer.greeting.incarnation == action.transfer.incarnation
                 self.mover.pull(action, peer.source if peer and is_its else None)
             elif isinstance(action, PullRest):
                 self.mover.rest(action.transfer)
@@ -229,7 +228,7 @@ class PageTransferThread:
         except TryLater:
             peer.close()
             raise
-        return peer.told.instance
+        return peer.greeting.instance
 
     def _enter(self, peer: Peer) -> None:
         """Add a new connection.
@@ -239,11 +238,11 @@ class PageTransferThread:
 
         :raises TryLater: when a later incarnation of the instance is connected.
         """
-        name = peer.told.instance
+        name = peer.greeting.instance
         old = self._peers.get(name)
-        if old is not None and old.told.incarnation > peer.told.incarnation:
+        if old is not None and old.greeting.incarnation > peer.greeting.incarnation:
             raise TryLater(f"{name} has restarted since")
-        if old is not None and old.told.incarnation < peer.told.incarnation:
+        if old is not None and old.greeting.incarnation < peer.greeting.incarnation:
             self._lose(old)
         if name in self._peers:
             self._beside.setdefault(name, []).append(peer)
@@ -251,20 +250,20 @@ class PageTransferThread:
             self._peers[name] = peer
             first = self.creditors.meet(peer)
             if first is not None:
-                met = PeerMapped(name, peer.told.incarnation, first)
+                met = PeerMapped(name, peer.greeting.incarnation, first)
                 self.act(self._handle(met))
         self._selector.register(peer.socket, selectors.EVENT_READ, peer)
         self.act(self._reaching.pop(name, ()))
 
     def _lose(self, peer: Peer) -> None:
         """Close the connections to a lost instance, and report the loss to the agent."""
-        name = peer.told.instance
+        name = peer.greeting.instance
         if peer is not self._peers.get(name) and peer not in self._beside.get(name, ()):
             return
         for connection in (self._peers.pop(name), *self._beside.pop(name, ())):
             self._selector.unregister(connection.socket)
             connection.close()
-        self.act(self._handle(PeerLost(name, peer.told.incarnation)))
+        self.act(self._handle(PeerLost(name, peer.greeting.incarnation)))
 
     def wake_at(self, deadline: Tick | None) -> None:
         """Deliver :class:`Ticked` at a deadline, once. Any thread may call this.
@@ -273,12 +272,12 @@ class PageTransferThread:
         """
         self._deadline = deadline
         if deadline is not None and threading.current_thread() is not self._thread:
-            self._wake_up()
+            self._bell.ring()
 
     def post(self, actions: Sequence[Action]) -> None:
         """Let the node's thread execute actions. Any thread may call this."""
         self._asked.put((Future(), partial(self.act, actions)))
-        self._wake_up()
+        self._bell.ring()
 
     def _tick(self) -> None:
         now = self.now()
@@ -318,20 +317,16 @@ class PageTransferThread:
             return
         try:
             peer.send(action.message)
-        except PeerGone:
+        except PeerClosed:
             self._lose(peer)
 
     def _pull_ended(self, transfer: Transfer, problem: str) -> None:
         self._asked.put((Future(), lambda: self.act(self._handle(PullEnded(transfer, problem)))))
-        self._wake_up()
+        self._bell.ring()
 
     def _hang_up(self) -> None:
         for peer in list(self._peers.values()):
             self._lose(peer)
-
-    def _wake_up(self) -> None:
-        with contextlib.suppress(OSError):  # the socket is full, or closed
-            self._wake.send(b"w")
 
     def _run(self) -> None:
         try:
@@ -351,11 +346,10 @@ class PageTransferThread:
             ready = self._selector.select(self._pause_seconds())
             self._tick()  # after a pause, deadlines of received messages count from now
             for key, mask in ready:
-                if key.fileobj is not self._woken:
+                if key.fd == self._bell.descriptor:
+                    self._bell.clear()
+                else:
                     self._hear(key.data, mask)
-                    continue
-                with contextlib.suppress(BlockingIOError):
-                    self._woken.recv(4096)
             with contextlib.suppress(queue.Empty):
                 while True:
                     _answer(*self._asked.get_nowait())
@@ -375,11 +369,11 @@ class PageTransferThread:
                 peer.flush()
             if mask & selectors.EVENT_READ:
                 for message in peer.receive():
-                    self._heard(peer.told.instance, message)
-        except PeerGone:
+                    self._heard(peer.greeting.instance, message)
+        except PeerClosed:
             self._lose(peer)
         except Exception:  # an error here, triggered by one peer, must not affect the others
-            logger.exception("internal error on the connection with %s", peer.told.instance)
+            logger.exception("internal error on the connection with %s", peer.greeting.instance)
             self._lose(peer)
 
     def _heard(self, peer: str, message: PeerMessage) -> None:

@@ -6,13 +6,7 @@ from collections.abc import Iterable
 
 from kvell.engine.protocol.codec import decode_command, encode_frame
 from kvell.engine.protocol.messages import Command, Event, Heartbeat
-from kvell.wire.frames import FrameReader
-
-READ_BYTES = 256 << 10
-
-
-class PeerClosed(Exception):  # noqa: N818 - not an error: a serving loop may end so
-    """The signal that the peer has closed the connection."""
+from kvell.wire.buffered import BufferedSocket
 
 
 class Channel:
@@ -24,24 +18,21 @@ class Channel:
     """
 
     def __init__(self, sock: socket.socket, outgoing_limit_bytes: int) -> None:
-        sock.setblocking(False)
         self.lock = threading.RLock()
         """The lock of the send buffer."""
-        self._socket = sock
+        self._line = BufferedSocket(sock)
         self._limit_bytes = outgoing_limit_bytes
-        self._reader = FrameReader()
-        self._outgoing = bytearray()
         self._beat = b""
 
     @property
     def pending(self) -> bool:
         """Whether unsent bytes are buffered."""
-        return bool(self._outgoing)
+        return self._line.unsent_bytes > 0
 
     @property
     def full(self) -> bool:
         """Whether the unsent bytes have reached the limit."""
-        return len(self._outgoing) >= self._limit_bytes
+        return self._line.unsent_bytes >= self._limit_bytes
 
     def queue(self, events: Iterable[Event]) -> None:
         """Send events, or buffer them until the peer reads."""
@@ -53,8 +44,7 @@ class Channel:
         :raises PeerClosed: if the peer has closed.
         """
         with self.lock:
-            self._outgoing += frames
-            self.flush()
+            self._line.send(frames)
 
     def beat(self, beat: Heartbeat) -> None:
         """Send a heartbeat, unless the buffer is full.
@@ -78,9 +68,7 @@ class Channel:
         :raises PeerClosed: if the peer has closed.
         """
         with self.lock:
-            if not self._outgoing:
-                self._outgoing += frame
-            self.flush()
+            self._line.send(b"" if self.pending else frame)
 
     def flush(self) -> None:
         """Send as much of the buffer as the socket accepts now.
@@ -88,13 +76,7 @@ class Channel:
         :raises PeerClosed: if the peer has closed.
         """
         with self.lock:
-            try:
-                while self._outgoing:
-                    del self._outgoing[: self._socket.send(self._outgoing)]
-            except BlockingIOError:
-                return
-            except (BrokenPipeError, ConnectionResetError) as error:
-                raise PeerClosed from error
+            self._line.flush()
 
     def receive(self) -> list[Command]:
         """Return the commands that have arrived completely.
@@ -102,12 +84,4 @@ class Channel:
         :raises PeerClosed: if the peer has closed.
         :raises ProtocolError: if the peer violates the protocol.
         """
-        try:
-            data = self._socket.recv(READ_BYTES)
-        except BlockingIOError:
-            return []
-        except ConnectionResetError as error:
-            raise PeerClosed from error
-        if not data:
-            raise PeerClosed
-        return [decode_command(body) for body in self._reader.feed(data)]
+        return [decode_command(body) for body in self._line.receive()]

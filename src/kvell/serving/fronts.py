@@ -21,8 +21,9 @@ from kvell.engine.protocol.messages import (
 )
 from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.statistics import LoadStats
-from kvell.serving.channel import Channel, PeerClosed
+from kvell.serving.channel import Channel
 from kvell.vocabulary import RequestId
+from kvell.wire.buffered import PeerClosed
 from kvell.wire.frames import ProtocolError
 
 UNREAD_SECONDS = 2.0
@@ -32,7 +33,6 @@ FORGIVEN = 0.25
 LOOK_SECONDS = 1.0
 """The most seconds that count between two checks: a pause of the instance itself must not be
 charged to a front."""
-ENDED = PeerClosed, OSError
 """The errors of an ended connection."""
 OF_A_REQUEST = PromptLogprobs | Tokens | Finished | MigrationRefused
 
@@ -79,14 +79,14 @@ class ConnectedFront:
         """Send events, unless the connection has ended."""
         try:
             self.channel.queue(events)
-        except ENDED:
+        except PeerClosed:
             self.is_gone = True
 
     def flush(self) -> None:
         """Send buffered bytes."""
         try:
             self.channel.flush()
-        except ENDED:
+        except PeerClosed:
             self.is_gone = True
 
     def receive(self, now_seconds: float) -> list[Command]:
@@ -97,7 +97,7 @@ class ConnectedFront:
         except ProtocolError as problem:  # of this front: the others go on
             self.problem, self.is_gone = problem, True
             return []
-        except ENDED:
+        except PeerClosed:
             self.is_gone = True
             return []
         self.watches |= any(isinstance(command, WatchIndex) for command in commands)
@@ -216,12 +216,12 @@ class Fronts:
             for front in self._by_name.values():
                 try:
                     front.channel.beat(Heartbeat(load, self._others(front.name)))
-                except ENDED:
+                except PeerClosed:
                     front.is_gone = True
 
     def beat_again(self) -> None:
         """Send each front its last heartbeat again (:class:`.Listeners`)."""
         with self.lock:
             for front in self._by_name.values():
-                with contextlib.suppress(*ENDED):  # the loop meets the same error
+                with contextlib.suppress(PeerClosed):  # the loop meets the same error
                     front.channel.beat_again()

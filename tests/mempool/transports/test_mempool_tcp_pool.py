@@ -187,7 +187,7 @@ def test_a_restart_in_its_place_is_another_incarnation(tmp_path: Path) -> None:
 
 
 def incarnation_of(pool: MemPool) -> int:
-    return pool._node._peers["b"].told.incarnation
+    return pool._node._peers["b"].greeting.incarnation
 
 
 def test_connections_are_kept_for_the_next_text_and_end_with_the_peer(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ class Creditors:
 
         :returns: ``first_large`` of :class:`.PeerMapped`; None if the peer lends no pages here.
         """
-        greeting, source = peer.told, peer.source
+        greeting, source = peer.greeting, peer.source
         if self._neighbours is None or greeting.fingerprint != self._fingerprint:
             return None
         key = greeting.instance, greeting.incarnation

@@ -22,7 +22,8 @@ from collections.abc import Callable
 from kvell.errors import KvellError
 from kvell.mempool.transports.tcp.served_peers import ServedPeers
 from kvell.wire.blocking import BlockingSocket, within
-from kvell.wire.frames import FrameReader, ProtocolError, frame
+from kvell.wire.buffered import BufferedSocket, PeerClosed
+from kvell.wire.frames import ProtocolError, frame
 
 ROOM_BYTES = 4 << 20
 """The largest size of a query together with its answer; a pass splits its queries accordingly."""
@@ -31,7 +32,6 @@ ANSWER_SECONDS = 10.0
 """
 MOST_UNSENT_BYTES = 2 * ROOM_BYTES
 """The limit of unread bytes, beyond which a creditor gets no more queries."""
-_READ_BYTES = 256 << 10
 
 Answers = Callable[[str, bytes], bytes]
 """A function that computes the answer to an instance's query, valid or not, on any thread."""
@@ -71,9 +71,9 @@ class PartialsLine:
         self._lock = threading.Lock()
         self._opening: threading.Thread | None = None
         self._opened: BlockingSocket | None = None
-        self._socket: socket.socket | None = None
-        self._outgoing: deque[memoryview] = deque()
-        self._reader = FrameReader(ROOM_BYTES)
+        self._line: BufferedSocket | None = None
+        self._unsent = bytearray()
+        """Queries for a connection that is not open yet."""
         self._came: deque[bytes] = deque()
         self._is_closed = False
 
@@ -87,10 +87,10 @@ class PartialsLine:
 
         It is rejected if too many bytes are queued, or the connection has just failed.
         """
-        unsent_bytes = sum(map(len, self._outgoing))
+        unsent_bytes = len(self._unsent) + (self._line.unsent_bytes if self._line else 0)
         if self._is_closed or unsent_bytes + len(query) > MOST_UNSENT_BYTES:
             return False
-        self._outgoing.append(memoryview(frame(query)))
+        self._unsent += frame(query)
         return self._pumped(0.0)
 
     def take(self, seconds: float) -> bytes | None:
@@ -109,33 +109,33 @@ class PartialsLine:
         """Close the line; a waiting :meth:`take` ends soon. Any thread may call this."""
         with self._lock:
             self._is_closed = True
-            channel, sock = self._opened, self._socket
+            channel, line = self._opened, self._line
         if channel is not None:
             channel.close()
-        if sock is not None:
+        if line is not None:
             with contextlib.suppress(OSError):  # it is closed already
-                sock.shutdown(socket.SHUT_RDWR)
+                line.socket.shutdown(socket.SHUT_RDWR)
 
     # ------------------------------------------------------------------ the pass's thread
 
     def _pumped(self, seconds: float) -> bool:
         """Send and receive for at most ``seconds``, and return whether the connection works."""
         try:
-            sock = self._connected(seconds)
-            if sock is not None:
-                self._pump(sock, seconds)
-        except (OSError, ProtocolError):
+            line = self._connected(seconds)
+            if line is not None:
+                self._pump(line, seconds)
+        except (OSError, PeerClosed, ProtocolError):
             self._let_go()
             return False
         return True
 
-    def _connected(self, seconds: float) -> socket.socket | None:
+    def _connected(self, seconds: float) -> BufferedSocket | None:
         """Return the connection, or None while it is being opened.
 
         :raises OSError: if it could not be opened.
         """
-        if self._socket is not None:
-            return self._socket
+        if self._line is not None:
+            return self._line
         if self._opening is None:
             self._opening = threading.Thread(target=self._open, name="kvell-asks", daemon=True)
             self._opening.start()
@@ -147,9 +147,8 @@ class PartialsLine:
             channel, self._opened = self._opened, None
             if channel is None or self._is_closed:
                 raise OSError("cannot connect to it")
-            self._socket = channel.socket
-        self._socket.setblocking(False)
-        return self._socket
+            self._line = BufferedSocket(channel.socket, ROOM_BYTES)
+        return self._line
 
     def _open(self) -> None:
         """Connect. Runs on a separate thread."""
@@ -161,42 +160,27 @@ class PartialsLine:
                     return
             channel.close()
 
-    def _pump(self, sock: socket.socket, seconds: float) -> None:
+    def _pump(self, line: BufferedSocket, seconds: float) -> None:
         """Wait until bytes can be sent or received, and transfer them.
 
-        :raises OSError: when the connection fails.
+        :raises PeerClosed: when the connection fails.
         :raises ProtocolError: when the received bytes are no frame.
         """
+        line.send(self._unsent)
+        self._unsent.clear()
         poll = select.poll()  # it needs no descriptor, and runs for every layer of a pass
-        poll.register(sock, select.POLLIN | (select.POLLOUT if self._outgoing else 0))
+        poll.register(line.socket, select.POLLIN | (select.POLLOUT if line.unsent_bytes else 0))
         for _, mask in poll.poll(1000 * seconds):
             if mask & select.POLLOUT:
-                self._send(sock)
+                line.flush()
             if mask & ~select.POLLOUT:  # bytes have arrived, or the connection has ended
-                self._receive(sock)
-
-    def _send(self, sock: socket.socket) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while self._outgoing:
-                sent_bytes = sock.send(self._outgoing[0])
-                if sent_bytes < len(self._outgoing[0]):
-                    self._outgoing[0] = self._outgoing[0][sent_bytes:]
-                else:
-                    self._outgoing.popleft()
-
-    def _receive(self, sock: socket.socket) -> None:
-        with contextlib.suppress(BlockingIOError):
-            data = sock.recv(_READ_BYTES)
-            if not data:
-                raise ProtocolError("the creditor closed the connection")
-            self._came += self._reader.feed(data)
+                self._came += line.receive()
 
     def _let_go(self) -> None:
         """Forget the connection, and all queries and answers on it."""
         with self._lock:
-            sock, self._socket = self._socket, None
-        if sock is not None:
-            sock.close()
-        self._outgoing.clear()
+            line, self._line = self._line, None
+        if line is not None:
+            line.socket.close()
+        self._unsent.clear()
         self._came.clear()
-        self._reader = FrameReader(ROOM_BYTES)
