@@ -23,8 +23,7 @@ LONG_FILES = {
     "kvell.engine.moving.handovers": 291,
     "kvell.fleet.manager.manager": 264,
     "kvell.front.request_queue": 260,
-    "kvell.mempool.loans.lending": 251,
-    "kvell.mempool.node": 264,
+    "kvell.mempool.node": 258,
     "kvell.models.fused.decoder": 261,
     "kvell.server.metrics.instance_metrics": 252,
 }

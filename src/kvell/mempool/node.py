@@ -45,7 +45,7 @@ from kvell.mempool.transports.page_copies import Bytes, pieces_of
 from kvell.mempool.transports.peer import Peer
 from kvell.mempool.transports.rights import Rights
 from kvell.wire.bell import Bell
-from kvell.wire.buffered import PeerClosed
+from kvell.wire.buffered import PeerClosedError
 from kvell.wire.endpoints import Endpoint
 from kvell.wire.greeting import Greeting
 
@@ -317,7 +317,7 @@ class PageTransferThread:
             return
         try:
             peer.send(action.message)
-        except PeerClosed:
+        except PeerClosedError:
             self._lose(peer)
 
     def _pull_ended(self, transfer: Transfer, problem: str) -> None:
@@ -370,7 +370,7 @@ class PageTransferThread:
             if mask & selectors.EVENT_READ:
                 for message in peer.receive():
                     self._heard(peer.greeting.instance, message)
-        except PeerClosed:
+        except PeerClosedError:
             self._lose(peer)
         except Exception:  # an error here, triggered by one peer, must not affect the others
             logger.exception("internal error on the connection with %s", peer.greeting.instance)

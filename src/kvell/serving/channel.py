@@ -41,7 +41,7 @@ class Channel:
     def queue_frames(self, frames: bytes) -> None:
         """Send whole frames, or buffer them until the peer reads.
 
-        :raises PeerClosed: if the peer has closed.
+        :raises PeerClosedError: if the peer has closed.
         """
         with self.lock:
             self._line.send(frames)
@@ -49,7 +49,7 @@ class Channel:
     def beat(self, beat: Heartbeat) -> None:
         """Send a heartbeat, unless the buffer is full.
 
-        :raises PeerClosed: if the peer has closed.
+        :raises PeerClosedError: if the peer has closed.
         """
         if not self.full:
             self._beat = encode_frame(beat)
@@ -58,14 +58,14 @@ class Channel:
     def beat_again(self) -> None:
         """Send the last heartbeat again, from the heartbeat thread.
 
-        :raises PeerClosed: if the peer has closed.
+        :raises PeerClosedError: if the peer has closed.
         """
         self.offer_frame(self._beat)
 
     def offer_frame(self, frame: bytes) -> None:
         """Send a frame if the buffer is empty; else drop the frame and flush the buffer.
 
-        :raises PeerClosed: if the peer has closed.
+        :raises PeerClosedError: if the peer has closed.
         """
         with self.lock:
             self._line.send(b"" if self.pending else frame)
@@ -73,7 +73,7 @@ class Channel:
     def flush(self) -> None:
         """Send as much of the buffer as the socket accepts now.
 
-        :raises PeerClosed: if the peer has closed.
+        :raises PeerClosedError: if the peer has closed.
         """
         with self.lock:
             self._line.flush()
@@ -81,7 +81,7 @@ class Channel:
     def receive(self) -> list[Command]:
         """Return the commands that have arrived completely.
 
-        :raises PeerClosed: if the peer has closed.
+        :raises PeerClosedError: if the peer has closed.
         :raises ProtocolError: if the peer violates the protocol.
         """
         return [decode_command(body) for body in self._line.receive()]

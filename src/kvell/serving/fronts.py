@@ -23,7 +23,7 @@ from kvell.engine.protocol.notices import IndexNotice, WatchIndex
 from kvell.engine.protocol.statistics import LoadStats
 from kvell.serving.channel import Channel
 from kvell.vocabulary import RequestId
-from kvell.wire.buffered import PeerClosed
+from kvell.wire.buffered import PeerClosedError
 from kvell.wire.frames import ProtocolError
 
 UNREAD_SECONDS = 2.0
@@ -79,14 +79,14 @@ class ConnectedFront:
         """Send events, unless the connection has ended."""
         try:
             self.channel.queue(events)
-        except PeerClosed:
+        except PeerClosedError:
             self.is_gone = True
 
     def flush(self) -> None:
         """Send buffered bytes."""
         try:
             self.channel.flush()
-        except PeerClosed:
+        except PeerClosedError:
             self.is_gone = True
 
     def receive(self, now_seconds: float) -> list[Command]:
@@ -97,7 +97,7 @@ class ConnectedFront:
         except ProtocolError as problem:  # of this front: the others go on
             self.problem, self.is_gone = problem, True
             return []
-        except PeerClosed:
+        except PeerClosedError:
             self.is_gone = True
             return []
         self.watches |= any(isinstance(command, WatchIndex) for command in commands)
@@ -216,12 +216,12 @@ class Fronts:
             for front in self._by_name.values():
                 try:
                     front.channel.beat(Heartbeat(load, self._others(front.name)))
-                except PeerClosed:
+                except PeerClosedError:
                     front.is_gone = True
 
     def beat_again(self) -> None:
         """Send each front its last heartbeat again (:class:`.Listeners`)."""
         with self.lock:
             for front in self._by_name.values():
-                with contextlib.suppress(PeerClosed):  # the loop meets the same error
+                with contextlib.suppress(PeerClosedError):  # the loop meets the same error
                     front.channel.beat_again()

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from kvell.clock import Clock
 from kvell.serving.heartbeat_schedule import HeartbeatSchedule
-from kvell.wire.buffered import PeerClosed
+from kvell.wire.buffered import PeerClosedError
 
 
 class Listeners(Protocol):
@@ -82,7 +82,7 @@ class HeartbeatSender:
         while not self._ended.wait(self._pause_seconds()):
             try:
                 self._beat_alone()
-            except PeerClosed:
+            except PeerClosedError:
                 return  # the loop meets the same error when it next sends or receives
 
     def _pause_seconds(self) -> float:

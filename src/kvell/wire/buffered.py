@@ -7,7 +7,7 @@ from kvell.wire.frames import MAX_FRAME_BYTES, FrameReader
 READ_BYTES = 256 << 10
 
 
-class PeerClosed(Exception):  # noqa: N818 - not an error: a connection may end so
+class PeerClosedError(Exception):
     """The signal that the peer has closed the connection, or that it failed."""
 
 
@@ -31,7 +31,7 @@ class BufferedSocket:
     def send(self, frames: bytes | bytearray) -> None:
         """Send whole frames, or buffer them until the peer reads.
 
-        :raises PeerClosed: if the connection has ended.
+        :raises PeerClosedError: if the connection has ended.
         """
         self._outgoing += frames
         self.flush()
@@ -39,7 +39,7 @@ class BufferedSocket:
     def flush(self) -> None:
         """Send as much of the buffer as the socket accepts now.
 
-        :raises PeerClosed: if the connection has ended.
+        :raises PeerClosedError: if the connection has ended.
         """
         try:
             while self._outgoing:
@@ -47,12 +47,12 @@ class BufferedSocket:
         except BlockingIOError:
             return
         except OSError as error:
-            raise PeerClosed(f"it closed the connection ({error})") from error
+            raise PeerClosedError(f"it closed the connection ({error})") from error
 
     def receive(self) -> list[bytes]:
         """Return the bodies of the frames that are complete now.
 
-        :raises PeerClosed: if the connection has ended.
+        :raises PeerClosedError: if the connection has ended.
         :raises ProtocolError: if the peer violates the protocol.
         """
         try:
@@ -60,7 +60,7 @@ class BufferedSocket:
         except BlockingIOError:
             return []
         except OSError as error:
-            raise PeerClosed(f"it closed the connection ({error})") from error
+            raise PeerClosedError(f"it closed the connection ({error})") from error
         if not data:
-            raise PeerClosed("it closed the connection")
+            raise PeerClosedError("it closed the connection")
         return self._reader.feed(data)

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from kvell.mempool.entries import Draining, Heard, PeerLost, PullEnded
+from kvell.mempool.exchanges import FIRST_TICKS
 from kvell.mempool.loans.actions import ReadableLoan
 from kvell.mempool.loans.ledger import DRAIN_TICKS, MOST_LOANS_OF_DEBTOR, most_lendable
 from kvell.mempool.loans.lending import MOST_STEP_TICKS
@@ -24,7 +25,6 @@ from kvell.mempool.loans.messages import (
 )
 from kvell.mempool.transfers.actions import Action, Grant, Pull, Revoke, Send, StopPull
 from kvell.mempool.transfers.messages import MOST_TICKS, Abandon, PeerMessage, Prepare, Transfer
-from kvell.mempool.transfers.repeating import FIRST_TICKS
 from tests.mempool.loans.lenders import LENDING_MIXES, LoanNetwork
 from tests.mempool.transfers.network import Instance, ints
 

@@ -3,8 +3,8 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from kvell.mempool.exchanges import FIRST_TICKS
 from kvell.mempool.loans.messages import Loan
-from kvell.mempool.transfers.repeating import FIRST_TICKS
 from tests.depth import machine
 from tests.mempool.loans.lenders import LENDING_MIXES, LoanNetwork
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from kvell.mempool.exchanges import FIRST_TICKS
 from kvell.mempool.loans.borrowing import Borrowing
 from kvell.mempool.loans.lending import UNKNOWN
 from kvell.mempool.loans.messages import Loan
-from kvell.mempool.transfers.repeating import FIRST_TICKS
 from tests.mempool.loans.lenders import LENDING_MIXES, LoanNetwork
 from tests.mempool.loans.test_mempool_loans import over, quiet, used
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from kvell.mempool.exchanges import FIRST_TICKS, LONGEST_TICKS
 from kvell.mempool.transfers.actions import Fetched, Send
 from kvell.mempool.transfers.fingerprint import layout_fingerprint
 from kvell.mempool.transfers.messages import (
@@ -14,7 +15,6 @@ from kvell.mempool.transfers.messages import (
     Pulled,
     Transfer,
 )
-from kvell.mempool.transfers.repeating import FIRST_TICKS, LONGEST_TICKS
 from kvell.pages.layout import GroupSpec
 from tests.mempool.transfers.network import Instance, Network, ints
 from tests.pages.pools import group, pool_of, state

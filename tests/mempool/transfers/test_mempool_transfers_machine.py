@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from kvell.mempool.transfers.repeating import FIRST_TICKS
+from kvell.mempool.exchanges import FIRST_TICKS
 from tests.depth import machine
 from tests.mempool.transfers.network import STAGES, Network
 from tests.mempool.transfers.test_mempool_transfers import MIXES

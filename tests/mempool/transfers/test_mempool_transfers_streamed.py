@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from kvell.mempool.entries import Heard, PullEnded
+from kvell.mempool.exchanges import FIRST_TICKS
 from kvell.mempool.transfers.actions import (
     Action,
     Ended,
@@ -17,7 +18,6 @@ from kvell.mempool.transfers.actions import (
     StopPull,
 )
 from kvell.mempool.transfers.messages import Abandon, Offer, PeerMessage, Prepared, Pulled, Written
-from kvell.mempool.transfers.repeating import FIRST_TICKS
 from tests.mempool.transfers.network import STAGES, Instance, Network, ints
 from tests.mempool.transfers.test_mempool_transfers import MIXES, quiet, run
 

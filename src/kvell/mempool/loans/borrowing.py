@@ -21,6 +21,7 @@ from typing import Literal
 
 import numpy as np
 
+from kvell.mempool.exchanges import Exchange, Exchanges, send
 from kvell.mempool.loans.actions import (
     LoanFilled,
     LoanGranted,
@@ -41,35 +42,28 @@ from kvell.mempool.loans.messages import (
     LoanOver,
     Recall,
 )
-from kvell.mempool.loans.repeats import said_again
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import Action, Grant, Revoke, Send
-from kvell.mempool.transfers.messages import MOST_TICKS, PeerMessage, Transfer
+from kvell.mempool.transfers.messages import MOST_TICKS, Transfer
 from kvell.mempool.transfers.numbers import RightNumbers
-from kvell.mempool.transfers.repeating import ResentMessage
 
 UNKNOWN = "there is no such loan"
 
 
 @dataclass
-class _Borrowed:
+class _Borrowed(Exchange):
     """One loan of this debtor.
 
-    :ivar deadline: when it must be filled or returned; None if there is no deadline.
-    :ivar unanswered: the message that the creditor must answer next.
-    :ivar incarnation: the creditor's; it arrives with ``right`` and ``pages`` in ``Lent``.
+    :ivar deadline: when it must be filled or returned.
+    :ivar incarnation: arrives with ``right`` and ``pages`` in ``Lent``.
     :ivar filling: the transfer by which the creditor may read pages of this instance; None if
         the loan is filled from another creditor's pages.
     :ivar shares: whether it shares the pages of another loan.
     :ivar step_ticks: the duration of steps that read it, if it shares.
     """
 
-    creditor: str
     counts: Counts
-    deadline: Tick | None
-    unanswered: ResentMessage | None
     state: Literal["asked", "granted", "filling", "lent", "returning"] = "asked"
-    incarnation: int = 0
     right: int = 0
     pages: tuple[Counts, ...] = ()
     filling: Transfer | None = None
@@ -93,7 +87,7 @@ class Borrowing:
         """Whether the instance lends memory; then it borrows none."""
         self.is_closed = False
         """Whether the instance borrows no more."""
-        self._borrowed: dict[Loan, _Borrowed] = {}
+        self._borrowed: Exchanges[Loan, _Borrowed] = Exchanges()
         self._readable: dict[Loan, ReadableLoan] = {}
         self._number = 0
         self._now: Tick = 0
@@ -107,10 +101,7 @@ class Borrowing:
     @property
     def next_deadline(self) -> Tick | None:
         """The next time at which :meth:`tick` has an effect; None if there is none."""
-        loans = self._borrowed.values()
-        ticks = [debt.deadline for debt in loans if debt.deadline is not None]
-        repeats = [debt.unanswered.at for debt in loans if debt.unanswered is not None]
-        return min(ticks + repeats, default=None)
+        return self._borrowed.next_deadline
 
     @property
     def readable(self) -> Mapping[Loan, ReadableLoan]:
@@ -123,7 +114,7 @@ class Borrowing:
         :raises KeyError: if the loan has ended.
         """
         debt = self._borrowed[loan]
-        return debt.creditor, debt.incarnation
+        return debt.peer, debt.incarnation
 
     def borrow(
         self, creditor: str, counts: Sequence[int], now: Tick, ticks: Tick, *, model: str = ""
@@ -153,7 +144,7 @@ class Borrowing:
         if of is None or of.state != "lent" or ticks <= 0:
             raise ValueError(f"{other} is not valid, or ends too soon to be shared")
         return self._asked(
-            of.creditor, of.counts, now, ticks, shares=other.number, step_ticks=step_ticks
+            of.peer, of.counts, now, ticks, shares=other.number, step_ticks=step_ticks
         )
 
     def fill(
@@ -184,13 +175,13 @@ class Borrowing:
         if source is not None:
             of = source.creditor, source.incarnation
             fill = Fill(loan, debt.right, source.right, encoded, *of, step_ticks)
-            return [self._said(debt, fill)]
+            return [send(debt, fill, self._now)]
         transfer = Transfer(self._instance, self._incarnation, self._numbers.take())
         debt.filling = transfer
         groups = np.repeat(np.arange(len(debt.counts)), debt.counts)
         pairs = np.stack([groups, np.asarray(pages)], axis=1).astype("<i4").tobytes()
         fill = Fill(loan, debt.right, transfer.number, encoded, step_ticks=step_ticks)
-        return [Grant(transfer, debt.creditor, pairs), self._said(debt, fill)]
+        return [Grant(transfer, debt.peer, pairs), send(debt, fill, self._now)]
 
     def give_back(self, loan: Loan) -> list[Action]:
         """End a loan that is no longer read; no effect if it has ended."""
@@ -199,12 +190,12 @@ class Borrowing:
             return []
         if debt.state == "asked":
             del self._borrowed[loan]
-            return [Send(debt.creditor, LoanOver(loan, "it is no longer needed"))]
+            return [Send(debt.peer, LoanOver(loan, "it is no longer needed"))]
         return self._returned(loan, debt)
 
     def on_lent(self, creditor: str, message: Lent) -> list[Action]:
         """Handle the creditor's grant."""
-        debt = self._of(creditor, message.loan)
+        debt = self._borrowed.of(creditor, message.loan)
         if debt is None:
             return [_over(creditor, message.loan, UNKNOWN)]
         if debt.state != "asked":  # a duplicate, or the answer to a duplicate ``Borrow``
@@ -218,14 +209,13 @@ class Borrowing:
         debt.pages = by_group(pages, debt.counts)
         if debt.shares:
             debt.state = "filling"
-            return [
-                self._said(debt, Fill(message.loan, debt.right, 0, b"", step_ticks=debt.step_ticks))
-            ]
+            fill = Fill(message.loan, debt.right, 0, b"", step_ticks=debt.step_ticks)
+            return [send(debt, fill, self._now)]
         return [LoanGranted(message.loan)]
 
     def on_filled(self, creditor: str, message: Filled) -> list[Action]:
         """Handle the creditor's notice that it has pulled the pages."""
-        debt = self._of(creditor, message.loan)
+        debt = self._borrowed.of(creditor, message.loan)
         if debt is None:
             return [_over(creditor, message.loan, UNKNOWN)]
         if debt.state != "filling":
@@ -238,7 +228,7 @@ class Borrowing:
 
     def on_recalled(self, creditor: str, message: Recall) -> list[Action]:
         """Handle a recall: the creditor wants its pages back, or has taken them."""
-        debt = self._of(creditor, message.loan)
+        debt = self._borrowed.of(creditor, message.loan)
         if debt is None:
             return [_over(creditor, message.loan, UNKNOWN)]
         if debt.state in ("asked", "returning"):  # the unanswered message is resent anyway
@@ -253,14 +243,14 @@ class Borrowing:
 
     def given_back(self, creditor: str, message: GivenBack) -> list[Action]:
         """Handle the creditor's confirmation that the loan has ended."""
-        debt = self._of(creditor, message.loan)
+        debt = self._borrowed.of(creditor, message.loan)
         if debt is not None and debt.state == "returning":
             del self._borrowed[message.loan]
         return []
 
     def over(self, creditor: str, message: LoanOver) -> list[Action]:
         """Handle the creditor's refusal, or its notice that it has no such loan."""
-        debt = self._of(creditor, message.loan)
+        debt = self._borrowed.of(creditor, message.loan)
         if debt is None or debt.state == "returning":
             return []
         if debt.state == "asked":
@@ -270,22 +260,16 @@ class Borrowing:
     def tick(self, now: Tick) -> list[Action]:
         """End expired loans and resend unanswered messages."""
         self._now = now
-        actions: list[Action] = []
-        for loan, debt in list(self._borrowed.items()):
-            if debt.deadline is not None and debt.deadline <= now:
-                actions += self._late(loan, debt)
-            elif debt.unanswered is not None and debt.unanswered.is_due(now):
-                actions.append(Send(debt.creditor, said_again(debt.unanswered, debt.deadline, now)))
-        return actions
+        late = self._borrowed.late(now)
+        actions = [action for loan in late for action in self._late(loan, self._borrowed[loan])]
+        return actions + self._borrowed.resend(now)
 
     def instance_died(self, instance: str, incarnation: int) -> list[Action]:
         """End the loans of a dead incarnation of a creditor and of earlier ones; 0: of all."""
         actions: list[Action] = []
-        for loan, debt in list(self._borrowed.items()):
-            is_later = 0 < incarnation < debt.incarnation
-            if debt.creditor != instance or is_later:
-                continue
-            problem = f"{instance} died"
+        problem = f"{instance} died"
+        for loan in self._borrowed.of_instance(instance, incarnation):
+            debt = self._borrowed[loan]
             if debt.state == "asked":
                 actions += self._refused(loan, problem)
                 continue
@@ -336,10 +320,9 @@ class Borrowing:
             return loan, [LoanRefused(loan, problem)]
         ticks = min(ticks, MOST_TICKS)
         borrow = Borrow(loan, self._fingerprint, encode_ints(counts), ticks, model, shares)
-        debt = _Borrowed(creditor, counts, now + ticks, ResentMessage.first(borrow, now))
-        debt.shares, debt.step_ticks = shares > 0, step_ticks
+        debt = _Borrowed(creditor, now + ticks, counts, shares=shares > 0, step_ticks=step_ticks)
         self._borrowed[loan] = debt
-        return loan, [Send(creditor, borrow)]
+        return loan, [send(debt, borrow, now)]
 
     def _problem(self, creditor: str) -> str:
         if creditor == self._instance:
@@ -350,19 +333,10 @@ class Borrowing:
             return "the instance lends memory itself"
         return ""
 
-    def _of(self, creditor: str, loan: Loan) -> _Borrowed | None:
-        """Return the record of a loan, if it is this creditor's."""
-        debt = self._borrowed.get(loan)
-        return debt if debt is not None and debt.creditor == creditor else None
-
-    def _said(self, debt: _Borrowed, message: PeerMessage) -> Send:
-        debt.unanswered = ResentMessage.first(message, self._now)
-        return Send(debt.creditor, message)
-
     def _late(self, loan: Loan, debt: _Borrowed) -> list[Action]:
         problem = "it was recalled" if debt.state == "lent" else "it timed out"
         if debt.state == "asked":
-            return [_over(debt.creditor, loan, problem), *self._refused(loan, problem)]
+            return [_over(debt.peer, loan, problem), *self._refused(loan, problem)]
         return self._lost(loan, debt, problem)
 
     def _refused(self, loan: Loan, problem: str) -> list[Action]:
@@ -377,7 +351,7 @@ class Borrowing:
         """Send ``GiveBack``, and resend it until it is confirmed."""
         debt.state, debt.deadline = "returning", None
         self._readable.pop(loan, None)
-        return [*self._revoked(debt), self._said(debt, GiveBack(loan))]
+        return [*self._revoked(debt), send(debt, GiveBack(loan), self._now)]
 
     def _revoked(self, debt: _Borrowed) -> list[Action]:
         """Revoke the creditor's right to read this instance's pages, if it has one."""

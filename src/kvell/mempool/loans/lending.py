@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from kvell.memory import Ints
+from kvell.mempool.exchanges import FIRST_TICKS, Exchanges, send
 from kvell.mempool.holds import Holds
 from kvell.mempool.loans.counts import Counts, decode_counts, decode_pages, encode_ints
 from kvell.mempool.loans.lent_audit import lent_problems
@@ -39,13 +40,11 @@ from kvell.mempool.loans.messages import (
     LoanOver,
     Recall,
 )
-from kvell.mempool.loans.repeats import said_again
 from kvell.mempool.owners import Owner, Tick
 from kvell.mempool.transfers.actions import Action, Grant, Pull, Revoke, Send, StopPull
 from kvell.mempool.transfers.messages import MOST_TICKS, Transfer
 from kvell.mempool.transfers.numbers import SLOTS, RightNumbers
 from kvell.mempool.transfers.receiving import FOREVER
-from kvell.mempool.transfers.repeating import FIRST_TICKS, ResentMessage
 
 UNKNOWN = "there is no such loan"
 RECALLED = "it was recalled"
@@ -88,7 +87,7 @@ class Lending:
         """Whether a transfer brings a text here, so that it cannot fill a loan."""
         self.is_closed = False
         """Whether the instance lends no more."""
-        self._lent: dict[Loan, LentPages] = {}
+        self._lent: Exchanges[Loan, LentPages] = Exchanges()
         self._pulls: dict[Transfer, Loan] = {}
 
     def __len__(self) -> int:
@@ -106,10 +105,7 @@ class Lending:
     @property
     def next_deadline(self) -> Tick | None:
         """The next time at which :meth:`tick` has an effect; None if there is none."""
-        loans = self._lent.values()
-        ticks = [entry.deadline for entry in loans if entry.deadline is not None]
-        repeats = [entry.unanswered.at for entry in loans if entry.unanswered is not None]
-        return min(ticks + repeats, default=None)
+        return self._lent.next_deadline
 
     def pages(self) -> set[tuple[int, int]]:
         """Return (group, page) of all lent pages."""
@@ -150,13 +146,12 @@ class Lending:
             return [_over(debtor, loan, NO_ROOM)]
         places = sorted(self._holds.places(owner).items())
         rows = np.asarray([(group, page) for (group, _), page in places], np.int32)
-        entry = self._lent[loan] = LentPages(owner, counts, rows, self._right(), deadline)
-        return [self._granted(loan, entry)]
+        return [self._granted(loan, self._new(message, deadline, owner, counts, rows))]
 
     def fill(self, debtor: str, message: Fill) -> list[Action]:
         """Begin to pull the debtor's pages, or its pages at another creditor."""
         loan = message.loan
-        entry = self._of(debtor, loan)
+        entry = self._lent.of(debtor, loan)
         if (
             entry is None
             or message.right != entry.right.number
@@ -207,7 +202,7 @@ class Lending:
 
     def over(self, debtor: str, message: LoanOver) -> list[Action]:
         """Handle the debtor's notice that it has no such loan."""
-        entry = self._of(debtor, message.loan)
+        entry = self._lent.of(debtor, message.loan)
         return [] if entry is None else self._ended(message.loan, entry)
 
     def recall(self, counts: Sequence[int], now: Tick, ticks: Tick) -> list[Action]:
@@ -251,23 +246,18 @@ class Lending:
 
     def tick(self, now: Tick) -> list[Action]:
         """End expired loans and resend unanswered messages."""
-        actions: list[Action] = []
-        for loan, entry in list(self._lent.items()):
-            if self._waits_on(entry, now):
-                actions.append(self._said(loan, entry, now, entry.patience_ticks))
-            elif entry.deadline is not None and entry.deadline <= now:
-                actions += self._late(loan, entry, now)
-            elif entry.unanswered is not None and entry.unanswered.is_due(now):
-                actions.append(Send(loan.debtor, said_again(entry.unanswered, entry.deadline, now)))
-        return actions
+        actions: list[Action] = [
+            send(entry, Recall(loan, entry.patience_ticks), now)
+            for loan, entry in self._lent.items()
+            if self._waits_on(entry, now)
+        ]
+        for loan in self._lent.late(now):
+            actions += self._late(loan, self._lent[loan], now)
+        return actions + self._lent.resend(now)
 
     def instance_died(self, instance: str, incarnation: int) -> list[Action]:
         """End the loans of a dead incarnation of a debtor and of earlier ones; 0: of all."""
-        gone = [
-            loan
-            for loan in self._lent
-            if loan.debtor == instance and not 0 < incarnation < loan.incarnation
-        ]
+        gone = self._lent.of_instance(instance, incarnation)
         return [action for loan in gone for action in self._ended(loan, self._lent[loan])]
 
     def audit(self) -> list[str]:
@@ -294,15 +284,19 @@ class Lending:
             return "too many loans"
         return ""
 
-    def _of(self, debtor: str, loan: Loan) -> LentPages | None:
-        """Return the record of a loan, if it is this debtor's."""
-        return self._lent.get(loan) if loan.debtor == debtor else None
-
     def _sum(self, loans: Iterable[LentPages]) -> Counts:
         return pages_of(loans, len(self._most_lent))
 
-    def _right(self) -> Transfer:
-        return Transfer(self._instance, self._incarnation, self._numbers.take())
+    def _new(
+        self, message: Borrow, deadline: Tick, owner: Owner, counts: Counts, rows: Ints
+    ) -> LentPages:
+        """Add the record of a loan."""
+        loan = message.loan
+        right = Transfer(self._instance, self._incarnation, self._numbers.take())
+        entry = LentPages(loan.debtor, deadline, owner, counts, rows, right, message.shares > 0)
+        entry.incarnation = loan.incarnation
+        self._lent[loan] = entry
+        return entry
 
     def _shared(self, message: Borrow, counts: Counts, deadline: Tick) -> list[Action]:
         """Share the pages of a loan, unless they are recalled."""
@@ -310,9 +304,7 @@ class Lending:
         other = self._lent.get(Loan(loan.debtor, loan.incarnation, message.shares))
         if other is None or other.counts != counts or other.state != "lent" or other.is_ending:
             return [_over(loan.debtor, loan, UNKNOWN)]
-        entry = LentPages(other.owner, counts, other.rows, self._right(), deadline, shares=True)
-        self._lent[loan] = entry
-        return [self._granted(loan, entry)]
+        return [self._granted(loan, self._new(message, deadline, other.owner, counts, other.rows))]
 
     def _read(self, loan: Loan, entry: LentPages) -> list[Action]:
         """Grant the right to read the filled pages to the debtor."""
@@ -334,7 +326,7 @@ class Lending:
         if deadline <= now:
             return self._revoked(loan, entry, now)
         entry.deadline, entry.patience_ticks = deadline, deadline - now
-        return [self._said(loan, entry, now, deadline - now)]
+        return [send(entry, Recall(loan, deadline - now), now)]
 
     def _waits_on(self, entry: LentPages, now: Tick) -> bool:
         """Extend a due recall of pages no longer needed, and return whether to resend it."""
@@ -357,12 +349,7 @@ class Lending:
         actions: list[Action] = [Revoke(entry.right)]
         self._let_go(entry)
         entry.state, entry.deadline = "revoked", None
-        return [*actions, self._said(loan, entry, now, 0)]
-
-    def _said(self, loan: Loan, entry: LentPages, now: Tick, ticks_left: Tick) -> Send:
-        recall = Recall(loan, ticks_left)
-        entry.unanswered = ResentMessage.first(recall, now)
-        return Send(loan.debtor, recall)
+        return [*actions, send(entry, Recall(loan, 0), now)]
 
     def _ended(self, loan: Loan, entry: LentPages) -> list[Action]:
         """Forget a loan and release its pages, once no pull writes into them."""

@@ -7,23 +7,22 @@ from typing import Literal
 import numpy as np
 
 from kvell.memory import Ints
+from kvell.mempool.exchanges import Exchange
 from kvell.mempool.loans.counts import Counts
 from kvell.mempool.loans.messages import Loan
 from kvell.mempool.owners import Owner, Tick
 from kvell.mempool.transfers.messages import Transfer
-from kvell.mempool.transfers.repeating import ResentMessage
 
 
 @dataclass
-class LentPages:
+class LentPages(Exchange):
     """One loan of this creditor.
 
     :ivar owner: the owner of the hold on its pages, common to loans that share them.
     :ivar rows: int32 [m, 2]: group, local page, in the order of groups.
     :ivar shares: whether it shares pages that are filled already.
-    :ivar deadline: when it must be filled or returned; None if there is no deadline.
+    :ivar deadline: when it must be filled or returned.
     :ivar filling: the transfer that fills it.
-    :ivar unanswered: a ``Recall``.
     :ivar step_ticks: the duration of the debtor's steps, as reported.
     :ivar patience_ticks: the time that its recall left it.
     """
@@ -32,11 +31,9 @@ class LentPages:
     counts: Counts
     rows: Ints
     right: Transfer
-    deadline: Tick | None
     shares: bool = False
     state: Literal["granted", "filling", "lent", "ending", "revoked"] = "granted"
     filling: Transfer | None = None
-    unanswered: ResentMessage | None = None
     step_ticks: Tick = 0
     patience_ticks: Tick = 0
 

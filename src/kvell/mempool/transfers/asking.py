@@ -10,24 +10,17 @@
 Source: MemServe §6.2, where an instance pulls the part of a prompt that a third one has.
 """
 
-from dataclasses import dataclass
-
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from kvell.mempool.exchanges import Exchange, Exchanges
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import Action, Arrived, Ended, Fetched, Send
 from kvell.mempool.transfers.copies import Copies
 from kvell.mempool.transfers.messages import MOST_TICKS, Ask, Declined, Transfer
 
 NOTHING_MORE = "no more of it is cached"
-
-
-@dataclass(frozen=True)
-class _Asked:
-    owner: str
-    deadline: Tick
 
 
 class Asking:
@@ -38,7 +31,7 @@ class Asking:
 
     def __init__(self, incarnation: int, fingerprint: str, copies: Copies) -> None:
         self._incarnation, self._fingerprint, self._copies = incarnation, fingerprint, copies
-        self._asked: dict[int, _Asked] = {}
+        self._asked: Exchanges[int, Exchange] = Exchanges()
         self._answers: dict[Transfer, tuple[str, Ask]] = {}
         self._number = 0
 
@@ -48,7 +41,7 @@ class Asking:
     @property
     def next_deadline(self) -> Tick | None:
         """The deadline of the next request, or None."""
-        return min((request.deadline for request in self._asked.values()), default=None)
+        return self._asked.next_deadline
 
     def ask(
         self,
@@ -67,7 +60,7 @@ class Asking:
         :param beyond: the number of tokens that are cached here already.
         """
         self._number += 1
-        self._asked[self._number] = _Asked(owner, deadline)
+        self._asked[self._number] = Exchange(owner, deadline)
         ask = Ask(
             self._incarnation,
             self._number,
@@ -107,9 +100,8 @@ class Asking:
 
     def on_declined(self, owner: str, message: Declined) -> list[Action]:
         """Handle an instance's refusal to send a text."""
-        request = self._asked.get(message.number)
         is_mine = message.incarnation == self._incarnation
-        if request is None or request.owner != owner or not is_mine:
+        if self._asked.of(owner, message.number) is None or not is_mine:
             return []
         return self._over(message.number, message.why)
 
@@ -117,7 +109,7 @@ class Asking:
         """Report an arrived text, if its private bytes name a request of this instance."""
         for number, request in self._asked.items():
             is_it = action.announced == _named(self._incarnation, number)
-            if is_it and action.transfer.sender == request.owner:
+            if is_it and action.transfer.sender == request.peer:
                 del self._asked[number]
                 return [Fetched(number, action.computed, "")]
         return []
@@ -131,12 +123,12 @@ class Asking:
 
     def tick(self, now: Tick) -> list[Action]:
         """End expired requests."""
-        late = [number for number, request in self._asked.items() if request.deadline <= now]
+        late = self._asked.late(now)
         return [action for number in late for action in self._over(number, "it timed out")]
 
     def instance_died(self, instance: str) -> list[Action]:
         """End the requests to a dead instance."""
-        gone = [number for number, request in self._asked.items() if request.owner == instance]
+        gone = self._asked.of_instance(instance)
         return [a for number in gone for a in self._over(number, f"{instance} died")]
 
     def _over(self, number: int, why: str) -> list[Action]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvell.memory import Ints
+from kvell.mempool.exchanges import Exchange, Exchanges, send
 from kvell.mempool.holds import Holds
 from kvell.mempool.owners import Owner, Tick
 from kvell.mempool.transfers.actions import Action, Arrived, Pull, PullRest, Send, StopPull
@@ -32,7 +33,6 @@ from kvell.mempool.transfers.messages import (
     Pulled,
     Transfer,
 )
-from kvell.mempool.transfers.repeating import ResentMessage
 from kvell.prefix.groups.facts import IMAGE_COLUMNS
 
 FOREVER: Tick = 1 << 62
@@ -43,23 +43,19 @@ NOTHING: Ints = np.empty((0, 3), np.int32)
 
 
 @dataclass
-class _Coming:
+class _Coming(Exchange):
     """One incoming transfer.
 
     :ivar missing: int32 [m, 3]: group, position, local page.
-    :ivar unanswered: the message that the sender must answer with an offer.
     :ivar pages: the sender's pages of the running pull.
     :ivar is_whole: whether the sender has written all of the text.
     """
 
-    sender: str
     owner: Owner
-    deadline: Tick
     computed: int
     inserts: bool
     announced: bytes
     missing: Ints
-    unanswered: ResentMessage
     private: bytes = b""
     pages: bytes = b""
     is_pulling: bool = False
@@ -83,7 +79,7 @@ class Receiving:
         """Whether the user of a text can decode the message's private bytes."""
         self.is_closed = False
         """Whether further texts are refused."""
-        self._coming: dict[Transfer, _Coming] = {}
+        self._coming: Exchanges[Transfer, _Coming] = Exchanges()
         self._came: dict[Transfer, None] = {}
 
     def __len__(self) -> int:
@@ -95,10 +91,7 @@ class Receiving:
     @property
     def next_deadline(self) -> Tick | None:
         """The next time at which :meth:`tick` has an effect; None if there is none."""
-        waiting = [coming for coming in self._coming.values() if not coming.is_over]
-        deadlines = [coming.deadline for coming in waiting]
-        repeats = [coming.unanswered.at for coming in waiting if not coming.is_pulling]
-        return min(deadlines + repeats, default=None)
+        return self._coming.next_deadline
 
     def owners(self) -> set[Owner]:
         """Return the owners of the holds of incoming texts."""
@@ -137,24 +130,23 @@ class Receiving:
         if missing is None:
             return [Send(sender, Abandon(transfer, "there is no room"))]
         prepared = Prepared(transfer, missing[:, :2].astype("<i4").tobytes())
-        self._coming[transfer] = _Coming(
+        coming = self._coming[transfer] = _Coming(
             sender,
-            owner,
             deadline,
+            owner,
             max(message.computed, hold.hit_tokens),
             message.inserts,
             message.private,
             missing,
-            ResentMessage.first(prepared, now),
         )
-        return [Send(sender, prepared)]
+        return [send(coming, prepared, now)]
 
     def offer(self, sender: str, message: Offer) -> list[Action]:
         """Begin to pull the missing pages, or pull the rest once all is written."""
-        coming = self._coming.get(message.transfer)
+        coming = self._coming.of(sender, message.transfer)
         if message.transfer in self._came:
             return [Send(sender, Pulled(message.transfer))]
-        if coming is None or coming.sender != sender or coming.is_over:
+        if coming is None or coming.is_over:
             return [Send(sender, Abandon(message.transfer, "it has ended"))]
         if coming.is_whole or (coming.is_pulling and message.stages):  # a repetition
             return []
@@ -169,6 +161,7 @@ class Receiving:
                 return self._over(message.transfer, "an earlier offer has other pages")
             return [PullRest(message.transfer)]
         coming.is_pulling, coming.pages = True, message.pages
+        coming.unanswered = None
         pages = np.frombuffer(message.pages, "<i4")
         rows = np.stack([coming.missing[:, 0], pages, coming.missing[:, 2]], axis=1)
         return [Pull(message.transfer, np.ascontiguousarray(rows, np.int32), message.stages)]
@@ -184,10 +177,11 @@ class Receiving:
             return []
         if problem:
             self._holds.release(coming.owner)
-            return [Send(coming.sender, Abandon(transfer, problem))]
+            return [Send(coming.peer, Abandon(transfer, problem))]
         if coming.inserts:
             self._holds.insert(coming.owner, coming.computed)
         else:  # for its user, until the sender's deadline
+            assert coming.deadline is not None, "only an ended transfer has none"
             self._holds[coming.owner].deadline = coming.deadline
         self._came[transfer] = None
         if len(self._came) > REMEMBERED:
@@ -195,12 +189,11 @@ class Receiving:
         arrived = Arrived(
             transfer, coming.computed, coming.announced, coming.private, coming.inserts
         )
-        return [Send(coming.sender, Pulled(transfer)), arrived]
+        return [Send(coming.peer, Pulled(transfer)), arrived]
 
     def on_abandoned(self, sender: str, message: Abandon) -> list[Action]:
         """Handle the sender's notice that it has given up a transfer."""
-        coming = self._coming.get(message.transfer)
-        if coming is None or coming.sender != sender:
+        if self._coming.of(sender, message.transfer) is None:
             return []
         return self._ended(message.transfer)
 
@@ -215,20 +208,17 @@ class Receiving:
 
     def tick(self, now: Tick) -> list[Action]:
         """End expired transfers and resend unanswered messages."""
-        late = [t for t, c in self._coming.items() if c.deadline <= now and not c.is_over]
+        late = self._coming.late(now)
         actions = [a for transfer in late for a in self._over(transfer, "it timed out")]
-        for coming in self._coming.values():
-            if not (coming.is_over or coming.is_pulling) and coming.unanswered.is_due(now):
-                actions.append(Send(coming.sender, coming.unanswered.message))
-        return actions
+        return actions + self._coming.resend(now)
 
     def instance_died(self, instance: str) -> list[Action]:
         """End the transfers from a dead instance."""
-        gone = [transfer for transfer, c in self._coming.items() if c.sender == instance]
+        gone = self._coming.of_instance(instance)
         return [action for transfer in gone for action in self._ended(transfer)]
 
     def _over(self, transfer: Transfer, why: str) -> list[Action]:
-        sender = self._coming[transfer].sender
+        sender = self._coming[transfer].peer
         return [*self._ended(transfer), Send(sender, Abandon(transfer, why))]
 
     def _ended(self, transfer: Transfer) -> list[Action]:
@@ -239,7 +229,7 @@ class Receiving:
             self._holds.release(coming.owner)
             return []
         stops: list[Action] = [] if coming.is_over else [StopPull(transfer)]
-        coming.is_over = True
+        coming.is_over, coming.deadline = True, None
         return stops
 
     def _problem(self, sender: str, message: Prepare) -> str:

@@ -19,31 +19,28 @@ import numpy as np
 import numpy.typing as npt
 
 from kvell.memory import Images
+from kvell.mempool.exchanges import Exchange, Exchanges, send
 from kvell.mempool.owners import Tick
 from kvell.mempool.transfers.actions import Action, Ended, Grant, Revoke, RoomGranted, Send
 from kvell.mempool.transfers.messages import Abandon, Offer, Prepare, Prepared, Pulled, Transfer
 from kvell.mempool.transfers.numbers import RightNumbers
-from kvell.mempool.transfers.repeating import ResentMessage
 
 Places = Mapping[tuple[int, int], int]
 """The sender's pages by (group, position)."""
 
 
 @dataclass
-class _Sent:
+class _Sent(Exchange):
     """One outgoing transfer.
 
     :ivar computed: the number of tokens to transfer.
     :ivar missing: (group, position) of the pages that the receiver lacks; None before ``Prepared``.
     :ivar ready: the text's pages, once they are computed, and the private bytes.
     :ivar early: the pages that were offered while they are computed, or None.
-    :ivar unanswered: the message to be answered next; None while the text is computed.
+    :ivar unanswered: None while the text is computed.
     """
 
-    target: str
     computed: int
-    deadline: Tick
-    unanswered: ResentMessage | None
     missing: list[list[int]] | None = None
     ready: tuple[Places, bytes] | None = None
     early: bytes | None = None
@@ -72,7 +69,7 @@ class Sending:
     ) -> None:
         self._instance, self._incarnation = instance, incarnation
         self._fingerprint, self._pages = fingerprint, tuple(most_pages)
-        self._sent: dict[Transfer, _Sent] = {}
+        self._sent: Exchanges[Transfer, _Sent] = Exchanges()
         self._numbers = numbers
         self._now: Tick = 0
 
@@ -85,9 +82,7 @@ class Sending:
     @property
     def next_deadline(self) -> Tick | None:
         """The next time at which :meth:`tick` has an effect; None if there is none."""
-        repeated = (sent.unanswered for sent in self._sent.values())
-        ticks = [sent.deadline for sent in self._sent.values()]
-        return min([*ticks, *(wait.at for wait in repeated if wait is not None)], default=None)
+        return self._sent.next_deadline
 
     def begin(
         self,
@@ -121,8 +116,8 @@ class Sending:
             private,
             b"" if images is None else images.astype("<i4").tobytes(),
         )
-        self._sent[transfer] = _Sent(target, computed, deadline, ResentMessage.first(prepare, now))
-        return transfer, [Send(target, prepare)]
+        sent = self._sent[transfer] = _Sent(target, deadline, computed)
+        return transfer, [send(sent, prepare, now)]
 
     def missing(self, transfer: Transfer) -> list[list[int]]:
         """Return (group, position) of the receiver's missing pages; empty before ``Prepared``."""
@@ -145,7 +140,7 @@ class Sending:
             return []
         sent.early = pages
         offer = Offer(transfer, pages, stages=stages)
-        return [_grant(transfer, sent, pages), self._said(sent, offer)]
+        return [_grant(transfer, sent, pages), send(sent, offer, self._now)]
 
     def ready(self, transfer: Transfer, places: Places, private: bytes = b"") -> list[Action]:
         """Offer a computed text whose pages are held; no effect if the transfer has ended.
@@ -161,8 +156,8 @@ class Sending:
 
     def on_prepared(self, sender: str, message: Prepared) -> list[Action]:
         """Handle the receiver's notice that it has room, and its missing pages."""
-        sent = self._sent.get(message.transfer)
-        if sent is None or sent.target != sender:
+        sent = self._sent.of(sender, message.transfer)
+        if sent is None:
             return [Send(sender, Abandon(message.transfer, "it has ended"))]
         if sent.missing is not None:  # a repetition: an offer may have been lost
             return [] if sent.unanswered is None else [Send(sender, sent.unanswered.message)]
@@ -175,15 +170,14 @@ class Sending:
 
     def on_pulled(self, sender: str, message: Pulled) -> list[Action]:
         """Handle the receiver's notice that it has the whole text."""
-        sent = self._sent.get(message.transfer)
-        if sent is None or sent.target != sender or not sent.is_offered:
+        sent = self._sent.of(sender, message.transfer)
+        if sent is None or not sent.is_offered:
             return []
         return self._ended(message.transfer, "")
 
     def on_abandoned(self, sender: str, message: Abandon) -> list[Action]:
         """Handle the receiver's notice that it has given up a transfer."""
-        sent = self._sent.get(message.transfer)
-        if sent is None or sent.target != sender:
+        if self._sent.of(sender, message.transfer) is None:
             return []
         return self._ended(message.transfer, message.why)
 
@@ -194,16 +188,13 @@ class Sending:
     def tick(self, now: Tick) -> list[Action]:
         """End expired transfers and resend unanswered messages."""
         self._now = now
-        late = [transfer for transfer, sent in self._sent.items() if sent.deadline <= now]
+        late = self._sent.late(now)
         actions = [action for transfer in late for action in self._over(transfer, "it timed out")]
-        for sent in self._sent.values():
-            if sent.unanswered is not None and sent.unanswered.is_due(now):
-                actions.append(Send(sent.target, sent.unanswered.message))
-        return actions
+        return actions + self._sent.resend(now)
 
     def instance_died(self, instance: str) -> list[Action]:
         """End the transfers to a dead instance."""
-        gone = [transfer for transfer, sent in self._sent.items() if sent.target == instance]
+        gone = self._sent.of_instance(instance)
         return [action for transfer in gone for action in self._ended(transfer, f"{instance} died")]
 
     def _offered(self, transfer: Transfer, sent: _Sent) -> list[Action]:
@@ -218,15 +209,10 @@ class Sending:
             return self._over(transfer, "the pages differ from the first offer")
         grants = [] if sent.is_granted else [_grant(transfer, sent, pages)]
         sent.is_offered = True
-        return [*grants, self._said(sent, Offer(transfer, pages, private))]
-
-    def _said(self, sent: _Sent, offer: Offer) -> Send:
-        """Send an offer, and resend it until the receiver answers or a newer offer replaces it."""
-        sent.unanswered = ResentMessage.first(offer, self._now)
-        return Send(sent.target, offer)
+        return [*grants, send(sent, Offer(transfer, pages, private), self._now)]
 
     def _over(self, transfer: Transfer, why: str) -> list[Action]:
-        target = self._sent[transfer].target
+        target = self._sent[transfer].peer
         return [*self._ended(transfer, why), Send(target, Abandon(transfer, why))]
 
     def _ended(self, transfer: Transfer, problem: str) -> list[Action]:
@@ -242,7 +228,7 @@ def _grant(transfer: Transfer, sent: _Sent, pages: bytes) -> Grant:
     assert sent.missing is not None, "pages are offered once it is known which are missing"
     groups = np.asarray(sent.missing, "<i4").reshape(-1, 2)[:, 0]
     pairs = np.stack([groups, np.frombuffer(pages, "<i4")], axis=1)
-    return Grant(transfer, sent.target, pairs.astype("<i4").tobytes())
+    return Grant(transfer, sent.peer, pairs.astype("<i4").tobytes())
 
 
 def _checked(missing: bytes, most_pages: Sequence[int]) -> list[list[int]] | None:

@@ -7,7 +7,7 @@ import msgspec
 from kvell.mempool.transfers.messages import PeerMessage
 from kvell.mempool.transports.source import PageSource
 from kvell.mempool.transports.tcp.partials import PartialsLine
-from kvell.wire.buffered import BufferedSocket, PeerClosed
+from kvell.wire.buffered import BufferedSocket, PeerClosedError
 from kvell.wire.decoding import decode
 from kvell.wire.frames import ProtocolError, frame
 from kvell.wire.greeting import Greeting
@@ -44,28 +44,28 @@ class Peer:
     def send(self, message: PeerMessage) -> None:
         """Send a message, or queue it until the peer reads.
 
-        :raises PeerClosed: when the peer closed the connection, or does not read.
+        :raises PeerClosedError: when the peer closed the connection, or does not read.
         """
         self._line.send(frame(_ENCODER.encode(message)))
         if self._line.unsent_bytes > OUTGOING_LIMIT_BYTES:
-            raise PeerClosed("it does not read its messages")
+            raise PeerClosedError("it does not read its messages")
 
     def flush(self) -> None:
         """Send queued bytes without blocking.
 
-        :raises PeerClosed: when the peer closed the connection.
+        :raises PeerClosedError: when the peer closed the connection.
         """
         self._line.flush()
 
     def receive(self) -> list[PeerMessage]:
         """Return the messages that are complete now.
 
-        :raises PeerClosed: when the peer closed the connection or violated the protocol.
+        :raises PeerClosedError: when the peer closed the connection or violated the protocol.
         """
         try:
             return [decode(_DECODER, body) for body in self._line.receive()]
         except ProtocolError as error:
-            raise PeerClosed(str(error)) from error
+            raise PeerClosedError(str(error)) from error
 
     def close(self) -> None:
         """Close all connections to the peer."""

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from kvell.errors import KvellError
 from kvell.mempool.transports.tcp.served_peers import ServedPeers
 from kvell.wire.blocking import BlockingSocket, within
-from kvell.wire.buffered import BufferedSocket, PeerClosed
+from kvell.wire.buffered import BufferedSocket, PeerClosedError
 from kvell.wire.frames import ProtocolError, frame
 
 ROOM_BYTES = 4 << 20
@@ -124,7 +124,7 @@ class PartialsLine:
             line = self._connected(seconds)
             if line is not None:
                 self._pump(line, seconds)
-        except (OSError, PeerClosed, ProtocolError):
+        except (OSError, PeerClosedError, ProtocolError):
             self._let_go()
             return False
         return True
@@ -163,7 +163,7 @@ class PartialsLine:
     def _pump(self, line: BufferedSocket, seconds: float) -> None:
         """Wait until bytes can be sent or received, and transfer them.
 
-        :raises PeerClosed: when the connection fails.
+        :raises PeerClosedError: when the connection fails.
         :raises ProtocolError: when the received bytes are no frame.
         """
         line.send(self._unsent)

@@ -1,0 +1,116 @@
+"""The open exchanges of one side of a protocol: state, deadline, and resending until answered.
+
+A transfer, a request for a text and a loan are exchanges: each has a key that is never used again,
+a peer, a deadline, and perhaps a message that the peer has to answer.  A message, or its answer,
+can be lost when a connection breaks and neither instance dies.  Without resending, the other side
+would hold unused pages until its deadline.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from msgspec import structs
+
+from kvell.mempool.loans.messages import Borrow, Recall
+from kvell.mempool.owners import Tick
+from kvell.mempool.transfers.actions import Send
+from kvell.mempool.transfers.messages import PeerMessage
+
+FIRST_TICKS: Tick = 2_000
+"""The first time to wait for an answer; it doubles with each repetition."""
+LONGEST_TICKS: Tick = 16_000
+"""The longest time to wait for an answer: a request and its pages may wait for it."""
+
+
+@dataclass
+class ResentMessage:
+    """A message without an answer so far.
+
+    :ivar at: the time to resend it.
+    """
+
+    message: PeerMessage
+    at: Tick
+    _pause: Tick = FIRST_TICKS
+
+    @classmethod
+    def first(cls, message: PeerMessage, now: Tick) -> "ResentMessage":
+        """Return a message that is sent now for the first time."""
+        return cls(message, now + FIRST_TICKS)
+
+    def is_due(self, now: Tick) -> bool:
+        """Return whether to resend the message now; if so, schedule the next repetition."""
+        if now < self.at:
+            return False
+        self._pause = min(2 * self._pause, LONGEST_TICKS)
+        self.at = now + self._pause
+        return True
+
+
+@dataclass
+class Exchange:
+    """One exchange.
+
+    :ivar deadline: when it ends by itself; None: never.
+    :ivar unanswered: the message that the peer must answer; None: none is awaited.
+    :ivar incarnation: the peer's; 0: unknown, or the death of any incarnation ends the exchange.
+    """
+
+    peer: str
+    deadline: Tick | None
+    unanswered: ResentMessage | None = field(default=None, kw_only=True)
+    incarnation: int = field(default=0, kw_only=True)
+
+
+Key = TypeVar("Key", bound=Hashable)
+Entry = TypeVar("Entry", bound=Exchange)
+
+
+class Exchanges(dict[Key, Entry]):
+    """The open exchanges of one side, by key, in the order of their begin."""
+
+    @property
+    def next_deadline(self) -> Tick | None:
+        """The next time at which an exchange ends or a message is resent; None if there is none."""
+        ticks = [entry.deadline for entry in self.values() if entry.deadline is not None]
+        repeats = [entry.unanswered.at for entry in self.values() if entry.unanswered is not None]
+        return min(ticks + repeats, default=None)
+
+    def of(self, peer: str, key: Key) -> Entry | None:
+        """Return an exchange, if it is open and with this peer."""
+        entry = self.get(key)
+        return entry if entry is not None and entry.peer == peer else None
+
+    def late(self, now: Tick) -> list[Key]:
+        """Return the exchanges whose deadline has passed."""
+        return [
+            key
+            for key, entry in self.items()
+            if entry.deadline is not None and entry.deadline <= now
+        ]
+
+    def resend(self, now: Tick) -> list[Send]:
+        """Send the messages again that have waited long enough, with the time that remains."""
+        sends = []
+        for entry in self.values():
+            if entry.unanswered is not None and entry.unanswered.is_due(now):
+                message = entry.unanswered.message
+                if entry.deadline is not None and isinstance(message, Borrow | Recall):
+                    message = structs.replace(message, ticks_left=entry.deadline - now)
+                sends.append(Send(entry.peer, message))
+        return sends
+
+    def of_instance(self, instance: str, incarnation: int = 0) -> list[Key]:
+        """Return the exchanges with an incarnation of an instance and earlier ones; 0: with all."""
+        return [
+            key
+            for key, entry in self.items()
+            if entry.peer == instance and not 0 < incarnation < entry.incarnation
+        ]
+
+
+def send(entry: Exchange, message: PeerMessage, now: Tick) -> Send:
+    """Send a message, and resend it until the peer answers or another message replaces it."""
+    entry.unanswered = ResentMessage.first(message, now)
+    return Send(entry.peer, message)
