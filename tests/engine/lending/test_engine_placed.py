@@ -234,7 +234,7 @@ def test_what_lies_before_a_lost_section_is_not_computed_again() -> None:
     while not request.preemptions:
         cluster.deliver(0)
     before = len(starts(cluster))
-    kept = request.kept_tokens
+    kept = request.remote_tokens
     assert kept >= 8 * SECTION_TOKENS and lent(cluster, "d") == 5
     end(cluster)
     assert starts(cluster)[before] == min(starts(cluster)[before:]) == kept
@@ -273,13 +273,13 @@ def test_what_is_kept_for_a_request_that_waits_is_recalled_at_once() -> None:
     debtor = cluster.instances["p"]
     run(cluster, lambda: answered(cluster) and away(debtor) >= 8)
     request = give_way(cluster)
-    assert request.kept_tokens >= 8 * SECTION_TOKENS
+    assert request.remote_tokens >= 8 * SECTION_TOKENS
     lender = cluster.instances["d"]
     one = [1] * len(cluster.layout.groups)
     cluster.act(lender, lender.handovers.agent.loans.lending.recall(one, cluster.now, 2_000))
     while cluster.messages:
         cluster.deliver(0)
-    assert lent(cluster, "d") == 4 and request.kept_tokens == 4 * SECTION_TOKENS
+    assert lent(cluster, "d") == 4 and request.remote_tokens == 4 * SECTION_TOKENS
     settle(cluster)
 
 
@@ -293,7 +293,7 @@ def test_what_lies_here_too_is_not_read_elsewhere() -> None:
     run(cluster, lambda: same.end is not None)
     request = give_way(cluster)
     turn(cluster)
-    assert request.kept_tokens == 0 and starts(cluster)[-1] > 9 * SECTION_TOKENS
+    assert request.remote_tokens == 0 and starts(cluster)[-1] > 9 * SECTION_TOKENS
     settle(cluster)
 
 

@@ -146,7 +146,7 @@ class Swapping:
         """
         seen = [g for g in self._core.layout.groups if g.model == request.model]
         is_plain = all(g.kind in SWAPPABLE for g in seen) and not request.spec.images
-        if not is_plain or request.away_tokens:
+        if not is_plain or request.remote_tokens:
             return False
         return request.computed > self._core.hit_tokens(request.handle)
 

@@ -344,8 +344,8 @@ class Borrowed:
     def _send_away(self, borrower: DistributedRequest, sections: int) -> None:
         """Make exactly the first ``sections`` sections remote."""
         borrower.away = sections
-        borrower.request.away_tokens = sections * self.section_tokens
-        self._core.send_away(borrower.handle, borrower.request.away_tokens)
+        borrower.request.remote_tokens = sections * self.section_tokens
+        self._core.send_away(borrower.handle, borrower.request.remote_tokens)
 
     def _come_home(self, borrower: DistributedRequest, first: int) -> None:
         """Make sections from ``first`` on local; they are copied once they have pages."""
@@ -380,17 +380,17 @@ class Borrowed:
         if not resumes(request.model, self._core.layout.groups) or request.finish_reason:
             sections = 0
         is_in = request.state is RequestState.RUNNING
-        if is_in and request.away_tokens != sections * self.section_tokens:
+        if is_in and request.remote_tokens != sections * self.section_tokens:
             sections = 0  # the request holds these sections here
         if not sections:
             return self._forget(borrower)
         loans = self.sections.cut(borrower, sections) + borrower.ends
         borrower.starts_again(sections)
-        request.kept_tokens = 0 if is_in else sections * self.section_tokens
+        request.remote_tokens = sections * self.section_tokens
         borrower.handle = request.handle if is_in else borrower.handle
         return self.sections.give_back(loans)
 
     def _forget(self, borrower: DistributedRequest) -> list[Action]:
-        borrower.request.kept_tokens = 0
+        borrower.request.remote_tokens = 0
         del self._borrowers[borrower.request.request_id]
         return self.sections.give_back([*self.sections.cut(borrower, 0), *borrower.ends])

@@ -133,11 +133,8 @@ class DistributedRequest:
     def audit(self, section_tokens: int) -> list[str]:
         """Return all contradictions in remote sections, one sentence each."""
         problems, name = list[str](), self.request.request_id
-        if self.has_pages and self.away * section_tokens != self.request.away_tokens:
-            problems.append(f"{name}: {self.request.away_tokens} tokens are remote")
-        kept = 0 if self.has_pages else self.away * section_tokens
-        if self.request.kept_tokens != kept:
-            problems.append(f"{name}: {self.request.kept_tokens} tokens are kept, not {kept}")
+        if self.away * section_tokens != self.request.remote_tokens:
+            problems.append(f"{name}: {self.request.remote_tokens} tokens are remote")
         if not self.away <= self.filled <= len(self.sections):
             problems.append(f"{name}: {self.away} remote sections of {self.filled} filled")
         if self.away * section_tokens >= max(1, self.request.num_tokens):

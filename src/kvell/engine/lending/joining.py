@@ -84,7 +84,7 @@ class JoiningRequests:
         if borrower.filled == len(borrower.sections):
             del self._joining[borrower.request.request_id]
             borrower.away = borrower.filled
-            borrower.request.kept_tokens = borrower.away * self._sections.section_tokens
+            borrower.request.remote_tokens = borrower.away * self._sections.section_tokens
             self.shared += borrower.away
             self._answered.append(borrower)
         return actions

@@ -142,7 +142,7 @@ class Admission:
         tokens = request.tokens(0, request.num_tokens)
         if request.runs_alone:
             self._chunks.protected.yield_all()
-        kept = request.kept_tokens
+        remote = kept = request.remote_tokens
         if kept and self.count_cached(request) >= kept:
             kept = 0  # it is cached here too
         handle = self._core.open(
@@ -158,7 +158,8 @@ class Admission:
         if kept:
             self._core.receive(handle, kept)
             self._core.send_away(handle, kept)
-            request.computed = request.away_tokens = kept
+            request.computed = kept
+        request.remote_tokens = kept
         if self._seats.swapping is not None:
             self._seats.swapping.resume(request)
         request.settled = request.computed
@@ -166,7 +167,8 @@ class Admission:
             return True
         self._core.close(handle, renew=False)
         request.handle = NO_HANDLE
-        request.computed = request.settled = request.repeats = request.away_tokens = 0
+        request.computed = request.settled = request.repeats = 0
+        request.remote_tokens = remote
         asks_again = self._shares_pool or request.runs_alone or self._seats.is_swapped(request)
         self._turned_away = None if asks_again else request
         if not self._seats.running and self._chunks.protected.yield_all():
@@ -249,7 +251,7 @@ class Admission:
         ahead = max(
             (self._shared_ahead(request, other) for other in self._seats.running), default=0
         )
-        if not ahead or ahead <= max(request.kept_tokens, self.count_cached(request)):
+        if not ahead or ahead <= max(request.remote_tokens, self.count_cached(request)):
             return False
         request.prefix_wait_steps += 1
         self._seats.rungs["wait_for_prefix"] += 1

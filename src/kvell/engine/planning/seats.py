@@ -186,4 +186,4 @@ class RequestQueues:
     def _close(self, request: Request, *, returns: bool = False) -> None:
         self._core.close(request.handle, renew=not request.is_spoiled, returns=returns)
         self._released.append(request.handle)
-        request.handle, request.away_tokens = NO_HANDLE, 0
+        request.handle, request.remote_tokens = NO_HANDLE, 0

@@ -56,8 +56,8 @@ class Request:
     :ivar local_tokens: largest number of its newest tokens with pages here, if it is longer than
         this instance's memory; 0: all of them.
     :ivar found_tokens: number of its first tokens that were cached here at its admission.
-    :ivar away_tokens: number of its first tokens whose pages are at other instances.
-    :ivar kept_tokens: the same while it has no pages here; it continues after these tokens.
+    :ivar remote_tokens: number of its first tokens whose pages are at other instances; without
+        pages here, it continues after these tokens.
     :ivar entered_tokens: tokens that it had to compute at its last admission before it could make
         the next one; ``entered_output``: its output tokens then.
     :ivar short_rope_tokens: the longest text under its model's short rotation table; 0: its model
@@ -88,8 +88,7 @@ class Request:
     returns_to: str = ""
     local_tokens: int = 0
     found_tokens: int = 0
-    away_tokens: int = 0
-    kept_tokens: int = 0
+    remote_tokens: int = 0
     entered_tokens: int = 0
     entered_output: int = 0
     short_rope_tokens: int = 0
@@ -180,7 +179,7 @@ class Request:
     @property
     def _window_end(self) -> int:
         """End of the tokens that may be local for now, at least one after the cached ones."""
-        return max(self.away_tokens + self.local_tokens, self.found_tokens + 1)
+        return max(self.remote_tokens + self.local_tokens, self.found_tokens + 1)
 
     @property
     def is_held_up(self) -> bool:
@@ -190,7 +189,7 @@ class Request:
     @property
     def borrows(self) -> bool:
         """Whether the request has remote sections, or is blocked until it has more."""
-        return self.away_tokens > 0 or self.is_held_up
+        return self.remote_tokens > 0 or self.is_held_up
 
     @property
     def is_decoding(self) -> bool:
