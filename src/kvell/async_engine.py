@@ -210,7 +210,9 @@ class AsyncEngine:
         params = await self._encoders[name].with_bad_words(params)
         known_id = request_id or uuid.uuid4().hex
         spec = _spec(known_id, ids, params, cache_salt, name, session)
-        prompt_ids, token_ids, text = ids.tolist(), list[int](), ""
+        prompt_ids = ids.tolist()
+        token_ids = list[int]()
+        text = ""
         likely, prompt_likely = list[TokenLogprobs](), list[TokenLogprobs]()
         async with aclosing(text_deltas(self._front, served, spec)) as deltas:
             async for delta in deltas:

@@ -30,11 +30,13 @@ def parse_bytes(text: str, field: str) -> int:
 
 def format_bytes(size_bytes: int) -> str:
     """Return a size in binary units: exact below 1 KiB, else with three digits or more."""
-    value, unit = float(size_bytes), "B"
+    value = float(size_bytes)
+    unit = "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1023.5:
             break
-        value, unit = value / 1024, larger
+        value = value / 1024
+        unit = larger
     digits = 0 if unit == "B" or value >= 100 or value == int(value) else 1 if value >= 10 else 2
     return f"{value:,.{digits}f} {unit}"
 

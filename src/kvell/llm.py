@@ -101,12 +101,14 @@ class LLM:
         seed: int | None = None,
         **settings: Any,
     ) -> None:
-        chosen, self._seeds = settings_from(LLM, model, settings), SeedSource(seed)
+        chosen = settings_from(LLM, model, settings)
+        self._seeds = SeedSource(seed)
         opened = open_served(
             chosen, cache_dir or Path.home() / ".cache" / "kvell", progress, weights_fd
         )
         self._generation_config = generation_config
-        self._first, self._opened = opened.main, {entry.name: entry for entry in opened.named}
+        self._first = opened.main
+        self._opened = {entry.name: entry for entry in opened.named}
         engine = opened.engine(chosen, journal, incarnation)
         # OpenMP's number of threads is per thread: steps use the caller's number.
         threads = partial(torch.set_num_threads, torch.get_num_threads())
@@ -307,7 +309,8 @@ class LLM:
         :raises RequestFailed: if the model's logits are not numbers.
         """
         given = given_prompt(prompt, "images")
-        tokens, name = self._token_ids(given), self._known(given.model)
+        tokens = self._token_ids(given)
+        name = self._known(given.model)
         [params] = one_each(sampling, [self._sampling_defaults(name)])
         only = self._seeds.with_seed(with_bad_words(params.choices()[0], self._tokenizer(name)))
         with self._local.shared.reader() as reader:
@@ -354,9 +357,12 @@ class LLM:
     def _embedding_job(self, prompt: object, pooling: str) -> EmbeddingJob:
         """Check a request for a prompt's vector and return it."""
         given = given_prompt(prompt, "images")
-        kind, name, ids = served_pooling(pooling), self._known(given.model), self._token_ids(given)
+        kind = served_pooling(pooling)
+        name = self._known(given.model)
+        ids = self._token_ids(given)
         self._one(name).embeddings.require_served(name or self.engine.contract.model)
-        limits, has_images = self.engine.core.rules(name).limits, bool(given.images)
+        limits = self.engine.core.rules(name).limits
+        has_images = bool(given.images)
         if problem := pooling_problem(ids, limits, has_images=has_images):
             raise problem
         return EmbeddingJob(self._runner.spec(ImagePrompt(ids, ()), POOLED, name, kind))
@@ -364,11 +370,13 @@ class LLM:
     def _beam_job(self, prompt: object, params: BeamSearchParams) -> BeamJob:
         """Check a prompt's beam search and return it."""
         given = given_prompt(prompt, "images")
-        name, ids = self._known(given.model), self._token_ids(given)
+        name = self._known(given.model)
+        ids = self._token_ids(given)
         if given.images:
             problem = "cannot be combined with beam search"
             raise ChangeSomething("images", "…", problem, "leave them out")
-        plain, tokenizer = SamplingParams(max_tokens=params.max_tokens), self._tokenizer(name)
+        plain = SamplingParams(max_tokens=params.max_tokens)
+        tokenizer = self._tokenizer(name)
         self._local.check(ImagePrompt(ids, ()), plain, name, tokenizer)
         search = BeamSearch.of(params, self.engine.core.rules(name).eos_token_ids)
         return BeamJob(ids, search, tokenizer, name, self._runner.spec)

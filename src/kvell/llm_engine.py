@@ -86,7 +86,8 @@ class LocalEngine:
         :param model: name of one of several models; "" is the first.
         :raises ChangeSomething: with the field.
         """
-        rules, max_tokens = self.engine.core.rules(model), sampling.max_tokens or 1
+        rules = self.engine.core.rules(model)
+        max_tokens = sampling.max_tokens or 1
         ids, images = prompt.token_ids, prompt.images
         if sampling.stop and not tokenizer.knows_text:
             why = "needs the model's tokenizer, and it has none"

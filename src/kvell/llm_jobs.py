@@ -68,7 +68,8 @@ class AnswerJob:
     def __post_init__(self) -> None:
         sampling, tokenizer = self.spec.sampling, self.tokenizer
         sequence = frozenset[int]() if sampling.ignore_eos else tokenizer.eos_token_ids
-        stop_ids, shows = frozenset(sampling.stop_token_ids), sampling.include_stop_str_in_output
+        stop_ids = frozenset(sampling.stop_token_ids)
+        shows = sampling.include_stop_str_in_output
         detokenizer = IncrementalDetokenizer(tokenizer, sampling.skip_special_tokens, self.prompt)
         ends = EndTokens(sequence, stop_ids, are_shown=shows)
         self._writer = AnswerText(detokenizer, sampling.stop, ends)

@@ -163,7 +163,8 @@ def _tiles(request: _Request) -> Iterator[tuple[slice, _Tile]]:
     query, first = request.query, request.first
     last = first + query.shape[0]
     for tile_first in range(first // ROW_TOKENS * ROW_TOKENS, last, ROW_TOKENS):
-        begin, end = max(first, tile_first), min(last, tile_first + ROW_TOKENS)
+        begin = max(first, tile_first)
+        end = min(last, tile_first + ROW_TOKENS)
         used = slice(begin - tile_first, end - tile_first)
         rows = slice(begin - first, end - first)
         padded = query.new_zeros((ROW_TOKENS, *query.shape[1:]), dtype=torch.float32)

@@ -74,7 +74,8 @@ class CopyRig:
         draw = np.random.default_rng(pages)
         own = draw.permutation(self._num_pages).astype(np.int32)
         tables, others = own[: each * requests], own[each * requests :]
-        back, half = tables[:pages], pages // 2
+        back = tables[:pages]
+        half = pages // 2
         out = np.concatenate([back[:half], others[: pages - half]])
         held = draw.permutation(2 * pages).astype(np.int32)
         handles, positions = np.divmod(np.arange(len(tables)), each)

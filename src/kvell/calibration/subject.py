@@ -72,7 +72,8 @@ def subject_of(model: PagedModel, name: str, options: EngineOptions) -> Subject:
 
     :raises ChangeSomething: as :func:`kvell.engine.assembly.build_engine`.
     """
-    config, description = whole_config(model.module.config), model.description
+    config = whole_config(model.module.config)
+    description = model.description
     cost = model_cost(config, description, model.dtype.itemsize)
     skipping = SkippingModel(model)
     # The engine takes any object that behaves like a model.

@@ -34,7 +34,8 @@ class FrontTable:
     def __init__(self, lease_seconds: float, lonely_seconds: float, now_seconds: float) -> None:
         self._lease_seconds, self._lonely_seconds = lease_seconds, lonely_seconds
         self._fronts: dict[str, _Front] = {}
-        self._alone_since_seconds, self._ends_now = now_seconds, False
+        self._alone_since_seconds = now_seconds
+        self._ends_now = False
         self._first = ""
         self.is_shared = False
         self.roles: dict[str, str] = {}
@@ -72,7 +73,8 @@ class FrontTable:
         self._fronts[front].loads = dict(loads)
         if role_changes <= self.role_changes:
             return False
-        self.roles, self.role_changes = dict(roles), role_changes
+        self.roles = dict(roles)
+        self.role_changes = role_changes
         return True
 
     def on_left(self, front: str, now_seconds: float, *, ends_cluster: bool = False) -> None:

@@ -60,7 +60,8 @@ def _fit(
     rows = _seen(ROW_KNOTS, {each.rows for each in amounts})
     matrix = np.asarray([_row(each, tile, tokens, rows) for each in amounts], np.float64)
     prices = relative_fit(matrix, np.asarray([step.seconds for step in steps])).tolist()
-    layers, head = len(tokens), len(tokens) + len(rows)
+    layers = len(tokens)
+    head = len(tokens) + len(rows)
     pair, read, prompt, step, sequence, scan_round = prices[head:]
     return Operators(
         shape,

@@ -178,7 +178,8 @@ class HostChunks:
             raise TryLater(f"device: cannot map a chunk ({os.strerror(error)})")
 
     def _unmap(self, area: AddressRange, positions: Ints) -> int:
-        address, count = area.address, len(positions)
+        address = area.address
+        count = len(positions)
         done, _ = _host.unmap_chunks(address, CHUNK_BYTES, positions.ctypes.data, count)
         return int(done)
 

@@ -171,7 +171,8 @@ class _Mapped:
     is_shared = True
 
     def __init__(self, descriptor: int, entry: ModelEntry) -> None:
-        self._descriptor, self._pieces = descriptor, list(entry.pieces)
+        self._descriptor = descriptor
+        self._pieces = list(entry.pieces)
 
     def take(self, what: str, size_bytes: int) -> WeightPiece:
         """Return the next piece, or private memory if the file has another one there."""

@@ -155,7 +155,8 @@ class _Filling:
 
     def add_prefill(self, prefill: Prefill, min_tokens: int) -> bool:
         """Admit a whole prefill, else stream it to a free buffer, else admit its largest part."""
-        tokens, kv = prefill.tokens, prefill.kv_chunks(prefill.tokens)
+        tokens = prefill.tokens
+        kv = prefill.kv_chunks(prefill.tokens)
         if self._fits(tokens, kv):
             return self._chunk(prefill, tokens, kv)
         room = self._supply.buffer_chunks - self._offloaded
@@ -172,7 +173,8 @@ class _Filling:
 
     def admission(self) -> Admission:
         """Return the grants and the chunks that change owner for them (the paper's lines 23-27)."""
-        need_kv, need_act = self._kv, self._memory.chunks(self._tokens, self._rows)
+        need_kv = self._kv
+        need_act = self._memory.chunks(self._tokens, self._rows)
         spare_act = self._supply.activation_chunks - need_act
         inflation = min(0, spare_act)
         if need_kv > self._supply.kv_chunks and spare_act > 0:
@@ -190,7 +192,8 @@ class _Filling:
         )
 
     def _largest(self, prefill: Prefill) -> int:
-        low, high = 0, prefill.tokens - 1
+        low = 0
+        high = prefill.tokens - 1
         while low < high:
             middle = (low + high + 1) // 2
             if self._fits(middle, prefill.kv_chunks(middle)):

@@ -288,7 +288,8 @@ class Balloon:
 
 def _last(most: int, holds: Callable[[int], bool]) -> int:
     """Return the largest n up to ``most`` for which a monotone condition holds."""
-    low, high = 0, most
+    low = 0
+    high = most
     while low < high:
         middle = (low + high + 1) // 2
         if holds(middle):

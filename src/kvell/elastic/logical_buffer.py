@@ -103,7 +103,8 @@ class CpuBuffer:
             wanted=self._wanted_chunks,
         )
         if size != self.logical_chunks:
-            self.logical_chunks, self._wanted_chunks = size, 0
+            self.logical_chunks = size
+            self._wanted_chunks = 0
             self._ttft, self._tpot = SloWindow(), SloWindow()
 
     def hold(self, holder: int, chunks: int, *, whatever_size: bool = False) -> bool:

@@ -75,7 +75,8 @@ class ElasticMemory:
         tiling: Tiling,
         committed_chunks: int | None = None,
     ) -> None:
-        self.device, self.counts = device, BalloonCounts()
+        self.device = device
+        self.counts = BalloonCounts()
         self._kv = kv
         committed = tiling.num_chunks if committed_chunks is None else committed_chunks
         device.commit(np.arange(committed, dtype=np.int32))

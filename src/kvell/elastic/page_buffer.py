@@ -140,14 +140,16 @@ class PageBuffer:
 
     def _take(self, group: int, count: int) -> list[int]:
         """Take pages of partly used large pages, the fullest first; then of empty ones."""
-        free, taken = self._free[group], list[int]()
+        free = self._free[group]
+        taken = list[int]()
         for large in sorted(free, key=lambda large: (len(free[large]), large)):
             while free[large] and len(taken) < count:
                 taken.append(free[large].pop())
             if not free[large]:
                 del free[large]
         while len(taken) < count:
-            large, size = self._empty_large.pop(), self.groups[group].pages_per_large
+            large = self._empty_large.pop()
+            size = self.groups[group].pages_per_large
             self._group[large] = group
             some = min(size, count - len(taken))
             taken.extend(range(large * size, large * size + some))

@@ -188,7 +188,8 @@ class SlotSpace:
 
     def _wake(self) -> None:
         """Make the resting slot an ordinary idle segment."""
-        self._segments, self._resting = self._now(), None
+        self._segments = self._now()
+        self._resting = None
 
     def _recount(self, positions: int, old: SlotState, new: SlotState) -> None:
         self._counts[old] -= positions
@@ -250,7 +251,8 @@ def _stretches(positions: Iterable[int]) -> Iterator[tuple[int, int]]:
 
 def _windows(run: list[Segment], count: int) -> set[int]:
     """Return candidate starts: windows that begin or end with a segment."""
-    first, last = run[0].start, run[-1].end - count
+    first = run[0].start
+    last = run[-1].end - count
     edges = {s.start for s in run} | {s.end - count for s in run}
     return {edge for edge in edges if first <= edge <= last}
 

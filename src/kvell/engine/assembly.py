@@ -293,7 +293,8 @@ def _make_link(parts: _Parts, agent: Agent | None) -> PoolLink | None:
     place, descriptor = parts.options.pool_place, parts.memory.descriptor
     if place is None or agent is None or descriptor is None:
         return None
-    groups, pool = parts.sizes.layout.groups, parts.memory.pool.numpy()
+    groups = parts.sizes.layout.groups
+    pool = parts.memory.pool.numpy()
     fused = parts.served[0].model.fused
     layers = None if fused is None else fused.served
     return PoolLink(place, agent, groups, pool, descriptor, parts.memory.neighbours, layers)

@@ -110,7 +110,8 @@ class Engine:
         self._sent_images = sent = SentImages(images, keeps_tensors=self._link.is_linked)
         if images is not None:
             self._link.move_images(lambda agent: MovedImages(images, sent, agent, core.has_request))
-        self._notes_due, self._cold = 0, cold
+        self._notes_due = 0
+        self._cold = cold
         self._behind: Warmer | None = None
         self._ahead = StepsAhead() if core.limits.depth else None
         self._running: deque[tuple[StepPlan, Future[StepResult]]] = deque()

@@ -65,7 +65,8 @@ class FailedSteps:
         logger.error(
             "step %d failed, and with it %s%s%s", plan.step, names, more, before, exc_info=cause
         )
-        self._told_seconds, self._untold = now, 0
+        self._told_seconds = now
+        self._untold = 0
 
 
 def _is_broken(cause: Exception) -> bool:

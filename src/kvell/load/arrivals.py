@@ -45,7 +45,8 @@ def hang_ups(rows: Sequence[TraceRow], share: float, seed: int = 0) -> list[int 
     :param share: share of the clients that disconnect (0 to 1), uniformly before the last token.
     """
     draw = _draw(seed, _HANGING_UP)
-    leaves, where = draw.random(len(rows)) < share, draw.random(len(rows))
+    leaves = draw.random(len(rows)) < share
+    where = draw.random(len(rows))
     return [
         max(1, int(part * row.output_tokens)) if gone else None
         for row, gone, part in zip(rows, leaves.tolist(), where.tolist(), strict=True)

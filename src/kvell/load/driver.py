@@ -115,12 +115,14 @@ class Driver:
 
     async def _ask(self, index: int, due_seconds: float) -> Outcome:
         body = self._wire.body(self._prompts.ask(index), self._load.rows[index].output_tokens)
-        reader, sent_seconds = AnswerReader(), self._now()
+        reader = AnswerReader()
+        sent_seconds = self._now()
         failure = await self._failure(index, body, reader)
         hung_up = failure is None and not reader.has_ended
         if failure is None:
             self._prompts.on_answer(index, reader.answer)
-        usage, ended_seconds = reader.usage, self._now()
+        usage = reader.usage
+        ended_seconds = self._now()
         details = usage.prompt_tokens_details if usage else None
         return Outcome(
             index,

@@ -85,7 +85,8 @@ class HostBuffer:
         for key, (group, _, place) in zip(keys, places, strict=True):
             if key in self.pages:
                 continue
-            page, held = tiers.pool_page(group, place), self.pages.put(group, place, digests)
+            page = tiers.pool_page(group, place)
+            held = self.pages.put(group, place, digests)
             if held is None:
                 self.pages.forget(taken)
                 raise TryLater(f"host memory has too little room for {length} tokens")
@@ -105,7 +106,8 @@ class HostBuffer:
         """
         _, tiers = self._look_up(tokens, root, model)
         handle = self._core.open(whole(tokens), root, model=model)
-        hit, length = self._core.hit_tokens(handle), tiers.longest
+        hit = self._core.hit_tokens(handle)
+        length = tiers.longest
         if length <= hit:
             self._core.close(handle, renew=False)
             return hit
@@ -136,7 +138,8 @@ class HostBuffer:
         """Forget the stored prefixes of a text that are not held, and return the number of freed
         pages; pages that other texts share stay."""
         self._begin()
-        digests, gone = PrefixDigests(tokens, _name(root, model)), 0
+        digests = PrefixDigests(tokens, _name(root, model))
+        gone = 0
         for end in range(len(tokens), 0, -1) if self._texts else ():
             keys = self._texts.get(digests.of(end), ())
             if not keys or any(self.pages.is_pinned(key) for key in keys):
@@ -152,7 +155,8 @@ class HostBuffer:
     ) -> tuple[Hold, list[FoundPage]]:
         """Hold the longest prefix in the given media until a deadline, and return its pages."""
         _, tiers = self._look_up(tokens, root, model, in_pool=media == "mixed")
-        handle, length = 0, tiers.longest
+        handle = 0
+        length = tiers.longest
         if media == "mixed":
             handle = self._core.open(whole(tokens), root, model=model)
             hit = self._core.hit_tokens(handle)

@@ -42,7 +42,8 @@ class BufferedCalls:
         :raises ChangeSomething: without ``cpu_buffer_bytes``, or for layers with images or drafts.
         :raises TryLater: if host memory has too little room; then the text stays in the pool.
         """
-        text, buffer = np.asarray(tokens, np.int32), buffer_of(self._buffer)
+        text = np.asarray(tokens, np.int32)
+        buffer = buffer_of(self._buffer)
         return self._node.ask(lambda: buffer.swap_out(text, root, model))
 
     def swap_in(self: _Pool, tokens: Sequence[int], *, root: str = "", model: str = "") -> int:
@@ -54,7 +55,8 @@ class BufferedCalls:
         :raises ChangeSomething: as :meth:`swap_out`.
         :raises TryLater: if the pool has too little room, even after evictions.
         """
-        text, buffer = np.asarray(tokens, np.int32), buffer_of(self._buffer)
+        text = np.asarray(tokens, np.int32)
+        buffer = buffer_of(self._buffer)
         return self._node.ask(lambda: buffer.swap_in(text, root, model))
 
     def _match_tiers(
@@ -64,10 +66,12 @@ class BufferedCalls:
             raise ChangeSomething(
                 "media", media, "is not a place to look", f"use {', '.join(MEDIA)}"
             )
-        text, buffer = np.asarray(tokens, np.int32), buffer_of(self._buffer)
+        text = np.asarray(tokens, np.int32)
+        buffer = buffer_of(self._buffer)
 
         def matched() -> Lease:
-            owner, deadline = self._owner("match"), self._deadline(seconds)
+            owner = self._owner("match")
+            deadline = self._deadline(seconds)
             hold, pages = buffer.hold(owner, deadline, text, root, model, media)
             addresses = tuple(self._address(*page) for page in pages)
             self._node.wake_at(self._agent.next_deadline)

@@ -147,7 +147,8 @@ class Holds:
         """
         hold = self._holds[owner]
         self._core.adopt(hold.handle, tokens, root)
-        hold.tokens, hold.root = np.array(tokens, np.int32), root
+        hold.tokens = np.array(tokens, np.int32)
+        hold.root = root
 
     def insert(self, owner: Owner, computed: int) -> None:
         """Cache the first ``computed`` tokens, whose contents have arrived, and end the hold."""

@@ -96,8 +96,10 @@ class PageTransferThread:
         listener = listening(address, secret)
         self.instance, self._handle = instance, handle
         self._deadline: Tick | None = None
-        self._clock, self._tells = clock or MonotonicClock(), tells
-        self.rights, self._groups = Rights(), groups
+        self._clock = clock or MonotonicClock()
+        self._tells = tells
+        self.rights = Rights()
+        self._groups = groups
         self._lent = None if lends is None else lends(self.rights.words)
         greeting = Greeting(instance, incarnation, fingerprint, len(memory))
         self._connections = PeerConnections(
@@ -119,7 +121,8 @@ class PageTransferThread:
         self._bell = Bell()
         self._selector.register(self._bell.descriptor, selectors.EVENT_READ)
         self._reachers = ThreadPoolExecutor(REACHERS, thread_name_prefix="kvell-reacher")
-        self._finds, self._reaching = finds, dict[str, list[Send]]()
+        self._finds = finds
+        self._reaching = dict[str, list[Send]]()
         self._ticked: Tick = 0
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="kvell-mempool", daemon=True)

@@ -141,7 +141,8 @@ class MemPool(MovingCalls):
         firsts, counts = self._counts(tokens, pages, model).T
 
         def held() -> Lease:
-            owner, deadline = self._owner("alloc"), self._deadline(seconds)
+            owner = self._owner("alloc")
+            deadline = self._deadline(seconds)
             hold = self._agent.holds.hold_pages(owner, deadline, counts, model=model)
             if hold is None:
                 raise TryLater(f"too few pages are empty or only cached for {counts.tolist()}")
@@ -214,7 +215,8 @@ class MemPool(MovingCalls):
             return self._match_tiers(tokens, root, model, seconds, media)
 
         def matched() -> Lease:
-            owner, deadline = self._owner("match"), self._deadline(seconds)
+            owner = self._owner("match")
+            deadline = self._deadline(seconds)
             return self._lease(
                 self._agent.holds.hold_text(owner, deadline, whole(tokens), root, model=model)
             )

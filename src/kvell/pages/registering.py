@@ -74,7 +74,8 @@ def _candidates(group: GroupSpec, page_tokens_choices: Sequence[int]) -> Iterato
     if group.kind is not GroupKind.STATE:
         yield from (draft(replace(group, page_tokens=tokens)) for tokens in page_tokens_choices)
         return
-    count, first = len(group.layers), group.layers_per_page
+    count = len(group.layers)
+    first = group.layers_per_page
     divisors = [n for n in range(1, count + 1) if count % n == 0]
     smaller = [n for n in reversed(divisors) if n <= first]
     for layers in (*smaller, *(n for n in divisors if n > first)):

@@ -13,7 +13,8 @@ def equal_shares(pages_per_large: Sequence[int], num_large_pages: int) -> tuple[
 
     All zero if the pool has fewer large pages than groups.
     """
-    low, high = 0, num_large_pages * max(pages_per_large)
+    low = 0
+    high = num_large_pages * max(pages_per_large)
     while low < high:
         middle = (low + high + 1) // 2
         if sum(larges_for(middle, pages_per_large)) <= num_large_pages:

@@ -29,7 +29,10 @@ CHECKPOINT_COLUMNS = 5
 """Columns of a checkpoints array: index into the call's handles, group, tokens of the prefix that
 the state represents, slice of the state, page."""
 
-WITHHELD, EMPTY, CACHED, USED = 0, 1, 2, np.iinfo(np.int64).max
+WITHHELD = 0
+EMPTY = 1
+CACHED = 2
+USED = np.iinfo(np.int64).max
 """States of a large page, in the order of reclaiming: withheld from the core; empty; with cached
 pages but no used one (this value or more, by age); in use."""
 RANK_SHIFT = 40

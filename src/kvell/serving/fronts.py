@@ -95,7 +95,8 @@ class ConnectedFront:
         try:
             commands = self.channel.receive()
         except ProtocolError as problem:  # of this front: the others go on
-            self.problem, self.is_gone = problem, True
+            self.problem = problem
+            self.is_gone = True
             return []
         except PeerClosedError:
             self.is_gone = True

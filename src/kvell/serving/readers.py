@@ -230,7 +230,8 @@ class EventReader:
     """The requests of one caller; ``with shared.reader() as reader:`` cancels unfinished ones."""
 
     def __init__(self, thread: _EngineThread, shared: "SharedInstance") -> None:
-        self._thread, self._mailbox = thread, _Mailbox()
+        self._thread = thread
+        self._mailbox = _Mailbox()
         self._shared = shared  # keeps the thread alive
         self._finalizer = weakref.finalize(self, thread.post, partial(thread.close, self._mailbox))
         self._finalizer.atexit = False

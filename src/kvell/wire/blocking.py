@@ -75,7 +75,8 @@ class BlockingSocket:
 
     def hear_body(self, most_bytes: int, look: Look) -> bytes:
         """Receive the body of one frame and no byte after it; see :meth:`hear`."""
-        header, reader = bytearray(HEADER_BYTES), FrameReader()
+        header = bytearray(HEADER_BYTES)
+        reader = FrameReader()
         self.receive([header], look)
         bodies = reader.feed(bytes(header))
         if not bodies:

@@ -23,7 +23,8 @@ def exchange_descriptors(
     :raises ProtocolError: when the peer sends anything else; then no descriptor is left open.
     :raises OSError: when the connection fails or times out.
     """
-    given, fds = list[int](), array.array("i")
+    given = list[int]()
+    fds = array.array("i")
     try:
         for descriptor in descriptors:
             given.append(_for_reading(descriptor))

@@ -217,7 +217,8 @@ class _Stranger:
         self, sock: socket.socket, host: str, answering: ServerHandshake, deadline: float
     ) -> None:
         self.sock, self.host, self.deadline = sock, host, deadline
-        self._answering, self._outgoing = answering, b""
+        self._answering = answering
+        self._outgoing = b""
 
     @property
     def met(self) -> tuple[Purpose, Greeting] | None:

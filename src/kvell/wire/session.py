@@ -77,7 +77,8 @@ def open_session(
     :raises ChangeSomething: when the peer runs another release.
     :raises OSError: when the connection fails or takes longer than ``GREETING_SECONDS``.
     """
-    opening, look = Opening(greeting, secret, purpose), within(GREETING_SECONDS)
+    opening = Opening(greeting, secret, purpose)
+    look = within(GREETING_SECONDS)
     outgoing = opening.hello
     while True:
         if outgoing:
@@ -183,7 +184,8 @@ class ServerHandshake:
     def _greeted(self, body: bytes) -> bytes:
         """Return the answer to the peer's greeting."""
         assert self._hello is not None, "the first words come before"
-        purpose, nonces = self._hello.purpose, self._hello.nonce + self._nonce
+        purpose = self._hello.purpose
+        nonces = self._hello.nonce + self._nonce
         peer = _other(check(body, self._secret, _session("opens", purpose, nonces)), self._told)
         self.met = purpose, peer
         answer = proven(self._told, self._secret, _session("answers", purpose, nonces))

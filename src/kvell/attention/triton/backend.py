@@ -117,7 +117,8 @@ class TritonKernels:
         key = id(layer)
         entry = self._layers.get(key)
         if entry is None or entry.layer() is not layer:
-            pool, layers = Pool.of(layer), self._layers
+            pool = Pool.of(layer)
+            layers = self._layers
             entry = _Known(weakref.ref(layer, lambda _: layers.pop(key, None)), pool, {})
             layers[key] = entry
         return entry

@@ -164,7 +164,8 @@ class Launch:
         )
 
     def _of_step(self, step: Step) -> dict[str, Any]:
-        results, sinks = step.results, None if step.results.partial else step.sinks
+        results = step.results
+        sinks = None if step.results.partial else step.sinks
         return self._common | {
             "outputs": results.output,
             "maxima": results.maximum,

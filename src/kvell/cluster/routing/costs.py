@@ -119,7 +119,8 @@ class ExecCosts:
         instances, because a request may have a thousand to choose from.
         """
         hits, tokens, chunk = request.hits, request.prompt_tokens, self.chunk_tokens
-        held_seconds, half_step = self.held_token_seconds, self.request_seconds / 2
+        held_seconds = self.held_token_seconds
+        half_step = self.request_seconds / 2
         answer_steps = 0.5 + self.output_share * request.output_tokens
         waits: list[float] = []
         for instance in instances:

@@ -158,14 +158,16 @@ class PromptTreeBased:
     """
 
     def __init__(self, costs: ExecCosts | None = None, weight: float = COMPUTE_WEIGHT) -> None:
-        self._costs, self._weight = costs or ExecCosts(), weight
+        self._costs = costs or ExecCosts()
+        self._weight = weight
         self._turn = RoundRobin()
 
     def choose(self, request: RequestView, instances: Sequence[RoutableInstance]) -> str:
         """Return an instance with the lowest price, among those that meet the deadline."""
         if request.deadline_seconds is not None:
             instances = self._in_time(request, request.deadline_seconds, instances) or instances
-        by_hit, hits = self._by_hit(request), request.hits
+        by_hit = self._by_hit(request)
+        hits = request.hits
         queues = self._costs.queues_seconds(instances, request)
         prices = [
             queue + by_hit[hits.get(view.instance_id, 0)]
@@ -180,13 +182,15 @@ class PromptTreeBased:
 
     def _by_hit(self, request: RequestView) -> Mapping[int, float]:
         """Return the price of computing the prompt, by the number of its tokens that are cached."""
-        tokens, holders = request.prompt_tokens, Counter(request.hits.values())
+        tokens = request.prompt_tokens
+        holders = Counter(request.hits.values())
         price, shorter_seconds, copies, prices = 0.0, 0.0, 0, dict[int, float]()
         for hit in sorted({0, *holders}, reverse=True):
             seconds = self._costs.exec_seconds(tokens, hit)
             price += self._weight * (seconds - shorter_seconds) / max(1, copies)
             prices[hit] = price
-            shorter_seconds, copies = seconds, copies + holders[hit]
+            shorter_seconds = seconds
+            copies = copies + holders[hit]
         return prices
 
     def _in_time(

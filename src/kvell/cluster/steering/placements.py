@@ -61,7 +61,8 @@ def local_sections(facts: LoanFacts) -> int:
 
 def longest_with(facts: LoanFacts, pool_bytes: Iterable[int]) -> int:
     """Return the most tokens of a request while instances with such pools lend all they can."""
-    alone_tokens, own = facts.max_model_len, local_sections(facts)
+    alone_tokens = facts.max_model_len
+    own = local_sections(facts)
     if not own or facts.reach_tokens <= alone_tokens:
         return alone_tokens
     lent = sum(lendable_blocks(pool, facts.section_bytes) for pool in pool_bytes)

@@ -99,7 +99,8 @@ class RoleChanger:
         giving = [view for view in instances if view.role != late]
         count = self._number(late, work, counts)
         if count:
-            self._late, self._rests_until_seconds = None, now_seconds + self._rules.rest_seconds
+            self._late = None
+            self._rests_until_seconds = now_seconds + self._rules.rest_seconds
         idlest = sorted(giving, key=lambda view: (view.work, view.instance_id))
         return [(view.instance_id, late) for view in idlest[:count]]
 

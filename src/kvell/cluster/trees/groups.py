@@ -31,7 +31,8 @@ class TreeGroup:
     @classmethod
     def of(cls, indexed: IndexedGroup) -> "TreeGroup":
         """Return a group as an instance names it when it starts."""
-        kind, size = GroupKind(indexed.kind), indexed.block_tokens
+        kind = GroupKind(indexed.kind)
+        size = indexed.block_tokens
         return cls(
             kind,
             size,

@@ -135,7 +135,8 @@ def _add(holders: Holders, hashes: Sequence[int], bit: int) -> None:
     before, after = bit, bit
     for block_hash, bits in zip(hashes, stored, strict=True):
         if bits != before:
-            before, after = bits, bits | bit
+            before = bits
+            after = bits | bit
         if after is not bits:
             holders[block_hash] = after
 
@@ -146,10 +147,12 @@ def _remove(holders: Holders, hashes: Sequence[int], bit: int) -> None:
     popped = list(map(holders.pop, hashes, _NOBODY))
     if popped.count(bit) + popped.count(0) == len(popped):
         return
-    before, after = bit, 0
+    before = bit
+    after = 0
     for block_hash, bits in zip(hashes, popped, strict=True):
         if bits != before:
-            before, after = bits, bits & ~bit
+            before = bits
+            after = bits & ~bit
         if after:
             holders[block_hash] = after
 

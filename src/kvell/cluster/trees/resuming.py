@@ -73,12 +73,14 @@ class WindowRuns:
     """
 
     def __init__(self, group: TreeGroup, blocks: Sequence[int]) -> None:
-        self._group, self._blocks = group, len(blocks)
+        self._group = group
+        self._blocks = len(blocks)
         self._starts, self._holders = runs_of(blocks)
 
     def at(self, length: int) -> int:
         """Return the holders of all blocks in the window before ``length`` tokens."""
-        first, end = self._group.first_block(length), self._group.end_block(length)
+        first = self._group.first_block(length)
+        end = self._group.end_block(length)
         if end > self._blocks:
             return 0
         held = -1
@@ -144,7 +146,8 @@ def longest(
         edges.update(rule.edges(limit_tokens))
     step = alignment_tokens
     lengths = {min(edge, limit_tokens) // step * step for edge in edges} | {limit_tokens}
-    left, reached = live, []
+    left = live
+    reached = []
     for length in sorted(lengths, reverse=True):
         if length <= 0:
             break

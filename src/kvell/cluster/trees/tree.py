@@ -155,7 +155,8 @@ class PromptTree:
         least the last token is left to compute.  Prefixes that cut an image may count too.
         """
         self._pass_time(now_seconds)
-        self._asked_of, self._asked = chain, {}
+        self._asked_of = chain
+        self._asked = {}
         rules: list[Resumable] = []
         reach = chain.limit_tokens
         for index in self._order:

@@ -74,7 +74,8 @@ class EngineStats:
 
         :param outside: number of requests that wait before they enter the core.
         """
-        totals, layout = self._memory.totals(), self._memory.layout
+        totals = self._memory.totals()
+        layout = self._memory.layout
         running = self._scheduler.running
         return LoadStats(
             step=step,
@@ -93,7 +94,8 @@ class EngineStats:
 
     def stats(self, step: StepNumber) -> Stats:
         """Return the gauges now and the counters so far."""
-        totals, layout = self._memory.totals(), self._memory.layout
+        totals = self._memory.totals()
+        layout = self._memory.layout
         scheduler = self._scheduler
         return Stats(
             incarnation=self._incarnation,

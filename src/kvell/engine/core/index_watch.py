@@ -114,7 +114,8 @@ class IndexWatch:
         return IndexNotice(self._sequence - 1, records, is_whole=True)
 
     def _named(self, changes: BlockChanges, group: int, page: int, end: int, handle: int) -> None:
-        spec, holder = self._core.layout.groups[group], self._holders.get(handle)
+        spec = self._core.layout.groups[group]
+        holder = self._holders.get(handle)
         size = _block_tokens(self._core.layout.groups, spec)
         if holder is None or end % size:
             return
@@ -123,7 +124,8 @@ class IndexWatch:
         count = self._pages_of.get((group, block), 0) + 1
         self._pages_of[group, block] = count
         if count == _pages(spec):
-            text, tokens = holder.text, b""
+            text = holder.text
+            tokens = b""
             parent = holder.hash_at(end - size, size)
             if self._with_tokens:
                 tokens = text.tokens(end - size, end).astype("<i4").tobytes()

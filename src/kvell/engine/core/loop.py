@@ -97,7 +97,8 @@ class EngineLoop:
 
     def take_deadline(self) -> list[Event]:
         """Pass the time to the core, if its deadline has passed."""
-        now, deadline = self._pages.now(), self.deadline
+        now = self._pages.now()
+        deadline = self.deadline
         if now is None or deadline is None or deadline > now:
             return []
         return self.take(Ticked(now))

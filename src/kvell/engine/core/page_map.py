@@ -47,7 +47,8 @@ class PageMap:
 
     def _lent(self, num_large: int) -> bytes:
         """Return the number of lent small pages in each large page; empty if none is lent."""
-        rows, groups = self._core.pool.lent_pages(), self._memory.layout.groups
+        rows = self._core.pool.lent_pages()
+        groups = self._memory.layout.groups
         if not len(rows):
             return b""
         sizes = np.asarray([group.pages_per_large for group in groups])
@@ -98,7 +99,8 @@ class PageMap:
 def _owner(request: Request, spec: GroupSpec, positions: Sequence[int]) -> PageOwner:
     if spec.kind is GroupKind.STATE:
         return PageOwner(request.request_id, len(positions), 0, request.computed)
-    first, end = min(positions), max(positions) + 1
+    first = min(positions)
+    end = max(positions) + 1
     size = spec.page_tokens
     return PageOwner(
         request.request_id,

@@ -124,7 +124,8 @@ class BufferedPrefixes:
         """Return the bytes copied out and not evicted yet, as if all evicted pages were copied."""
         pairs = zip(evicted_pages, self._groups, strict=True)
         evicted_bytes = sum(count * group.page_stride_bytes for count, group in pairs)
-        gone_bytes, self._evicted_bytes = evicted_bytes - self._evicted_bytes, evicted_bytes
+        gone_bytes = evicted_bytes - self._evicted_bytes
+        self._evicted_bytes = evicted_bytes
         self._copied_bytes = max(0, self._copied_bytes - gone_bytes)
         return self._copied_bytes
 
@@ -184,7 +185,8 @@ class BufferedPrefixes:
         self._coming = None
         if not len(self.pages) or request.runs_alone or not self._serves(request):
             return
-        hit, tokens = request.computed, request.tokens(0, request.num_tokens)
+        hit = request.computed
+        tokens = request.tokens(0, request.num_tokens)
         tiers = self._look_up(
             self._digests_of(request, tokens), tokens, request.cache_root, request.model
         )

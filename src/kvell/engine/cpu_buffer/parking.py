@@ -72,7 +72,8 @@ class Parking:
 
         :param running: in order of arrival.
         """
-        need_bytes, larges = self._missing_bytes(request), 0
+        need_bytes = self._missing_bytes(request)
+        larges = 0
         chosen = list[Request]()
         for other in reversed(running):
             if need_bytes <= 0 and chosen:

@@ -84,7 +84,8 @@ def end_failed(requests: Sequence[Request], failure: StepFailure) -> None:
         if request.finish_reason is None:
             is_blamed = request.is_suspect or not has_suspect
             request.step_failed = "suspect" if is_blamed else "blameless"
-            request.finish_reason, request.problem = "error", failure.problem
+            request.finish_reason = "error"
+            request.problem = failure.problem
 
 
 def forget_text(memory: MemoryCore, request: Request) -> None:

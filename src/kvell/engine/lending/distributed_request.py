@@ -118,7 +118,8 @@ class DistributedRequest:
         After ``MOST_LATE_STEPS`` in a row, what they lend is recomputed instead.
         """
         if self.request.settled != self.late_at:
-            self.late, self.late_at = 0, self.request.settled
+            self.late = 0
+            self.late_at = self.request.settled
         self.late += 1
         return self.by_queries and self.late <= MOST_LATE_STEPS
 
@@ -132,7 +133,8 @@ class DistributedRequest:
 
     def audit(self, section_tokens: int) -> list[str]:
         """Return all contradictions in remote sections, one sentence each."""
-        problems, name = list[str](), self.request.request_id
+        problems = list[str]()
+        name = self.request.request_id
         if self.away * section_tokens != self.request.remote_tokens:
             problems.append(f"{name}: {self.request.remote_tokens} tokens are remote")
         if not self.away <= self.filled <= len(self.sections):

@@ -103,7 +103,8 @@ class Placement:
             self.gives_up_at = now + max(PATIENCE_TICKS, steps_ticks)
         if self.retry_at is None or self.retry_at > now:
             return False
-        refused_at, end_at = self.retry_at - RETRY_TICKS, self._end_at
+        refused_at = self.retry_at - RETRY_TICKS
+        end_at = self._end_at
         self.refused.clear()
         self.retry_at = None
         self.rounds += 1

@@ -27,7 +27,8 @@ class SectionLoans:
     def __init__(self, agent: Agent, section_tokens: int) -> None:
         self._agent, self._loans = agent, agent.loans.borrowing
         self._core = agent.core
-        self.section_tokens, self.step_ticks = section_tokens, 0
+        self.section_tokens = section_tokens
+        self.step_ticks = 0
         self._borrowers: dict[Loan, DistributedRequest] = {}
         self._begun_at: Tick = agent.now
 
@@ -76,7 +77,8 @@ class SectionLoans:
 
         All sections of a request are read in the same way.
         """
-        creditor, borrower = self._loans.creditor_of(loan), self._borrowers[loan]
+        creditor = self._loans.creditor_of(loan)
+        borrower = self._borrowers[loan]
         asks, reads = creditor in self._agent.answering, creditor in self._agent.neighbours
         if not borrower.away:
             borrower.by_queries = asks

@@ -19,7 +19,8 @@ class Sections:
     """
 
     def __init__(self, model: str, groups: Sequence[GroupSpec], section_tokens: int) -> None:
-        self._groups, self._num_groups = list(full_groups(model, groups)), len(groups)
+        self._groups = list(full_groups(model, groups))
+        self._num_groups = len(groups)
         self._section_tokens = section_tokens
 
     def page_counts(self) -> list[int]:

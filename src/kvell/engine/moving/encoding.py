@@ -72,7 +72,8 @@ def is_cancelled(announced: bytes, command: Cancel) -> bool:
 def encode_handover(request: Request, root: str, returns_to: str) -> bytes:
     """Encode the handover of a request whose announced tokens are computed."""
     beyond = request.tokens(request.computed, request.num_tokens).tolist()
-    cached, preemptions = request.cached_tokens or 0, request.preemptions
+    cached = request.cached_tokens or 0
+    preemptions = request.preemptions
     return msgspec.msgpack.encode(Handover(beyond, cached, preemptions, root, returns_to))
 
 

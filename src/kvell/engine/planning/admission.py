@@ -153,7 +153,8 @@ class Admission:
             prompt_tokens=len(request.prompt),
             model=request.model,
         )
-        request.handle, request.computed = handle, self._core.hit_tokens(handle)
+        request.handle = handle
+        request.computed = self._core.hit_tokens(handle)
         request.found_tokens = request.computed
         if kept:
             self._core.receive(handle, kept)

@@ -175,7 +175,8 @@ class Chunks:
     def _largest(self, request: Request, wanted: int, draft: PlanDraft) -> int:
         """Return up to which token, at most ``wanted``, memory allows; never inside tokens that
         one step must compute together."""
-        tokens, rows = self.planned_tokens(draft), len(draft.work)
+        tokens = self.planned_tokens(draft)
+        rows = len(draft.work)
         if draft.has_scored:
             rows = max(rows, draft.num_logits)
         if request.is_scored:

@@ -86,7 +86,8 @@ class PlanDraft:
         """Append draft tokens to work number ``index``."""
         if not len(tokens):
             return
-        work, count = self.work[index], len(tokens)
+        work = self.work[index]
+        count = len(tokens)
         self.work[index] = replace(
             work,
             count=work.count + count,

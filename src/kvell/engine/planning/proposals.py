@@ -72,7 +72,8 @@ def _kept(work: TokenWork, sampled: Sequence[int]) -> Sequence[int]:
 
 def _earlier(history: bytearray, size: int) -> int | None:
     """Return the latest earlier position of the last ``size`` tokens, which it may overlap."""
-    width, end = size * TOKEN_BYTES, len(history)
+    width = size * TOKEN_BYTES
+    end = len(history)
     if size * TOKEN_BYTES >= end:
         return None
     suffix = history[end - width :]

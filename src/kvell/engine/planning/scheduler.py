@@ -163,7 +163,8 @@ class Scheduler:
 
         :param in_flight: number of planned steps whose results are pending.
         """
-        self._seats.in_flight, self._chunks.must_settle = in_flight, False
+        self._seats.in_flight = in_flight
+        self._chunks.must_settle = False
         self._core.begin_step(step)
         self._chunks.memory.begin(step)
         if self.swapping is not None:

@@ -160,14 +160,16 @@ class RequestQueues:
         """Let a request that has pages recompute all of its tokens, when its turn comes."""
         (self.arrived if request in self.arrived else self.running).remove(request)
         self._close(request, returns=True)
-        request.state, request.is_spoiled = RequestState.WAITING, False
+        request.state = RequestState.WAITING
+        request.is_spoiled = False
         request.computed = request.settled = request.repeats = 0
         request.preemptions += 1
         self.waiting.put_back([request])
 
     def take_released(self) -> tuple[int, ...]:
         """Return the handles that were closed since the last call, in order."""
-        released, self._released = tuple(self._released), []
+        released = tuple(self._released)
+        self._released = []
         return released
 
     def clear(self, closed: Sequence[int]) -> None:
@@ -175,7 +177,8 @@ class RequestQueues:
 
         :param closed: handles that the caller has closed.
         """
-        self.waiting, self.running = TurnQueue(), []
+        self.waiting = TurnQueue()
+        self.running = []
         self.arrived.clear()
         if self.parking is not None:
             self.parking.clear()
@@ -186,4 +189,5 @@ class RequestQueues:
     def _close(self, request: Request, *, returns: bool = False) -> None:
         self._core.close(request.handle, renew=not request.is_spoiled, returns=returns)
         self._released.append(request.handle)
-        request.handle, request.remote_tokens = NO_HANDLE, 0
+        request.handle = NO_HANDLE
+        request.remote_tokens = 0

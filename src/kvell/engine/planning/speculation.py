@@ -74,7 +74,8 @@ class Speculation:
         if count <= 0 or request.runs_alone or not request.sampling.is_plain:
             return np.empty(0, np.int32), np.empty((0, 4), np.int32)
         tokens = self._tokens(request, count)
-        start, until = request.num_tokens, request.num_tokens + len(tokens)
+        start = request.num_tokens
+        until = request.num_tokens + len(tokens)
         if new_pages:
             until = self._core.largest(request.handle, until)
         else:

@@ -222,7 +222,8 @@ class SharedMemory:
         idle = self._ensure(self._kept(tokens + count, rows))
         if idle >= self._kept(tokens + count, rows):
             return count
-        low, high = 0, count - 1
+        low = 0
+        high = count - 1
         while low < high:
             middle = (low + high + 1) // 2
             if self._kept(tokens + middle, rows) <= idle:

@@ -124,7 +124,8 @@ def given_prompt(prompt: object, *extra: str) -> GivenPrompt:
     for name, value in prompt.items():
         if value is not None and name not in ("prompt", "prompt_token_ids", "model", *extra):
             raise _wrong(str(name), value, "is not a field of a prompt", "leave it out")
-    model, images = prompt.get("model") or "", prompt.get("images")
+    model = prompt.get("model") or ""
+    images = prompt.get("images")
     if not isinstance(model, str):
         raise _wrong("model", model, "is not text", "give the name of a model that is served")
     if images is not None and not isinstance(images, Mapping):

@@ -58,7 +58,8 @@ class KeptLogprobs(Sequence[TokenLogprobs]):
         if isinstance(index, slice):
             return KeptLogprobs(self[i] for i in range(*index.indices(len(self))))
         index = range(len(self))[index]
-        begin, end = self._ends[index - 1] if index else 0, self._ends[index]
+        begin = self._ends[index - 1] if index else 0
+        end = self._ends[index]
         top = zip(self._top_ids[begin:end], self._top_logprobs[begin:end], strict=True)
         return TokenLogprobs(self._logprobs[index], self._ranks[index], tuple(top))
 

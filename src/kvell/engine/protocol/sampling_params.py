@@ -230,7 +230,8 @@ class SeedSource:
         """:raises ChangeSomething: if the seed is not a whole number in its range."""
         if seed is not None:
             seed = SamplingParams(seed=whole("seed", seed)).seed
-        self._seed, self._numbers = seed, count()  # atomic, so that any thread may draw
+        self._seed = seed  # atomic, so that any thread may draw
+        self._numbers = count()
 
     def with_seed(self, sampling: SamplingParams) -> SamplingParams:
         """Return the parameters of one request, with a seed if it samples and has none."""

@@ -35,10 +35,8 @@ class Reasoning:
     def __post_init__(self) -> None:
         field = "structured_outputs.reasoning"
         if not 1 <= len(self.ends) <= MAX_ENDS or not all(self.ends):
-            problem, remedy = (
-                "is not a list of texts that end it",
-                f"give 1 to {MAX_ENDS}, none empty",
-            )
+            problem = "is not a list of texts that end it"
+            remedy = f"give 1 to {MAX_ENDS}, none empty"
             raise ChangeSomething(f"{field}.ends", f"{len(self.ends)} texts", problem, remedy)
         if (longest := max(map(len, (*self.ends, self.start)))) > MAX_TAG_CHARS:
             remedy = f"use at most {MAX_TAG_CHARS}"
@@ -129,7 +127,8 @@ def depth_of(value: object) -> int:
 
     It counts level by level, so no depth can exhaust the stack; beyond the limit it stops.
     """
-    depth, level = 0, [value]
+    depth = 0
+    level = [value]
     while level := [item for item in level if isinstance(item, Mapping | list | tuple)]:
         depth += 1
         if depth > MAX_SCHEMA_DEPTH:

@@ -66,7 +66,8 @@ def sampling_problem(
     ):
         unknown = max(tokens, default=0)
         if unknown >= limits.vocab_size:
-            problem, remedy = "is not a token of this model", f"use ids below {limits.vocab_size}"
+            problem = "is not a token of this model"
+            remedy = f"use ids below {limits.vocab_size}"
             return ChangeSomething(field, unknown, problem, remedy)
     if has_images and sampling.prompt_logprobs is not None:
         problem = "are not served for prompts with images"

@@ -127,7 +127,8 @@ class BeamSearch:
         max_ends = MAX_LOGPROBS - params.beam_width
         if len(ends) > max_ends:
             problem = f"makes {len(ends)} tokens that end an answer, and there may be {max_ends}"
-            value, remedy = len(params.stop_token_ids), "use fewer of them, or a smaller beam_width"
+            value = len(params.stop_token_ids)
+            remedy = "use fewer of them, or a smaller beam_width"
             raise ChangeSomething("stop_token_ids", f"{value} tokens", problem, remedy)
         return cls(params, ends)
 
@@ -146,10 +147,12 @@ class BeamSearch:
 
         :param logprobs: of each running beam, with at least :attr:`candidates` likeliest tokens.
         """
-        width, length = self.params.beam_width, len(self.running[0].token_ids) + 1
+        width = self.params.beam_width
+        length = len(self.running[0].token_ids) + 1
         is_last = length >= self.params.max_tokens
         penalty = length**self.params.length_penalty
-        finished, running = list(self.finished), list[Beam]()
+        finished = list(self.finished)
+        running = list[Beam]()
         for place, beam in enumerate(self._longer(logprobs)):
             if is_last or beam.token_ids[-1] in self.ends:
                 if place < width:

@@ -55,7 +55,8 @@ class BlockHashes:
 
         Copying a fresh hash object costs half of making one, and a prompt has hundreds of blocks.
         """
-        done, size = len(self._hashes), self.block_tokens
+        done = len(self._hashes)
+        size = self.block_tokens
         new = tokens[done * size : count * size].astype("<i4", copy=False).tobytes()
         digest = self._hashes[-1].to_bytes(HASH_BYTES, "little") if done else _NO_HASH
         fresh = hashlib.blake2b(digest_size=HASH_BYTES)

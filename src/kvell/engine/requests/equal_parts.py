@@ -27,7 +27,8 @@ class EqualParts:
 
         :raises TryLater: if the sum would be too large.
         """
-        held, total = self._parts.get(tenant, 0), self.total
+        held = self._parts.get(tenant, 0)
+        total = self.total
         part = self._most // (len(self._parts) + (tenant not in self._parts))
         is_above_part = held and held + count > part
         if is_above_part or (total and total + count > 2 * self._most):

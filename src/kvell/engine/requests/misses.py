@@ -144,7 +144,9 @@ class MissLog:
         else:
             others_tokens, others_step = self._longest(marks, digests)
             if others_tokens > admission.hit_tokens:
-                reason, seen_tokens, seen_step = "other_salt", others_tokens, others_step
+                reason = "other_salt"
+                seen_tokens = others_tokens
+                seen_step = others_step
             else:
                 reason = "never_seen"
         return Miss(

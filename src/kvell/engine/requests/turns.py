@@ -169,7 +169,8 @@ class _Round(Generic[Party]):
         if not self.num_here:  # no request waits or is served
             self.parties.clear()
             self._places.clear()
-            self.clock, self._most_kept = 0.0, FEWEST_KEPT
+            self.clock = 0.0
+            self._most_kept = FEWEST_KEPT
 
     def next(self) -> Party | None:
         """Return the waiting party whose turn it is; None if no party waits."""

@@ -48,7 +48,8 @@ class StepsAhead:
         self._thread.shutdown()
 
     def _forget(self) -> None:
-        self._asked, self._kept = self._started, None
+        self._asked = self._started
+        self._kept = None
 
     def _answer(self, run: Callable[[], StepResult], answer: Future[StepResult]) -> None:
         self._started += 1

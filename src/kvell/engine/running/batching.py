@@ -131,7 +131,8 @@ class PageTables:
 
     def running_states(self, group_index: int, rows: WorkRows) -> HostRows:
         """Return ``query_starts``, ``starts`` and ``page_ids`` of :meth:`states`; int32."""
-        slices, requests = self.groups[group_index].slices, len(rows.handles)
+        slices = self.groups[group_index].slices
+        requests = len(rows.handles)
         packed = self._compiled.states(
             group_index, rows.handles, rows.starts, rows.counts, self.slots.moved, slices
         )
@@ -199,7 +200,8 @@ class PageTables:
             moved,
             self.away(group_index, rows),
         )
-        requests, tokens = len(rows.handles), sum(rows.counts)
+        requests = len(rows.handles)
+        tokens = sum(rows.counts)
         pages = len(flat) - 4 * requests - 2 - 2 * tokens
         return GroupArrays(flat, address, part_sizes(requests, pages, tokens))
 

@@ -40,7 +40,8 @@ class DrawnBefore:
 
     def note(self, plan: StepPlan, result: StepResult) -> None:
         """Note the result of a step that has run."""
-        self._last, self._has_failed = (plan, result), False
+        self._last = (plan, result)
+        self._has_failed = False
 
     def fail(self) -> None:
         """Note that a step has failed; the next step's results from its tokens are discarded."""

@@ -42,7 +42,8 @@ class ForwardBatches:
     ) -> None:
         self._tables = tables
         self._groups = groups
-        self._device, self._on_host = device, device.type == "cpu"
+        self._device = device
+        self._on_host = device.type == "cpu"
         kinds = {index: layout.groups[index].kind for index in groups}
         self._drops = GroupKind.DROPPING in kinds.values()
         self._of_images = {index for index in groups if kinds[index] in IMAGE_KINDS}

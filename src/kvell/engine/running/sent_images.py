@@ -50,7 +50,8 @@ class SentImages:
         """
         taken = self.read(command.spec.prompt, command.spec.tensors)
         self.keep((command.request_id, command.attempt), taken)
-        ids, images = to_token_bytes(taken.image_prompt.token_ids), taken.image_prompt.images
+        ids = to_token_bytes(taken.image_prompt.token_ids)
+        images = taken.image_prompt.images
         spec = structs.replace(command.spec, prompt=ids, images=images, tensors=())
         return replace(command, spec=spec)
 

@@ -62,7 +62,8 @@ class Grammars:
         vocab_size: int,
         end_token_ids: Iterable[int],
     ) -> None:
-        self._vocab_size, self._ends = vocab_size, sorted(end_token_ids)
+        self._vocab_size = vocab_size
+        self._ends = sorted(end_token_ids)
         self._processes = GrammarProcesses(tokenizer_json, self._ends)
         self._checks = GrammarChecks(self._processes)
         self._masks = MaskWorker(self._processes, self._checks)
@@ -151,7 +152,8 @@ class Grammars:
     def _array(self, result: FoundMask | None) -> Allowed | None:
         if result is None or result.mask.kind == "stuck":
             return None
-        allowed, mask = np.zeros(self._vocab_size, bool), result.mask
+        allowed = np.zeros(self._vocab_size, bool)
+        mask = result.mask
         if mask.kind == "over":
             allowed[self._ends] = True
         else:

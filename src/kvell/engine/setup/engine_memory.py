@@ -90,9 +90,11 @@ def cpu_buffer_of(
             f"is less than a large page of the pool: {layout.large_page_bytes} bytes",
             f"use at least --cpu-buffer {-(-layout.large_page_bytes // MIB)}MiB",
         )
-    size_bytes, device = count * layout.large_page_bytes, every[0].device.type
+    size_bytes = count * layout.large_page_bytes
+    device = every[0].device.type
     weights = sum(model.weight_bytes // model.dtype.itemsize for model in every)
-    ledger, rule = PageBuffer(layout.groups, count), rule_of_weights(weights, device)
+    ledger = PageBuffer(layout.groups, count)
+    rule = rule_of_weights(weights, device)
     swapping = Swapping(core, ledger, rule, BufferedPrefixes(core, ledger, rule))
     parking = None
     if options.has_objectives:

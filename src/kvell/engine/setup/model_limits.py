@@ -47,7 +47,8 @@ def rules_of(
     layers: Sequence[LayerSpec],
 ) -> list[ModelRules]:
     """Return the rules of each model; ``options.max_model_len`` is only a cap after the first."""
-    rules, layout = [], sizes.promised
+    rules = []
+    layout = sizes.promised
     flag = flag_of(sizes, options)
     for index, (name, model, eos) in enumerate((s.name, s.model, s.eos_token_ids) for s in served):
         model_len, given = model.description.max_model_len, options.max_model_len
@@ -79,7 +80,8 @@ def make_limits(
     chunk_tokens, step_tokens = Limits().min_chunk_tokens, options.max_num_batched_tokens
     if not options.enable_chunked_prefill:
         check_whole_prompts(step_tokens, options.max_model_len or 0)
-        wanted, chunk_tokens = min(wanted, step_tokens), step_tokens
+        wanted = min(wanted, step_tokens)
+        chunk_tokens = step_tokens
     limits = Limits(
         max_num_batched_tokens=options.max_num_batched_tokens,
         max_num_seqs=options.max_num_seqs,

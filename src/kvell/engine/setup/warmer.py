@@ -54,7 +54,8 @@ class Warmer:
     def take(self) -> int:
         """Return the number of chunks committed since the last call."""
         done = self._progress.done
-        new, self._told = done - self._told, done
+        new = done - self._told
+        self._told = done
         return new
 
     @property

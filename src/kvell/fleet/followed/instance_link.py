@@ -200,7 +200,9 @@ class InstanceLink:
 
     async def _follow(self, line: DialedLine, facts: InstanceFacts) -> None:
         """Pass events on until the connection ends, and report how the instance ended."""
-        self._line, self._has_served, self._is_to_be_lost = line, True, True
+        self._line = line
+        self._has_served = True
+        self._is_to_be_lost = True
         self._watchdog = Watchdog(self._silence_seconds)
         logger.info("connected to instance %s at %s", self._entry.instance_id, self._entry.address)
         self._listener.instance_ready(facts)

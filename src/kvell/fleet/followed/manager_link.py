@@ -196,11 +196,13 @@ class ManagerLink:
             raise ChangeSomething("--cluster-name", name, problem, remedy)
         loop = asyncio.get_running_loop()
         _, line = await loop.create_connection(lambda: ManagerLine(self._heard), sock=sock)
-        self.met, self.problem = manager, ""
+        self.met = manager
+        self.problem = ""
         return line
 
     async def _follow(self, line: ManagerLine) -> None:
-        self._line, self._silent_beats = line, 0
+        self._line = line
+        self._silent_beats = 0
         beats = asyncio.create_task(self._beats(line))
         try:
             await line.wait_ended()

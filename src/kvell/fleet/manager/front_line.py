@@ -41,7 +41,8 @@ class FrontLine(MessageLine[ToManager]):
             most_unsent_bytes=MOST_WAITING_BYTES,
         )
         self.incarnation = incarnation
-        self.front, self.hear = front, partial(receive, self)
+        self.front = front
+        self.hear = partial(receive, self)
         self._came, self._told_end = came, ended
 
     def send(self, message: ToFront) -> None:

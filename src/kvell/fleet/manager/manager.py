@@ -108,7 +108,8 @@ class Manager:
             on_role=_decided_here,
             on_move=_decided_here,
         )
-        self._site, self._leadership = site, Leadership(int(time.time()))
+        self._site = site
+        self._leadership = Leadership(int(time.time()))
         self._members = Members(command, limits, site, callbacks, pool, self._leadership)
         greeting = Greeting(MANAGER, self.incarnation, fingerprint, 0)
         self._door = ManagerFrontListener(host, port, greeting, secret, self._front_enters)
@@ -239,7 +240,8 @@ class Manager:
             for member in self._members
             if member.report is not None
         }
-        loads, epoch = self._fronts.loads(now), self._leadership.epoch
+        loads = self._fronts.loads(now)
+        epoch = self._leadership.epoch
         orders = self._steered.decide(self._entries(), reports, loads, living, now, epoch)
         for instance_id, role in orders.roles:
             logger.info("instance %s changes to %s", instance_id, role)

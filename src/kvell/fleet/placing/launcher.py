@@ -50,7 +50,9 @@ class Launcher:
         threads: int,
         program: Sequence[str] = PROGRAM,
     ) -> None:
-        self._secret, self._program, self._host = secret, tuple(program), host
+        self._secret = secret
+        self._program = tuple(program)
+        self._host = host
         self._values = {"host": host, "threads": str(threads)}
         self._child: _Child | None = None
         self._stopped = deque[int](maxlen=STOPPED_KEPT)
@@ -123,7 +125,8 @@ class _Child:
     """
 
     def __init__(self, command: Sequence[str], incarnation: int, secret: bytes) -> None:
-        self.incarnation, self.address = incarnation, ""
+        self.incarnation = incarnation
+        self.address = ""
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,

@@ -48,7 +48,8 @@ class Members:
         pool: PoolSettings | None = None,
         leadership: Leadership | None = None,
     ) -> None:
-        self._command, self._limits = tuple(command), limits
+        self._command = tuple(command)
+        self._limits = limits
         self._pool = pool or PoolSettings()
         self._site = site
         self._callbacks = replace(callbacks, on_ready=self._ready)

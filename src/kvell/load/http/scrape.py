@@ -62,7 +62,9 @@ class Histogram:
     def _quantile(self, part: float) -> float | None:
         if not self.count:
             return None
-        wanted, low, below = part * self.count, 0.0, 0.0
+        wanted = part * self.count
+        low = 0.0
+        below = 0.0
         for bound, at_most in sorted(self.buckets.items()):
             if at_most >= wanted:
                 if math.isinf(bound):
@@ -112,10 +114,8 @@ class Counters:
                 figures[key] = grown.spread()
         steps = self._grown(before, STEP_TOKENS)
         if steps is not None and steps.count:
-            figures["steps"], figures["tokens_per_step"] = (
-                int(steps.count),
-                steps.total / steps.count,
-            )
+            figures["steps"] = int(steps.count)
+            figures["tokens_per_step"] = steps.total / steps.count
         return figures
 
     def _grown(self, before: "Counters", name: str) -> Histogram | None:
@@ -139,7 +139,8 @@ def parse(text: str) -> Counters:
             elif family in HISTOGRAMS and part == "sum":
                 totals[family] = totals.get(family, 0.0) + value
             elif family in HISTOGRAMS and part == "bucket":
-                counts, bound = buckets.setdefault(family, {}), float(labels["le"])
+                counts = buckets.setdefault(family, {})
+                bound = float(labels["le"])
                 counts[bound] = counts.get(bound, 0.0) + value
     except (ValueError, KeyError, IndexError):
         return Counters({})

@@ -171,7 +171,8 @@ class Borrowing:
             return []
         if debt.state != "granted" or len(pages) != sum(debt.counts):
             raise ValueError(f"{loan} does not wait for {len(pages)} pages")
-        debt.state, encoded = "filling", encode_ints(pages)
+        debt.state = "filling"
+        encoded = encode_ints(pages)
         if source is not None:
             of = source.creditor, source.incarnation
             fill = Fill(loan, debt.right, source.right, encoded, *of, step_ticks)

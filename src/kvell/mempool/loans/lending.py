@@ -78,7 +78,8 @@ class Lending:
     ) -> None:
         self._instance, self._incarnation = instance, incarnation
         self._fingerprint, self._holds, self._numbers = fingerprint, holds, numbers
-        self._most_lent, self._most_loans = tuple(most_lent), most_loans
+        self._most_lent = tuple(most_lent)
+        self._most_loans = most_loans
         self.borrows: Callable[[], bool] = lambda: False
         """Whether the instance borrows memory; then it lends none."""
         self.is_wanted: Callable[[], bool] = lambda: True
@@ -172,7 +173,8 @@ class Lending:
         if pages is None or message.number < 1 or is_taken or message.source == self._instance:
             problem = "it cannot be filled from these pages"
             return [*self._ended(loan, entry), _over(debtor, loan, problem)]
-        entry.state, entry.filling = "filling", transfer
+        entry.state = "filling"
+        entry.filling = transfer
         self._pulls[transfer] = loan
         rows = np.insert(entry.rows, 1, np.asarray(pages, np.int32), axis=1)
         return [Pull(transfer, np.ascontiguousarray(rows, np.int32))]
@@ -325,7 +327,8 @@ class Lending:
             return []
         if deadline <= now:
             return self._revoked(loan, entry, now)
-        entry.deadline, entry.patience_ticks = deadline, deadline - now
+        entry.deadline = deadline
+        entry.patience_ticks = deadline - now
         return [send(entry, Recall(loan, deadline - now), now)]
 
     def _waits_on(self, entry: LentPages, now: Tick) -> bool:

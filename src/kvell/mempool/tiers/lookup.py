@@ -124,7 +124,8 @@ class Tiers:
 
     def _resumable(self) -> tuple[LongInts, LongInts]:
         lengths = self._candidates()
-        is_there, copied_bytes = np.ones(len(lengths), bool), np.zeros(len(lengths), np.int64)
+        is_there = np.ones(len(lengths), bool)
+        copied_bytes = np.zeros(len(lengths), np.int64)
         for index in self._own if len(lengths) else ():
             group = self._groups[index]
             if group.kind is GroupKind.STATE:
@@ -150,7 +151,8 @@ class Tiers:
             if place in self._pool[index]:
                 continue
             is_buffered = self.is_buffered(index, place)
-            copied[at + 1], absent[at + 1] = is_buffered, not is_buffered
+            copied[at + 1] = is_buffered
+            absent[at + 1] = not is_buffered
         return absent.cumsum(), copied.cumsum()
 
     def _end_bytes(self, length: int) -> int | None:

@@ -155,12 +155,14 @@ class Receiving:
         if not message.stages:
             if not coming.inserts and not self.is_legible(message):
                 return self._over(message.transfer, ILLEGIBLE)
-            coming.is_whole, coming.private = True, message.private
+            coming.is_whole = True
+            coming.private = message.private
         if coming.is_pulling:
             if message.pages != coming.pages:
                 return self._over(message.transfer, "an earlier offer has other pages")
             return [PullRest(message.transfer)]
-        coming.is_pulling, coming.pages = True, message.pages
+        coming.is_pulling = True
+        coming.pages = message.pages
         coming.unanswered = None
         pages = np.frombuffer(message.pages, "<i4")
         rows = np.stack([coming.missing[:, 0], pages, coming.missing[:, 2]], axis=1)

@@ -68,7 +68,8 @@ class Sending:
         numbers: RightNumbers,
     ) -> None:
         self._instance, self._incarnation = instance, incarnation
-        self._fingerprint, self._pages = fingerprint, tuple(most_pages)
+        self._fingerprint = fingerprint
+        self._pages = tuple(most_pages)
         self._sent: Exchanges[Transfer, _Sent] = Exchanges()
         self._numbers = numbers
         self._now: Tick = 0

@@ -38,7 +38,8 @@ def pyramid_budgets(
         )
     # A single layer has no slope: it keeps the mean.
     top = max(1, chosen // depth) if num_layers > 1 else chosen
-    drop, steps = 2 * (chosen - top), max(1, num_layers - 1)
+    drop = 2 * (chosen - top)
+    steps = max(1, num_layers - 1)
     return tuple(
         recent_tokens + top + (drop * (num_layers - 1 - i) + steps // 2) // steps
         for i in range(num_layers)

@@ -137,7 +137,8 @@ def _attention(text: Any, index: int, kind: GroupKind, element_bytes: int, name:
             optional_size(own, (field,)) for field in ("qk_rope_head_dim", "index_head_dim")
         )
         return LayerSpec(index, kind, 1, size, element_bytes, window_tokens, tensors=1)
-    heads, size = kv_heads(own, name), head_size(own, name)
+    heads = kv_heads(own, name)
+    size = head_size(own, name)
     value_size = optional_size(own, ("v_head_dim",)) or size
     if value_size != size:  # a key and a value of different sizes are stored as one vector
         size += value_size

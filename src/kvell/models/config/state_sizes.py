@@ -101,7 +101,8 @@ def _mamba2(text: Any, name: str) -> StateShape:
 
 def _pure_mamba2(text: Any, name: str) -> StateShape:
     inner = first_size(text, ("num_heads",), name) * first_size(text, ("head_dim",), name)
-    groups, state = text.n_groups, first_size(text, ("state_size",), name)
+    groups = text.n_groups
+    state = first_size(text, ("state_size",), name)
     return _mamba2_shape(inner, int(groups), state, first_size(text, ("conv_kernel",), name))
 
 

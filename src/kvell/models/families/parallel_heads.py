@@ -40,13 +40,12 @@ class ParallelHeadsAttention(nn.Module):
 
     def __init__(self, config: ParallelHeadsConfig, layer: int, source: int | None) -> None:
         super().__init__()
-        heads, kv_heads, size = (
-            config.num_attention_heads,
-            int(config.num_key_value_heads or 0),
-            int(config.head_dim or 0),
-        )
+        heads = config.num_attention_heads
+        kv_heads = int(config.num_key_value_heads or 0)
+        size = int(config.head_dim or 0)
         self.config, self.layer_idx, self.source = config, layer, source
-        self.head_dim, self.num_key_value_groups = size, heads // kv_heads
+        self.head_dim = size
+        self.num_key_value_groups = heads // kv_heads
         assert config.layer_types is not None
         self.sliding_window = (
             config.sliding_window if config.layer_types[layer] == WINDOWED else None
@@ -148,7 +147,8 @@ class ParallelHeadsModel(LlamaPreTrainedModel):  # type: ignore[misc]
         }
         masks: dict[int | None, Any] = {None: create_causal_mask(**seen)}
         masks[self.config.sliding_window] = create_sliding_window_causal_mask(**seen)
-        rope, stored = self.rotary_emb(hidden, position_ids), KeysValues()
+        rope = self.rotary_emb(hidden, position_ids)
+        stored = KeysValues()
         for layer in cast(list[ParallelHeadsLayer], self.layers):
             mask = masks[layer.window_tokens]
             hidden = layer(hidden, rope=rope, mask=mask, stored=stored, **kwargs)

@@ -49,7 +49,9 @@ class BothDirections:
     def _apart(self, batch: GroupBatch) -> GroupBatch:
         """Return metadata with every token of the prompts as a request of one token."""
         size_of = batch.table_starts.diff().tolist()
-        begins, contexts, counts = batch.table_starts.tolist(), [], []
+        begins = batch.table_starts.tolist()
+        contexts = []
+        counts = []
         tables: list[torch.Tensor] = []
         for i, count in self._prefixes:
             table = batch.page_ids[begins[i] : begins[i] + size_of[i]]

@@ -69,7 +69,8 @@ def keep_rows(layer: LayerPages, page_ids: torch.Tensor, kept: torch.Tensor) -> 
     :param page_ids: [pages], the request's, in order of position.
     :param kept: int64 [kv_heads, budget], ascending for each head.
     """
-    pages, size = page_ids.long(), layer.page_tokens
+    pages = page_ids.long()
+    size = layer.page_tokens
     heads = torch.arange(layer.kv_heads, device=kept.device)[:, None]
     front = torch.arange(kept.shape[1], device=kept.device)
     for stored in page_views(layer):

@@ -77,7 +77,9 @@ def paged_attention(
         softcap=softcap or 0.0,
         sinks=None if s_aux is None else s_aux.float(),
     )
-    layer, q, k = int(module.layer_idx), _by_token(query), _by_token(key)
+    layer = int(module.layer_idx)
+    q = _by_token(query)
+    k = _by_token(key)
     latents = latents_of(module)
     if latents is None:
         output = step.attend(LayerCall(layer, params, q, k, _by_token(value)))

@@ -128,11 +128,13 @@ def small_linear(
     out, width = weight.shape
     y = x.new_empty((*x.shape[:-1], out))
     if x.is_contiguous():  # a reshape costs as much as reading a small linear's weight
-        rows, stride = x.numel() // width, width
+        rows = x.numel() // width
+        stride = width
     else:
         x = x.reshape(-1, width)
         x = x if x.stride(1) == 1 else x.contiguous()
-        rows, stride = x.shape[0], x.stride(0)
+        rows = x.shape[0]
+        stride = x.stride(0)
     _linear.linear(
         instruction_set,
         weight.data_ptr(),

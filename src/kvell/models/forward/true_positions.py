@@ -96,7 +96,8 @@ class RopeTables:
         def forward(
             x: torch.Tensor, position_ids: torch.Tensor, **kwargs: str
         ) -> torch.Tensor | tuple[torch.Tensor, ...]:
-            below, is_long = short(x, position_ids, **kwargs), self._is_long
+            below = short(x, position_ids, **kwargs)
+            is_long = self._is_long
             if is_long is None:
                 return below
             own = {name: getattr(rotary, name) for name in long_frequencies}

@@ -115,7 +115,8 @@ class FusedDecoder:
         A step's logits are in it too, until the next step. Several models may share it if they take
         turns.
         """
-        self._given, self._room = given, None
+        self._given = given
+        self._room = None
 
     def attach(
         self,
@@ -163,7 +164,8 @@ class FusedDecoder:
             needs more memory than it was given.
         :raises RuntimeError: if a group has metadata of another kind than its layers.
         """
-        rows, groups = host_rows(batch), batch.groups
+        rows = host_rows(batch)
+        groups = batch.groups
         room = self._room_for(rows.sizes[0], rows.sizes[2])
         lasts = self._given is None and not batch.wants_largest
         logits = torch.empty_like(room.logits) if lasts else room.logits
@@ -373,7 +375,8 @@ def _state_shapes(recipe: DecoderRecipe) -> dict[int, StateShapes]:
 
 
 def _shape(recipe: DecoderRecipe) -> DecoderShape:
-    first, mixer = recipe.layers[0], recipe.mixer
+    first = recipe.layers[0]
+    mixer = recipe.mixer
     return DecoderShape(
         hidden=recipe.head.in_features,
         attended=recipe.heads * recipe.head_size,

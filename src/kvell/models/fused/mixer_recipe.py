@@ -92,7 +92,8 @@ def mixer_recipe(module: Any, out_factor: float) -> MixerRecipe | None:
     )
     if not _plain(module, shape):
         return None
-    convolution, pad = module.conv1d, (0, shape.mixed - shape.channels)
+    convolution = module.conv1d
+    pad = (0, shape.mixed - shape.channels)
     weight = convolution.weight.detach().squeeze(1).t()
     bias = weight[0] * 0 if convolution.bias is None else convolution.bias.detach()
     multipliers = getattr(module, "mup_vector", None)

@@ -106,7 +106,8 @@ def rows_of(
 def packed_groups(weight: GroupedWeight, dtype: torch.dtype) -> torch.Tensor:
     """Pack an int8 or int4 weight for a model of a dtype: uint8 [panels, groups, bytes of one]."""
     out, width = weight.shape
-    rows, numbers = -out % PANEL, item_numbers(dtype)
+    rows = -out % PANEL
+    numbers = item_numbers(dtype)
     quants = torch.nn.functional.pad(weight.quants, (0, -width % GROUP, 0, rows))
     steps = quants.view(_panels(out), PANEL, -1, GROUP // numbers, numbers)
     items = steps.permute(0, 2, 3, 1, 4)  # [panels, groups, steps, 32, numbers]
@@ -226,7 +227,8 @@ def _pack(rows: Rows, place: torch.Tensor, dtype: torch.dtype, num_threads: int)
     """Pack into panels: [panels, items, 32, numbers of an item] of the dtype."""
     from kvell.models.fused import _packing
 
-    addresses, part = rows.addresses.contiguous(), rows.parts[0]
+    addresses = rows.addresses.contiguous()
+    part = rows.parts[0]
     _packing.pack_rows(
         addresses.data_ptr(),
         addresses.shape[0],

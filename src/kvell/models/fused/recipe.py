@@ -107,7 +107,8 @@ def recipe_of(module: Any, description: ModelDescription) -> DecoderRecipe | Non
     shapes = {(layer.kv_heads, layer.head_size) for layer in specs}
     if len(shapes) != 1 or len(body.layers) != len(specs):
         return None
-    (kv_heads, head_size), ropes = shapes.pop(), _Ropes(body.rotary_emb)
+    (kv_heads, head_size) = shapes.pop()
+    ropes = _Ropes(body.rotary_emb)
     if head_size % UNIT:
         return None
     made = [
@@ -175,7 +176,8 @@ def _activation(layers: Iterable[Any], family: FusedFamily) -> Activation | None
 def _layer(layer: Any, spec: LayerSpec, family: FusedFamily, ropes: "_Ropes") -> LayerRecipe | None:
     if not _is_usual(layer, family):
         return None
-    attention, mlp = layer.self_attn, getattr(layer, family.mlp)
+    attention = layer.self_attn
+    mlp = getattr(layer, family.mlp)
     rope = ropes.index_of(attention)
     mixer = None
     if family.mixer:
@@ -211,7 +213,8 @@ def _is_usual(layer: Any, family: FusedFamily) -> bool:
     names = {"self_attn", family.mlp, "input_layernorm", family.before_mlp, family.mixer} - {""}
     if _names(layer) not in (names, names | _SANDWICH):
         return False
-    attention, mlp = layer.self_attn, getattr(layer, family.mlp)
+    attention = layer.self_attn
+    mlp = getattr(layer, family.mlp)
     if _names(attention) - _HEAD_NORMS != _ATTENTION or _names(mlp) != _MLP:
         return False
     linears = [getattr(attention, name) for name in _ATTENTION]
@@ -221,7 +224,8 @@ def _is_usual(layer: Any, family: FusedFamily) -> bool:
 
 def _norms(layer: Any, family: FusedFamily) -> tuple[NormRecipe | None, ...]:
     attention = layer.self_attn
-    before_mlp, after = getattr(layer, family.before_mlp), (None, None)
+    before_mlp = getattr(layer, family.before_mlp)
+    after = (None, None)
     if _names(layer) >= _SANDWICH:
         after = (before_mlp, layer.post_feedforward_layernorm)
         before_mlp = layer.pre_feedforward_layernorm

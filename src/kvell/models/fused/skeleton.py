@@ -98,7 +98,8 @@ class _Sizes:
 
     def __init__(self, config: Any, family: FusedFamily) -> None:
         self._config, self._family = config, family
-        size, hidden = head_size(config, family.model_type), config.hidden_size
+        size = head_size(config, family.model_type)
+        hidden = config.hidden_size
         queries, keys = (size * n for n in (config.num_attention_heads, config.num_key_value_heads))
         inner, mlp = config.intermediate_size, family.mlp
         attends = self._is_set(family.attention_bias)

@@ -30,7 +30,8 @@ def batch_args(batch: StateBatch) -> tuple[tuple[int, int, int], list[int]]:
     if isinstance(batch, HostStateBatch):
         return batch.args
     requests, slices = batch.page_ids.shape
-    cuts, ends = batch.cut_requests.shape[0], batch.end_page_ids
+    cuts = batch.cut_requests.shape[0]
+    ends = batch.end_page_ids
     if batch.query_starts.shape[0] != requests + 1 or batch.starts.shape[0] != requests:
         raise ValueError(f"states: starts are not those of {requests} requests")
     if batch.cut_tokens.shape[0] != cuts or batch.cut_page_ids.shape != (cuts, slices):

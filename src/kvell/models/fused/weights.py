@@ -132,7 +132,8 @@ def _named(shapes: Sequence[Shape]) -> str:
 
 def _shapes(recipe: DecoderRecipe, forms: WeightForms) -> Iterator[Shape]:
     for layer in recipe.layers:
-        inner, inputs = packed_inner(layer), [part.linear for part in layer.inputs]
+        inner = packed_inner(layer)
+        inputs = [part.linear for part in layer.inputs]
         gates = [part.linear for part in layer.gates]
         width = inputs[0].in_features
         yield sum(linear.out_features for linear in inputs), width, forms.form(inputs)

@@ -50,7 +50,8 @@ class ImageStore:
         """
         require_no_films(tensors)
         spans = self.family.spans(token_ids, self.family.images(tensors))
-        ids, rows = token_ids.copy(), []
+        ids = token_ids.copy()
+        rows = []
         for start, span in spans:
             content = self._ids.id_of(span.digest)
             self._spans.setdefault(content, span)

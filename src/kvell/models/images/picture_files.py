@@ -31,7 +31,8 @@ def pictures(files: Sequence[bytes]) -> list[Any]:
     names = [f"image {number}" for number in range(len(files))]
     pixels = sum(_pixels(file, name) for file, name in zip(files, names, strict=True))
     if pixels > MOST_PIXELS:
-        value, problem = f"{pixels} pixels in {len(files)} images", "are too many"
+        value = f"{pixels} pixels in {len(files)} images"
+        problem = "are too many"
         remedy = f"send at most {MOST_PIXELS} pixels in all: fewer or smaller images"
         raise ChangeSomething("messages", value, problem, remedy, bound="image_pixels")
     return [picture(file, name) for file, name in zip(files, names, strict=True)]

@@ -77,7 +77,8 @@ def write_blocks(source: Path, path: Path) -> None:
                 tensor = _source_of(digests, tensors)
                 if tensor is not None:
                     rows = tensor.rows[[tensor.places[digest] for digest in digests]]
-                    blocks[name], types[name] = torch.from_numpy(rows), tensor.kind
+                    blocks[name] = torch.from_numpy(rows)
+                    types[name] = tensor.kind
     partial = path / f"{BLOCKS_FILE}.partial-{os.getpid()}"
     save_file(blocks, partial, {"types": json.dumps(types)})
     partial.rename(path / BLOCKS_FILE)

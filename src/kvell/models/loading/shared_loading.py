@@ -72,12 +72,14 @@ def share_parameters(module: Any, memory: WeightMemory) -> None:
     text = hashlib.blake2b(repr(shapes).encode(), digest_size=16).hexdigest()
     sizes_bytes = [-(-values.nbytes // ALIGN_BYTES) * ALIGN_BYTES for values in moved.values()]
     piece = memory.take(f"parameters {text}", sum(sizes_bytes))
-    flat, at = torch.frombuffer(piece.memory, dtype=torch.uint8), 0
+    flat = torch.frombuffer(piece.memory, dtype=torch.uint8)
+    at = 0
     for values, size_bytes in zip(moved.values(), sizes_bytes, strict=True):
         view = flat[at : at + values.nbytes].view(values.dtype).view(values.shape)
         if not piece.is_filled:
             view.copy_(values.detach())
-        values.data, at = view, at + size_bytes
+        values.data = view
+        at = at + size_bytes
 
 
 def mapped_files() -> list[range]:

@@ -108,7 +108,8 @@ def _missing(path: Path, file: Path) -> ChangeSomething:
     if file.is_symlink():
         problem = f"its weight file {file.name} is a link to {file.readlink()}, which is missing"
         return ChangeSomething("model", path, problem, "fetch the model again")
-    problem, remedy = f"its weight file {file.name} is missing", "fetch the model again"
+    problem = f"its weight file {file.name} is missing"
+    remedy = "fetch the model again"
     if file.name == SINGLE_FILE:
         for pattern, what, instead in INSTEAD:
             if files := sorted(path.glob(pattern)):

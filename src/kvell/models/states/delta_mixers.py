@@ -49,7 +49,8 @@ class GatedDeltaMixer:
 
     def __call__(self, hidden: torch.Tensor, run: StateRun) -> torch.Tensor:
         """Map hidden states of a ragged batch [T, hidden] → [T, hidden]."""
-        module, inputs = self._module, self._project(self._module, hidden)
+        module = self._module
+        inputs = self._project(self._module, hidden)
         mixed = self._act(run.convolve(inputs.mixed, module.conv1d)).float()
         query, key, value = torch.split(mixed, self._sizes, -1)
         output = run.scan(
@@ -105,7 +106,8 @@ def _projection(module: Any) -> Callable[[Any, torch.Tensor], DeltaInputs]:
 
 def _by_key_head(module: Any, hidden: torch.Tensor) -> DeltaInputs:
     """Project by two linears, with all parts of a key head side by side."""
-    qkvz, ba = module.in_proj_qkvz(hidden), module.in_proj_ba(hidden)
+    qkvz = module.in_proj_qkvz(hidden)
+    ba = module.in_proj_ba(hidden)
     parts = module.fix_query_key_value_ordering(qkvz[None], ba[None])
     query, key, value, gate, beta, decay = (part[0] for part in parts)
     mixed = torch.cat([part.flatten(1) for part in (query, key, value)], -1)
@@ -114,8 +116,10 @@ def _by_key_head(module: Any, hidden: torch.Tensor) -> DeltaInputs:
 
 def _together(module: Any, hidden: torch.Tensor) -> DeltaInputs:
     """Project queries, keys and values by one linear."""
-    decay, beta = module.in_proj_a(hidden), module.in_proj_b(hidden).sigmoid()
-    mixed, gate = module.in_proj_qkv(hidden), module.in_proj_z(hidden)
+    decay = module.in_proj_a(hidden)
+    beta = module.in_proj_b(hidden).sigmoid()
+    mixed = module.in_proj_qkv(hidden)
+    gate = module.in_proj_z(hidden)
     return DeltaInputs(mixed, gate, _log_decay(module, decay), beta)
 
 
@@ -142,7 +146,8 @@ def _unit_length(keys: torch.Tensor) -> torch.Tensor:
 
 def _gated_output(module: Any, output: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
     """Apply the gated norm to each head [T, heads, V], then the output linear."""
-    rows, size = output.flatten(0, 1), output.shape[-1]
+    rows = output.flatten(0, 1)
+    size = output.shape[-1]
     norm = module.norm if hasattr(module, "norm") else module.o_norm
     linear = module.out_proj if hasattr(module, "out_proj") else module.o_proj
     left: torch.Tensor = linear(norm(rows, gate.reshape(-1, size)).view(len(output), -1))

@@ -46,11 +46,9 @@ class SelectiveMixer:
         x = module.act(run.convolve(x, module.conv1d))
         dt, write, read = torch.split(module.x_proj(x), self._ranks, -1)
         if hasattr(module, "dt_layernorm"):
-            dt, write, read = (
-                module.dt_layernorm(dt),
-                module.b_layernorm(write),
-                module.c_layernorm(read),
-            )
+            dt = module.dt_layernorm(dt)
+            write = module.b_layernorm(write)
+            read = module.c_layernorm(read)
         dt = functional.linear(dt, module.dt_proj.weight).float()
         output = run.scan(
             SelectiveScan(-module.A_log.float().exp()),

@@ -35,7 +35,8 @@ class StopStrings:
         stop = self._first_stop(pending)
         if stop is not None:
             end, start = stop
-            self._found, self._held = pending[start:end], ""
+            self._found = pending[start:end]
+            self._held = ""
             return pending[: end if self._includes else start], True
         keep = self._possible_start(pending)
         self._held = pending[keep:]

@@ -29,7 +29,8 @@ class TokenOffsets:
         data = self._bytes_of(token)
         if not data:
             return self._chars
-        start, begun = self._chars, self._decoder.decode(data[:1])
+        start = self._chars
+        begun = self._decoder.decode(data[:1])
         if not 0x80 <= data[0] < 0xC0:  # it continues no character: the previous one is complete
             start += len(begun) - (data[0] < 0x80)
         self._chars += len(begun) + len(self._decoder.decode(data[1:]))

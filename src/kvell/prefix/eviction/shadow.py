@@ -96,7 +96,8 @@ def chain_of(tokens: Tokens, root: str, chunk_tokens: int = CHUNK_TOKENS) -> Cha
     """Return the keys of the whole chunks of a prompt (int32 [n]); different roots share none."""
     data = memoryview(tokens.astype("<i4", copy=False).tobytes())
     link = blake2b(root.encode(), digest_size=8).digest()
-    size, keys = chunk_tokens * 4, list[int]()
+    size = chunk_tokens * 4
+    keys = list[int]()
     for start in range(0, len(data) - size + 1, size):
         link = blake2b(data[start : start + size], digest_size=8, key=link).digest()
         keys.append(int.from_bytes(link, "little"))

@@ -105,7 +105,8 @@ def _large_pages(
 
 
 def _largest(limit: int, fits: Callable[[int], bool]) -> int:
-    low, high = 0, limit
+    low = 0
+    high = limit
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)

@@ -124,7 +124,8 @@ class PerformanceModel:
         """Return :meth:`debtor` and :meth:`covers` together, since planning needs both."""
         batch = self.batch_with(load, size_bytes)
         away = load.away_tokens + tokens
-        local, elsewhere = self._local(load, batch, away), away * self._away
+        local = self._local(load, batch, away)
+        elsewhere = away * self._away
         throughput: Numbers = batch / (local + elsewhere)
         return throughput, elsewhere <= local
 

@@ -118,7 +118,8 @@ class LoanPlanner:
         debtors: list[Debtor] = []
         creditors: list[Creditor] = []
         for party in instances:
-            name, load = party.instance_id, loads[party.instance_id]
+            name = party.instance_id
+            load = loads[party.instance_id]
             if name in busy or not party.report.facts.section_bytes:
                 continue
             gives = should_give(party)

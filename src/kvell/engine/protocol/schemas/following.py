@@ -88,7 +88,8 @@ class _Rewriting:
 
     def __init__(self, root: object) -> None:
         self.unfollowed: list[UnenforcedKeyword] = []
-        self._root, self._parts = root, Parts(root)
+        self._root = root
+        self._parts = Parts(root)
         self._names: dict[tuple[int, bool], str] = {}
         self._awaited: list[tuple[str, object, str, bool]] = []
         self._written = 0
@@ -132,7 +133,8 @@ class _Rewriting:
 
     def _assertions(self, schema: Schema, source: Schema, path: str, *, closes: bool) -> Schema:
         """Return the rewritten schema of a value that has more keywords than a reference."""
-        outer, choices = self._parts.certain(schema), self._parts.choices(source)
+        outer = self._parts.certain(schema)
+        choices = self._parts.choices(source)
         rest = source.get("unevaluatedProperties", False) if closes else True
         is_open = outer.is_settled or rest is True
         if not is_open:

@@ -89,7 +89,8 @@ class PageMover:
     def _pieces(self, rows: NewPages, *, is_out: bool) -> Iterator[Piece]:
         groups, pages, held = rows[:, 0], rows[:, 1 if is_out else 2], rows[:, 2 if is_out else 1]
         for index in np.unique(groups).tolist():
-            group, in_group = self._layout.groups[index], groups == index
+            group = self._layout.groups[index]
+            in_group = groups == index
             here = self._slots.physical(pages[in_group], group.pages_per_large)
             order = np.argsort(here, kind="stable")
             here, there = here[order], held[in_group][order]

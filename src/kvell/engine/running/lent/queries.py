@@ -56,7 +56,8 @@ def _runs(queried: Sequence[BorrowedPages], numbers: dict[int, int]) -> list[Sec
     runs: list[SectionRun] = []
     sections = dict.fromkeys(numbers, 0)
     for pages in queried:
-        request, name = numbers[pages.handle], _name(pages.instance, pages.incarnation)
+        request = numbers[pages.handle]
+        name = _name(pages.instance, pages.incarnation)
         section = sections[pages.handle]
         sections[pages.handle] = section + 1
         last = runs[-1] if section and runs else None

@@ -139,7 +139,9 @@ class GrammarChecks:
                 return  # closed
             self._line.take(attempt)
         attempt.verdict.set_running_or_notify_cancel()
-        began, verdict, failure = perf_counter_ns(), None, None
+        began = perf_counter_ns()
+        verdict = None
+        failure = None
         try:
             verdict = self._verdict(attempt.asked)
         except BaseException as error:

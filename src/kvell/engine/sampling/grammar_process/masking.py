@@ -80,7 +80,8 @@ class MaskWorker:
             for request in wanted
             if request.handle not in self._read and self._checks.known(request.asked) == TOO_COMPLEX
         }
-        rest, tries = deque(request for request in wanted if request.handle not in masks), 0
+        rest = deque(request for request in wanted if request.handle not in masks)
+        tries = 0
         while rest:
             before = len(rest)
             try:
@@ -91,7 +92,8 @@ class MaskWorker:
                 tries = 1 if len(rest) < before else tries + 1
                 took_too_long = self._took_too_long(rest[0], str(error))
                 if took_too_long or tries == TRIES:
-                    guilty, tries = rest.popleft(), 0
+                    guilty = rest.popleft()
+                    tries = 0
                     if not isinstance(error, LineLate):
                         self._checks.remember(guilty.asked, TOO_COMPLEX)
                     masks[guilty.handle] = None

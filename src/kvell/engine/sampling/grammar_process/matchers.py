@@ -56,7 +56,8 @@ class Matchers:
         self._compiled.clear()
 
     def _place(self, constraint: StructuredOutputs) -> "_Place":
-        bare, reader = constraint.bare(), None
+        bare = constraint.bare()
+        reader = None
         if constraint.reasoning is not None:
             reader = ReasoningReader(constraint.reasoning, self._tokenizer)
         if bare not in self._compiled:

@@ -148,7 +148,8 @@ class Line:
     """One end of a conversation over a blocking stream socket."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._socket, self._reader = sock, FrameReader()
+        self._socket = sock
+        self._reader = FrameReader()
         self._bodies: deque[bytes] = deque()
         self._clock = MonotonicClock()
         self._descriptors: list[int] = []

@@ -61,7 +61,8 @@ class GrammarProcesses:
     """
 
     def __init__(self, tokenizer_json: Callable[[], str], end_token_ids: Sequence[int]) -> None:
-        self._tokenizer_json, self._ends = tokenizer_json, tuple(end_token_ids)
+        self._tokenizer_json = tokenizer_json
+        self._ends = tuple(end_token_ids)
         self._lock = threading.Lock()
         self._template: _Template | None = None
         self._is_closed = False
@@ -135,7 +136,8 @@ class _Template:
                 pass_fds=(theirs.fileno(),),
                 start_new_session=True,
             )
-        self._line, self.pid = Line(ours), process.pid
+        self._line = Line(ours)
+        self.pid = process.pid
         self.end = weakref.finalize(self, _end, process, self._line)
         loaded = self.ask(Load(tokenizer_json, end_token_ids), LOAD_SECONDS)
         if not isinstance(loaded, Loaded) or loaded.problem:

@@ -69,7 +69,8 @@ def _schema(text: str | None) -> tuple[str, tuple[str, ...]]:
         raise ValueError(str(error)) from error
     rewritten = make_enforceable(sent)
     keywords = tuple(dict.fromkeys(entry.keyword for entry in rewritten.unfollowed))
-    schema, plain = rewritten.schema, json.dumps(rewritten.schema)
+    schema = rewritten.schema
+    plain = json.dumps(rewritten.schema)
     if not isinstance(schema, dict):
         return plain, keywords
     options = dict(JSON_OPTIONS)

@@ -69,7 +69,8 @@ class Template:
         return Loaded(tokenizer.vocab_size)
 
     def _fork(self, request: Fork) -> int:
-        descriptor, parent = self._line.take_descriptor(), os.getpid()
+        descriptor = self._line.take_descriptor()
+        parent = os.getpid()
         pid = os.fork()
         if pid == 0:
             try:

@@ -32,7 +32,8 @@ def allowed_seconds(fresh_tokens: int) -> float:
 def serve_worker(descriptor: int, tokenizer: Any, room_bytes: int) -> None:
     """Answer until the instance closes the connection; the system may end the process earlier."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a failed allocation would write there
-    line, matchers = Line(socket.socket(fileno=descriptor)), Matchers(tokenizer)
+    line = Line(socket.socket(fileno=descriptor))
+    matchers = Matchers(tokenizer)
     bound_memory(room_bytes)
     first_bytes = anonymous_bytes()
     while True:

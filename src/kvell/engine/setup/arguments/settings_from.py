@@ -103,11 +103,9 @@ def _check(name: str, value: object, flag: Flag) -> None:
     """
     match flag.kind:
         case "switch":
-            is_valid, problem, remedy = (
-                isinstance(value, bool),
-                "is not a bool",
-                "use True or False",
-            )
+            is_valid = isinstance(value, bool)
+            problem = "is not a bool"
+            remedy = "use True or False"
         case "text":
             # The JSON object of --hf-overrides may be a mapping here.
             is_valid = isinstance(value, str) or (
@@ -120,11 +118,13 @@ def _check(name: str, value: object, flag: Flag) -> None:
             is_valid = _is_number(value) and math.isfinite(value) and value > 0
             problem, remedy = "is not a number of seconds above 0", "give one, or leave it out"
         case "bytes":
-            is_valid, problem = _is_whole(value, 1), "is not a number of bytes above 0"
+            is_valid = _is_whole(value, 1)
+            problem = "is not a number of bytes above 0"
             remedy = f'give one, or {name.removesuffix("_bytes")}="512MiB"'
         case _:
             least = 0 if flag.kind == "count" else 1
-            is_valid, problem = _is_whole(value, least), f"is not a whole number from {least}"
+            is_valid = _is_whole(value, least)
+            problem = f"is not a whole number from {least}"
             remedy = "give one, or leave it out"
     if not is_valid:
         raise ChangeSomething(name, value, problem, remedy)

@@ -44,8 +44,10 @@ class RayNode:
         outlives: bool = False,
     ) -> None:
         self._outlives = outlives
-        self._settings, self._environ = settings, dict(environ)
-        self._folder, self._is_own = folder, folder is None
+        self._settings = settings
+        self._environ = dict(environ)
+        self._folder = folder
+        self._is_own = folder is None
         self._child: subprocess.Popen[bytes] | None = None
 
     @property

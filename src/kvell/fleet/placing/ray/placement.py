@@ -46,8 +46,10 @@ class RayPlacement:
     async def find(self) -> list[PlacedInstance]:
         """Return the instances of an earlier manager; a silent launcher has none that runs."""
         remains, self._launchers = await call(self._take_over)
-        self._bundles, self._free = dict(remains.kept), list(remains.free)
-        self._pending, self._waiting = dict(remains.unreserved), list(remains.unreserved)
+        self._bundles = dict(remains.kept)
+        self._free = list(remains.free)
+        self._pending = dict(remains.unreserved)
+        self._waiting = list(remains.unreserved)
         names = [*self._bundles, *self._waiting]
         return list(await asyncio.gather(*(self._found(name) for name in names)))
 
@@ -76,7 +78,8 @@ class RayPlacement:
                 if instance_id not in self._bundles:
                     await self._reserve(within_seconds)
         if instance_id not in self._launchers:
-            bundle, count = self._bundles[instance_id], len(self._bundles)
+            bundle = self._bundles[instance_id]
+            count = len(self._bundles)
             make = functools.partial(self._reservations.launch, instance_id, bundle)
             self._launchers[instance_id] = await call(lambda: make(self._secret, count))
         ordered = self._launchers[instance_id].start.remote(list(words), incarnation)

@@ -91,7 +91,8 @@ def in_pieces(extents: Iterable[Extent]) -> Iterator[list[Extent]]:
             left_bytes -= part_bytes
             if not left_bytes or len(piece) == PIECE_PARTS:
                 yield piece
-                piece, left_bytes = [], PIECE_BYTES
+                piece = []
+                left_bytes = PIECE_BYTES
     if piece:
         yield piece
 
