@@ -23,16 +23,13 @@ from typing_extensions import override
 from kvell.engine.lending.borrowed import Borrowed
 from kvell.engine.lending.longest import longest
 from kvell.engine.moving.caching import handed_over_root
+from kvell.engine.moving.departures import Departure, Departures
 from kvell.engine.moving.encoding import (
     ArrivedRequest,
     decode_arrival,
-    encode_announcement,
-    encode_handover,
     is_cancelled,
     is_legible,
-    places_of,
 )
-from kvell.engine.moving.going_request import GoingRequest
 from kvell.engine.moving.held_text import HeldText
 from kvell.engine.moving.migrations import Migrations
 from kvell.engine.moving.pool_part import NO_NEWS, NO_PAGES, PoolNews, PoolPart
@@ -50,15 +47,12 @@ from kvell.mempool.owners import Tick
 from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
 from kvell.mempool.transfers.actions import Action, Arrived, Ended, Fetched, RoomGranted
 from kvell.mempool.transfers.messages import Transfer
-from kvell.mempool.transfers.methods import LayerPull, StreamCosts, pays_by_layer
+from kvell.mempool.transfers.methods import StreamCosts
 from kvell.mempool.transfers.receiving import owner_of
-from kvell.pages.stages import stages_of
 from kvell.vocabulary import RequestId, StepNumber
 
 JOINS = 0
 """The number that a request awaits while it shares loans; no fetch has this number."""
-HANDOVER_TICKS: Tick = 600_000
-"""Longest time from a request's announcement until it is pulled, including time in the queue."""
 FETCH_TICKS: Tick = 2_000
 """Longest time that a request waits for another instance's pages of its prompt."""
 RECALL_TICKS: Tick = 2_000  # then the creditor takes its pages back
@@ -81,17 +75,14 @@ class Handovers(PoolPart):
         streams: StreamCosts | None = None,
     ) -> None:
         self._core, self._scheduler, self.agent = agent.core, scheduler, agent
-        self._streams = streams
+        self._departures = Departures(scheduler, agent, streams)
         self.pd_caching: PdCaching = pd_caching
         self._migrations = Migrations(agent)
         self.borrowed = Borrowed(scheduler, agent)
         self._commands: dict[RequestId, Submit] = {}
-        self._going: dict[Transfer, GoingRequest] = {}
-        self._transfers: dict[RequestId, Transfer] = {}
         self._awaited: dict[int, set[Transfer | int]] = {}
         """Replies awaited by each request's number: of a transfer, of a fetch, or ``JOINS``."""
         self._fetching: dict[int, Request] = {}
-        self._moving: set[RequestId] = set()
         self._actions: list[Action] = []
         self._stays: list[Request] = []
         agent.receiving.admits = scheduler.has_room_for
@@ -105,12 +96,12 @@ class Handovers(PoolPart):
     @property
     @override
     def num_idle(self) -> int:
-        return len(self._awaited) + len(self._moving)
+        return len(self._awaited) + self._departures.num_moving
 
     @property
     @override
     def holds_pages(self) -> bool:
-        return bool(len(self.agent.holds) or self._moving or len(self.borrowed))
+        return bool(len(self.agent.holds) or self._departures.num_moving or len(self.borrowed))
 
     @property
     @override
@@ -139,8 +130,8 @@ class Handovers(PoolPart):
             unique = f"{self.agent.instance}/{self.agent.incarnation}/{request.number}"
             root = handed_over_root(request.cache_root, self.pd_caching, unique)
             returns_to = self.agent.instance if self.pd_caching == 3 else ""
-            going = GoingRequest(request, request.num_tokens, root, returns_to)
-            awaited.add(self._announce(command.goes_to, going))
+            departure = Departure(request, request.num_tokens, root, returns_to)
+            awaited.add(self._announce(command.goes_to, departure))
         if command.pulls_from:
             awaited.add(self._fetch(request, command.pulls_from))
         elsewhere = bool(awaited) or request.handle != NO_HANDLE
@@ -153,7 +144,7 @@ class Handovers(PoolPart):
 
     @override
     def begin_migration(self, request: Request, target: str) -> None:
-        if request.request_id in self._transfers:
+        if request in self._departures:
             return
         if request.request_id not in self._commands or self.borrowed.has(request):
             self._stays.append(request)  # it cannot move
@@ -163,29 +154,15 @@ class Handovers(PoolPart):
 
     @override
     def move_kvcache(self, request: Request, num_blocks: int, dst: str) -> str:
-        if request.request_id in self._transfers:
+        if request in self._departures:
             return "it will move to another instance"
         problem = self.borrowed.move_kvcache(request, num_blocks, dst)
         self._sorted([] if problem else self.borrowed.advance())
         return problem
 
-    def _announce(self, target: str, going: GoingRequest) -> Transfer:
-        """Announce a request to another instance, which reserves pages for it."""
-        request = going.request
-        transfer, actions = self.agent.sending.begin(
-            target,
-            request.tokens(0, going.length),
-            going.length,
-            self.agent.now,
-            self.agent.now + HANDOVER_TICKS,
-            root=going.root,
-            model=request.model,
-            inserts=False,
-            private=encode_announcement(self._commands[request.request_id], request),
-            images=request.images,
-        )
-        self._going[transfer] = going
-        self._transfers[request.request_id] = transfer
+    def _announce(self, target: str, departure: Departure) -> Transfer:
+        command = self._commands[departure.request.request_id]
+        transfer, actions = self._departures.begin(target, departure, command)
         self._actions += actions
         return transfer
 
@@ -233,55 +210,25 @@ class Handovers(PoolPart):
 
     @override
     def on_planned(self, plan: StepPlan, requests: Sequence[Request]) -> tuple[int, ...]:
-        if self._streams is None or not self._transfers:
-            return ()
-        numbers: list[int] = []
-        for work, request in zip(plan.work, requests, strict=True):
-            transfer = self._transfers.get(request.request_id)
-            if transfer is None or work.start + work.known != self._going[transfer].length:
-                continue
-            stages = len(stages_of(self._core.layout.groups, request.model))
-            missing = self.agent.sending.missing(transfer)
-            groups = [self._core.layout.groups[group] for group, _ in missing]
-            size_bytes = sum(group.page_stride_bytes for group in groups)
-            what = LayerPull(size_bytes, len(missing), stages, plan.num_tokens)
-            if not work.samples or not pays_by_layer(what, self._streams):
-                continue
-            places = places_of(self._core, request)
-            actions = self.agent.sending.early(transfer, places, stages)
-            numbers += [transfer.number] if actions else []
-            self._actions += actions
+        numbers, actions = self._departures.on_planned(plan, requests)
+        self._actions += actions
         return tuple(numbers)
 
     @override
     def on_computed(self, step: StepNumber, requests: Sequence[Request]) -> PoolNews:
         actions = self.borrowed.advance(step) if len(self.borrowed) else []
-        if not self._transfers and not len(self._migrations):
+        if not len(self._departures) and not len(self._migrations):
             return self._sorted(actions) if actions else NO_NEWS
-        for request in requests:
-            transfer = self._transfers.get(request.request_id)
-            if transfer is None or request.finish_reason or request.request_id in self._moving:
-                continue
-            if not request.settled == self._going[transfer].length < request.num_tokens:
-                continue
-            actions += self._lifted(request, transfer)
+        actions += self._departures.on_computed(requests)
         return self._sorted(actions + self._left())
 
     def _left(self) -> list[Action]:
         """Begin the copies of migrating requests; move copied ones, with their tokens since."""
         actions = self._migrations.advance()
         for request, target in self._migrations.take_ready():
-            going = GoingRequest(request, request.settled, request.cache_root, request.returns_to)
-            actions += self._lifted(request, self._announce(target, going))
+            departure = Departure(request, request.settled, request.cache_root, request.returns_to)
+            actions += self._departures.leave(self._announce(target, departure))
         return actions
-
-    def _lifted(self, request: Request, transfer: Transfer) -> list[Action]:
-        """Take a request out of the steps and offer its pages."""
-        self._scheduler.lift(request)
-        self._moving.add(request.request_id)
-        going = self._going[transfer]
-        handover = encode_handover(request, going.root, going.returns_to)
-        return self.agent.sending.ready(transfer, places_of(self._core, request), handover)
 
     @override
     def take_given_up(self) -> list[Request]:
@@ -332,13 +279,8 @@ class Handovers(PoolPart):
         self._commands.pop(request.request_id, None)
         self._migrations.forget(request)
         self._awaited.pop(request.number, None)
-        transfer = self._transfers.pop(request.request_id, None)
-        if transfer is None:
-            return
-        del self._going[transfer]
-        self._moving.discard(request.request_id)
         # The caller needs no report of this end.
-        actions = self.agent.sending.cancel(transfer, "the request has ended")
+        actions = self._departures.cancel(request)
         self._actions += [action for action in actions if not isinstance(action, Ended)]
 
     def _sorted(self, actions: Sequence[Action]) -> PoolNews:
@@ -348,8 +290,9 @@ class Handovers(PoolPart):
         while pending:
             action = pending.popleft()
             if isinstance(action, RoomGranted):
-                if action.transfer in self._going:
-                    self._answered(self._going[action.transfer].request, action.transfer)
+                departure = self._departures.get(action.transfer)
+                if departure is not None:
+                    self._answered(departure.request, action.transfer)
             elif isinstance(action, Ended):
                 moved += self._ended(action)
             elif isinstance(action, Fetched):
@@ -377,19 +320,18 @@ class Handovers(PoolPart):
 
     def _ended(self, action: Ended) -> list[Request]:
         """Handle the end of a transfer; return its request if that has moved."""
-        if action.transfer not in self._going:
+        departure = self._departures.end(action.transfer)
+        if departure is None:
             stays = self._migrations.on_copied(action.transfer, action.problem)
             self._stays += [] if stays is None else [stays]
             self._actions += self._left()
             return []
-        request = self._going.pop(action.transfer).request
-        del self._transfers[request.request_id]
+        request = departure.request
         self._answered(request, action.transfer)
         if action.problem:
             self._stays.append(request)
-        if request.request_id not in self._moving:
+        if not departure.is_moving:
             return []
-        self._moving.remove(request.request_id)
         if not action.problem:
             return [request]
         self._scheduler.resume(request)
