@@ -19,13 +19,7 @@ from scripts.prose import counts, violations
 
 FULL_FOLDERS: dict[str, int] = {}
 LONG_FILES = {
-    "kvell.engine.lending.borrowed": 259,
-    "kvell.engine.moving.handovers": 291,
-    "kvell.fleet.manager.manager": 264,
     "kvell.front.request_queue": 260,
-    "kvell.mempool.node": 258,
-    "kvell.models.fused.decoder": 261,
-    "kvell.server.metrics.instance_metrics": 252,
 }
 LONG_FUNCTIONS = {
     "kvell.cli.replay.command.replay": 101,

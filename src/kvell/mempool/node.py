@@ -10,7 +10,7 @@ import queue
 import selectors
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from functools import partial
 from itertools import chain
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvell.clock import Clock, MonotonicClock
-from kvell.errors import ChangeSomething, TryLater
+from kvell.errors import TryLater
 from kvell.memory import GroupSpec
 from kvell.mempool.connections import PeerConnections, listening
 from kvell.mempool.entries import Heard, PeerEntry, PeerLost, PeerMapped, PullEnded, Ticked
@@ -43,6 +43,7 @@ from kvell.mempool.transports.mover import PullExecutor
 from kvell.mempool.transports.neighbours import MappedPeers
 from kvell.mempool.transports.page_copies import Bytes, pieces_of
 from kvell.mempool.transports.peer import Peer
+from kvell.mempool.transports.reaching import PeerFinder
 from kvell.mempool.transports.rights import Rights
 from kvell.wire.bell import Bell
 from kvell.wire.buffered import PeerClosedError
@@ -54,8 +55,6 @@ logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 News = Arrived | Ended | Fetched | RoomGranted
 LONGEST_PAUSE_SECONDS = 60.0
-REACHERS = 4
-"""The threads that connect to instances to which a message is to be sent."""
 
 
 class PageTransferThread:
@@ -97,9 +96,8 @@ class PageTransferThread:
         self.instance, self._handle = instance, handle
         self._deadline: Tick | None = None
         self._clock = clock or MonotonicClock()
-        self._tells = tells
+        self._tells, self._groups = tells, groups
         self.rights = Rights()
-        self._groups = groups
         self._lent = None if lends is None else lends(self.rights.words)
         greeting = Greeting(instance, incarnation, fingerprint, len(memory))
         self._connections = PeerConnections(
@@ -120,9 +118,7 @@ class PageTransferThread:
         self._selector = selectors.DefaultSelector()
         self._bell = Bell()
         self._selector.register(self._bell.descriptor, selectors.EVENT_READ)
-        self._reachers = ThreadPoolExecutor(REACHERS, thread_name_prefix="kvell-reacher")
-        self._finds = finds
-        self._reaching = dict[str, list[Send]]()
+        self._finder = None if finds is None else PeerFinder(finds, self.connect, self._not_reached)
         self._ticked: Tick = 0
         self._is_closing = False
         self._thread = threading.Thread(target=self._run, name="kvell-mempool", daemon=True)
@@ -148,7 +144,8 @@ class PageTransferThread:
         self._thread.join()
         for peer in [*self._peers.values(), *chain(*self._beside.values())]:
             peer.close()  # it connected meanwhile
-        self._reachers.shutdown()
+        if self._finder is not None:
+            self._finder.close()
         self._connections.close()
         if self._lent is not None:
             self._lent.close()
@@ -256,7 +253,8 @@ class PageTransferThread:
                 met = PeerMapped(name, peer.greeting.incarnation, first)
                 self.act(self._handle(met))
         self._selector.register(peer.socket, selectors.EVENT_READ, peer)
-        self.act(self._reaching.pop(name, ()))
+        if self._finder is not None:
+            self.act(self._finder.take(name))
 
     def _lose(self, peer: Peer) -> None:
         """Close the connections to a lost instance, and report the loss to the agent."""
@@ -291,37 +289,28 @@ class PageTransferThread:
                 self._deadline = None
             self.act(self._handle(Ticked(now)))
 
-    def _reach(self, action: Send) -> None:
-        """Connect to an instance before the first message to it."""
-        name = action.instance
-        if self._finds is None:
-            self.act(self._handle(PeerLost(name, 0)))
-            return
-        is_new = name not in self._reaching
-        self._reaching.setdefault(name, []).append(action)
-        if is_new:
-            self._reachers.submit(self._reached, name, self._finds)
-
-    def _reached(self, name: str, finds: Callable[[str], Endpoint]) -> None:
-        try:
-            self.connect(finds(name), name)
-        except (ChangeSomething, TryLater, OSError):
-            with contextlib.suppress(TryLater):
-                self.ask(lambda: self._not_reached(name))
-
     def _not_reached(self, name: str) -> None:
-        if self._reaching.pop(name, None) is not None:
-            self.act(self._handle(PeerLost(name, 0)))
+        """Report the loss of an instance that messages wait for. Any thread may call this."""
+        finder = self._finder
+
+        def lose() -> None:
+            if finder is not None and finder.take(name):
+                self.act(self._handle(PeerLost(name, 0)))
+
+        with contextlib.suppress(TryLater):
+            self.ask(lose)
 
     def _send(self, action: Send) -> None:
         peer = self._peers.get(action.instance)
-        if peer is None:
-            self._reach(action)
-            return
-        try:
-            peer.send(action.message)
-        except PeerClosedError:
-            self._lose(peer)
+        if peer is not None:
+            try:
+                peer.send(action.message)
+            except PeerClosedError:
+                self._lose(peer)
+        elif self._finder is not None:
+            self._finder.reach(action)
+        else:
+            self.act(self._handle(PeerLost(action.instance, 0)))
 
     def _pull_ended(self, transfer: Transfer, problem: str) -> None:
         self._asked.put((Future(), lambda: self.act(self._handle(PullEnded(transfer, problem)))))

@@ -16,9 +16,9 @@ from kvell.mempool.loans.actions import (
     LoanRefused,
     ReadableLoan,
 )
-from kvell.mempool.loans.borrowing import Borrowing
 from kvell.mempool.loans.counts import Counts
-from kvell.mempool.loans.lending import Lending
+from kvell.mempool.loans.creditor_ledger import CreditorLedger
+from kvell.mempool.loans.debtor_ledger import DebtorLedger
 from kvell.mempool.loans.messages import Loan
 from kvell.mempool.owners import Owner
 from kvell.mempool.transfers.actions import Action, Grant
@@ -94,10 +94,10 @@ class LoanNetwork(Network):
         """Who borrows at an instance."""
         return self.users[name, self.instances[name].incarnation]
 
-    def borrowing(self, name: str) -> Borrowing:
+    def borrowing(self, name: str) -> DebtorLedger:
         return self.instances[name].agent.loans.borrowing
 
-    def lending(self, name: str) -> Lending:
+    def lending(self, name: str) -> CreditorLedger:
         return self.instances[name].agent.loans.lending
 
     def pages_lent(self, name: str) -> dict[str, Counts]:

@@ -9,8 +9,8 @@ import pytest
 from kvell.mempool.entries import Draining, Heard, PeerLost, PullEnded
 from kvell.mempool.exchanges import FIRST_TICKS
 from kvell.mempool.loans.actions import ReadableLoan
+from kvell.mempool.loans.creditor_ledger import MOST_STEP_TICKS
 from kvell.mempool.loans.ledger import DRAIN_TICKS, MOST_LOANS_OF_DEBTOR, most_lendable
-from kvell.mempool.loans.lending import MOST_STEP_TICKS
 from kvell.mempool.loans.messages import (
     Borrow,
     Fill,

@@ -3,8 +3,8 @@
 import pytest
 
 from kvell.mempool.exchanges import FIRST_TICKS
-from kvell.mempool.loans.borrowing import Borrowing
-from kvell.mempool.loans.lending import UNKNOWN
+from kvell.mempool.loans.creditor_ledger import UNKNOWN
+from kvell.mempool.loans.debtor_ledger import DebtorLedger
 from kvell.mempool.loans.messages import Loan
 from tests.mempool.loans.lenders import LENDING_MIXES, LoanNetwork
 from tests.mempool.loans.test_mempool_loans import over, quiet, used
@@ -194,7 +194,7 @@ def test_who_drains_shares_nothing_more() -> None:
 def test_only_what_stands_can_be_shared() -> None:
     network = quiet()
     asked = network.borrow("a", "b", 2, 100)
-    borrowing: Borrowing = network.borrowing("a")
+    borrowing: DebtorLedger = network.borrowing("a")
     for loan, ticks in ((asked, 100), (Loan("a", 1, 99), 100)):
         with pytest.raises(ValueError, match="is not valid"):
             borrowing.share(loan, 0, ticks)

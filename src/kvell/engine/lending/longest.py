@@ -6,7 +6,7 @@ The rManager reports them in its heartbeat (Infinite-LLM §6.2).
 import heapq
 from collections.abc import Sequence
 
-from kvell.engine.lending.borrowed import Borrowed
+from kvell.engine.lending.borrowing_requests import BorrowingRequests
 from kvell.engine.lending.sections import local_reason
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.statistics import MOST_LONGEST
@@ -15,7 +15,7 @@ from kvell.memory import Layout
 
 
 def longest(
-    borrowed: Borrowed, running: Sequence[Request], layout: Layout
+    borrowed: BorrowingRequests, running: Sequence[Request], layout: Layout
 ) -> tuple[RequestPlacementEntry, ...]:
     """Return at most ``MOST_LONGEST`` requests, the one with most such sections first.
 
@@ -35,7 +35,7 @@ def longest(
     return tuple(RequestPlacementEntry(name, at, -count, local=True) for count, name in entries)
 
 
-def _sections(borrowed: Borrowed, request: Request) -> int:
+def _sections(borrowed: BorrowingRequests, request: Request) -> int:
     """Return the number of whole local sections that may leave; the last one stays."""
     num_asked = borrowed.sections_asked(request)
     if num_asked is None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.requests.request import Request
 from kvell.mempool.owners import Tick
+from kvell.vocabulary import RequestId
 
 RETRY_TICKS: Tick = 500
 """Time after which creditors are asked again if all have refused."""
@@ -109,3 +110,21 @@ class Placement:
         self.retry_at = None
         self.rounds += 1
         return not is_asking and end_at is not None and refused_at >= end_at
+
+
+class Placements(dict[RequestId, Placement]):
+    """The placements of one engine core's requests."""
+
+    @property
+    def next_deadline(self) -> Tick | None:
+        """The time at which creditors are asked again; None if none are."""
+        times = (placement.retry_at for placement in self.values())
+        return min((at for at in times if at is not None), default=None)
+
+    def add(
+        self, request: Request, entries: Sequence[RequestPlacementEntry], section_tokens: int
+    ) -> None:
+        """Record the placement of a new request, and how much of it may be stored here."""
+        here = sum(entry.num_blocks for entry in entries if entry.local)
+        request.local_tokens = here * section_tokens
+        self[request.request_id] = Placement.of(request, entries)

@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 
 from typing_extensions import override
 
-from kvell.engine.lending.borrowed import Borrowed
+from kvell.engine.lending.borrowing_requests import BorrowingRequests
 from kvell.engine.lending.longest import longest
 from kvell.engine.moving.caching import handed_over_root
 from kvell.engine.moving.departures import Departure, Departures
@@ -78,7 +78,7 @@ class Handovers(PoolPart):
         self._departures = Departures(scheduler, agent, streams)
         self.pd_caching: PdCaching = pd_caching
         self._migrations = Migrations(agent)
-        self.borrowed = Borrowed(scheduler, agent)
+        self.borrowed = BorrowingRequests(scheduler, agent)
         self._commands: dict[RequestId, Submit] = {}
         self._awaited: dict[int, set[Transfer | int]] = {}
         """Replies awaited by each request's number: of a transfer, of a fetch, or ``JOINS``."""

@@ -130,7 +130,7 @@ class PoolPart(Protocol):
         ...
 
     def sections(self) -> dict[str, int]:
-        """Return the number of sections ``lent`` now, and :meth:`.Borrowed.tally`."""
+        """Return the number of sections ``lent`` now, and :meth:`.BorrowingRequests.tally`."""
         ...
 
     def placements(self) -> tuple[RequestPlacementEntry, ...]:

@@ -23,16 +23,17 @@ from kvell.cluster.fronts import FrontTable
 from kvell.cluster.steering.epochs import Leadership
 from kvell.cluster.steering.roles import RoleChanger
 from kvell.cluster.steering.steering import Steering
-from kvell.engine.protocol.leading import Lead, Led
+from kvell.engine.protocol.leading import Led
 from kvell.engine.protocol.messages import FRONT_LEASE_SECONDS, Event
 from kvell.engine.protocol.statistics import InstanceFacts
-from kvell.errors import ChangeSomething, InstanceDied, KvellError
+from kvell.errors import ChangeSomething, KvellError
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.fleet.instance.instance_process import InstanceStartError
 from kvell.fleet.instance.site import Site
 from kvell.fleet.manager.front_line import FrontLine
 from kvell.fleet.manager.front_lines import FrontLines
 from kvell.fleet.manager.fronts_door import ManagerFrontListener
+from kvell.fleet.manager.lead import InstanceLead
 from kvell.fleet.manager.messages import (
     MANAGER,
     ROSTER_SECONDS,
@@ -58,8 +59,6 @@ logger = logging.getLogger(__name__)
 
 MOST_GAP_SECONDS = 1.0
 """Most time that counts between two looks of the manager: for longer it was stopped itself."""
-LOOK_SECONDS = 5.0
-"""Time for the site to return what runs, before a cluster is ended."""
 
 
 class Superseded(Exception):  # noqa: N818 - no error of the cluster, which continues
@@ -111,6 +110,7 @@ class Manager:
         self._site = site
         self._leadership = Leadership(int(time.time()))
         self._members = Members(command, limits, site, callbacks, pool, self._leadership)
+        self._lead = InstanceLead(self._members, self._leadership, self._on_epoch_changed)
         greeting = Greeting(MANAGER, self.incarnation, fingerprint, 0)
         self._door = ManagerFrontListener(host, port, greeting, secret, self._front_enters)
         # Leases must not expire during a time for which the manager was stopped.
@@ -127,8 +127,6 @@ class Manager:
         self._waits_for = ""
         self._starting: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._abandoning: asyncio.Task[None] | None = None
-        self._obeying: set[str] = set()
         self._will_announce = False
         self._woken = asyncio.Event()
 
@@ -162,7 +160,7 @@ class Manager:
                     await self._woken.wait()
             self._woken.clear()
             self._tick()
-        await self._look_for_newer()
+        await self._lead.look_for_newer(self._site)
         await self.close()
         if self._leadership.is_outranked:
             raise Superseded(f"a manager of epoch {self._leadership.outranked_by} leads")
@@ -213,7 +211,7 @@ class Manager:
         else:
             self._has_started = True
             self._fronts.is_shared |= self._members.has_adopted
-        self._settle()
+            self._lead.settle()
         self._announce()
         self._woken.set()
 
@@ -227,7 +225,8 @@ class Manager:
         if not self._is_over:
             self._lines.release_leaving()  # other fronts have joined since
         self._steer(living)
-        self._settle()
+        if self._has_started:
+            self._lead.settle()
         self._announce()
 
     def _steer(self, living: Sequence[str]) -> None:
@@ -303,7 +302,7 @@ class Manager:
 
     def _front_beats(self, front: str, beat: FrontBeat) -> None:
         now = self._now()
-        self._heard_epoch(beat.epoch)
+        self._lead.on_epoch(beat.epoch)
         try:
             is_newer = self._fronts.on_beat(front, beat.loads, beat.roles, beat.role_changes, now)
         except ChangeSomething as error:
@@ -325,47 +324,19 @@ class Manager:
             line.hang_up()
 
     def _instance_ready(self, instance_id: str, _facts: InstanceFacts) -> None:
-        self._obeying.discard(instance_id)
-        self._lead(instance_id)
+        self._lead.on_ready(instance_id)
         self._announce_soon()
 
     def _instance_said(self, instance_id: str, event: Event) -> None:
         """Handle ``Led``.  Other events go to the fronts directly."""
         if isinstance(event, Led):
-            self._heard_epoch(event.epoch)
-            if event.epoch == self._leadership.epoch:
-                self._obeying.add(instance_id)
+            self._lead.on_led(instance_id, event)
 
-    def _lead(self, instance_id: str) -> None:
-        with contextlib.suppress(InstanceDied):
-            self._members[instance_id].supervisor.send(Lead(self._leadership.epoch))
-
-    def _settle(self) -> None:
-        """Settle the epoch, which then rises no more, once all serving instances obey it."""
-        serving = {member.instance_id for member in self._members if member.is_serving}
-        if self._has_started and serving <= self._obeying:
-            self._leadership.settle()
-
-    def _heard_epoch(self, epoch: int) -> None:
-        """Handle an epoch that another process has seen: lead on, rise above it, or stand down."""
-        standing = self._leadership.on_epoch(epoch)
-        if standing == "rose":
-            self._obeying.clear()
-            for member in self._members:
-                self._lead(member.instance_id)
-            self._announce_soon()
-        elif standing == "outranked" and self._abandoning is None:
-            logger.warning("a newer manager leads (epoch %d); this one stops", epoch)
-            self._abandoning = asyncio.create_task(self._members.abandon())
+    def _on_epoch_changed(self) -> None:
+        if self._leadership.is_outranked:
             self._woken.set()
-
-    async def _look_for_newer(self) -> None:
-        """Ask the site, before anything ends, whether a newer manager has the instances."""
-        with contextlib.suppress(TimeoutError, KvellError):
-            async with asyncio.timeout(LOOK_SECONDS):
-                incarnations = await self._site.find()
-                if self._leadership.on_incarnations(incarnations.values()) == "outranked":
-                    self._heard_epoch(self._leadership.outranked_by)
+        else:
+            self._announce_soon()
 
     def _instance_lost(self, instance_id: str, death: InstanceDeath) -> None:
         incarnation = self._members[instance_id].incarnation
@@ -382,12 +353,11 @@ class Manager:
 
     async def _close(self) -> None:
         await self._door.close()
-        if self._abandoning is not None:
-            await self._abandoning
+        is_abandoned = await self._lead.wait_abandoned()
         if self._starting is not None:
             self._starting.cancel()
             await asyncio.wait([self._starting])
-        if self._abandoning is None:
+        if not is_abandoned:
             await self._members.close()
         await self._lines.close()
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from kvell.memory import GroupKind, GroupSpec, HoldingCore
 from kvell.mempool.holds import Holds
-from kvell.mempool.loans.borrowing import Borrowing
-from kvell.mempool.loans.lending import Lending
+from kvell.mempool.loans.creditor_ledger import CreditorLedger
+from kvell.mempool.loans.debtor_ledger import DebtorLedger
 from kvell.mempool.loans.messages import (
     Borrow,
     Fill,
@@ -67,8 +67,8 @@ class Ledger:
         most_loans: int = MOST_LOANS_OF_DEBTOR,
     ) -> None:
         self._core = core
-        self.borrowing = Borrowing(instance, incarnation, fingerprint, numbers)
-        self.lending = Lending(
+        self.borrowing = DebtorLedger(instance, incarnation, fingerprint, numbers)
+        self.lending = CreditorLedger(
             instance, incarnation, fingerprint, holds, numbers, most_lent, most_loans
         )
         self.borrowing.lends = lambda: self.lending.lends

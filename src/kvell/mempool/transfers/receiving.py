@@ -43,7 +43,7 @@ NOTHING: Ints = np.empty((0, 3), np.int32)
 
 
 @dataclass
-class _Coming(Exchange):
+class _IncomingTransfer(Exchange):
     """One incoming transfer.
 
     :ivar missing: int32 [m, 3]: group, position, local page.
@@ -79,7 +79,7 @@ class Receiving:
         """Whether the user of a text can decode the message's private bytes."""
         self.is_closed = False
         """Whether further texts are refused."""
-        self._coming: Exchanges[Transfer, _Coming] = Exchanges()
+        self._coming: Exchanges[Transfer, _IncomingTransfer] = Exchanges()
         self._came: dict[Transfer, None] = {}
 
     def __len__(self) -> int:
@@ -130,7 +130,7 @@ class Receiving:
         if missing is None:
             return [Send(sender, Abandon(transfer, "there is no room"))]
         prepared = Prepared(transfer, missing[:, :2].astype("<i4").tobytes())
-        coming = self._coming[transfer] = _Coming(
+        coming = self._coming[transfer] = _IncomingTransfer(
             sender,
             deadline,
             owner,

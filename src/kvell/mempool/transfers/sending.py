@@ -30,7 +30,7 @@ Places = Mapping[tuple[int, int], int]
 
 
 @dataclass
-class _Sent(Exchange):
+class _OutgoingTransfer(Exchange):
     """One outgoing transfer.
 
     :ivar computed: the number of tokens to transfer.
@@ -70,7 +70,7 @@ class Sending:
         self._instance, self._incarnation = instance, incarnation
         self._fingerprint = fingerprint
         self._pages = tuple(most_pages)
-        self._sent: Exchanges[Transfer, _Sent] = Exchanges()
+        self._sent: Exchanges[Transfer, _OutgoingTransfer] = Exchanges()
         self._numbers = numbers
         self._now: Tick = 0
 
@@ -117,7 +117,7 @@ class Sending:
             private,
             b"" if images is None else images.astype("<i4").tobytes(),
         )
-        sent = self._sent[transfer] = _Sent(target, deadline, computed)
+        sent = self._sent[transfer] = _OutgoingTransfer(target, deadline, computed)
         return transfer, [send(sent, prepare, now)]
 
     def missing(self, transfer: Transfer) -> list[list[int]]:
@@ -198,7 +198,7 @@ class Sending:
         gone = self._sent.of_instance(instance)
         return [action for transfer in gone for action in self._ended(transfer, f"{instance} died")]
 
-    def _offered(self, transfer: Transfer, sent: _Sent) -> list[Action]:
+    def _offered(self, transfer: Transfer, sent: _OutgoingTransfer) -> list[Action]:
         """Offer the missing pages, once they are known and computed."""
         if sent.missing is None or sent.ready is None or sent.is_offered:
             return []
@@ -224,7 +224,7 @@ class Sending:
         return [*actions, Ended(transfer, problem)]
 
 
-def _grant(transfer: Transfer, sent: _Sent, pages: bytes) -> Grant:
+def _grant(transfer: Transfer, sent: _OutgoingTransfer, pages: bytes) -> Grant:
     """Return the grant of the right to read only the offered pages."""
     assert sent.missing is not None, "pages are offered once it is known which are missing"
     groups = np.asarray(sent.missing, "<i4").reshape(-1, 2)[:, 0]

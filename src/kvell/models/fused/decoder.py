@@ -13,7 +13,7 @@ from kvell.models.forward.forward_batch import ForwardBatch
 from kvell.models.forward.segments import LayerCallbacks
 from kvell.models.fused.forms import WeightForms
 from kvell.models.fused.grouped import GroupedWeight
-from kvell.models.fused.need import DecoderShape, StepParts, align
+from kvell.models.fused.need import StepParts, align
 from kvell.models.fused.partials.remote_sections import RemoteSections
 from kvell.models.fused.partials.served_layers import ServedLayer, ServedLayers
 from kvell.models.fused.parts import NormRecipe
@@ -23,9 +23,8 @@ from kvell.models.fused.skeleton import DecoderSkeleton
 from kvell.models.fused.states import state_args
 from kvell.models.fused.step_args import group_args, host_rows, states_args
 from kvell.models.fused.team import PassRecord, TeamRule
-from kvell.models.fused.weights import LayerMatrices, PackedWeights, in_memory, packed_inner
+from kvell.models.fused.weights import LayerMatrices, PackedWeights, in_memory
 from kvell.models.states.state_memory import StateMemory
-from kvell.models.states.state_pages import StateShapes
 
 if TYPE_CHECKING:
     from kvell.attention.native import NativeKernels
@@ -84,8 +83,8 @@ class FusedDecoder:
         if not tied and not (maps_table and table.dtype == self._dtype):
             table.data = in_memory(memory, table.data, self._dtype, "embeddings")
         self._table = None if tied else table.detach()
-        self._shape = _shape(recipe)
-        self.state_shapes = _state_shapes(recipe)
+        self._shape = recipe.shape
+        self.state_shapes = recipe.state_shapes
         self._instruction_set = kernels.instruction_set
         self._rules = [(layer.scale, layer.softcap, layer.window_tokens) for layer in recipe.layers]
         self._full_groups: list[int] = []
@@ -362,29 +361,3 @@ def _recipe(
 def takes(kernels: AttentionKernels, device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether a compiled pass of any model can run on the device in the dtype."""
     return kernels.name == "native" and device.type == "cpu" and dtype in _DTYPES
-
-
-def _state_shapes(recipe: DecoderRecipe) -> dict[int, StateShapes]:
-    """Return state shapes by layer: either all layers have a mixer, or none has."""
-    mixer = recipe.mixer
-    if mixer is None:
-        return {}
-    kept = (mixer.heads, mixer.head_size, mixer.state_size)
-    shapes = StateShapes(mixer.channels, mixer.window, kept)
-    return dict.fromkeys(range(len(recipe.layers)), shapes)
-
-
-def _shape(recipe: DecoderRecipe) -> DecoderShape:
-    first = recipe.layers[0]
-    mixer = recipe.mixer
-    return DecoderShape(
-        hidden=recipe.head.in_features,
-        attended=recipe.heads * recipe.head_size,
-        projected=sum(part.linear.out_features for part in first.inputs),
-        inner=packed_inner(first),
-        rotated=sum(2 * rope.frequencies.numel() for rope in recipe.ropes),
-        vocab=recipe.head.out_features,
-        element_bytes=recipe.dtype.itemsize,
-        mixed=0 if mixer is None else mixer.mixed,
-        gated=0 if mixer is None else mixer.inner,
-    )

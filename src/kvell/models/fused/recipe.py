@@ -15,7 +15,10 @@ from kvell.attention.checks import UNIT
 from kvell.models.config.description import ModelDescription
 from kvell.models.families.families import FUSED, FusedFamily
 from kvell.models.fused.mixer_recipe import MixerRecipe, MixerShape, mixer_recipe
+from kvell.models.fused.need import DecoderShape
+from kvell.models.fused.packing import PANEL
 from kvell.models.fused.parts import NormRecipe, RopeRecipe, ScaledLinear
+from kvell.models.states.state_pages import StateShapes
 from kvell.pages.layout import GroupKind, LayerSpec
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -63,6 +66,12 @@ class LayerRecipe:
     window_tokens: int
 
     @property
+    def packed_inner(self) -> int:
+        """The width of the MLP, rounded up to whole halves of a panel."""
+        half = PANEL // 2
+        return -(-int(self.gates[0].linear.out_features) // half) * half
+
+    @property
     def inputs(self) -> tuple[ScaledLinear, ...]:
         """The linears that read the layer's first norm, packed as one weight."""
         return self.attention if self.mixer is None else (*self.attention, self.mixer.in_proj)
@@ -95,6 +104,33 @@ class DecoderRecipe:
     head: Any
     softcap: float
     mixer: MixerShape | None
+
+    @property
+    def state_shapes(self) -> dict[int, StateShapes]:
+        """State shapes by layer: either all layers have a mixer, or none has."""
+        mixer = self.mixer
+        if mixer is None:
+            return {}
+        kept = (mixer.heads, mixer.head_size, mixer.state_size)
+        shapes = StateShapes(mixer.channels, mixer.window, kept)
+        return dict.fromkeys(range(len(self.layers)), shapes)
+
+    @property
+    def shape(self) -> DecoderShape:
+        """The sizes that determine the pass's buffers."""
+        first = self.layers[0]
+        mixer = self.mixer
+        return DecoderShape(
+            hidden=self.head.in_features,
+            attended=self.heads * self.head_size,
+            projected=sum(part.linear.out_features for part in first.inputs),
+            inner=first.packed_inner,
+            rotated=sum(2 * rope.frequencies.numel() for rope in self.ropes),
+            vocab=self.head.out_features,
+            element_bytes=self.dtype.itemsize,
+            mixed=0 if mixer is None else mixer.mixed,
+            gated=0 if mixer is None else mixer.inner,
+        )
 
 
 def recipe_of(module: Any, description: ModelDescription) -> DecoderRecipe | None:

@@ -11,7 +11,6 @@ from kvell.device.weight_memory import WeightMemory
 from kvell.models.fused.forms import WeightForms, join, widen
 from kvell.models.fused.grouped import GroupedWeight
 from kvell.models.fused.packing import (
-    PANEL,
     PackedMatrix,
     Rows,
     Shape,
@@ -69,7 +68,7 @@ class PackedWeights:
             mixed=None if layer.mixer is None else self._alone(layer.mixer.out_proj),
             out=self._alone(layer.out_proj),
             gates=self._together(layer.gates, lambda both: interleave_gates(*both)),
-            down=self._alone(layer.down_proj, packed_inner(layer)),
+            down=self._alone(layer.down_proj, layer.packed_inner),
         )
 
     def _together(self, parts: Sequence[ScaledLinear], how: Joined) -> PackedMatrix:
@@ -106,12 +105,6 @@ class PackedWeights:
         return self._store.add(made(), bias, self._dtype, factors, self._threads)
 
 
-def packed_inner(layer: LayerRecipe) -> int:
-    """Return the width of an MLP, rounded up to whole halves of a panel."""
-    half = PANEL // 2
-    return -(-int(layer.gates[0].linear.out_features) // half) * half
-
-
 def in_memory(
     memory: WeightMemory, values: torch.Tensor, dtype: torch.dtype, name: str
 ) -> torch.Tensor:
@@ -132,7 +125,7 @@ def _named(shapes: Sequence[Shape]) -> str:
 
 def _shapes(recipe: DecoderRecipe, forms: WeightForms) -> Iterator[Shape]:
     for layer in recipe.layers:
-        inner = packed_inner(layer)
+        inner = layer.packed_inner
         inputs = [part.linear for part in layer.inputs]
         gates = [part.linear for part in layer.gates]
         width = inputs[0].in_features

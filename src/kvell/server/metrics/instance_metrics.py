@@ -236,9 +236,7 @@ class _InstanceMetrics:
         text = "Remote sections of 512 tokens, by owner."
         yield self._by_label("kv_sections", text, "side", now, GaugeMetricFamily)
         ended = {name: sections.get(name, 0) for name in ("returned", "replaced", "lost")}
-        text = (
-            "Borrowed sections that a creditor recalled, by whether they were copied back in time."
-        )
+        text = "Recalled sections, by whether they were copied back in time."
         yield self._by_label("kv_sections_recalled", text, "end", ended)
         text = "Sections that a request shares with another request of the same text."
         yield self._counter("kv_sections_shared", text, sections.get("shared", 0))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from kvell.engine.requests.plan import StepPlan
-from kvell.mempool.loans.lending import Lending
+from kvell.mempool.loans.creditor_ledger import CreditorLedger
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class NeighbourReads:
     section_seconds: float = 0.0
     lent_seconds: float = 0.0
 
-    def seconds(self, plan: StepPlan, lending: Lending) -> float:
+    def seconds(self, plan: StepPlan, lending: CreditorLedger) -> float:
         """Return the seconds of one step.
 
         :param lending: of its instance.

@@ -23,6 +23,7 @@ Pure: the loans themselves are a state machine of the memory pool (:mod:`kvell.m
 Source: Infinite-LLM §4, §5.2.1, §6.2 (Listing 1).
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -30,7 +31,7 @@ import numpy as np
 
 from kvell.engine.lending.distributed_request import DistributedRequest
 from kvell.engine.lending.joining import JoiningRequests
-from kvell.engine.lending.placement import Placement
+from kvell.engine.lending.placement import Placements
 from kvell.engine.lending.recalls import Recalls
 from kvell.engine.lending.section_loans import SectionLoans
 from kvell.engine.lending.sections import local_reason, repeats, resumes
@@ -52,7 +53,7 @@ from kvell.vocabulary import RequestId, StepNumber
 NO_ROWS = np.empty((0, 4), np.int32)
 
 
-class Borrowed:
+class BorrowingRequests:
     """The borrowing requests of one engine core: the debtor's part of an rManager.
 
     :param agent: the instance's agent, over the scheduler's memory core.
@@ -63,11 +64,11 @@ class Borrowed:
         self.sections = SectionLoans(agent, scheduler.limits.section_tokens)
         self._returned = self._lost = 0
         self._borrowers: dict[RequestId, DistributedRequest] = {}
-        self._placements: dict[RequestId, Placement] = {}
+        self._placements = Placements()
         self._recalls = Recalls(agent, self.sections, self._placements)
         self._joins = JoiningRequests(self.sections, scheduler.cached_prompt_tokens)
         self._given_up: list[Request] = []
-        self._planned = self._done = StepNumber(0)
+        self._done = StepNumber(0)
 
     @property
     def section_tokens(self) -> int:
@@ -85,8 +86,7 @@ class Borrowed:
     @property
     def next_deadline(self) -> Tick | None:
         """The time at which :meth:`advance` has something to do; None if there is none."""
-        times = (placement.retry_at for placement in self._placements.values())
-        return min((at for at in times if at is not None), default=None)
+        return self._placements.next_deadline
 
     def sections_asked(self, request: Request) -> int | None:
         """Return the number of remote sections, also on their way; None for a placed request."""
@@ -111,9 +111,7 @@ class Borrowed:
     def place(self, request: Request, entries: Sequence[RequestPlacementEntry]) -> None:
         """Record the placement of a new request that is longer than the local memory."""
         if entries:
-            here = sum(entry.num_blocks for entry in entries if entry.local)
-            request.local_tokens = here * self.section_tokens
-            self._placements[request.request_id] = Placement.of(request, entries)
+            self._placements.add(request, entries, self.section_tokens)
 
     def join(self, request: Request) -> list[Action]:
         """Let a new request share another request's remote sections of the same text.
@@ -154,8 +152,7 @@ class Borrowed:
             placement.widen(dst)
             return ""
         borrower = self._borrower(request)
-        borrower.creditors.clear()  # a new plan replaces the rest of the previous one
-        borrower.creditors.extend([dst] * num_blocks)
+        borrower.creditors = deque([dst] * num_blocks)  # in place of the rest of an earlier plan
         return ""
 
     def advance(self, done: StepNumber | None = None) -> list[Action]:
@@ -222,7 +219,6 @@ class Borrowed:
 
         :returns: table rows [m, 4] of the creditors' pages that are read from now on.
         """
-        self._planned = step
         self.sections.begin_step()
         if not self._borrowers:
             return NO_ROWS
@@ -235,9 +231,11 @@ class Borrowed:
                 continue  # a step must copy its prefix first
             if borrower.recalled is not None and borrower.recalled < borrower.away:
                 if not len(sources):
-                    self._come_home(borrower, borrower.recalled)
+                    self._come_home(borrower, borrower.recalled, step)
                 continue
-            sections = self._replace(borrower)
+            sections, over = self._recalls.replace(borrower)
+            if over:
+                borrower.end_with(step, over)
             if borrower.filled > borrower.away and borrower.recalled is None:
                 sections += range(borrower.away, borrower.filled)
                 self._send_away(borrower, borrower.filled)
@@ -310,9 +308,8 @@ class Borrowed:
 
     def _borrower(self, request: Request) -> DistributedRequest:
         """Return the borrower of a running request; create it if there is none."""
-        if request.request_id not in self._borrowers:
-            self._borrowers[request.request_id] = DistributedRequest(request, request.handle)
-        return self._borrowers[request.request_id]
+        new = DistributedRequest(request, request.handle)
+        return self._borrowers.setdefault(request.request_id, new)
 
     def _ask_on(self, borrower: DistributedRequest) -> list[Action]:
         """Request loans for the next sections that are computed."""
@@ -334,25 +331,18 @@ class Borrowed:
         at, last = len(borrower.sections), len(placement.planned)
         return placement.creditor(at, self._agent.now) if at < last else ""
 
-    def _replace(self, borrower: DistributedRequest) -> list[int]:
-        """Switch replaced sections to their new creditors; return these sections."""
-        sections, over = self._recalls.replace(borrower)
-        if over:
-            borrower.end_with(self._planned, over)
-        return sections
-
     def _send_away(self, borrower: DistributedRequest, sections: int) -> None:
         """Make exactly the first ``sections`` sections remote."""
         borrower.away = sections
         borrower.request.remote_tokens = sections * self.section_tokens
         self._core.send_away(borrower.handle, borrower.request.remote_tokens)
 
-    def _come_home(self, borrower: DistributedRequest, first: int) -> None:
+    def _come_home(self, borrower: DistributedRequest, first: int, step: StepNumber) -> None:
         """Make sections from ``first`` on local; they are copied once they have pages."""
         self._returned += borrower.away - first
         for index in range(first, borrower.away):
             borrower.returning.update(self.sections.beyond(borrower, index))
-        borrower.end_with(self._planned, self.sections.cut(borrower, first))
+        borrower.end_with(step, self.sections.cut(borrower, first))
         borrower.recalled = None
         borrower.creditors.clear()
         self._send_away(borrower, first)

@@ -56,7 +56,7 @@ MOST_LOANS = SLOTS // 2
 """The most concurrent loans of all debtors: transfers need slots of rights too."""
 
 
-class Lending:
+class CreditorLedger:
     """The loans of one incarnation of a creditor.
 
     :param fingerprint: the fingerprint of its layout; debtors must have the same.

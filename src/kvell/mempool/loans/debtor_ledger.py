@@ -6,7 +6,7 @@
       │                └──────────────────┴────────────────┴── give_back, deadline, LoanOver ──┐
       └─ LoanOver, deadline ──► refused                   ended ◄──GivenBack── RETURNING ◄─────┘
 
-A loan that *shares* the pages of another is not filled by its user: ``Borrowing`` sends ``Fill``.
+A loan that *shares* the pages of another is not filled by its user: the ledger sends ``Fill``.
 
 A granted loan is forgotten when the creditor has confirmed its end, or has died.  Until then
 ``GiveBack`` is resent, so the creditor never holds pages without a debtor.
@@ -51,7 +51,7 @@ UNKNOWN = "there is no such loan"
 
 
 @dataclass
-class _Borrowed(Exchange):
+class _Debt(Exchange):
     """One loan of this debtor.
 
     :ivar deadline: when it must be filled or returned.
@@ -71,7 +71,7 @@ class _Borrowed(Exchange):
     step_ticks: Tick = 0
 
 
-class Borrowing:
+class DebtorLedger:
     """The loans of one incarnation of a debtor.
 
     :param fingerprint: the fingerprint of its layout; creditors must have the same.
@@ -87,7 +87,7 @@ class Borrowing:
         """Whether the instance lends memory; then it borrows none."""
         self.is_closed = False
         """Whether the instance borrows no more."""
-        self._borrowed: Exchanges[Loan, _Borrowed] = Exchanges()
+        self._borrowed: Exchanges[Loan, _Debt] = Exchanges()
         self._readable: dict[Loan, ReadableLoan] = {}
         self._number = 0
         self._now: Tick = 0
@@ -321,7 +321,7 @@ class Borrowing:
             return loan, [LoanRefused(loan, problem)]
         ticks = min(ticks, MOST_TICKS)
         borrow = Borrow(loan, self._fingerprint, encode_ints(counts), ticks, model, shares)
-        debt = _Borrowed(creditor, now + ticks, counts, shares=shares > 0, step_ticks=step_ticks)
+        debt = _Debt(creditor, now + ticks, counts, shares=shares > 0, step_ticks=step_ticks)
         self._borrowed[loan] = debt
         return loan, [send(debt, borrow, now)]
 
@@ -334,7 +334,7 @@ class Borrowing:
             return "the instance lends memory itself"
         return ""
 
-    def _late(self, loan: Loan, debt: _Borrowed) -> list[Action]:
+    def _late(self, loan: Loan, debt: _Debt) -> list[Action]:
         problem = "it was recalled" if debt.state == "lent" else "it timed out"
         if debt.state == "asked":
             return [_over(debt.peer, loan, problem), *self._refused(loan, problem)]
@@ -345,16 +345,16 @@ class Borrowing:
         del self._borrowed[loan]
         return [LoanRefused(loan, problem)]
 
-    def _lost(self, loan: Loan, debt: _Borrowed, problem: str) -> list[Action]:
+    def _lost(self, loan: Loan, debt: _Debt, problem: str) -> list[Action]:
         return [*self._returned(loan, debt), LoanLost(loan, problem)]
 
-    def _returned(self, loan: Loan, debt: _Borrowed) -> list[Action]:
+    def _returned(self, loan: Loan, debt: _Debt) -> list[Action]:
         """Send ``GiveBack``, and resend it until it is confirmed."""
         debt.state, debt.deadline = "returning", None
         self._readable.pop(loan, None)
         return [*self._revoked(debt), send(debt, GiveBack(loan), self._now)]
 
-    def _revoked(self, debt: _Borrowed) -> list[Action]:
+    def _revoked(self, debt: _Debt) -> list[Action]:
         """Revoke the creditor's right to read this instance's pages, if it has one."""
         transfer, debt.filling = debt.filling, None
         if transfer is None:
