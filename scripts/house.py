@@ -130,6 +130,37 @@ def long_functions(known: Mapping[str, Module]) -> dict[str, int]:
     }
 
 
+def packed_statements(known: Mapping[str, Module]) -> list[str]:
+    """Places that assign values of unlike form in one statement, like ``a, b = 0, run()``."""
+    return [
+        f"{name}:{node.lineno}"
+        for name, module in known.items()
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Assign)
+        and isinstance(targets := node.targets[0], ast.Tuple)
+        and isinstance(node.value, ast.Tuple)
+        and not {*map(ast.unparse, targets.elts)} & {*map(ast.unparse, node.value.elts)}
+        and len({_form(value) for value in node.value.elts}) > 1
+    ]
+
+
+def _form(value: ast.expr) -> str:
+    """Return the form of a value: a name, a constant, the call of a function, …"""
+    if isinstance(value, ast.UnaryOp):
+        value = value.operand
+    if isinstance(value, ast.Constant) or (
+        isinstance(value, ast.Call) and isinstance(value.func, ast.Subscript)  # list[int]()
+    ):
+        return "constant"
+    if isinstance(value, ast.List | ast.Tuple | ast.Dict):
+        return "constant" if not list(ast.iter_child_nodes(value))[:-1] else "collection"
+    if isinstance(value, ast.Name | ast.Attribute):
+        return "name"
+    if isinstance(value, ast.Call):
+        return f"call of {ast.unparse(value.func).rpartition('.')[2]}"
+    return type(value).__name__
+
+
 def count_any(known: Mapping[str, Module]) -> int:
     """How often ``Any`` stands in the source, imports aside."""
     return sum(
@@ -209,6 +240,7 @@ def main() -> None:
     print(f"folders of more than {FULL_FOLDER_FILES} files: {full_folders()}")
     print(f"files of more than {LONG_FILE_LINES} lines of code: {long_files(known)}")
     print(f"functions of more than {LONG_FUNCTION_LINES} lines: {long_functions(known)}")
+    print(f"statements that assign unlike values: {len(packed_statements(known))}")
     print(f"Any: {count_any(known)}")
     print(f"class names that several modules define: {len(shared_classes(known))}")
     print(f"method names of many classes: {shared_methods(known)}")

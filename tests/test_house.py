@@ -1,5 +1,6 @@
 """How the source is built: what stands here may get smaller, and never larger."""
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from scripts.house import (
     long_files,
     long_functions,
     modules,
+    packed_statements,
     shared_classes,
     shared_methods,
 )
@@ -25,6 +27,7 @@ LONG_FUNCTIONS = {
     "kvell.cli.replay.command.replay": 101,
     "kvell.cli.serve.serve": 84,
 }
+PACKED = {"cli": 6, "front": 15, "server": 54, "simulator": 25}
 MOST_ANY = 591
 MOST_SHARED_CLASSES = 44
 MOST_SHARED_METHODS = 44
@@ -74,6 +77,11 @@ def test_files_are_small_enough_to_be_read(known: dict[str, Module]) -> None:
 
 def test_functions_are_small_enough_to_be_read(known: dict[str, Module]) -> None:
     assert beyond(long_functions(known), LONG_FUNCTIONS) == {}
+
+
+def test_statements_are_not_packed(known: dict[str, Module]) -> None:
+    rooms = Counter(place.split(".")[1] for place in packed_statements(known))
+    assert beyond(rooms, PACKED) == {}
 
 
 def test_types_are_said(known: dict[str, Module]) -> None:
@@ -134,6 +142,7 @@ def test_the_figures_see_what_they_look_for(tmp_path: Path) -> None:
     write(tmp_path, "room/__init__.py", "")
     write(tmp_path, "room/a.py", "from room.b import B\nclass A:\n    def ended(self): ...\n")
     write(tmp_path, "room/b.py", guarded + "class A: ...\nclass B: ...\nx: Any = 1\n")
+    write(tmp_path, "room/d.py", "a, b = 0, 1\na, b = b, f()\na, b = 0, f()\n")
     lines = "\n".join("    x = 1" for _ in range(70))
     rest = '"""Text.\n\n- and more\n"""\nimport os\n# why\n' * 90 + "y = 2\n" * 180
     write(tmp_path, "room/c.py", f"def long():\n{lines}\n{rest}")
@@ -144,6 +153,7 @@ def test_the_figures_see_what_they_look_for(tmp_path: Path) -> None:
     assert full_folders(tmp_path) == {"full": 20}
     assert long_files(known) == {"room.c": 251}
     assert long_functions(known) == {"room.c.long": 71}
+    assert packed_statements(known) == ["room.d:3"]
     assert count_any(known) == 1
     assert list(shared_classes(known)) == ["A", "One"]
     assert shared_methods(known) == {"ended": 21}

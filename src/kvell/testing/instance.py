@@ -192,7 +192,8 @@ class FakeEngine:
             running.computed += CHUNK_TOKENS
             is_done = running.computed >= spec.prompt_tokens
             return [self._finish(running, "stop")] if is_done else []
-        text, num_top = spec.prompt + spec.model.encode(), spec.sampling.logprobs
+        text = spec.prompt + spec.model.encode()
+        num_top = spec.sampling.logprobs
         token = fake_token(text, running.emitted)
         logprobs = () if num_top is None else (fake_logprobs(text, running.emitted, num_top),)
         tokens = Tokens(submit.request_id, submit.attempt, running.emitted, (token,), logprobs)
