@@ -130,6 +130,16 @@ def long_functions(known: Mapping[str, Module]) -> dict[str, int]:
     }
 
 
+def _overriding(kind: ast.ClassDef) -> set[str]:
+    """Return the names of a class's methods that have ``@override``."""
+    return {
+        node.name
+        for node in kind.body
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and "override" in map(ast.unparse, node.decorator_list)
+    }
+
+
 def packed_statements(known: Mapping[str, Module]) -> list[str]:
     """Places that assign values of unlike form in one statement, like ``a, b = 0, run()``."""
     return [
@@ -181,7 +191,10 @@ def shared_classes(known: Mapping[str, Module]) -> dict[str, list[str]]:
 
 
 def shared_methods(known: Mapping[str, Module], most: int = 3) -> dict[str, int]:
-    """Public method names of more than ``most`` classes, unless a protocol has them."""
+    """Public method names of more than ``most`` classes, unless a protocol has them.
+
+    A class that overrides a method does not count.
+    """
     counts: dict[str, int] = defaultdict(int)
     of_protocols: set[str] = set()
     for module in known.values():
@@ -190,7 +203,7 @@ def shared_methods(known: Mapping[str, Module], most: int = 3) -> dict[str, int]
             names |= {node.name for node in one.body if isinstance(node, ast.AsyncFunctionDef)}
             is_protocol = any("Protocol" in ast.unparse(base) for base in one.bases)
             of_protocols |= names if is_protocol else set()
-            for name in names:
+            for name in names - _overriding(one):
                 counts[name] += not name.startswith("_")
     return {
         name: count

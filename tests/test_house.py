@@ -30,7 +30,7 @@ LONG_FUNCTIONS = {
 PACKED = {"cli": 6, "front": 15, "server": 54, "simulator": 25}
 MOST_ANY = 591
 MOST_SHARED_CLASSES = 44
-MOST_SHARED_METHODS = 44
+MOST_SHARED_METHODS = 43
 """Names of methods that more than three classes have, and no protocol."""
 MOST_VIOLATIONS = {
     "name": {

@@ -44,7 +44,7 @@ from kvell.engine.protocol.stage_times import StageTimes
 from kvell.engine.protocol.statistics import InstanceFacts, LoadStats
 from kvell.engine.requests.plan import StepPlan, StepResult
 from kvell.engine.running.ahead import StepsAhead
-from kvell.engine.running.engine_link import EngineLink, NoLink
+from kvell.engine.running.engine_link import EngineLink
 from kvell.engine.running.moved_images import MovedImages
 from kvell.engine.running.runner import PreparingRunner, Runner
 from kvell.engine.running.sent_images import SentImages
@@ -104,7 +104,7 @@ class Engine:
         self._times = StageTimes(self._clock)
         self._warmer, self._objectives = warmer, objectives
         self._page_map, self._staying = page_map, staying
-        self._link = link or NoLink()
+        self._link = link or EngineLink()
         self.loop = EngineLoop(core, self._link, journal)
         self.grammars = AwaitedGrammars(grammars, self._link.bell.ring)
         self._sent_images = sent = SentImages(images, keeps_tensors=self._link.is_linked)

@@ -24,7 +24,7 @@ from kvell.engine.failing.failures import StepFailure, end_failed, forget_text
 from kvell.engine.lending.placement import NOBODY_LENDS
 from kvell.engine.moving.encoding import ArrivedRequest
 from kvell.engine.moving.handovers import Handovers
-from kvell.engine.moving.pool_part import AloneInPool, PoolNews, PoolPart
+from kvell.engine.moving.pool_part import PoolNews, PoolPart
 from kvell.engine.planning.overlap import require_depth
 from kvell.engine.planning.scheduler import Scheduler
 from kvell.engine.planning.step_memory import StepMemory
@@ -94,7 +94,7 @@ class EngineCore:
         self._in_flight = StepsInFlight()
         self._misses = misses
         self._index_watch: IndexWatch | None = None
-        self.pool: PoolPart = AloneInPool()
+        self.pool = PoolPart()
         if agent is not None:
             self.pool = Handovers(self._scheduler, agent, pd_caching, streams)
         self._entrance = RequestFactory(rules, is_cached=agent is None or pd_caching > 0)

@@ -47,7 +47,7 @@ class NoTransport(PageTransport):
     """The transport of an engine that no other instance reaches."""
 
     @override
-    def now(self) -> None:
+    def now(self) -> Tick | None:
         return None
 
     @override

@@ -35,7 +35,7 @@ from kvell.engine.moving.migrations import Migrations
 from kvell.engine.moving.pool_part import NO_NEWS, NO_PAGES, PoolNews, PoolPart
 from kvell.engine.moving.staying import staying_reason
 from kvell.engine.planning.scheduler import Scheduler
-from kvell.engine.protocol.messages import Cancel, Event, MigrationRefused, Submit
+from kvell.engine.protocol.messages import Cancel, Submit
 from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.requests.plan import NewPages, StepPlan
 from kvell.engine.requests.request import NO_HANDLE, Request
@@ -74,6 +74,7 @@ class Handovers(PoolPart):
         pd_caching: PdCaching = DEFAULT_PD_CACHING,
         streams: StreamCosts | None = None,
     ) -> None:
+        super().__init__()
         self._core, self._scheduler, self.agent = agent.core, scheduler, agent
         self._departures = Departures(scheduler, agent, streams)
         self.pd_caching: PdCaching = pd_caching
@@ -84,7 +85,6 @@ class Handovers(PoolPart):
         """Replies awaited by each request's number: of a transfer, of a fetch, or ``JOINS``."""
         self._fetching: dict[int, Request] = {}
         self._actions: list[Action] = []
-        self._stays: list[Request] = []
         agent.receiving.admits = scheduler.has_room_for
         agent.receiving.is_legible = is_legible
         agent.loans.lending.is_wanted = scheduler.wants_memory
@@ -113,11 +113,6 @@ class Handovers(PoolPart):
     def take_actions(self) -> list[Action]:
         actions, self._actions = self._actions, []
         return actions
-
-    @override
-    def take_staying(self) -> list[Event]:
-        stays, self._stays = self._stays, []
-        return [MigrationRefused(r.request_id, r.attempt) for r in stays if r.finish_reason is None]
 
     @override
     def enter(self, request: Request, command: Submit) -> bool:

@@ -1,10 +1,9 @@
-"""The part of an engine core in the pool of instances, and the part of an engine that is alone."""
+"""The part of an engine core in the pool of instances; by itself, that of an engine alone."""
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
-from typing_extensions import override
 
 from kvell.engine.moving.encoding import ArrivedRequest
 from kvell.engine.moving.held_text import HeldText
@@ -37,51 +36,57 @@ class PoolNews(NamedTuple):
 NO_NEWS = PoolNews()
 
 
-class PoolPart(Protocol):
-    """The requests of one engine core that move, and the sections that they borrow."""
+class PoolPart:
+    """The requests of one engine core that move, and the sections that they borrow.
+
+    This one is of an engine that no other instance reaches: nothing moves, and nothing is lent.
+    """
+
+    def __init__(self) -> None:
+        self._stays: list[Request] = []
 
     @property
     def num_idle(self) -> int:
         """Number of requests that need no step: deferred or moving ones."""
-        ...
+        return 0
 
     @property
     def holds_pages(self) -> bool:
         """Whether any pages belong to no running request and will be freed later."""
-        ...
+        return False
 
     @property
     def next_deadline(self) -> Tick | None:
         """The time at which a :class:`.Ticked` has something to do; None if there is none."""
-        ...
+        return None
 
     def watch_insertions(self, computes: Callable[[int, HeldText], None]) -> None:
         """Report each text from another instance, with its handle, when it is cached."""
-        ...
 
     def take_actions(self) -> list[Action]:
         """Return the actions to execute, in order, before the next step is planned."""
-        ...
+        return []
 
     def take_staying(self) -> list[Event]:
         """Return refusals for the requests that could not move since the last call."""
-        ...
+        stays, self._stays = self._stays, []
+        return [MigrationRefused(r.request_id, r.attempt) for r in stays if r.finish_reason is None]
 
     def take_given_up(self) -> list[Request]:
         """Return requests for which no instance has had memory for too long."""
-        ...
+        return []
 
     def enter(self, request: Request, command: Submit) -> bool:
         """Register a new request; return whether it waits for other instances' answers."""
-        ...
+        return False
 
     def begin_migration(self, request: Request, target: str) -> None:
         """Begin to migrate a request in the middle of its answer, unless it moves anyway."""
-        ...
+        self._stays.append(request)
 
     def move_kvcache(self, request: Request, num_blocks: int, dst: str) -> str:
         """Plan to move sections of a request to a creditor; return why none can move, or ""."""
-        ...
+        return "no other instance reaches this one"
 
     def on_entry(self, entry: PeerEntry, *, is_owed_a_result: bool = False) -> PoolNews:
         """Process an entry of other instances, copies or time.
@@ -89,15 +94,17 @@ class PoolPart(Protocol):
         :param is_owed_a_result: whether a step runs: no deadline expires before the next tick,
             since the step may read what a deadline takes.
         """
-        ...
+        if isinstance(entry, Draining):
+            return NO_NEWS
+        raise RuntimeError("this engine is not part of a pool of several instances")
 
     def before_plan(self, step: StepNumber) -> NewPages:
         """Prepare remote sections for the next step; return its rows of remote pages."""
-        ...
+        return NO_ROWS
 
     def plan_borrows(self, plan: StepPlan, rows: NewPages) -> StepPlan:
         """Return the plan with its remote reads; recall lent memory if the plan lacks memory."""
-        ...
+        return plan
 
     def on_planned(self, plan: StepPlan, requests: Sequence[Request]) -> tuple[int, ...]:
         """Offer the pages of requests whose announced text the plan completes, if that pays.
@@ -107,134 +114,36 @@ class PoolPart(Protocol):
         :param requests: the requests of the plan's work.
         :returns: numbers of the transfers that are pulled during the step.
         """
-        ...
+        return ()
 
     def on_computed(self, step: StepNumber, requests: Sequence[Request]) -> PoolNews:
         """Begin to move requests whose announced text a step has completed; between two steps."""
-        ...
+        return NO_NEWS
 
     def on_missed(self, handles: Sequence[int]) -> None:
         """Let requests recompute the sections that they read too late at creditors."""
-        ...
 
     def on_cancelled(self, command: Cancel) -> None:
         """Refuse a cancelled request that is still on its way here."""
-        ...
 
     def on_ended(self, request: Request) -> None:
         """End the loans and transfers of a request that ends: no instance may read its pages."""
-        ...
 
     def send_back(self, request: Request) -> None:
         """Send the text of a request that ended well to the instance that computed its prompt."""
-        ...
 
     def sections(self) -> dict[str, int]:
         """Return the number of sections ``lent`` now, and :meth:`.BorrowingRequests.tally`."""
-        ...
+        return NOTHING_LENT
 
     def placements(self) -> tuple[RequestPlacementEntry, ...]:
         """Return where the sections of all borrowing requests are."""
-        ...
+        return ()
 
     def longest(self, running: Sequence[Request]) -> tuple[RequestPlacementEntry, ...]:
         """Return the running requests with most sections that could move (:func:`.longest`)."""
-        ...
+        return ()
 
     def lent_pages(self) -> Ints:
         """Return the lent pages, int32 ``[pages, 2]``: group, page."""
-        ...
-
-
-class AloneInPool(PoolPart):
-    """The part of an engine that no other instance reaches: nothing moves, and nothing is lent."""
-
-    def __init__(self) -> None:
-        self._stays: list[Event] = []
-
-    num_idle = 0
-    holds_pages = False
-    next_deadline = None
-
-    @override
-    def watch_insertions(self, computes: Callable[[int, HeldText], None]) -> None:
-        pass
-
-    @override
-    def take_actions(self) -> list[Action]:
-        return []
-
-    @override
-    def take_staying(self) -> list[Event]:
-        stays, self._stays = self._stays, []
-        return stays
-
-    @override
-    def take_given_up(self) -> list[Request]:
-        return []
-
-    @override
-    def enter(self, request: Request, command: Submit) -> bool:
-        return False
-
-    @override
-    def begin_migration(self, request: Request, target: str) -> None:
-        self._stays.append(MigrationRefused(request.request_id, request.attempt))
-
-    @override
-    def move_kvcache(self, request: Request, num_blocks: int, dst: str) -> str:
-        return "no other instance reaches this one"
-
-    @override
-    def on_entry(self, entry: PeerEntry, *, is_owed_a_result: bool = False) -> PoolNews:
-        if isinstance(entry, Draining):
-            return NO_NEWS
-        raise RuntimeError("this engine is not part of a pool of several instances")
-
-    @override
-    def before_plan(self, step: StepNumber) -> NewPages:
-        return NO_ROWS
-
-    @override
-    def plan_borrows(self, plan: StepPlan, rows: NewPages) -> StepPlan:
-        return plan
-
-    @override
-    def on_planned(self, plan: StepPlan, requests: Sequence[Request]) -> tuple[int, ...]:
-        return ()
-
-    @override
-    def on_computed(self, step: StepNumber, requests: Sequence[Request]) -> PoolNews:
-        return NO_NEWS
-
-    @override
-    def on_missed(self, handles: Sequence[int]) -> None:
-        pass
-
-    @override
-    def on_cancelled(self, command: Cancel) -> None:
-        pass
-
-    @override
-    def on_ended(self, request: Request) -> None:
-        pass
-
-    @override
-    def send_back(self, request: Request) -> None:
-        pass
-
-    @override
-    def sections(self) -> dict[str, int]:
-        return NOTHING_LENT
-
-    @override
-    def placements(self) -> tuple[RequestPlacementEntry, ...]:
-        return ()
-
-    @override
-    def longest(self, running: Sequence[Request]) -> tuple[RequestPlacementEntry, ...]:
-        return ()
-
-    @override
-    def lent_pages(self) -> Ints:
         return NO_PAGES

@@ -25,7 +25,6 @@ from kvell.mempool.transports.neighbours import MappedPeers
 from kvell.mempool.transports.page_copies import Bytes
 from kvell.mempool.transports.tcp.partials import PartialsLine
 from kvell.models.fused.partials.served_layers import ServedLayers
-from kvell.wire.bell import Bell
 
 
 class PoolLink(EngineLink):
@@ -46,11 +45,11 @@ class PoolLink(EngineLink):
         neighbours: MappedPeers | None = None,
         layers: ServedLayers | None = None,
     ) -> None:
+        super().__init__()
         self.agent = agent
         self._images: MovedImages | None = None
         self._entries: queue.SimpleQueue[PeerEntry] = queue.SimpleQueue()
         self._streaming: dict[int, tuple[str, Transfer]] = {}
-        self.bell = Bell()
         is_tcp = isinstance(place.address(), str)
         lends = is_tcp and layers is not None and bool(layers.full_groups)
         self.asks = lends
