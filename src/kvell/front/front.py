@@ -8,6 +8,7 @@ from typing import Literal, Self
 from msgspec import structs
 
 from kvell.clock import Clock, MonotonicClock
+from kvell.cluster.instances import ONE_MIXED
 from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
 from kvell.cluster.steering.roles import RoleChanger
@@ -39,7 +40,6 @@ from kvell.vocabulary import RequestId
 from kvell.wire.frames import ProtocolError
 
 FrontState = Literal["starting", "serving", "restarting", "failing", "failed", "closing"]
-ONE_MIXED: Mapping[str, int] = {"mixed": 1}
 
 
 class Front:
@@ -84,7 +84,7 @@ class Front:
             self._limits.max_waiting,
             observer,
             router_named(routing),
-            pulls=pool is None or pool.pd_caching > 0,
+            pulls=pool is None or pool.caching > 0,
             locality=PrefixDirectory() if routing in BY_LOCALITY else None,
             roles=RoleChanger() if adapts else None,
             steers=joins is None,
