@@ -30,6 +30,7 @@ class Flag:
     :ivar metavar: "" for click's; None for the usual one of the kind.
     :ivar choices: all values, if they are few.
     :ivar least: lower bound of a number; by default 1 for integers, and above 0 for seconds.
+    :ivar alias: another name.
     :ivar typed: the default as help shows it; None if help shows none.
     :ivar parse: converts what users type into the setting's value.
     """
@@ -39,10 +40,17 @@ class Flag:
     help: str
     metavar: str | None = None
     choices: tuple[str, ...] = ()
-    least: int | None = None
-    most: int | None = None
+    least: float | None = None
+    most: float | None = None
     typed: object = None
+    required: bool = False
+    alias: str | None = None
     parse: Callable[[Any], Any] | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name and the alias."""
+        return (self.name,) if self.alias is None else (self.name, self.alias)
 
     @property
     def opposite(self) -> str:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvell.cli.terminal.options import Command, record_options
 from kvell.cluster.instances import check_start, chosen_pd_caching, parse_instances
 from kvell.errors import ChangeSomething
 from kvell.flags import setting, setting_of
@@ -114,11 +113,6 @@ class Together:
         if not isinstance(machine, CalibratedMachine):
             return None
         return {} if machine.calibration.machine.device == "cpu" else None
-
-
-def instances_options(command: Command) -> Command:
-    """Add the flags; the command gets them as ``together``."""
-    return record_options(Together, "together")(command)
 
 
 def check_rows(rows: Sequence["TraceRow"], arrivals: str) -> None:

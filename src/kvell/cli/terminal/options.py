@@ -1,7 +1,6 @@
 """Flags of several commands, named as in vLLM."""
 
 import functools
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields, replace
 from pathlib import Path
@@ -116,11 +115,12 @@ def _take_record(record: type, given: dict[str, object]) -> object:
 def _option_of(field: Field[object], flag: Flag) -> Option:
     default = "auto" if flag.kind == "length" else flag.typed
     return click.option(
-        f"{flag.name}/{flag.opposite}" if flag.kind == "switch" else flag.name,
+        *((f"{flag.name}/{flag.opposite}",) if flag.kind == "switch" else flag.names),
         field.name,
         type=click.Choice(flag.choices) if flag.choices else _type_of(flag),
         is_flag=flag.kind == "mark" or None,
         multiple=flag.kind == "list",
+        required=flag.required,
         metavar=(_METAVARS.get(flag.kind) if flag.metavar is None else flag.metavar) or None,
         default=default,
         show_default=flag.kind != "list" and default not in (None, ""),
@@ -132,7 +132,8 @@ def _type_of(flag: Flag) -> click.ParamType[Any] | None:
     least, most = flag.least, flag.most
     match flag.kind:
         case "integer":
-            return click.IntRange(1 if least is None else least, most)
+            bounds = (1 if least is None else int(least), None if most is None else int(most))
+            return click.IntRange(*bounds)
         case "number":
             return FiniteRange(least, most)
         case "seconds":
@@ -189,29 +190,6 @@ def _require_weights(models: Sequence[str]) -> None:
         if named_config(model) != model:
             remedy = "give a directory with weights, or use kvell plan or kvell replay"
             raise ChangeSomething("model", model, "names a config without weights", remedy)
-
-
-def gathering(
-    command: Command,
-    into: str,
-    make: Callable[..., object],
-    options: Sequence[Option],
-    names: Sequence[str] = (),
-) -> Command:
-    """Return a command with further flags, which it gets as one argument.
-
-    :param into: the argument's name.
-    :param make: returns the argument; its keyword arguments are the flags.
-    :param names: names of the flags; by default, those of the parameters of ``make``.
-    """
-    names = names or tuple(inspect.signature(make).parameters)
-
-    @functools.wraps(command)
-    def gathered(*args: object, **given: object) -> object:
-        flags = {name: given.pop(name) for name in names}
-        return command(*args, **{into: make(**flags)}, **given)
-
-    return with_options(gathered, options)
 
 
 def with_options(command: Command, options: Sequence[Option]) -> Command:

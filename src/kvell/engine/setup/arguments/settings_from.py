@@ -123,7 +123,7 @@ def _check(name: str, value: object, flag: Flag) -> None:
             is_valid, problem = _is_whole(value, 1), "is not a number of bytes above 0"
             remedy = f'give one, or {name.removesuffix("_bytes")}="512MiB"'
         case _:
-            least = 1 if flag.least is None else flag.least
+            least = 1 if flag.least is None else int(flag.least)
             is_valid, problem = _is_whole(value, least), f"is not a whole number from {least}"
             remedy = "give one, or leave it out"
     if not is_valid:
