@@ -7,7 +7,7 @@ from pydantic import Field
 
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.generation import Count, GenerationRequest
-from kvell.server.api.schemas.other_fields import CHAT_OTHERS, Other
+from kvell.server.api.schemas.other_fields import CHAT_MESSAGE_OTHERS, CHAT_OTHERS, Other
 from kvell.server.api.schemas.request_body import RequestPart
 
 MAX_MESSAGES = 4096
@@ -75,6 +75,9 @@ class ToolCallMessage(RequestPart):
 class ChatMessage(RequestPart):
     """One message of a conversation; unknown fields are passed to the chat template."""
 
+    others: ClassVar[Mapping[str, Other]] = CHAT_MESSAGE_OTHERS
+    place: ClassVar[str] = "messages[]."
+
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     """Author of the message; ``function`` is an older name of ``tool``."""
     content: str | Parts | None = None
@@ -89,8 +92,6 @@ class ChatMessage(RequestPart):
     """The only call in this answer; an older form of ``tool_calls``."""
     reasoning_content: str | None = None
     """Reasoning before this answer, for chat templates that show it; ``reasoning`` is the same."""
-    audio: None = None
-    """Only null: no sound is stored."""
     refusal: str | None = None
     """Refusal instead of an answer."""
 
@@ -157,8 +158,6 @@ class ChatRequest(GenerationRequest):
     """Whether the answer continues the last message; needs ``add_generation_prompt`` false."""
     add_special_tokens: bool | None = False
     """Whether the prompt gets special tokens in addition to those of the chat template."""
-    modalities: list[Literal["text"]] | None = None
-    """Only text is made."""
 
     def output_limit(self) -> int | None:
         """Return ``max_completion_tokens``, or else ``max_tokens``."""

@@ -35,8 +35,6 @@ class EmbeddingsRequest(RequestBody):
     """Requests with the same key go to one instance, with ``--routing session``."""
     priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
     """Requests with a lower number are served first; 0 if null."""
-    user: object = None
-    """Accepted and not used."""
 
     def inputs(self) -> list[str | list[int]]:
         """Return the inputs, each as text or token ids.

@@ -1,7 +1,4 @@
-"""OpenAI's request bodies, with vLLM's extensions.
-
-Fields that only accompany a request (``user``, ``metadata`` …) are accepted and unused.
-"""
+"""OpenAI's request bodies, with vLLM's extensions."""
 
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
@@ -108,8 +105,6 @@ class GenerationRequest(SamplingFields):
     """Only requests with the same salt share cached prefixes."""
     prompt_cache_key: str | None = Field(default=None, max_length=1024)
     """Name of the conversation, for ``--routing session``."""
-    prompt_cache_retention: str | None = Field(default=None, max_length=64)
-    """Accepted and not used."""
     will_return: StrictBool | None = None
     kv_hints: KvHints | None = None
     """An orchestrator's advice on the KV cache, in the envelope of vLLM, SGLang and TensorRT-LLM:
@@ -121,17 +116,6 @@ class GenerationRequest(SamplingFields):
 
     session_id: str | None = Field(default=None, max_length=1024)
     """Another name of ``prompt_cache_key``, used if ``prompt_cache_key`` is null."""
-
-    user: object = None
-    """Accepted and not used."""
-    metadata: object = None
-    """Accepted and not used."""
-    store: object = None
-    """Accepted and not used.  Nothing is stored."""
-    service_tier: object = None
-    """Accepted and not used."""
-    safety_identifier: object = None
-    """Accepted and not used."""
 
     def output_limit(self) -> int | None:
         """Return the requested number of output tokens; None means as many as fit."""
@@ -309,8 +293,6 @@ class CompletionRequest(GenerationRequest):
     """Return the log probability of each token, and this many likeliest tokens, at most 20."""
     add_special_tokens: bool | None = True
     """Whether texts get the model's special tokens, such as one that begins a text."""
-    suffix: str | None = None
-    """Only null and an empty text: answers are not fitted to a suffix."""
 
     def adds_special_tokens(self) -> bool:
         """Return ``add_special_tokens``."""
@@ -335,8 +317,6 @@ class CompletionRequest(GenerationRequest):
 
     @override
     def sampling(self, room: AnswerRoom, defaults: SamplingParams = NEUTRAL) -> SamplingParams:
-        if self.suffix:
-            raise ChangeSomething("suffix", "…", "is not supported", "leave it out")
         if not self.use_beam_search and self.best_of not in (None, 1, self.choices()):
             remedy = f"use {self.choices()}, or leave it out"
             raise ChangeSomething("best_of", self.best_of, "differs from n", remedy)

@@ -149,20 +149,10 @@ class ResponsesRequest(RequestBody):
     metadata: Annotated[dict[str, object], Field(max_length=64)] | None = None
     """Accepted and not used, but repeated in the answer."""
     user: object = None
-    store: object = None
-    service_tier: object = None
+    """Accepted and not used, but repeated in the answer."""
     safety_identifier: object = None
+    """Accepted and not used, but repeated in the answer."""
     prompt_cache_key: str | None = Field(default=None, max_length=1024)
-    prompt_cache_retention: str | None = Field(default=None, max_length=64)
-
-    background: bool | None = None
-    """Only false: nothing is stored, so nothing runs in the background."""
-    previous_response_id: str | None = None
-    """Only null: nothing is stored."""
-    conversation: str | dict[str, Any] | None = None
-    """Only null: nothing is stored."""
-    prompt: str | dict[str, Any] | None = None
-    """Only null: nothing is stored."""
 
     top_k: Count | None = None
     min_p: float | None = None
@@ -194,7 +184,6 @@ class ResponsesRequest(RequestBody):
 
         :raises ChangeSomething: if the request needs something that is not supported.
         """
-        self._refuse_what_is_stored()
         if self.top_logprobs and not self.tells_logprobs():
             problem, remedy = "needs the probabilities", f'add "{LOGPROBS}" to include'
             raise ChangeSomething("top_logprobs", self.top_logprobs, problem, remedy)
@@ -240,16 +229,3 @@ class ResponsesRequest(RequestBody):
         if self.text and self.text.format and field.startswith("structured_outputs"):
             return "text.format.schema"
         return named_as_sent_tool(rename(field, _NAMES_HERE), self.tools or ())
-
-    def _refuse_what_is_stored(self) -> None:
-        remedies = {
-            "previous_response_id": "send the whole conversation as input",
-            "conversation": "send the whole conversation as input",
-            "prompt": "send the prompt's text as instructions and input",
-            "background": "wait for the answer, or set stream to true",
-        }
-        for field, remedy in remedies.items():
-            value = getattr(self, field)
-            if value is not None and value is not False:
-                shown = value if isinstance(value, bool | str) else "…"
-                raise ChangeSomething(field, shown, "is not served: nothing is stored", remedy)

@@ -30,8 +30,6 @@ class SamplingFields(RequestBody):
     allowed_token_ids: AllowedTokens | None = None
     include_stop_str_in_output: bool | None = False
     skip_special_tokens: bool | None = True
-    spaces_between_special_tokens: bool | None = True
-    """Accepted and not used.  Special tokens are in the text as the model wrote them."""
     truncate_prompt_tokens: LastTokens | None = None
     """Number of tokens to keep of a prompt, from its end; -1 keeps as many as leave room for
     ``max_tokens`` in the model's context."""

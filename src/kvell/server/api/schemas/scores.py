@@ -26,10 +26,6 @@ class ScoredRequest(RequestBody, ABC):
     """Requests with the same key go to one instance, with ``--routing session``."""
     priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
     """Requests with a lower number are served first; 0 if null."""
-    use_activation: bool | None = None
-    """Accepted and not used: similarities are scores as they are."""
-    user: str | None = None
-    """Accepted and not used."""
 
     @abstractmethod
     def texts_by_field(self) -> dict[str, list[str]]:

@@ -19,7 +19,7 @@ from kvell.server.api.schemas.sampling_fields import MAX_INT32
 
 _SAME = (
     *("model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "cache_salt"),
-    *("prompt_cache_key", "priority", "deadline_seconds", "service_tier"),
+    *("prompt_cache_key", "priority", "deadline_seconds"),
 )
 """Fields that chat has under the same name."""
 _NAMES_HERE = (
@@ -44,13 +44,6 @@ CHOICES: dict[str, Literal["auto", "required", "none"]] = {
     "none": "none",
 }
 """Chat's names of the choices of a tool."""
-
-
-class MessageMetadata(RequestPart):
-    """The field ``metadata``."""
-
-    user_id: str | None = Field(default=None, max_length=1024)
-    """Accepted and not used."""
 
 
 class ToolChoiceField(RequestPart):
@@ -120,14 +113,6 @@ class CountTokensRequest(RequestBody):
     """A mark that a later request will begin with the whole prompt."""
     chat_template_kwargs: Annotated[dict[str, object], Field(max_length=62)] | None = None
     """Further variables of the chat template."""
-    mcp_servers: list[Schema] | None = None
-    """Only null and an empty list: no tool is run here."""
-    context_management: Schema | None = None
-    """Accepted and not used: the conversation is read as it was sent."""
-    speed: str | None = Field(default=None, max_length=32)
-    """Accepted and not used."""
-    user_profile_id: str | None = Field(default=None, max_length=256)
-    """Accepted and not used."""
 
     def chat(self) -> ChatRequest:
         """Return the equivalent request to chat completions.
@@ -144,11 +129,6 @@ class CountTokensRequest(RequestBody):
         return rename(field, _NAMES_HERE)
 
     def _chat_fields(self) -> Schema:
-        if self.mcp_servers:
-            problem, remedy = "are not supported", "run their tools yourself"
-            raise ChangeSomething(
-                "mcp_servers", f"{len(self.mcp_servers)} servers", problem, remedy
-            )
         turns = conversation(self.system, self.messages)
         ending = {"add_generation_prompt": False, "continue_final_message": True}
         config, form = self.output_config, self.output_config and self.output_config.format
@@ -193,10 +173,7 @@ class CountTokensRequest(RequestBody):
         marks = [self.cache_control, *cache_controls(self.system)]
         marks += [mark for turn in self.messages for mark in cache_controls(turn.content)]
         marks += [_tool_mark(i, tool) for i, tool in enumerate(self.tools or ())]
-        ttls = [mark.ttl for mark in marks if mark is not None]
-        if not ttls:
-            return {}
-        return {"will_return": True, "prompt_cache_retention": "1h" if "1h" in ttls else "5m"}
+        return {"will_return": True} if any(mark is not None for mark in marks) else {}
 
 
 class MessagesRequest(CountTokensRequest):
@@ -210,16 +187,6 @@ class MessagesRequest(CountTokensRequest):
     top_k: Count | None = None
     stop_sequences: StopTexts | None = None
     """The answer ends before the first of these texts."""
-    metadata: MessageMetadata | None = None
-    """Accepted and not used."""
-    service_tier: Literal["auto", "standard_only"] | None = None
-    """Accepted and not used: all requests are served alike."""
-    container: str | Schema | None = None
-    """Only null: no code is run here."""
-    inference_geo: str | None = Field(default=None, max_length=32)
-    """Accepted and not used."""
-    diagnostics: Schema | None = None
-    """Accepted and not used."""
 
     min_p: float | None = None
     seed: int | None = None
@@ -235,9 +202,6 @@ class MessagesRequest(CountTokensRequest):
         return self.thinking is not None and self.thinking.display == "omitted"
 
     def _chat_fields(self) -> Schema:
-        if self.container is not None:
-            remedy = "leave it out, and run code yourself"
-            raise ChangeSomething("container", "…", "is not served: no code is run here", remedy)
         hints = {} if self.will_return is None else {"will_return": self.will_return}
         return {
             **super()._chat_fields(),
