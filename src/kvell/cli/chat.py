@@ -149,7 +149,8 @@ def obey(command: str, conversation: Conversation, sampling: SamplingParams) -> 
             click.echo(f"{name} {getattr(sampling, name)}", err=True)
         click.echo(f"system {conversation.system or ''}", err=True)
         return sampling
-    name, value = rest[0].replace("-", "_"), rest[1] if len(rest) > 1 else ""
+    name = rest[0].replace("-", "_")
+    value = rest[1] if len(rest) > 1 else ""
     if name == "system":
         conversation.system = value.strip('"')
         return sampling

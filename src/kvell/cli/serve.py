@@ -68,7 +68,8 @@ def serve(
         from kvell.server.tracing.opening import checked_endpoint
 
         checked_endpoint(options.otlp_traces_endpoint)
-    instances, cluster = sum(options.instances.values()), options.cluster
+    instances = sum(options.instances.values())
+    cluster = options.cluster
     if cluster is None:
         settings = with_shared_kv_memory(settings, session, instances)
     else:

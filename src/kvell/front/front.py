@@ -76,7 +76,8 @@ class Front:
         self._index_observer = index_observer
         self.routing = routing
         self._limits = limits or FrontLimits()
-        self._instances, self._place = dict(instances), place
+        self._instances = dict(instances)
+        self._place = place
         self._clock = clock or MonotonicClock()
         self._names = RequestNames("" if joins is None else joins.name)
         adapts = joins is None and pool is not None and pool.adaptive_roles
@@ -229,7 +230,8 @@ class Front:
         if self.state != "serving":
             raise InstanceDied(f"no instance serves now ({self.state})")
         # Drawn here and logged, so that a second attempt would draw the same tokens.
-        sampling, name = self._seeds.with_seed(spec.sampling), self._names.known(spec.request_id)
+        sampling = self._seeds.with_seed(spec.sampling)
+        name = self._names.known(spec.request_id)
         if sampling is not spec.sampling or name != spec.request_id:
             spec = structs.replace(spec, sampling=sampling, request_id=name)
         now = self.now_seconds()

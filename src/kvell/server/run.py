@@ -218,7 +218,8 @@ def _contract(front: Front, front_bytes: int) -> list[str]:
     is_one_host = not any(instance.host for instance, _ in front.instances())
     detail = front.facts.contract_lines if len(contracts) == 1 else ()
     lines = [*detail, *contract_lines(contracts, front_bytes, shares_weights=is_one_host)]
-    alone_tokens, reach_tokens = front.facts.max_model_len, front.reach_tokens()
+    alone_tokens = front.facts.max_model_len
+    reach_tokens = front.reach_tokens()
     if reach_tokens > alone_tokens:
         reach = f"{reach_tokens:,} while others lend"
         lines.append(f"  longest request     {alone_tokens:,} tokens; {reach}")

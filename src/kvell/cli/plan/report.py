@@ -68,7 +68,8 @@ class PlanReport:
 
         It is empty if one instance is enough for any request, or if loans are not possible.
         """
-        groups, alone_tokens = self.layout.groups, self.longest_request_tokens
+        groups = self.layout.groups
+        alone_tokens = self.longest_request_tokens
         if alone_tokens >= self.max_model_len or self.beside or local_reason("", groups):
             return {}
         pool_bytes = self.layout.pool_bytes

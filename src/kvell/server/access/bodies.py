@@ -135,7 +135,6 @@ class _Scan:
             self._part()
 
     def _enter(self, name: str) -> None:
-        """Begin a field of the body."""
         self._field, self._parts, self._elements = name, 0, 0
         self._most = self._bounds.elements_by_field.get(name, self._bounds.elements)
         self._key_comes = False

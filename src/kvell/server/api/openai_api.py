@@ -172,8 +172,6 @@ def _install_door(
 
 
 class _Handlers:
-    """The handlers of an app."""
-
     def __init__(self, app: FastAPI) -> None:
         self._app = app
         self._posts = {

@@ -64,7 +64,8 @@ def texts_of(
     from kvell.models.sources.source import resolve_model, resolve_tokenizer
 
     options = options or TextOptions()
-    chosen, sampling = _chosen(options), options.generation_config
+    chosen = _chosen(options)
+    sampling = options.generation_config
     named = named_sources(models[0], models[1:])
     if served_names:
         _check_names(served_names, [model.name for model in named[1:]])

@@ -42,7 +42,8 @@ class ServedText:
     ) -> None:
         self.name = name
         self.vocab_size = vocab_size
-        self.model_type, self.embeddings = model_type, embeddings
+        self.model_type = model_type
+        self.embeddings = embeddings
         self.eos_token_ids = tokenizer.eos_token_ids
         self.most_token_bytes = tokenizer.most_token_bytes
         self.sampling_defaults = sampling_defaults
@@ -50,8 +51,10 @@ class ServedText:
         self.chat_template = template.text if template else ""
         self.takes_tools = template.takes_tools if template else None
         self.takes_images = processor is not None
-        self.encode, self.rendered_chat = tokenizer.encode, tokenizer.rendered_chat
-        self._tokenizer, self._processor = tokenizer, processor
+        self.encode = tokenizer.encode
+        self.rendered_chat = tokenizer.rendered_chat
+        self._tokenizer = tokenizer
+        self._processor = processor
         self.token_text = lru_cache(KNOWN_TOKENS)(self._token_text)
 
     @classmethod
@@ -72,9 +75,11 @@ class ServedText:
         :param tokenizer_path: directory of its tokenizer; None for ``path``.
         :raises ChangeSomething: if its files are damaged.
         """
-        config, chosen = known_config(path, overrides), chosen or THE_MODELS_OWN
+        config = known_config(path, overrides)
+        chosen = chosen or THE_MODELS_OWN
         vocab_size = int(text_config(config).vocab_size)
-        processor, embeddings = PictureProcessor.of(path, chosen), embedding_facts(path, config)
+        processor = PictureProcessor.of(path, chosen)
+        embeddings = embedding_facts(path, config)
         tokenizer = Tokenizer.load(tokenizer_path or path, chosen, overrides)
         model_type = str(config.model_type)
         defaults = sampling_defaults(path, generation_config)

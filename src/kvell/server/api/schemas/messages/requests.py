@@ -136,7 +136,8 @@ class CountTokensRequest(RequestBody):
     def _chat_fields(self) -> Schema:
         turns = conversation(self.system, self.messages)
         ending = {"add_generation_prompt": False, "continue_final_message": True}
-        config, form = self.output_config, self.output_config and self.output_config.format
+        config = self.output_config
+        form = self.output_config and self.output_config.format
         return {
             "model": self.model,
             "messages": turns.messages,
