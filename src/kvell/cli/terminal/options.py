@@ -101,14 +101,14 @@ def record_options(record: type, into: str) -> Option:
 
 
 def _take_record(record: type, given: dict[str, object]) -> object:
-    """Return a record of settings from the values of flags, which are removed from ``given``."""
+    """Return a record of values by the names of its fields; they are removed from ``given``."""
     values: dict[str, object] = {}
     for field in fields(record):
         flag, inner = field.metadata.get("flag"), inner_record(field)
-        if flag is None and inner is not None:
+        if inner is not None:
             values[field.name] = _take_record(inner, given)
-        elif flag is not None and (value := given.pop(field.name)) is not None:
-            values[field.name] = value if flag.parse is None else flag.parse(value)
+        elif (value := given.pop(field.name, None)) is not None:
+            values[field.name] = flag.parse(value) if flag and flag.parse else value
     return record(**values)
 
 
@@ -174,9 +174,8 @@ def engine_options(command: Command) -> Command:
         model, *beside = choose_models(given.pop("named", ()), given.pop("models"))
         _require_weights((model, *beside))
         given |= {"model": model, "beside": tuple(beside)}
-        names = [field.name for field in fields(EngineSettings) if field.name in given]
-        chosen = {name: given.pop(name) for name in names}
-        return command(*args, settings=EngineSettings(**chosen), **given)
+        settings = _take_record(EngineSettings, given)
+        return command(*args, settings=settings, **given)
 
     return with_options(gathered, _ENGINE_OPTIONS)
 
