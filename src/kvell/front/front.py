@@ -314,7 +314,9 @@ class Front:
         self._facts = self._facts or facts
         others = any(peer.is_serving for peer in self._members if peer.instance_id != instance_id)
         commands = self._dispatch.ready(
-            *(instance_id, facts, self.now_seconds()),
+            instance_id,
+            facts,
+            self.now_seconds(),
             joins_others=others and self._started,
             watches=None if self._index_observer is None else WatchIndex(),
         )

@@ -122,8 +122,14 @@ class Placements:
         )
         blocks = -(-tokens // facts.section_tokens)
         return placement(
-            *(entry.request_id, blocks, local_sections(facts), home, others),
-            *(facts.section_bytes, self._shared(entry, home), coming),
+            entry.request_id,
+            blocks,
+            local_sections(facts),
+            home,
+            others,
+            facts.section_bytes,
+            self._shared(entry, home),
+            coming,
         )
 
     def _shared(self, entry: LogEntry, home: InstanceLoad) -> Counter[str]:

@@ -182,8 +182,12 @@ def _joins(command: Sequence[str], options: ServeOptions, keys: ServingKeys) -> 
     from kvell.fleet.placing.opening import manager_finder
 
     settings = ClusterSettings(
-        *(options.cluster_name, tuple(command), dict(options.instances)),
-        *(options.limits, options.pool, secrets.token_bytes(SECRET_BYTES)),
+        name=options.cluster_name,
+        command=tuple(command),
+        counts=dict(options.instances),
+        limits=options.limits,
+        pool=options.pool,
+        secret=secrets.token_bytes(SECRET_BYTES),
     )
     return FollowedCluster(manager_finder(options.cluster, settings), key_uses=keys.shared_use())
 

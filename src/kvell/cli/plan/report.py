@@ -74,7 +74,11 @@ class PlanReport:
             return {}
         pool_bytes = self.layout.pool_bytes
         facts = InstanceFacts(
-            *(0, 0, self.model, alone_tokens, pool_bytes),
+            0,
+            0,
+            self.model,
+            alone_tokens,
+            pool_bytes,
             section_bytes=section_bytes(groups),
             reach_tokens=self.max_model_len,
         )

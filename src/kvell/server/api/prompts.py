@@ -177,7 +177,10 @@ class PromptEncoder:
             self._work.held.check()
             files = [image.file() for image in images]
             ids, tensors = self._model.encode_pictured(
-                *(template_messages(messages), files, tools, fields),
+                template_messages(messages),
+                files,
+                tools,
+                fields,
                 opens_answer=opens_answer,
                 check=self._texts.check,
             )

@@ -198,8 +198,12 @@ class AppState:
             made = request.visit.count_tokens
             beams = [
                 beam_deltas(
-                    *(front, text, request.spec(index, prompt, replace(sampling, n=1)), search),
-                    *(sampling.n, made),
+                    front,
+                    text,
+                    request.spec(index, prompt, replace(sampling, n=1)),
+                    search,
+                    sampling.n,
+                    made,
                     deadline_seconds=request.body.deadline_seconds,
                     trace=request.trace(index),
                 )
@@ -212,7 +216,9 @@ class AppState:
         return merge(
             [
                 text_deltas(
-                    *(front, text, request.spec(index, prompt, sampling)),
+                    front,
+                    text,
+                    request.spec(index, prompt, sampling),
                     deadline_seconds=request.body.deadline_seconds,
                     trace=request.trace(index),
                 )
