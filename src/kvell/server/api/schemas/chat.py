@@ -1,13 +1,12 @@
 """The body of ``/v1/chat/completions``: messages, tools, and options of the answer."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.generation import GenerationRequest
-from kvell.server.api.schemas.other_fields import CHAT_MESSAGE_OTHERS, CHAT_OTHERS, Other
+from kvell.server.api.schemas.other_fields import CHAT_MESSAGE_OTHERS, CHAT_OTHERS
 from kvell.server.api.schemas.request_body import RequestPart
 from kvell.server.api.schemas.sampling_fields import Count
 
@@ -76,8 +75,8 @@ class ToolCallMessage(RequestPart):
 class ChatMessage(RequestPart):
     """One message of a conversation; unknown fields are passed to the chat template."""
 
-    others: ClassVar[Mapping[str, Other]] = CHAT_MESSAGE_OTHERS
-    place: ClassVar[str] = "messages[]."
+    others = CHAT_MESSAGE_OTHERS
+    place = "messages[]."
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     """Author of the message; ``function`` is an older name of ``tool``."""
@@ -124,7 +123,7 @@ def _template_part(part: TextPart | ImagePart | RefusalPart) -> dict[str, str]:
 class ChatRequest(GenerationRequest):
     """Body of ``/v1/chat/completions``."""
 
-    others: ClassVar[Mapping[str, Other]] = CHAT_OTHERS
+    others = CHAT_OTHERS
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=MAX_MESSAGES)]
     """The conversation so far, oldest first."""

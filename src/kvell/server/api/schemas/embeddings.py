@@ -1,13 +1,12 @@
 """OpenAI's body of ``/v1/embeddings``, with the extensions that completions have too."""
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.generation import FAILS_FAST, Texts, TokenIds
-from kvell.server.api.schemas.other_fields import EMBEDDING_OTHERS, Other
+from kvell.server.api.schemas.other_fields import EMBEDDING_OTHERS
 from kvell.server.api.schemas.sampling_fields import MAX_INT32, ScheduledRequest
 
 MAX_INPUTS = 2048
@@ -20,7 +19,7 @@ Encoding = Literal["float", "base64"]
 class EmbeddingsRequest(ScheduledRequest):
     """The body of ``/v1/embeddings``."""
 
-    others: ClassVar[Mapping[str, Other]] = EMBEDDING_OTHERS
+    others = EMBEDDING_OTHERS
 
     input: str | TokenIds | Annotated[list[TokenIds], FAILS_FAST] | Texts
     """A text or token ids, or a list of either: at most 2048 of them."""

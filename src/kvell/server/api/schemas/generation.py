@@ -1,7 +1,6 @@
 """OpenAI's request bodies, with vLLM's extensions."""
 
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool
 from typing_extensions import override
@@ -17,7 +16,7 @@ from kvell.server.api.schemas.formats import (
     choice_texts,
     json_constraint,
 )
-from kvell.server.api.schemas.other_fields import COMPLETION_OTHERS, Other
+from kvell.server.api.schemas.other_fields import COMPLETION_OTHERS
 from kvell.server.api.schemas.sampling_fields import MAX_INT32, Count, SamplingFields, TokenId
 from kvell.server.text.context_length import AnswerRoom
 from kvell.server.text.text_bounds import context_too_long
@@ -232,7 +231,7 @@ class GenerationRequest(SamplingFields):
 class CompletionRequest(GenerationRequest):
     """Body of ``/v1/completions``."""
 
-    others: ClassVar[Mapping[str, Other]] = COMPLETION_OTHERS
+    others = COMPLETION_OTHERS
 
     prompt: str | TokenIds | Annotated[list[TokenIds], FAILS_FAST] | Texts
     """A text, its token ids, or a list of either, at most 128."""

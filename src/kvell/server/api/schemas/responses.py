@@ -1,8 +1,7 @@
 """The body of ``/v1/responses``, and its translation to a chat request."""
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -14,7 +13,7 @@ from kvell.server.api.schemas.formats import (
     JsonSchemaFormat,
     ResponseFormat,
 )
-from kvell.server.api.schemas.other_fields import RESPONSES_OTHERS, Other
+from kvell.server.api.schemas.other_fields import RESPONSES_OTHERS
 from kvell.server.api.schemas.request_body import RequestPart, rename
 from kvell.server.api.schemas.response_items import (
     InputItem,
@@ -90,7 +89,7 @@ class ReasoningField(RequestPart):
 class ResponsesRequest(SamplingFields):
     """Body of ``/v1/responses``, with vLLM's extensions."""
 
-    others: ClassVar[Mapping[str, Other]] = RESPONSES_OTHERS
+    others = RESPONSES_OTHERS
 
     input: str | Annotated[list[InputItem], Field(max_length=MAX_MESSAGES - 1, fail_fast=True)]
     """A text, or the items of a conversation, oldest first.

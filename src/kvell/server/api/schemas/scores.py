@@ -1,8 +1,7 @@
 """vLLM's body of ``/score``, and the body of ``/rerank`` of Jina, Cohere and vLLM."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from pydantic import Field
 from typing_extensions import override
@@ -10,7 +9,7 @@ from typing_extensions import override
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.embeddings import MAX_INPUTS, EmbeddingsRequest
 from kvell.server.api.schemas.generation import FAILS_FAST, Texts
-from kvell.server.api.schemas.other_fields import SCORE_OTHERS, Other
+from kvell.server.api.schemas.other_fields import SCORE_OTHERS
 from kvell.server.api.schemas.request_body import RequestPart
 from kvell.server.api.schemas.sampling_fields import MAX_INT32, ScheduledRequest
 
@@ -18,7 +17,7 @@ from kvell.server.api.schemas.sampling_fields import MAX_INT32, ScheduledRequest
 class ScoredRequest(ScheduledRequest, ABC):
     """The fields that both bodies share."""
 
-    others: ClassVar[Mapping[str, Other]] = SCORE_OTHERS
+    others = SCORE_OTHERS
 
     @abstractmethod
     def texts_by_field(self) -> dict[str, list[str]]:

@@ -1,8 +1,7 @@
 """The bodies of ``/v1/messages``, and their translation to chat requests."""
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool, ValidationError
 
@@ -12,7 +11,7 @@ from kvell.server.api.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatRequest
 from kvell.server.api.schemas.formats import JsonSchemaFormat, ResponseFormat
 from kvell.server.api.schemas.messages.blocks import CacheControl, cache_controls
 from kvell.server.api.schemas.messages.turns import MessageTurn, SystemBlocks, conversation
-from kvell.server.api.schemas.other_fields import MESSAGES_OTHERS, Other
+from kvell.server.api.schemas.other_fields import MESSAGES_OTHERS
 from kvell.server.api.schemas.request_body import RequestBody, RequestPart, rename
 from kvell.server.api.schemas.sampling_fields import (
     MAX_INT32,
@@ -97,7 +96,7 @@ class OutputConfig(RequestPart):
 class CountTokensRequest(RequestBody):
     """Body of ``/v1/messages/count_tokens``."""
 
-    others: ClassVar[Mapping[str, Other]] = MESSAGES_OTHERS
+    others = MESSAGES_OTHERS
 
     model: str
     messages: Annotated[
