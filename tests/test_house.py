@@ -28,18 +28,15 @@ LONG_FILES = {
     "kvell.models.fused.decoder": 261,
     "kvell.server.metrics.instance_metrics": 252,
 }
-LONG_FUNCTIONS = {
-    "kvell.cli.replay.command.replay": 101,
-    "kvell.cli.serve.serve": 84,
-}
-MOST_ANY = 591
+LONG_FUNCTIONS = {"kvell.cli.replay.command.replay": 82}
+MOST_ANY = 572
 MOST_SHARED_CLASSES = 44
 MOST_SHARED_METHODS = 44
 """Names of methods that more than three classes have, and no protocol."""
 MOST_VIOLATIONS = {
     "name": {
-        "cli": 4,
-        "cluster": 2,
+        "cli": 3,
+        "cluster": 1,
         "elastic": 3,
         "engine": 18,
         "errors": 2,
