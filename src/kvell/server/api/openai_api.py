@@ -85,7 +85,8 @@ def build_app(
     :param face: names of the first model, and options for browsers and proxies.
     :param recorder: records the memory map's history; None: an own one, only while the map is open.
     """
-    facts, work = front.facts, TextWork()
+    facts = front.facts
+    work = TextWork()
     length = ContextLength(facts.max_model_len, front.reach_tokens, facts.longest_tokens)
     first = _served(model, "", length, work, tool_call_parser, reasoning_parser)
     limits = [ContextLength(facts.beside[other.name]) for other in beside]
@@ -172,8 +173,6 @@ def _install_door(
 
 
 class _Handlers:
-    """The handlers of an app."""
-
     def __init__(self, app: FastAPI) -> None:
         self._app = app
         self._posts = {

@@ -202,7 +202,8 @@ class _InstanceMetrics:
 
     def _of_shared_pool(self, memory: dict[str, int]) -> Iterator[Metric]:
         """Yield the owners of chunks that KV cache and activations share; no samples otherwise."""
-        states, moves = chunks_by_state(memory), moves_by_kind(memory)
+        states = chunks_by_state(memory)
+        moves = moves_by_kind(memory)
         text = "Chunks of the shared pool, by owner and state."
         yield self._by_label("memory_chunks", text, "state", states, GaugeMetricFamily)
         if "chunk_bytes" in memory:
