@@ -21,10 +21,10 @@ from scripts.prose import counts, violations
 
 FULL_FOLDERS: dict[str, int] = {}
 LONG_FILES = {
-    "kvell.front.request_queue": 260,
+    "kvell.front.request_queue": 261,
 }
-LONG_FUNCTIONS = {"kvell.cli.replay.command.replay": 82}
-PACKED = {"cli": 6, "front": 15, "server": 54, "simulator": 25}
+LONG_FUNCTIONS = {"kvell.cli.replay.command.replay": 83}
+PACKED = {"simulator": 25}
 MOST_ANY = 572
 MOST_SHARED_CLASSES = 44
 MOST_SHARED_METHODS = 43

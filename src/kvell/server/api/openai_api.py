@@ -99,10 +99,8 @@ def build_app(
     floor_bytes = floor_bytes or process_bytes()
     work_bytes = most_work_bytes(facts, model, beside)
     app = _empty_app(face)
-    CompletionsApi(serving).install(app)
-    ChatApi(serving).install(app)
-    ResponsesApi(serving).install(app)
-    MessagesApi(serving).install(app)
+    for api in (CompletionsApi, ChatApi, ResponsesApi, MessagesApi):
+        api(serving).install(app)
     embeddings = EmbeddingsApi(serving)
     embeddings.install(app)
     ScoresApi(embeddings).install(app)

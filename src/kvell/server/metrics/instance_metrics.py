@@ -123,9 +123,7 @@ class _InstanceMetrics:
         yield gauge("large_pages", "Large pages of the pool.", stats.large_pages)
         yield gauge("large_page_bytes", "Bytes of a large page.", stats.large_page_bytes)
         yield gauge("empty_large_pages", "Unused large pages.", stats.empty_large_pages)
-        yield gauge(
-            "protected_prefixes", "Shared prefixes that are protected.", stats.protected_prefixes
-        )
+        yield gauge("protected_prefixes", "Protected shared prefixes.", stats.protected_prefixes)
         yield gauge("protected_tokens", "Tokens of protected prefixes.", stats.protected_tokens)
 
     def _counters(self, stats: Stats) -> Iterator[Metric]:
