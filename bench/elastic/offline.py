@@ -21,7 +21,7 @@ from kvell.memory import MemoryCore, WithholdingCore, create_core
 from kvell.simulator.hardware.activation_bytes import activation_model
 from kvell.simulator.hardware.model_cost import model_cost
 from kvell.simulator.hardware.profiles import load_profile
-from kvell.simulator.replay.replay import Replay
+from kvell.simulator.cluster.replay import Replay
 from kvell.simulator.replay.runner import Machine
 from kvell.simulator.traces.rows import TraceRow
 from kvell.vocabulary import GIB, MIB

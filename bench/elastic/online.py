@@ -48,7 +48,7 @@ from kvell.simulator.hardware.activation_bytes import activation_model
 from kvell.simulator.hardware.model_cost import model_cost
 from kvell.simulator.hardware.profiles import load_link, load_profile
 from kvell.simulator.replay.host_link import WAITS, WithHostLink
-from kvell.simulator.replay.replay import Replay
+from kvell.simulator.cluster.replay import Replay
 from kvell.simulator.replay.runner import Machine
 from kvell.simulator.traces.generators import generate_trace
 from kvell.simulator.traces.rows import TraceRow

@@ -17,7 +17,7 @@ from kvell.memory import (
 )
 from kvell.simulator.hardware.model_cost import ModelCost
 from kvell.simulator.hardware.profiles import DeviceProfile
-from kvell.simulator.replay.replay import Replay
+from kvell.simulator.cluster.replay import Replay
 from kvell.simulator.replay.runner import Machine
 from kvell.simulator.replay.schedule import Arrivals
 from kvell.simulator.report.timeline import Timeline

@@ -13,7 +13,7 @@ from kvell.engine.requests.plan import StepPlan
 from kvell.memory import Manager, create_core, plan_layout
 from kvell.simulator.hardware.model_cost import model_cost
 from kvell.simulator.hardware.profiles import load_profile
-from kvell.simulator.replay.replay import Replay, RequestFigures
+from kvell.simulator.cluster.replay import Replay, RequestFigures
 from kvell.simulator.replay.runner import Machine
 from kvell.simulator.traces.rows import TraceRow
 

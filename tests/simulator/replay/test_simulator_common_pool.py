@@ -7,7 +7,7 @@ import numpy as np
 
 from kvell.clock import VirtualClock
 from kvell.memory import create_core
-from kvell.simulator.replay.replay import Replay
+from kvell.simulator.cluster.replay import Replay
 from kvell.simulator.traces.rows import TraceRow
 from tests.simulator.replays import MACHINE, layers_in, layout_of, limits_of, row
 

@@ -13,7 +13,7 @@ from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import TO_DRAFT, StepPlan, TokenWork
 from kvell.memory import LayerSpec, Manager, as_draft, create_core, longest_request, plan_layout
 from kvell.simulator.hardware.model_cost import ModelCost
-from kvell.simulator.replay.replay import Replay
+from kvell.simulator.cluster.replay import Replay
 from kvell.simulator.replay.runner import Acceptance, Machine, TraceRunner, draft_passes
 from kvell.simulator.traces.drawing import keyed_fraction
 from kvell.simulator.traces.prompts import PromptMaker

@@ -6,7 +6,7 @@ import pytest
 
 from kvell.clock import VirtualClock
 from kvell.memory import Layout, MemoryCore, PoolSnapshot, create_core, policy_of
-from kvell.simulator.replay.replay import Replay
+from kvell.simulator.cluster.replay import Replay
 from kvell.simulator.report.metrics import Sample
 from tests.simulator.replays import MACHINE, busy_rows, layers_in, layout_of, limits_of
 

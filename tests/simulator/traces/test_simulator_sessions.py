@@ -9,7 +9,7 @@ from kvell.engine.core.journal import Journal
 from kvell.engine.protocol.messages import Submit
 from kvell.engine.requests.limits import Limits
 from kvell.memory import GroupKind, LayerSpec, audit, create_core, plan_layout
-from kvell.simulator.replay.replay import Replay
+from kvell.simulator.cluster.replay import Replay
 from kvell.simulator.traces.generators import generate_trace
 from kvell.simulator.traces.prompts import PromptMaker
 from kvell.simulator.traces.rows import ImageRow, TraceRow

@@ -10,13 +10,8 @@ import click
 
 from kvell.byte_sizes import typed_bytes
 from kvell.cli.replay.buffer import make_buffer
-from kvell.cli.replay.instances import (
-    Together,
-    check_rows,
-    instances_options,
-    replay_together,
-)
-from kvell.cli.replay.models import DraftTokens, ModelFlags, model_options
+from kvell.cli.replay.instances import Together, instances_options
+from kvell.cli.replay.models import ModelFlags, model_options
 from kvell.cli.replay.report import Report, print_report, print_together
 from kvell.cli.replay.trace_file import TraceFlags, token_counter, trace_options
 from kvell.cli.terminal.commands import EngineCommand
@@ -45,6 +40,8 @@ from kvell.pages.sizing import Manager
 
 __all__ = ["images_in_text", "replay", "replay_limits"]
 
+MAX_NUM_BATCHED_TOKENS = 8_192
+MAX_NUM_SEQS = 256
 MIN_MODEL_LEN = 2
 """The shortest context: one prompt token and one output token."""
 
@@ -149,11 +146,13 @@ def replay(
     from kvell.cli.replay.latency import latencies, outcomes
     from kvell.engine.planning.whole_prompts import without_chunks
     from kvell.load.report import Objectives
-    from kvell.simulator.cluster.cluster import ClusterSpec
-    from kvell.simulator.cluster.network import Links
-    from kvell.simulator.replay.replay import Replay
+    from kvell.simulator.cluster.cluster import ClusterSpec, EngineParts, VirtualCluster
+    from kvell.simulator.cluster.figures import cluster_figures
+    from kvell.simulator.cluster.meter import Metering
+    from kvell.simulator.cluster.replay import Replay
     from kvell.simulator.replay.runner import Acceptance
     from kvell.simulator.report.timeline import Timeline, write_timeline
+    from kvell.simulator.traces.prompts import PromptMaker
 
     counts = together.counts()
     for flag, path in (("--requests-out", requests_out), ("--timeline", timeline_path)):
@@ -174,54 +173,53 @@ def replay(
         limits = without_chunks(limits, layout)
     objectives = Objectives(slo_ttft, slo_tpot)
     title = {"model": chosen.model, "trace": source.trace, "manager": manager}
+    swapping, links, hosts = None, None, together.hosts(machine)
     if counts is not None:
-        check_rows(rows, arrivals)
-        _check_alone(draft_tokens, timeline_path, cpu_buffer_bytes)
-        spec = ClusterSpec(
-            *(counts, layout, limits, machine, Links(together.pages_link(hardware, machine))),
-            *(together.routing, together.caching),
-            eviction=eviction,
-            hosts=together.hosts(machine),
-        )
-        with progress_bar("replaying") as progress:
-            figures, requests = replay_together(
-                spec,
-                rows,
-                sessions=not ignore_sessions,
-                progress=lambda fraction: progress("replaying", fraction),
-            )
-        _write_requests(requests_out, requests)
-        seen = latencies(outcomes(requests, rows), objectives, figures["requests_refused"])
-        _give(title | seen | figures, print_together, as_json=as_json)
-        return
-    swapping = None
+        has_buffer = cpu_buffer_bytes is not None
+        links = together.links(hardware, machine, counts, limits, has_buffer=has_buffer)
     if cpu_buffer_bytes is not None:
         weights = models.cost.weight_bytes // chosen.number_bytes
         buffer = make_buffer(cpu_buffer_bytes, layout, machine, weights, hardware)
         machine, swapping = buffer.machine, buffer.swapping
     timeline = Timeline() if timeline_path else None
-    run = Replay(
-        create_core(layout, eviction=eviction),
-        models.layers,
-        limits,
-        rows,
-        arrivals,
-        machine,
-        MonotonicClock(),
-        timeline=timeline,
-        swapping=swapping,
-        sessions=not ignore_sessions,
-        images_in_text=images_in_text(models.layers),
-        acceptance=Acceptance(draft_tokens.acceptance, source.seed),
-    )
+    acceptance = Acceptance(draft_tokens.acceptance, source.seed)
+    run: VirtualCluster
+    if counts is None:
+        run = Replay(
+            *(create_core(layout, eviction), models.layers, limits, rows, arrivals, machine),
+            MonotonicClock(),
+            timeline=timeline,
+            swapping=swapping,
+            sessions=not ignore_sessions,
+            images_in_text=images_in_text(models.layers),
+            acceptance=acceptance,
+        )
+    else:
+        run = VirtualCluster(
+            ClusterSpec(
+                *(counts, layout, limits, machine, links, together.routing, together.caching),
+                eviction=eviction,
+                hosts=hosts if links else None,
+            ),
+            rows,
+            arrivals,
+            sessions=not ignore_sessions,
+            prompts=PromptMaker(rows, images_in_text(models.layers)),
+            parts=EngineParts(swapping=swapping),
+            metering=Metering(models.layers, timeline=timeline),
+            acceptance=acceptance,
+        )
     with progress_bar("replaying") as progress:
         run.run(lambda fraction: progress("replaying", fraction))
-    _write_requests(requests_out, run.requests)
+    requests = run.front.requests
+    _write_requests(requests_out, requests)
     if timeline_path is not None and timeline is not None:
         with writing("--timeline", timeline_path):
             write_timeline(timeline_path, timeline.moments)
-    seen = latencies(outcomes(run.requests, rows), objectives, run.requests_refused)
-    _give(title | seen | run.report(), print_report, as_json=as_json)
+    figures = run.report() if isinstance(run, Replay) else cluster_figures(run)
+    seen = latencies(outcomes(requests, rows), objectives, figures["requests_refused"])
+    print_tables = print_report if counts is None else print_together
+    _give(title | seen | figures, print_tables, as_json=as_json)
 
 
 def _give(report: Report, print_tables: Callable[[Report], None], *, as_json: bool) -> None:
@@ -229,21 +227,6 @@ def _give(report: Report, print_tables: Callable[[Report], None], *, as_json: bo
         click.echo(json.dumps(report))
     else:
         print_tables(report)
-
-
-def _check_alone(
-    draft_tokens: DraftTokens, timeline_path: Path | None, cpu_buffer_bytes: int | None
-) -> None:
-    """Refuse flags that only the replay of one instance supports."""
-    refused = {
-        "--num-speculative-tokens": draft_tokens.num_speculative_tokens or None,
-        "--timeline": timeline_path,
-        "--cpu-buffer": cpu_buffer_bytes,
-    }
-    for flag, value in refused.items():
-        if value is not None:
-            problem = "is for the replay of one instance"
-            raise ChangeSomething(flag, value, problem, "leave it out, or --instances")
 
 
 def _write_requests(path: Path | None, requests: Sequence[Any]) -> None:
@@ -260,7 +243,6 @@ def replay_limits(layout: Layout, own_model_len: int, *, common_pool: bool = Fal
     :raises ChangeSomething: if the pool is too small for any request.
     """
     from kvell.engine.requests.limits import Limits
-    from kvell.simulator.replay.replay import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
 
     chunk_tokens = Limits().min_chunk_tokens
     longest = longest_request(layout, own_model_len, chunk_tokens)

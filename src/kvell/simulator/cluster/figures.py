@@ -14,9 +14,8 @@ def cluster_figures(cluster: VirtualCluster) -> dict[str, Any]:
     did not have to be transferred.
     """
     instances = [*cluster.past, *cluster.instances.values()]
-    front, sent = cluster.front, cluster.transport.total()
+    front, links, sent = cluster.front, cluster.spec.links, cluster.transport.total()
     moved_bytes = sum(cluster.network.pulled_bytes.values())
-    reasons = [end.reason for end in front.ends.values()]
     output_tokens = sum(map(len, front.outputs.values()))
     seconds = max((request.finish_seconds or 0.0 for request in front.requests), default=0.0)
     return {
@@ -25,9 +24,9 @@ def cluster_figures(cluster: VirtualCluster) -> dict[str, Any]:
         "pd_caching": cluster.spec.pd_caching,
         "kv_memory_bytes": cluster.spec.layout.pool_bytes,
         "max_model_len": cluster.spec.limits.max_model_len,
-        "link_bytes_per_second": cluster.spec.links.pages.bandwidth_bytes,
-        "requests_finished": sum(reason in ("stop", "length") for reason in reasons),
-        "requests_refused": len(front.requests) - sum(r in ("stop", "length") for r in reasons),
+        "link_bytes_per_second": links and links.pages.bandwidth_bytes,
+        "requests_finished": front.num_finished,
+        "requests_refused": len(front.requests) - front.num_finished,
         "requests_moved": front.moved,
         "moved_bytes": moved_bytes,
         "messages": sent.sent,
