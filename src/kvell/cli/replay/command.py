@@ -23,7 +23,6 @@ from kvell.cli.terminal.options import (
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session, debug_option
 from kvell.cli.terminal.sizes import POSITIVE
-from kvell.clock import MonotonicClock
 from kvell.device.available import default_kv_memory_bytes
 from kvell.errors import ChangeSomething
 from kvell.memory import (
@@ -32,7 +31,6 @@ from kvell.memory import (
     GroupKind,
     LayerSpec,
     Layout,
-    create_core,
     longest_request,
     plan_layout,
 )
@@ -146,10 +144,9 @@ def replay(
     from kvell.cli.replay.latency import latencies, outcomes
     from kvell.engine.planning.whole_prompts import without_chunks
     from kvell.load.report import Objectives
-    from kvell.simulator.cluster.cluster import ClusterSpec, EngineParts, VirtualCluster
-    from kvell.simulator.cluster.figures import cluster_figures
+    from kvell.simulator.cluster.cluster import ALONE, ClusterSpec, EngineParts, VirtualCluster
+    from kvell.simulator.cluster.figures import cluster_figures, engine_figures
     from kvell.simulator.cluster.meter import Metering
-    from kvell.simulator.cluster.replay import Replay
     from kvell.simulator.replay.runner import Acceptance
     from kvell.simulator.report.timeline import Timeline, write_timeline
     from kvell.simulator.traces.prompts import PromptMaker
@@ -182,33 +179,20 @@ def replay(
         buffer = make_buffer(cpu_buffer_bytes, layout, machine, weights, hardware)
         machine, swapping = buffer.machine, buffer.swapping
     timeline = Timeline() if timeline_path else None
-    acceptance = Acceptance(draft_tokens.acceptance, source.seed)
-    run: VirtualCluster
-    if counts is None:
-        run = Replay(
-            *(create_core(layout, eviction), models.layers, limits, rows, arrivals, machine),
-            MonotonicClock(),
-            timeline=timeline,
-            swapping=swapping,
-            sessions=not ignore_sessions,
-            images_in_text=images_in_text(models.layers),
-            acceptance=acceptance,
-        )
-    else:
-        run = VirtualCluster(
-            ClusterSpec(
-                *(counts, layout, limits, machine, links, together.routing, together.caching),
-                eviction=eviction,
-                hosts=hosts if links else None,
-            ),
-            rows,
-            arrivals,
-            sessions=not ignore_sessions,
-            prompts=PromptMaker(rows, images_in_text(models.layers)),
-            parts=EngineParts(swapping=swapping),
-            metering=Metering(models.layers, timeline=timeline),
-            acceptance=acceptance,
-        )
+    run = VirtualCluster(
+        ClusterSpec(
+            *(counts or ALONE, layout, limits, machine, links, together.routing, together.caching),
+            eviction=eviction,
+            hosts=hosts if links else None,
+        ),
+        rows,
+        arrivals,
+        sessions=not ignore_sessions,
+        prompts=PromptMaker(rows, images_in_text(models.layers)),
+        parts=EngineParts(swapping=swapping),
+        metering=Metering(models.layers, timeline=timeline),
+        acceptance=Acceptance(draft_tokens.acceptance, source.seed),
+    )
     with progress_bar("replaying") as progress:
         run.run(lambda fraction: progress("replaying", fraction))
     requests = run.front.requests
@@ -216,10 +200,9 @@ def replay(
     if timeline_path is not None and timeline is not None:
         with writing("--timeline", timeline_path):
             write_timeline(timeline_path, timeline.moments)
-    figures = run.report() if isinstance(run, Replay) else cluster_figures(run)
+    figures = cluster_figures(run) if counts else engine_figures(run)
     seen = latencies(outcomes(requests, rows), objectives, figures["requests_refused"])
-    print_tables = print_report if counts is None else print_together
-    _give(title | seen | figures, print_tables, as_json=as_json)
+    _give(title | seen | figures, print_together if counts else print_report, as_json=as_json)
 
 
 def _give(report: Report, print_tables: Callable[[Report], None], *, as_json: bool) -> None:

@@ -17,6 +17,7 @@ from random import Random
 
 from msgspec import structs
 
+from kvell.clock import Clock, MonotonicClock
 from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
 from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
@@ -54,6 +55,9 @@ from kvell.simulator.report.timeline import Moment
 from kvell.simulator.traces.prompts import PromptMaker
 from kvell.simulator.traces.rows import TraceRow
 
+ALONE = {"mixed": 1}
+"""One instance."""
+
 
 @dataclass(frozen=True)
 class ClusterSpec:
@@ -84,7 +88,7 @@ class ClusterSpec:
     layout: Layout
     limits: Limits
     machine: StepTimer
-    links: Links | None
+    links: Links | None = None
     routing: str = DEFAULT_ROUTING
     pd_caching: PdCaching = DEFAULT_PD_CACHING
     costs: ExecCosts | None = None
@@ -122,7 +126,7 @@ class EngineParts:
 MakeDevice = Callable[[EngineCore], Device]
 
 
-NO_PARTS = EngineParts()
+NO_PARTS, REAL_TIME = EngineParts(), MonotonicClock()
 
 
 class VirtualCluster:
@@ -134,6 +138,7 @@ class VirtualCluster:
     :param locality: the router's record of caches; by default as the routing needs it.
     :param metering: how memory is sampled; None: it is not.
     :param acceptance: decides which draft tokens the trace's answers accept.
+    :param wall: measures the duration of the run itself.
     :ivar instances: live instances, by name.
     :ivar past: dead instances, in order.
     """
@@ -152,6 +157,7 @@ class VirtualCluster:
         parts: EngineParts = NO_PARTS,
         metering: Metering | None = None,
         acceptance: Acceptance | None = None,
+        wall: Clock = REAL_TIME,
     ) -> None:
         self.spec, self.loop = spec, Loop()
         self._links = spec.links or Links(Link())
@@ -159,6 +165,7 @@ class VirtualCluster:
         page_bytes = [group.page_stride_bytes for group in spec.layout.groups]
         self.network = Network(self.loop, self.transport, self._links, page_bytes, spec.hosts)
         self._parts, self._metering = parts, metering
+        self._wall, self.wall_seconds = wall, 0.0
         self._prompts = prompts or PromptMaker(rows)
         runner = TraceRunner(self._prompts, acceptance)
         self._device: MakeDevice = device or (lambda _: TraceDevice(runner))
@@ -197,6 +204,7 @@ class VirtualCluster:
 
     def run(self, progress: Callable[[float], None] = lambda _: None) -> None:
         """Run until every request has ended or was refused."""
+        began_seconds = self._wall.now_seconds()
         self.start()
         num_requests, num_done = len(self.front.requests), 0
         while self.front.num_done < num_requests and self.go_on():
@@ -205,6 +213,7 @@ class VirtualCluster:
                 progress(num_done / num_requests)
         if self.front.num_done < num_requests:
             raise RuntimeError("requests wait, but no event is scheduled")
+        self.wall_seconds = self._wall.now_seconds() - began_seconds
 
     def go_on(self) -> bool:
         """Run the next event; return False once there is none."""

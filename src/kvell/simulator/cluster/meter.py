@@ -54,7 +54,8 @@ class InstanceMeter:
         lateness: LatenessWatch | None = None,
         on_sampled: Callable[[], None] = lambda: None,
     ) -> None:
-        self.core, self.memory = memory, MeteredCore(memory)
+        self.memory = MeteredCore(memory)
+        self.core: MemoryCore = memory
         self.means = StepMeans(memory.layout)
         self.latest = Sample(0, False, ())
         self.scheduled = self.short_of_memory = 0
@@ -66,7 +67,7 @@ class InstanceMeter:
         """The hit and the facts of each running request, by handle."""
         if metering is not None:
             self._pool = MemoryMeter(memory.layout, metering.layers)
-            self.core, self.memory.on_advanced = self.memory.as_core, self._look
+            self.core, self.memory.on_advanced = self.memory, self._look
 
     def on_submitted(self, request_id: RequestId) -> None:
         """Note a request that the engine has accepted."""
@@ -93,7 +94,7 @@ class InstanceMeter:
         """
         before, self._held_back = self._held_back, self.engine.counters.prefix_waits
         limits, held_back = self.engine.limits, self._held_back - before
-        has_tokens = sum(work.count for work in plan.work) < limits.max_num_batched_tokens
+        has_tokens = plan.num_tokens < limits.max_num_batched_tokens
         has_seats = self.engine.num_running() < limits.max_num_seqs
         waiting = self.engine.num_waiting()
         return has_tokens and has_seats and min(waiting, MAX_HELD_BACK) > held_back
@@ -112,12 +113,14 @@ class InstanceMeter:
 
     def _running(self) -> list[RunningRequest]:
         """Return the progress of each request that holds pages."""
-        running, before = self.engine.running, self._constants
-        self._constants = {r.handle: before.get(r.handle) or self._read(r) for r in running}
-        return [
-            RunningRequest(r.settled, *self._constants[r.handle], r.model)
-            for r in self.engine.running
-        ]
+        before, self._constants = self._constants, {}
+        running: list[RunningRequest] = []
+        for request in self.engine.running:
+            handle = request.handle
+            constants = before.get(handle) or self._read(request)
+            self._constants[handle] = constants
+            running.append(RunningRequest(request.settled, *constants, request.model))
+        return running
 
     def _read(self, request: Request) -> tuple[int, Facts]:
         length = len(request.prompt)

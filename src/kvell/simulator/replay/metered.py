@@ -2,9 +2,12 @@
 
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, ParamSpec, TypeVar
 
 from kvell.memory import Ints, MemoryCore
+
+Arguments = ParamSpec("Arguments")
+Answer = TypeVar("Answer")
 
 LOOKS = ("layout", "snapshot", "totals")
 """The members that only look."""
@@ -27,11 +30,6 @@ class MeteredCore:
         self.on_advanced: Callable[[], None] = _nothing
         self._core, self._advance = core, self._timed(core.advance)
 
-    @property
-    def as_core(self) -> MemoryCore:
-        """This wrapper as the memory core that it behaves like."""
-        return cast("MemoryCore", self)
-
     def advance(self, handles: Ints, computed: Ints) -> None:
         """Pass on and time; then call ``on_advanced``."""
         self._advance(handles, computed)
@@ -44,8 +42,8 @@ class MeteredCore:
             member = self.__dict__[name] = self._timed(member)
         return member
 
-    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
+    def _timed(self, call: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
+        def timed(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
             start = time.perf_counter_ns()
             try:
                 return call(*args, **kwargs)
