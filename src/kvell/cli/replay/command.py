@@ -183,7 +183,7 @@ def replay(
         ClusterSpec(
             *(counts or ALONE, layout, limits, machine, links, together.routing, together.caching),
             eviction=eviction,
-            hosts=hosts if links else None,
+            hosts=hosts,
         ),
         rows,
         arrivals,

@@ -182,7 +182,7 @@ class VirtualCluster:
         queue = RequestQueue(
             most_waiting,
             router=router,
-            pulls=spec.pd_caching > 0,
+            pulls=spec.links is not None and spec.pd_caching > 0,
             locality=locality or (PrefixDirectory() if spec.routing in BY_LOCALITY else None),
             costs=spec.costs,
             roles=None if spec.role_rules is None else RoleChanger(spec.role_rules, spec.costs),
@@ -366,7 +366,7 @@ class VirtualCluster:
             indexed=indexed_groups(layout.groups),
             section_tokens=limits.section_tokens,
         )
-        if hosts is None:
+        if hosts is None or self.spec.links is None:
             return facts
         return structs.replace(
             facts,

@@ -43,11 +43,11 @@ class MeteredCore:
         return member
 
     def _timed(self, call: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
-        def timed(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
+        def measure(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
             start = time.perf_counter_ns()
             try:
                 return call(*args, **kwargs)
             finally:
                 self.nanoseconds += time.perf_counter_ns() - start
 
-        return timed
+        return measure
