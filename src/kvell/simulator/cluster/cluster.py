@@ -189,13 +189,16 @@ class VirtualCluster:
         )
         schedule = Schedule(rows, arrivals, partial(self._is_served, rows), sessions=sessions)
         self.names = [f"{role}-{i}" for role, count in spec.counts.items() for i in range(count)]
+        # No front bounds the requests of a lone engine; its next step is the same however many wait
+        # beyond those that it could admit.
+        self._is_alone = spec.links is None and len(self.names) == 1
+        self._credits = len(rows) if self._is_alone else CREDITS
+        most_ahead = spec.limits.max_num_seqs if self._is_alone else CREDITS * len(self.names)
         self.front = VirtualFront(
             *(queue, rows, self._prompts, schedule, self.loop, self._tell),
             spec.machine.request_seconds,
-            len(self.names) if spec.max_waiting is None else None,
+            most_ahead if spec.max_waiting is None else None,
         )
-        # An engine without a pool has no front that holds requests back.
-        self._credits = CREDITS if spec.links else max(CREDITS, len(rows))
 
     def start(self) -> None:
         """Start all instances; to be called once, before any other event."""
@@ -291,6 +294,7 @@ class VirtualCluster:
             meter,
             Record() if self._records else None,
             reads=self.spec.reads,
+            beats=not self._is_alone,
         )
         self.instances[name] = instance
         if not instance.is_alone:
@@ -341,7 +345,7 @@ class VirtualCluster:
             self._beat_later()
 
     def _beat_later(self) -> None:
-        if not self._will_beat:
+        if not self._will_beat and not self._is_alone:
             self._will_beat = True
             self.loop.after(HEARTBEAT_SECONDS, self._beat)
 

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from kvell.engine.protocol.messages import CREDITS, Event, Finished, Tokens
+from kvell.engine.protocol.messages import Event, Finished, Tokens
 from kvell.engine.protocol.request_spec import RequestSpec, to_token_bytes
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.statistics import InstanceFacts
@@ -25,8 +25,7 @@ Tell = Callable[[str, Command], None]
 """Sender of a command to an instance."""
 
 AHEAD_TOKENS = 1 << 23
-"""Prompts are made shortly before admission: no more while this many tokens of an instance wait …
-"""
+"""Prompts are made shortly before admission: no more while this many tokens wait per instance …"""
 AHEAD_REQUESTS = 17
 """… in at least this many requests: as many as one step can hold back, and one more."""
 
@@ -35,8 +34,8 @@ class VirtualFront:
     """A front that admits a trace's requests, and dispatches each to instances until it has ended.
 
     :param request_seconds: time that serving adds to each answer; see :class:`.StepTimer`.
-    :param most_ahead: number of instances for which prompts are made ahead; None: each prompt is
-        made when it arrives.
+    :param most_ahead: number of requests whose prompts may wait for admission; None: each prompt
+        is made when it arrives.
     :ivar ends: the end of each admitted request, by index.
     :ivar outputs: the tokens that each request's client received, by index.
     """
@@ -172,10 +171,10 @@ class VirtualFront:
 
         The prompts of a whole trace may not fit into memory.
         """
-        count, waiting = self._most_ahead, self._ahead_requests
-        if count is None or waiting < AHEAD_REQUESTS * count:
+        waiting, count = self._ahead_requests, len(self.queue.lines)
+        if self._most_ahead is None or waiting < AHEAD_REQUESTS * count:
             return False
-        return waiting > CREDITS * count or self._ahead_tokens > AHEAD_TOKENS * count
+        return waiting > self._most_ahead or self._ahead_tokens > AHEAD_TOKENS * count
 
     def _take_in(self, figures: RequestFigures) -> None:
         """Note that a request no longer waits for its first admission."""

@@ -113,6 +113,7 @@ class VirtualInstance(PageTransport):
     :param says: sends its events to the front.
     :param record: is filled, if given.
     :param reads: cost of pages at other instances.
+    :param beats: whether it sends heartbeats.
     :ivar watch: called after each input and each step, unless the instance is alone.
     :ivar is_alone: whether no other instance reaches it.
     """
@@ -129,6 +130,8 @@ class VirtualInstance(PageTransport):
         meter: InstanceMeter,
         record: Record | None = None,
         reads: NeighbourReads = IN_ONE_MEMORY,
+        *,
+        beats: bool = True,
     ) -> None:
         self.core, self.agent, self.device = core, agent, device
         self.name, self.incarnation = agent.instance, agent.incarnation
@@ -150,7 +153,7 @@ class VirtualInstance(PageTransport):
         """Offers of streamed pages, and their receivers, by number of the transfer."""
         self._is_busy = self._will_begin = False
         self._wakes_at: Tick = LATEST_TICK
-        self._beat_seconds = -math.inf
+        self._beat_seconds = -math.inf if beats else math.inf
         self._stands_until_seconds = -math.inf
 
     @property
