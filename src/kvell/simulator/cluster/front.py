@@ -65,6 +65,7 @@ class VirtualFront:
         self._ahead_requests = self._ahead_tokens = 0
         """Requests whose prompts are made, and that no instance has admitted; their tokens."""
         self._looks_at: float | None = None
+        self._step = 0
         self._look_ahead()
 
     @property
@@ -126,15 +127,13 @@ class VirtualFront:
 
         :param step: the instance's last step before them.
         """
-        now_seconds = self._loop.now_seconds
+        now_seconds, self._step = self._loop.now_seconds, step
         for event in events:
             if isinstance(event, Tokens):
                 if event.first_index == 0:
-                    self._note_first(event, step)
+                    self._note_first(event)
             elif isinstance(event, Finished):
                 self.moved += event.reason == "moved"
-                if event.reason in ("stop", "length"):
-                    self.requests[int(event.request_id)].finish_step = step
         self._tell_all(self._dispatch.on_events(instance_id, events, now_seconds))
 
     def lost(self, instance_id: str, death: InstanceDeath) -> None:
@@ -203,17 +202,18 @@ class VirtualFront:
         self._ahead_requests += 1
         self._ahead_tokens += figures.prompt_tokens
 
-    def _note_first(self, event: Tokens, step: int) -> None:
+    def _note_first(self, event: Tokens) -> None:
         figures = self.requests[int(event.request_id)]
         if figures.first_token_seconds is None:
             figures.first_token_seconds = self._loop.now_seconds + self._request_seconds
-            figures.first_token_step = step
+            figures.first_token_step = self._step
 
     def _ended(self, index: int, entry: LogEntry, ended: EndedRequest) -> None:
         self.ends[index], self.outputs[index] = ended.finished, entry.output
         figures, now_seconds = self.requests[index], self._loop.now_seconds
         if ended.finished.reason in ("stop", "length"):
             figures.hit_tokens = ended.finished.cached_tokens
+            figures.finish_step = self._step
             figures.finish_seconds = now_seconds + self._request_seconds
         if figures.admitted_step is None:
             self._take_in(figures)

@@ -247,7 +247,7 @@ class VirtualInstance(PageTransport):
             return
         self._is_busy = True
         plan = self._engine.plan()
-        if self.is_alone and not plan.work and not plan.preempted:
+        if self.is_alone and plan.is_idle:
             raise RuntimeError(f"step {plan.step} computes nothing, and requests wait")
         self.meter.on_planned(plan)
         seconds = self._machine.step_seconds(plan)

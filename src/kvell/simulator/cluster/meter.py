@@ -131,6 +131,8 @@ class InstanceMeter:
 def moment_of(meters: Sequence[InstanceMeter], now_seconds: float, arrived: int) -> Moment:
     """Return the latest samples of instances with equal pools, as if they were one.
 
+    Requests that are between two instances count as waiting.
+
     :param arrived: number of requests that have arrived and not ended.
     """
     layout = meters[0].memory.layout
