@@ -104,7 +104,7 @@ class Together:
         *,
         has_buffer: bool,
     ) -> "Links | None":
-        """Return the links between instances; None if no request can move, since engines cannot.
+        """Return the links between instances; None for one, or if their engines' parts exclude it.
 
         :raises ChangeSomething: if requests must move between instances of these roles.
         """
@@ -118,11 +118,10 @@ class Together:
             plans_ahead=limits.depth > 0,
             models=1,
         )
-        if problem is None:
-            return Links(self.pages_link(hardware, machine))
-        if set(counts) != {"mixed"}:
+        if problem is not None and set(counts) != {"mixed"}:
             raise problem
-        return None
+        has_others = problem is None and sum(counts.values()) > 1
+        return Links(self.pages_link(hardware, machine)) if has_others else None
 
     def hosts(self, machine: "StepTimer") -> dict[str, str] | None:
         """Return the hosts of :class:`.ClusterSpec`: one host for CPU pools, else None.

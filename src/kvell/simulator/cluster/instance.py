@@ -8,7 +8,8 @@
                   Device
 
 As in an instance's process, inputs that arrive during a step are handled after it, and the right to
-read a page changes before the next step is planned.
+read a page changes before the next step is planned. When the front answers a step's events, the
+next one has begun; an instance that is alone, as in a library, begins it after these answers.
 """
 
 import math
@@ -151,7 +152,7 @@ class VirtualInstance(PageTransport):
         self._inbox: deque[Input] = deque()
         self._streaming: dict[int, tuple[str, Offer]] = {}
         """Offers of streamed pages, and their receivers, by number of the transfer."""
-        self._is_busy = self._will_begin = False
+        self._is_busy = False
         self._wakes_at: Tick = LATEST_TICK
         self._beat_seconds = -math.inf if beats else math.inf
         self._stands_until_seconds = -math.inf
@@ -213,9 +214,10 @@ class VirtualInstance(PageTransport):
             self._say(self._handle(self._inbox.popleft()))
         self._say(self._engine.take_deadline())
         self._is_busy = False
-        if self.core.has_work and not self._will_begin:
-            self._will_begin = True
+        if self.core.has_work and self.is_alone:
             self._loop.last(self._begin)
+        elif self.core.has_work:
+            self._begin()
         self._wake_at(self._engine.deadline)
 
     def _handle(self, entry: Input) -> list[Event]:
@@ -241,9 +243,7 @@ class VirtualInstance(PageTransport):
         return self._loop.now_seconds < self._stands_until_seconds
 
     def _begin(self) -> None:
-        """Begin a step, after all inputs of the moment."""
-        self._will_begin = False
-        if self.is_dead or self._is_paused or not self.core.has_work:
+        if self._is_busy or self.is_dead or self._is_paused or not self.core.has_work:
             return
         self._is_busy = True
         plan = self._engine.plan()
