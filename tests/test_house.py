@@ -21,12 +21,12 @@ from scripts.prose import counts, violations
 
 FULL_FOLDERS: dict[str, int] = {}
 LONG_FILES = {
-    "kvell.front.request_queue": 261,
+    "kvell.front.request_queue": 257,
 }
-LONG_FUNCTIONS = {"kvell.cli.replay.command.replay": 83}
-PACKED = {"simulator": 25}
+LONG_FUNCTIONS: dict[str, int] = {}
+PACKED: dict[str, int] = {}
 MOST_ANY = 572
-MOST_SHARED_CLASSES = 44
+MOST_SHARED_CLASSES = 32
 MOST_SHARED_METHODS = 43
 """Names of methods that more than three classes have, and no protocol."""
 MOST_VIOLATIONS = {

@@ -10,18 +10,19 @@ from pathlib import Path
 
 from bench import result_file
 from bench.replay.shapes import ELEMENT_BYTES, Shape, layout_of, read_shape
-from kvell.clock import MonotonicClock
 from kvell.elastic.arena import ActivationModel
 from kvell.elastic.memory import ElasticMemory
 from kvell.elastic.tiling import Tiling
 from kvell.engine.planning.step_memory import SharedMemory
 from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import StepPlan
-from kvell.memory import MemoryCore, WithholdingCore, create_core
+from kvell.memory import MemoryCore, VisibleCore, create_core
+from kvell.simulator.cluster.cluster import ALONE, ClusterSpec, EngineParts, VirtualCluster
+from kvell.simulator.cluster.figures import engine_figures
+from kvell.simulator.cluster.meter import Metering
 from kvell.simulator.hardware.activation_bytes import activation_model
 from kvell.simulator.hardware.model_cost import model_cost
 from kvell.simulator.hardware.profiles import load_profile
-from kvell.simulator.replay.replay import Replay
 from kvell.simulator.replay.runner import Machine
 from kvell.simulator.traces.rows import TraceRow
 from kvell.vocabulary import GIB, MIB
@@ -186,27 +187,24 @@ def counting_device(num_chunks: int) -> FakeChunks:
 def _run(
     case: Case,
     shape: Shape,
-    core: WithholdingCore,
+    core: VisibleCore,
     machine: Machine,
     share: Callable[[MemoryCore], SharedMemory] | None = None,
-) -> Replay:
-    run = Replay(
-        core,
-        shape.description.layers,
-        limits_of(case),
+) -> VirtualCluster:
+    run = VirtualCluster(
+        ClusterSpec(ALONE, core.layout, limits_of(case), machine),
         rows_of(case),
         "start",
-        machine,
-        MonotonicClock(),
-        memory=share,
+        parts=EngineParts(lambda: core, share),
+        metering=Metering(shape.description.layers),
     )
     run.run()
     return run
 
 
-def _figures(side: str, run: Replay, machine: WatchedMachine) -> Figures:
-    report, phases = run.report(), machine.phases
-    tokens = sum(request.prompt_tokens for request in run.requests) + report["output_tokens"]
+def _figures(side: str, run: VirtualCluster, machine: WatchedMachine) -> Figures:
+    report, phases = engine_figures(run), machine.phases
+    tokens = sum(request.prompt_tokens for request in run.front.requests) + report["output_tokens"]
     return Figures(
         side,
         phases.decode_tokens / max(1, phases.decode_steps),

@@ -27,7 +27,6 @@ from bench.elastic.online_cases import (
 from bench.elastic.swap_by_cost import SwapByCost
 from bench.replay.shapes import ELEMENT_BYTES, Shape, layout_of, read_shape
 from kvell.cli.replay.latency import latencies, outcomes
-from kvell.clock import MonotonicClock
 from kvell.cost.analytic import AnalyticModel
 from kvell.cost.work import Chunk
 from kvell.elastic.arena import ActivationModel
@@ -44,11 +43,13 @@ from kvell.engine.requests.limits import Limits
 from kvell.load.arrivals import retime
 from kvell.load.report import Objectives
 from kvell.memory import Layout, MemoryCore, create_core
+from kvell.simulator.cluster.cluster import ALONE, ClusterSpec, EngineParts, VirtualCluster
+from kvell.simulator.cluster.figures import engine_figures
+from kvell.simulator.cluster.meter import Metering
 from kvell.simulator.hardware.activation_bytes import activation_model
 from kvell.simulator.hardware.model_cost import model_cost
 from kvell.simulator.hardware.profiles import load_link, load_profile
 from kvell.simulator.replay.host_link import WAITS, WithHostLink
-from kvell.simulator.replay.replay import Replay
 from kvell.simulator.replay.runner import Machine
 from kvell.simulator.traces.generators import generate_trace
 from kvell.simulator.traces.rows import TraceRow
@@ -140,7 +141,7 @@ def parking_of(side: Side, core: MemoryCore, swapping: Swapping, limits: Limits)
     return Parking(core, swapping, sizes, limits.min_chunk_tokens)
 
 
-def replay_of(bench: Bench, side: Side, rows: list[TraceRow]) -> Replay:
+def replay_of(bench: Bench, side: Side, rows: list[TraceRow]) -> VirtualCluster:
     """A replay with the engine's scheduler and memory core, memory divided as the side says."""
     limits = bench.limits(side)
     layout, num_chunks = pool_of(bench, side, limits)
@@ -164,24 +165,20 @@ def replay_of(bench: Bench, side: Side, rows: list[TraceRow]) -> Replay:
     assert asked.ttft_seconds is not None
     assert asked.tpot_seconds is not None
     layers = len(bench.shape.description.layers) if bench.streams else WAITS
-    return Replay(
-        core,
-        bench.shape.description.layers,
-        limits,
+    watch = LatenessWatch.ahead_of(asked.ttft_seconds, asked.tpot_seconds, INITIAL_EXPECTED_OUTPUT)
+    machine = WithHostLink(bench.machine, layout, bench.bytes_per_second, streamed_layers=layers)
+    return VirtualCluster(
+        ClusterSpec(ALONE, layout, limits, machine),
         rows,
-        "trace",
-        WithHostLink(bench.machine, layout, bench.bytes_per_second, streamed_layers=layers),
-        MonotonicClock(),
         sessions=False,
-        look_every=LOOKS_EVERY,
-        memory=share,
-        swapping=swap if side.buffers else None,
-        parking=lambda metered, swapping: parking_of(side, metered, swapping, limits),
-        lateness=LatenessWatch.ahead_of(
-            asked.ttft_seconds, asked.tpot_seconds, INITIAL_EXPECTED_OUTPUT
-        )
-        if side.buffers
-        else None,
+        parts=EngineParts(
+            lambda: core,
+            share,
+            swap if side.buffers else None,
+            lambda metered, swapping: parking_of(side, metered, swapping, limits),
+            (lambda: watch) if side.buffers else None,
+        ),
+        metering=Metering(bench.shape.description.layers, LOOKS_EVERY),
     )
 
 
@@ -190,8 +187,9 @@ def run(bench: Bench, side: Side, rate: float) -> Seen:
     rows = bench.rows(rate)
     replay = replay_of(bench, side, rows)
     replay.run()
-    seen = latencies(outcomes(replay.requests, rows), bench.objectives(), replay.requests_refused)
-    report = replay.report()
+    report = engine_figures(replay)
+    refused = report["requests_refused"]
+    seen = latencies(outcomes(replay.front.requests, rows), bench.objectives(), refused)
     kept = ("ttft_seconds", "tpot_seconds", "goodput", "slo_attainment", "request_rate")
     counted = (
         "batch_mean",

@@ -1,26 +1,38 @@
 """Tiny replays whose figures can be worked out by hand."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
-from kvell.clock import VirtualClock
+from kvell.clock import Clock, VirtualClock
+from kvell.engine.core.core import EngineCore
 from kvell.engine.core.journal import Journal
+from kvell.engine.cpu_buffer.parking import Parking
+from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.requests.limits import Limits
 from kvell.memory import (
     GroupKind,
+    HoldingCore,
     LayerSpec,
     Layout,
+    MemoryCore,
     create_core,
     longest_request,
     plan_layout,
 )
+from kvell.simulator.cluster.cluster import ALONE, ClusterSpec, EngineParts, VirtualCluster
+from kvell.simulator.cluster.figures import engine_figures
+from kvell.simulator.cluster.instance import VirtualInstance
+from kvell.simulator.cluster.meter import Metering
 from kvell.simulator.hardware.model_cost import ModelCost
 from kvell.simulator.hardware.profiles import DeviceProfile
-from kvell.simulator.replay.replay import Replay
-from kvell.simulator.replay.runner import Machine
+from kvell.simulator.replay.request_figures import RequestFigures
+from kvell.simulator.replay.runner import Acceptance, Machine, StepTimer
 from kvell.simulator.replay.schedule import Arrivals
+from kvell.simulator.report.metrics import StepMeans
 from kvell.simulator.report.timeline import Timeline
+from kvell.simulator.traces.prompts import PromptMaker
 from kvell.simulator.traces.trace import TraceRow
 
 PROFILE = DeviceProfile("test", 1e9, 1.0, 1e9, 1.0, 1.0)
@@ -63,6 +75,73 @@ def limits_of(layout: Layout) -> Limits:
     return Limits(64, 8, max_model_len=longest, min_chunk_tokens=4)
 
 
+class Replay(VirtualCluster):
+    """A metered cluster of one instance with parts of its own."""
+
+    def __init__(
+        self,
+        core: HoldingCore,
+        layers: Sequence[LayerSpec],
+        limits: Limits,
+        rows: Sequence[TraceRow],
+        arrivals: Arrivals,
+        machine: StepTimer,
+        wall: Clock,
+        *,
+        records: bool = False,
+        timeline: Timeline | None = None,
+        sessions: bool = True,
+        images_in_text: bool = True,
+        acceptance: Acceptance | None = None,
+        swapping: Callable[[MemoryCore], Swapping] | None = None,
+        parking: Callable[[MemoryCore, Swapping], Parking] | None = None,
+        look_every: int = 1,
+    ) -> None:
+        super().__init__(
+            ClusterSpec(ALONE, core.layout, limits, machine),
+            rows,
+            arrivals,
+            sessions=sessions,
+            prompts=PromptMaker(rows, images_in_text),
+            records=records,
+            parts=EngineParts(lambda: core, swapping=swapping, parking=parking),
+            metering=Metering(layers, look_every, timeline),
+            acceptance=acceptance,
+            wall=wall,
+        )
+
+    @property
+    def instance(self) -> VirtualInstance:
+        """The instance, once it has started."""
+        (instance,) = self.instances.values()
+        return instance
+
+    @property
+    def entries(self) -> list[Any]:
+        """The recorded inputs of its engine."""
+        assert self.instance.record is not None
+        return self.instance.record.journal.entries
+
+    @property
+    def engine(self) -> EngineCore:
+        """The instance's engine core."""
+        return self.instance.core
+
+    @property
+    def means(self) -> StepMeans:
+        """The samples of all steps."""
+        return self.instance.meter.means
+
+    @property
+    def requests(self) -> Sequence[RequestFigures]:
+        """The figures of each request, by index."""
+        return self.front.requests
+
+    def report(self) -> dict[str, Any]:
+        """The figures of the run."""
+        return engine_figures(self)
+
+
 def make_replay(
     layout: Layout,
     rows: Sequence[TraceRow],
@@ -82,12 +161,14 @@ def make_replay(
         arrivals,
         MACHINE,
         VirtualClock(),
-        journal,
+        records=journal is not None,
         timeline=timeline,
         sessions=sessions,
         look_every=look_every,
     )
     replay.run()
+    if journal is not None:
+        journal.entries += replay.entries
     return replay
 
 

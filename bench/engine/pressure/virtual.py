@@ -8,13 +8,16 @@ from bench.engine.pressure.cases import WANTED, Case, ample_bytes, pressed_bytes
 from bench.engine.pressure.figures import Figures
 from bench.replay.shapes import ELEMENT_BYTES, Shape, read_shape
 from kvell.cli.replay.command import replay_limits
-from kvell.clock import MonotonicClock
 from kvell.engine.requests.plan import StepPlan
-from kvell.memory import Manager, create_core, plan_layout
+from kvell.memory import Manager, plan_layout
+from kvell.simulator.cluster.cluster import ALONE, ClusterSpec, VirtualCluster
+from kvell.simulator.cluster.figures import engine_figures
+from kvell.simulator.cluster.meter import Metering
 from kvell.simulator.hardware.model_cost import model_cost
 from kvell.simulator.hardware.profiles import load_profile
-from kvell.simulator.replay.replay import Replay, RequestFigures
+from kvell.simulator.replay.request_figures import RequestFigures
 from kvell.simulator.replay.runner import Machine
+from kvell.simulator.traces.prompts import PromptMaker
 from kvell.simulator.traces.rows import TraceRow
 
 HARDWARE = "h100"
@@ -53,38 +56,34 @@ def is_decode(plan: StepPlan) -> bool:
 
 def replayed(
     shape: Shape, manager: Manager, kv_bytes: int, rows: Sequence[TraceRow], max_num_seqs: int
-) -> tuple[Replay, DecodeWatch]:
+) -> tuple[VirtualCluster, DecodeWatch]:
     """Replay the rows to their end."""
     description = shape.description
     layout = plan_layout(description.layers, kv_bytes, manager=manager)
     cost = model_cost(shape.config, description, ELEMENT_BYTES)
     watch = DecodeWatch(Machine(load_profile(HARDWARE), cost))
     limits = replace(replay_limits(layout, description.max_model_len), max_num_seqs=max_num_seqs)
-    run = Replay(
-        create_core(layout),
-        description.layers,
-        limits,
+    run = VirtualCluster(
+        ClusterSpec(ALONE, layout, limits, watch),
         rows,
-        "trace",
-        watch,
-        MonotonicClock(),
-        images_in_text=shape.images_in_text,
+        prompts=PromptMaker(rows, shape.images_in_text),
+        metering=Metering(description.layers),
     )
     run.run()
-    if run.requests_refused:
-        raise RuntimeError(f"{shape.name}: {manager} refuses {run.requests_refused} requests")
+    if refused := len(rows) - run.front.num_finished:
+        raise RuntimeError(f"{shape.name}: {manager} refuses {refused} requests")
     return run, watch
 
 
-def figures(run: Replay, watch: DecodeWatch, rows: Sequence[TraceRow]) -> Figures:
+def figures(run: VirtualCluster, watch: DecodeWatch, rows: Sequence[TraceRow]) -> Figures:
     """Figures of one run; latencies are means."""
-    report = run.report()
+    report = engine_figures(run)
     return {
         "decode_tokens_per_second": watch.tokens / watch.seconds if watch.seconds else 0.0,
         "output_tokens_per_second": report["output_tokens_per_second"],
         "batch": watch.tokens / max(1, watch.steps),
-        "ttft_seconds": mean(first_token_seconds(one) for one in run.requests),
-        "tpot_seconds": mean(map(token_seconds, run.requests, rows)),
+        "ttft_seconds": mean(first_token_seconds(one) for one in run.front.requests),
+        "tpot_seconds": mean(map(token_seconds, run.front.requests, rows)),
         "preemptions": report["preemptions"],
     }
 

@@ -42,7 +42,8 @@ class Mailbox:
         if logprobs:
             self._logprobs = self._logprobs or KeptLogprobs()
             self._logprobs.extend(logprobs)
-        self._ring()
+        if self._reader is not None:
+            self._ring()
 
     def put_prompt(self, logprobs: tuple[TokenLogprobs, ...]) -> None:
         """Append log probabilities of prompt tokens, which are read with the first token."""

@@ -228,7 +228,7 @@ class LogEntry:
             return ()
         if self.early and not self.has_gap:
             self.early.clear()  # of an earlier attempt
-        if event.first_index > self.emitted_tokens:
+        if event.first_index > len(self.output):
             self.early.append(event)
             return ()
         fresh = self._emitted(event)
@@ -238,10 +238,10 @@ class LogEntry:
 
     def _emitted(self, event: Tokens) -> tuple[int, ...]:
         """Put the new tokens of an event in the mailbox, and return them."""
-        seen = max(0, self.emitted_tokens - event.first_index)
+        seen = len(self.output) - event.first_index
         fresh = event.token_ids[seen:]
-        self.output.extend(fresh)
         if fresh:
+            self.output.extend(fresh)
             self.attempts.on_probation = False
             self.mailbox.put(fresh, event.logprobs[seen:])
         return fresh

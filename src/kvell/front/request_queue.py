@@ -216,9 +216,13 @@ class RequestQueue:
         if entry is None or not fresh:
             return
         count = len(fresh)
-        self._in_flight.line_of(entry).on_tokens(entry, count)
+        self.lines[entry.line].on_tokens(entry, count)
         self._waiting.charge(entry, count)
-        self._observe_tokens(entry, count, now)
+        if self._observer is not None and entry.last_token_seconds is not None:
+            self._observer.next_tokens(now - entry.last_token_seconds, count)
+        elif self._observer is not None:
+            seconds = now - entry.arrived_seconds
+            self._observer.first_tokens(seconds, count, entry.prompt_tokens)
         entry.note_tokens(now)
         if entry.early_end is not None and not entry.has_gap:
             self.on_finished(entry.early_end, now)
@@ -379,15 +383,6 @@ class RequestQueue:
     def _most_waiting(self) -> int:
         """Return how many requests may wait, including those that there are credits for."""
         return self._max_waiting + sum(line.free_credits for line in self.lines.values())
-
-    def _observe_tokens(self, entry: LogEntry, count: int, now: float) -> None:
-        if self._observer is None:
-            return
-        if entry.last_token_seconds is None:
-            seconds = now - entry.arrived_seconds
-            self._observer.first_tokens(seconds, count, entry.prompt_tokens)
-        else:
-            self._observer.next_tokens(now - entry.last_token_seconds, count)
 
     def _end(self, entry: LogEntry, finished: Finished, now: float) -> None:
         self._waiting.discard(entry)

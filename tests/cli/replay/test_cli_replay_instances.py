@@ -12,6 +12,7 @@ from kvell.cli.replay.instances import LINKS, Together
 from kvell.errors import ChangeSomething
 from kvell.simulator.hardware.profiles import hardware_names, link_names
 from kvell.simulator.replay.runner import CalibratedMachine, Machine
+from kvell.simulator.report.timeline import read_timeline
 from tests.cost.test_cost_calibration import MADE
 from tests.simulator.replays import MACHINE
 
@@ -119,29 +120,63 @@ class TestRefusals:
         [
             (("--instances", "prefill=1"), "--instances"),
             (("--instances", "both=2"), "--instances"),
-            (("--instances", "mixed=2"), "--arrivals"),
             (("--pd-caching", "1"), "--instances"),
             (("--link", "nvlink-a100"), "--instances"),
             (("--link-bandwidth", "1GB"), "--instances"),
             (("--instances", "mixed=2", "--rate", "1", "--pd-caching", "1"), "--pd-caching"),
             (("--instances", "mixed=2", "--rate", "1", "--link", "rope"), "--link"),
             (
-                ("--instances", "mixed=2", "--rate", "1", "--num-speculative-tokens", "2"),
+                ("--instances", "prefill=1,decode=1", "--num-speculative-tokens", "2"),
                 "--num-speculative-tokens",
             ),
-            (("--instances", "mixed=2", "--rate", "1", "--timeline", "t.jsonl"), "--timeline"),
+            (("--instances", "prefill=1,decode=1", "--cpu-buffer", "16MiB"), "--cpu-buffer"),
         ],
     )
     def test_the_flag_is_named(self, asked: Any, flags: tuple[str, ...], told: str) -> None:
         ended = asked(*flags)
         assert ended.code == 2 and told in ended.stderr
 
-    def test_images_are_not_replayed(self, asked: Any, trace: Path) -> None:
+
+class TestParts:
+    """What the replay of one instance has, that of several has too."""
+
+    def test_images(self, replay: Any, trace: Path, tmp_path: Path) -> None:
         images = [{"start": 0, "tokens": 10, "id": 1}]
         line = {"arrival_s": 9.0, "prompt_tokens": 20, "output_tokens": 3, "images": images}
         trace.write_text(trace.read_text() + json.dumps(line) + "\n")
-        ended = asked("--instances", "mixed=2", "--arrivals", "trace")
-        assert ended.code == 2 and "images" in ended.stderr
+        path = tmp_path / "requests.jsonl"
+        replay("--instances", "prefill=1,decode=1", "--requests-out", path)
+        last = json.loads(path.read_text().splitlines()[-1])
+        assert last["prompt_tokens"] == 30 and last["finish_seconds"] > 9.0
+
+    def test_arrivals_at_the_start(self, asked: Any) -> None:
+        ended = asked("--json", "--instances", "mixed=2")
+        assert ended.code == 0, ended.stderr
+        found = json.loads(ended.stdout)
+        assert found["requests_finished"] == 8
+        assert found["roles"]["mixed"]["batch_mean"] > 1
+
+    def test_draft_tokens_save_steps(self, replay: Any) -> None:
+        flags = ("--instances", "mixed=2", "--routing", "round-robin", "--acceptance", "1")
+        plain, drafting = replay(*flags), replay(*flags, "--num-speculative-tokens", "2")
+        assert drafting["requests_finished"] == 8
+        assert drafting["roles"]["mixed"]["steps"] < plain["roles"]["mixed"]["steps"]
+
+    def test_a_timeline_shows_all_instances_as_one(self, replay: Any, tmp_path: Path) -> None:
+        path = tmp_path / "t.jsonl"
+        found = replay("--instances", "mixed=2", "--timeline", path)
+        moments = read_timeline(path)
+        assert len(moments) == found["roles"]["mixed"]["steps"]
+        assert {moment.pool_bytes for moment in moments} == {2 * found["kv_memory_bytes"]}
+        assert all(moment.evictable_bytes >= 0 for moment in moments)
+
+    def test_one_instance_behind_a_front_does_what_one_alone_does(self, replay: Any) -> None:
+        alone, found = replay(), replay("--instances", "mixed=1")
+        for name in ("ttft_seconds", "e2e_seconds", "virtual_seconds", "kv_memory_bytes"):
+            assert found[name] == pytest.approx(alone[name])
+        mixed = found["roles"]["mixed"]
+        for name in ("steps", "hit_rate", "batch_mean", "waste", "stranded"):
+            assert mixed[name] == alone[name]
 
 
 class TestLinks:

@@ -7,9 +7,8 @@ import numpy as np
 
 from kvell.clock import VirtualClock
 from kvell.memory import create_core
-from kvell.simulator.replay.replay import Replay
 from kvell.simulator.traces.rows import TraceRow
-from tests.simulator.replays import MACHINE, layers_in, layout_of, limits_of, row
+from tests.simulator.replays import MACHINE, Replay, layers_in, layout_of, limits_of, row
 
 LAYERS = ((16, 2), (0, 1))
 

@@ -13,14 +13,13 @@ from kvell.engine.requests.limits import Limits
 from kvell.engine.requests.plan import TO_DRAFT, StepPlan, TokenWork
 from kvell.memory import LayerSpec, Manager, as_draft, create_core, longest_request, plan_layout
 from kvell.simulator.hardware.model_cost import ModelCost
-from kvell.simulator.replay.replay import Replay
 from kvell.simulator.replay.runner import Acceptance, Machine, TraceRunner, draft_passes
 from kvell.simulator.traces.drawing import keyed_fraction
 from kvell.simulator.traces.prompts import PromptMaker
 from kvell.simulator.traces.trace import TraceRow
 from kvell.vocabulary import StepNumber
 from tests.engine.works import work_of
-from tests.simulator.replays import PROFILE, layer_of, row
+from tests.simulator.replays import PROFILE, Replay, layer_of, row
 
 GREEDY = SamplingParams(temperature=0)
 TARGET = [layer_of(0, 0, 4), layer_of(1, 9, 4)]

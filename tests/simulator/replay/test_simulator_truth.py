@@ -5,10 +5,9 @@ from collections.abc import Iterator
 import pytest
 
 from kvell.clock import VirtualClock
-from kvell.memory import Layout, MemoryCore, PoolSnapshot, create_core, policy_of
-from kvell.simulator.replay.replay import Replay
+from kvell.memory import HoldingCore, Layout, PoolSnapshot, create_core, policy_of
 from kvell.simulator.report.metrics import Sample
-from tests.simulator.replays import MACHINE, busy_rows, layers_in, layout_of, limits_of
+from tests.simulator.replays import MACHINE, Replay, busy_rows, layers_in, layout_of, limits_of
 
 SHAPES = [((0, 1),), ((0, 1), (9, 2)), ((0, 3), (21, 1), (5, 2))]
 
@@ -16,15 +15,14 @@ SHAPES = [((0, 1),), ((0, 1), (9, 2)), ((0, 3), (21, 1), (5, 2))]
 class Watched(Replay):
     """A replay that keeps the pool's whole state beside each sample."""
 
-    def __init__(self, core: MemoryCore, layout: Layout, seed: int) -> None:
+    def __init__(self, core: HoldingCore, layout: Layout, seed: int) -> None:
         self.states: list[PoolSnapshot] = []
         rows = busy_rows(seed, 24)
         limits, layers = limits_of(layout), layers_in(layout)
         super().__init__(core, layers, limits, rows, "start", MACHINE, VirtualClock())
         self._core = core
 
-    def _look(self) -> None:
-        super()._look()
+    def _on_sampled(self) -> None:
         self.states.append(self._core.snapshot())
 
     def pairs(self) -> Iterator[tuple[Sample, PoolSnapshot]]:
@@ -57,7 +55,7 @@ def tokens_of_pages(layout: Layout, state: PoolSnapshot, group: int) -> dict[int
 
 
 def test_every_byte_beside_a_used_page_is_counted_once(watched: Watched) -> None:
-    layout = watched._memory.layout
+    layout = watched.spec.layout
     for sample, state in watched.pairs():
         for g, group in enumerate(sample.groups):
             in_use = sum(
@@ -69,7 +67,7 @@ def test_every_byte_beside_a_used_page_is_counted_once(watched: Watched) -> None
 
 
 def test_needed_is_what_a_walk_over_all_pages_finds(watched: Watched) -> None:
-    layout = watched._memory.layout
+    layout = watched.spec.layout
     exact_steps = 0
     for sample, state in watched.pairs():
         assert sample.running == len(state.holders)

@@ -9,11 +9,10 @@ from kvell.engine.core.journal import Journal
 from kvell.engine.protocol.messages import Submit
 from kvell.engine.requests.limits import Limits
 from kvell.memory import GroupKind, LayerSpec, audit, create_core, plan_layout
-from kvell.simulator.replay.replay import Replay
 from kvell.simulator.traces.generators import generate_trace
 from kvell.simulator.traces.prompts import PromptMaker
 from kvell.simulator.traces.rows import ImageRow, TraceRow
-from tests.simulator.replays import MACHINE, layer_of, layout_of, make_replay, row
+from tests.simulator.replays import MACHINE, Replay, layer_of, layout_of, make_replay, row
 
 PLAIN = ((0, 1),)
 
@@ -30,13 +29,13 @@ class TestTurns:
     def test_the_next_turn_comes_with_the_answer(self) -> None:
         run = make_replay(layout_of(*PLAIN), TALK)
         assert [(r.admitted_step, r.finish_step) for r in run.requests] == [(1, 3), (4, 7), (8, 9)]
-        assert run.clock.now_seconds() == pytest.approx(9.0, abs=1e-3)
+        assert run.loop.now_seconds == pytest.approx(9.0, abs=1e-3)
 
     def test_and_not_before_its_time(self) -> None:
         run = make_replay(layout_of(*PLAIN), TALK, "trace")
         assert [r.admitted_step for r in run.requests] == [1, 4, 8]
         # The last question came 29 s after the one before it, which came at 3 s.
-        assert run.clock.now_seconds() == pytest.approx(3.0 + 29.0 + 2.0, abs=1e-2)
+        assert run.loop.now_seconds == pytest.approx(3.0 + 29.0 + 2.0, abs=1e-2)
 
     def test_sessions_may_be_ignored(self) -> None:
         run = make_replay(layout_of(*PLAIN), TALK, sessions=False)
@@ -109,7 +108,7 @@ class TestImages:
         layout = plan_layout(layers, 1 << 16, page_tokens=4)
         images = (ImageRow(0, 20, 3), ImageRow(6, 8, 1))
         rows = [replace(row(10, 2), images=images), row(10, 2), replace(row(9, 1), images=images)]
-        journal, core = Journal(), create_core(layout)
+        core = create_core(layout)
         run = Replay(
             core,
             layers,
@@ -118,13 +117,13 @@ class TestImages:
             "start",
             MACHINE,
             VirtualClock(),
-            journal,
+            records=True,
             images_in_text=images_in_text,
         )
         run.run()
         assert run.report()["requests_finished"] == 3
         assert audit(layout, core.snapshot()) == []
-        told = [entry for entry in journal.entries if isinstance(entry, Submit)]
+        told = [entry for entry in run.entries if isinstance(entry, Submit)]
         spans = ((0, 20, 20), (26, 8, 8)) if images_in_text else ((0, 1, 20), (7, 1, 8))
         assert [entry.spec.images for entry in told] == [spans, (), spans]
         lengths = [38, 10, 37] if images_in_text else [12, 10, 11]

@@ -4,14 +4,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from kvell.byte_sizes import typed_bytes
 from kvell.cli.replay.buffer import make_buffer
-from kvell.cli.replay.instances import check_rows, replay_together
-from kvell.cli.replay.models import DraftTokens, model_argument
+from kvell.cli.replay.models import model_argument
 from kvell.cli.replay.report import Report, print_report, print_together
 from kvell.cli.replay.settings import ReplaySettings
 from kvell.cli.replay.trace_file import token_counter
@@ -20,20 +19,25 @@ from kvell.cli.terminal.files import require_directory, writing
 from kvell.cli.terminal.options import config_option, json_option, record_options
 from kvell.cli.terminal.progress import progress_bar
 from kvell.cli.terminal.session import Session, debug_option
-from kvell.clock import MonotonicClock
 from kvell.device.available import default_kv_memory_bytes
 from kvell.errors import ChangeSomething
 from kvell.memory import (
     GroupKind,
     LayerSpec,
     Layout,
-    create_core,
     longest_request,
     plan_layout,
 )
 
+if TYPE_CHECKING:
+    from kvell.simulator.cluster.cluster import VirtualCluster
+    from kvell.simulator.report.timeline import Timeline
+    from kvell.simulator.traces.rows import TraceRow
+
 __all__ = ["images_in_text", "replay", "replay_limits"]
 
+MAX_NUM_BATCHED_TOKENS = 8_192
+MAX_NUM_SEQS = 256
 MIN_MODEL_LEN = 2
 """The shortest context: one prompt token and one output token."""
 
@@ -48,14 +52,12 @@ MIN_MODEL_LEN = 2
 def replay(session: Session, flags: ReplaySettings, as_json: bool) -> None:
     """Replay a trace on the engine's own scheduler and memory core; no model is loaded."""
     from kvell.cli.replay.hardware import step_timer
-    from kvell.cli.replay.latency import latencies, outcomes
     from kvell.engine.planning.whole_prompts import without_chunks
-    from kvell.load.report import Objectives
-    from kvell.simulator.cluster.cluster import ClusterSpec
-    from kvell.simulator.cluster.network import Links
-    from kvell.simulator.replay.replay import Replay
+    from kvell.simulator.cluster.cluster import ALONE, ClusterSpec, EngineParts, VirtualCluster
+    from kvell.simulator.cluster.meter import Metering
     from kvell.simulator.replay.runner import Acceptance
-    from kvell.simulator.report.timeline import Timeline, write_timeline
+    from kvell.simulator.report.timeline import Timeline
+    from kvell.simulator.traces.prompts import PromptMaker
 
     source, chosen, together = flags.source, flags.chosen, flags.together
     counts = together.counts()
@@ -78,56 +80,61 @@ def replay(session: Session, flags: ReplaySettings, as_json: bool) -> None:
     )
     if not flags.enable_chunked_prefill:
         limits = without_chunks(limits, layout)
-    objectives = Objectives(flags.slo_ttft, flags.slo_tpot)
-    title = {"model": chosen.model, "trace": source.trace, "manager": flags.manager}
-    if counts is not None:
-        check_rows(rows, arrivals)
-        _check_alone(draft_tokens, flags.timeline_path, flags.cpu_buffer_bytes)
-        spec = ClusterSpec(
-            *(counts, layout, limits, machine, Links(together.pages_link(flags.hardware, machine))),
-            *(together.routing, together.caching),
-            eviction=flags.eviction,
-            hosts=together.hosts(machine),
-        )
-        with progress_bar("replaying") as progress:
-            figures, requests = replay_together(
-                spec,
-                rows,
-                sessions=not flags.ignore_sessions,
-                progress=lambda fraction: progress("replaying", fraction),
-            )
-        _write_requests(flags.requests_out, requests)
-        seen = latencies(outcomes(requests, rows), objectives, figures["requests_refused"])
-        _give(title | seen | figures, print_together, as_json=as_json)
-        return
     swapping = None
+    links = None
+    if counts is not None:
+        has_buffer = flags.cpu_buffer_bytes is not None
+        links = together.links(flags.hardware, machine, counts, limits, has_buffer=has_buffer)
     if flags.cpu_buffer_bytes is not None:
         weights = models.cost.weight_bytes // chosen.number_bytes
         buffer = make_buffer(flags.cpu_buffer_bytes, layout, machine, weights, flags.hardware)
-        machine, swapping = buffer.machine, buffer.swapping
+        machine = buffer.machine
+        swapping = buffer.swapping
     timeline = Timeline() if flags.timeline_path else None
-    run = Replay(
-        create_core(layout, eviction=flags.eviction),
-        models.layers,
-        limits,
+    run = VirtualCluster(
+        ClusterSpec(
+            *(counts or ALONE, layout, limits, machine, links, together.routing, together.caching),
+            eviction=flags.eviction,
+            hosts=together.hosts(machine),
+        ),
         rows,
         arrivals,
-        machine,
-        MonotonicClock(),
-        timeline=timeline,
-        swapping=swapping,
         sessions=not flags.ignore_sessions,
-        images_in_text=images_in_text(models.layers),
+        prompts=PromptMaker(rows, images_in_text(models.layers)),
+        parts=EngineParts(swapping=swapping),
+        metering=Metering(models.layers, timeline=timeline),
         acceptance=Acceptance(draft_tokens.acceptance, source.seed),
     )
     with progress_bar("replaying") as progress:
         run.run(lambda fraction: progress("replaying", fraction))
-    _write_requests(flags.requests_out, run.requests)
+    _report(flags, run, rows, timeline, as_json=as_json)
+
+
+def _report(
+    flags: ReplaySettings,
+    run: "VirtualCluster",
+    rows: "Sequence[TraceRow]",
+    timeline: "Timeline | None",
+    *,
+    as_json: bool,
+) -> None:
+    """Write the timeline and the requests' lines, and print the figures of a run."""
+    from kvell.cli.replay.latency import latencies, outcomes
+    from kvell.load.report import Objectives
+    from kvell.simulator.cluster.figures import cluster_figures, engine_figures
+    from kvell.simulator.report.timeline import write_timeline
+
     if flags.timeline_path is not None and timeline is not None:
         with writing("--timeline", flags.timeline_path):
             write_timeline(flags.timeline_path, timeline.moments)
-    seen = latencies(outcomes(run.requests, rows), objectives, run.requests_refused)
-    _give(title | seen | run.report(), print_report, as_json=as_json)
+    requests = run.front.requests
+    _write_requests(flags.requests_out, requests)
+    together = flags.together.counts() is not None
+    figures = cluster_figures(run) if together else engine_figures(run)
+    objectives = Objectives(flags.slo_ttft, flags.slo_tpot)
+    seen = latencies(outcomes(requests, rows), objectives, figures["requests_refused"])
+    title = {"model": flags.chosen.model, "trace": flags.source.trace, "manager": flags.manager}
+    _give(title | seen | figures, print_together if together else print_report, as_json=as_json)
 
 
 def _give(report: Report, print_tables: Callable[[Report], None], *, as_json: bool) -> None:
@@ -135,21 +142,6 @@ def _give(report: Report, print_tables: Callable[[Report], None], *, as_json: bo
         click.echo(json.dumps(report))
     else:
         print_tables(report)
-
-
-def _check_alone(
-    draft_tokens: DraftTokens, timeline_path: Path | None, cpu_buffer_bytes: int | None
-) -> None:
-    """Refuse flags that only the replay of one instance supports."""
-    refused = {
-        "--num-speculative-tokens": draft_tokens.num_speculative_tokens or None,
-        "--timeline": timeline_path,
-        "--cpu-buffer": cpu_buffer_bytes,
-    }
-    for flag, value in refused.items():
-        if value is not None:
-            problem = "is for the replay of one instance"
-            raise ChangeSomething(flag, value, problem, "leave it out, or --instances")
 
 
 def _write_requests(path: Path | None, requests: Sequence[Any]) -> None:
@@ -166,7 +158,6 @@ def replay_limits(layout: Layout, own_model_len: int, *, common_pool: bool = Fal
     :raises ChangeSomething: if the pool is too small for any request.
     """
     from kvell.engine.requests.limits import Limits
-    from kvell.simulator.replay.replay import MAX_NUM_BATCHED_TOKENS, MAX_NUM_SEQS
 
     chunk_tokens = Limits().min_chunk_tokens
     longest = longest_request(layout, own_model_len, chunk_tokens)

@@ -1,11 +1,12 @@
 """``kvell replay --instances``: several instances behind a front, in virtual time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvell.cluster.instances import check_start, chosen_pd_caching, parse_instances
+from kvell.engine.setup.pool_place import pool_problem
 from kvell.errors import ChangeSomething
 from kvell.flags import setting, setting_of
 from kvell.fleet.started.pool_settings import PoolSettings
@@ -13,10 +14,10 @@ from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
 from kvell.server.api.serve_options import ServeOptions
 
 if TYPE_CHECKING:
+    from kvell.engine.requests.limits import Limits
     from kvell.simulator.clock.links import Link
-    from kvell.simulator.cluster.cluster import ClusterSpec
+    from kvell.simulator.cluster.network import Links
     from kvell.simulator.replay.runner import StepTimer
-    from kvell.simulator.traces.rows import TraceRow
 
 LINKS = {
     "a100": "nvlink-a100",
@@ -103,6 +104,34 @@ class Together:
         rate = self.link_bandwidth or profile.bytes_per_second
         return Link(profile.latency_seconds, float(rate))
 
+    def links(
+        self,
+        hardware: str,
+        machine: "StepTimer",
+        counts: Mapping[str, int],
+        limits: "Limits",
+        *,
+        has_buffer: bool,
+    ) -> "Links | None":
+        """Return the links between instances; None for one, or if their engines' parts exclude it.
+
+        :raises ChangeSomething: if requests must move between instances of these roles.
+        """
+        from kvell.simulator.cluster.network import Links
+
+        problem = pool_problem(
+            device="cpu",
+            shares_memory=False,
+            has_buffer=has_buffer,
+            has_drafts=limits.num_speculative_tokens > 0,
+            plans_ahead=limits.depth > 0,
+            models=1,
+        )
+        if problem is not None and set(counts) != {"mixed"}:
+            raise problem
+        has_others = problem is None and sum(counts.values()) > 1
+        return Links(self.pages_link(hardware, machine)) if has_others else None
+
     def hosts(self, machine: "StepTimer") -> dict[str, str] | None:
         """Return the hosts of :class:`.ClusterSpec`: one host for CPU pools, else None.
 
@@ -113,32 +142,3 @@ class Together:
         if not isinstance(machine, CalibratedMachine):
             return None
         return {} if machine.calibration.machine.device == "cpu" else None
-
-
-def check_rows(rows: Sequence["TraceRow"], arrivals: str) -> None:
-    """Check that several instances can replay the rows.
-
-    :raises ChangeSomething: with the flag to change.
-    """
-    if arrivals != "trace":
-        problem = "does not say when requests arrive at the front"
-        raise ChangeSomething("--arrivals", arrivals, problem, "use --arrivals trace, or --rate R")
-    if any(row.images for row in rows):
-        problem = "has images, which several instances do not replay"
-        raise ChangeSomething("--trace", "rows", problem, "leave --instances out")
-
-
-def replay_together(
-    spec: "ClusterSpec",
-    rows: Sequence["TraceRow"],
-    *,
-    sessions: bool,
-    progress: Callable[[float], None],
-) -> tuple[dict[str, Any], list[Any]]:
-    """Return the figures of a run, and the figures of each request."""
-    from kvell.simulator.cluster.cluster import VirtualCluster
-    from kvell.simulator.cluster.figures import cluster_figures
-
-    cluster = VirtualCluster(spec, rows, sessions=sessions)
-    cluster.run(progress)
-    return cluster_figures(cluster), cluster.front.requests

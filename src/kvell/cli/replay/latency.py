@@ -7,7 +7,7 @@ from kvell.load.outcome import Outcome
 from kvell.load.report import Objectives, summary
 
 if TYPE_CHECKING:
-    from kvell.simulator.replay.replay import RequestFigures
+    from kvell.simulator.replay.request_figures import RequestFigures
     from kvell.simulator.traces.rows import TraceRow
 
 UNKNOWN = ("inter_token_seconds", "send_lag_seconds")

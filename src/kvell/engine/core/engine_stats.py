@@ -92,6 +92,11 @@ class EngineStats:
             cached_bytes=_bytes(totals.cached_pages, layout),
         )
 
+    @property
+    def prefix_waits(self) -> int:
+        """Number of times that a request waited for a prefix that another one computes."""
+        return self._scheduler.rungs["wait_for_prefix"]
+
     def stats(self, step: StepNumber) -> Stats:
         """Return the gauges now and the counters so far."""
         totals = self._memory.totals()

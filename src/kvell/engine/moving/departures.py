@@ -88,7 +88,7 @@ class Departures:
         self._transfers[request.request_id] = transfer
         return transfer, actions
 
-    def on_planned(
+    def offer_early(
         self, plan: StepPlan, requests: Sequence[Request]
     ) -> tuple[list[int], list[Action]]:
         """Offer the pages that a step completes, where pulling them meanwhile pays.

@@ -205,7 +205,7 @@ class Handovers(PoolPart):
 
     @override
     def on_planned(self, plan: StepPlan, requests: Sequence[Request]) -> tuple[int, ...]:
-        numbers, actions = self._departures.on_planned(plan, requests)
+        numbers, actions = self._departures.offer_early(plan, requests)
         self._actions += actions
         return tuple(numbers)
 

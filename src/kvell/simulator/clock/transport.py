@@ -62,7 +62,8 @@ class VirtualTransport:
     """
 
     def __init__(self, link: Link | None = None, seed: int = 0) -> None:
-        self._default, self._seed = link or Link(), seed
+        self._default = link or Link()
+        self._seed = seed
         self._links: dict[tuple[str, str], _LinkState] = {}
         self._flights: EventQueue[_Flight] = EventQueue()
         self._now_seconds = -math.inf
@@ -84,7 +85,8 @@ class VirtualTransport:
         :raises ValueError: if time runs backwards.
         """
         self._move_to(now_seconds)
-        state, message = self._state(sender, receiver), bytes(memoryview(payload))
+        state = self._state(sender, receiver)
+        message = bytes(memoryview(payload))
         size_bytes = len(message) if size_bytes is None else size_bytes
         number = state.counts["sent"]
         state.counts["sent"] += 1
@@ -132,7 +134,8 @@ class VirtualTransport:
     def cut(self, sender: str, receiver: str) -> None:
         """Cut one direction: messages in flight, and those sent from now on, are lost."""
         state = self._state(sender, receiver)
-        state.is_cut, state.cuts = True, state.cuts + 1
+        state.is_cut = True
+        state.cuts = state.cuts + 1
 
     def partition(self, side: Collection[str], other: Collection[str]) -> None:
         """Cut both directions between every endpoint of one side and each of the other side."""

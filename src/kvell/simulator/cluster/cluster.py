@@ -17,13 +17,18 @@ from random import Random
 
 from msgspec import structs
 
+from kvell.clock import Clock, MonotonicClock
 from kvell.cluster.prefix_directory import BY_LOCALITY, PrefixDirectory
 from kvell.cluster.routing.costs import ExecCosts
 from kvell.cluster.routing.policies import DEFAULT_ROUTING, router_named
 from kvell.cluster.steering.roles import RoleChanger, RoleRules
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.index_watch import indexed_groups
+from kvell.engine.core.lateness import LatenessWatch
+from kvell.engine.cpu_buffer.parking import Parking
+from kvell.engine.cpu_buffer.swapping import Swapping
 from kvell.engine.lending.sections import section_bytes
+from kvell.engine.planning.step_memory import StepMemory
 from kvell.engine.protocol.messages import CREDITS, HEARTBEAT_SECONDS, Event
 from kvell.engine.protocol.notices import IndexNotice
 from kvell.engine.protocol.statistics import InstanceFacts
@@ -31,21 +36,27 @@ from kvell.engine.requests.limits import Limits
 from kvell.fleet.instance.death import Cause, InstanceDeath
 from kvell.front.dispatch import Command
 from kvell.front.request_queue import RequestQueue
-from kvell.memory import Eviction, GroupKind, Layout, create_core
+from kvell.memory import Eviction, GroupKind, HoldingCore, Layout, MemoryCore, create_core
 from kvell.mempool.agent import Agent
 from kvell.mempool.rendezvous import DEFAULT_PD_CACHING, PdCaching
 from kvell.mempool.transfers.methods import StreamCosts
+from kvell.simulator.clock.links import Link
 from kvell.simulator.clock.transport import VirtualTransport
 from kvell.simulator.cluster.device import Device, TraceDevice
 from kvell.simulator.cluster.front import VirtualFront
 from kvell.simulator.cluster.instance import Record, VirtualInstance
 from kvell.simulator.cluster.loop import Loop
+from kvell.simulator.cluster.meter import InstanceMeter, Metering, moment_of
 from kvell.simulator.cluster.network import Links, Network
 from kvell.simulator.cluster.reads import IN_ONE_MEMORY, NeighbourReads
-from kvell.simulator.replay.runner import StepTimer, TraceRunner
+from kvell.simulator.replay.runner import Acceptance, StepTimer, TraceRunner
 from kvell.simulator.replay.schedule import Arrivals, Schedule
+from kvell.simulator.report.timeline import Moment
 from kvell.simulator.traces.prompts import PromptMaker
 from kvell.simulator.traces.rows import TraceRow
+
+ALONE = {"mixed": 1}
+"""One instance."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,7 @@ class ClusterSpec:
     :param counts: instances by role, like ``{"prefill": 1, "decode": 2}``.
     :param layout: of each instance's pool.
     :param machine: gives each step its duration.
-    :param links: between instances.
+    :param links: between instances; None: there are none, and no request moves.
     :param pd_caching: the content that each role caches; with 0 mixed instances cache nothing
         either.
     :param costs: prices of the model for routing; None: the router's own.
@@ -77,7 +88,7 @@ class ClusterSpec:
     layout: Layout
     limits: Limits
     machine: StepTimer
-    links: Links
+    links: Links | None = None
     routing: str = DEFAULT_ROUTING
     pd_caching: PdCaching = DEFAULT_PD_CACHING
     costs: ExecCosts | None = None
@@ -94,17 +105,41 @@ class ClusterSpec:
     reads: NeighbourReads = IN_ONE_MEMORY
 
 
+@dataclass(frozen=True)
+class EngineParts:
+    """The optional parts of each incarnation's engine; all are made for it.
+
+    :param core: the memory core, which is empty; None: as ``ClusterSpec`` says.
+    :param memory: the sharing of the pool with activations.
+    :param swapping: the CPU buffer.
+    :param parking: the component that prefills ahead of decodes.
+    :param lateness: reports late requests to the engine.
+    """
+
+    core: Callable[[], HoldingCore] | None = None
+    memory: Callable[[MemoryCore], StepMemory] | None = None
+    swapping: Callable[[MemoryCore], Swapping] | None = None
+    parking: Callable[[MemoryCore, Swapping], Parking] | None = None
+    lateness: Callable[[], LatenessWatch] | None = None
+
+
 MakeDevice = Callable[[EngineCore], Device]
+
+
+NO_PARTS = EngineParts()
+REAL_TIME = MonotonicClock()
 
 
 class VirtualCluster:
     """One run of one trace; call :meth:`run`, or :meth:`go_on` to the end.
 
-    :param rows: without images.
     :param device: makes the pages and the model of each incarnation; by default they answer with
         the trace's tokens.
     :param records: whether each incarnation records its inputs and its decisions.
     :param locality: the router's record of caches; by default as the routing needs it.
+    :param metering: how memory is sampled; None: it is not.
+    :param acceptance: decides which draft tokens the trace's answers accept.
+    :param wall: measures the duration of the run itself.
     :ivar instances: live instances, by name.
     :ivar past: dead instances, in order.
     """
@@ -120,13 +155,23 @@ class VirtualCluster:
         device: MakeDevice | None = None,
         records: bool = False,
         locality: PrefixDirectory | None = None,
+        parts: EngineParts = NO_PARTS,
+        metering: Metering | None = None,
+        acceptance: Acceptance | None = None,
+        wall: Clock = REAL_TIME,
     ) -> None:
-        self.spec, self.loop = spec, Loop()
-        self.transport = VirtualTransport(spec.links.messages, spec.seed)
+        self.spec = spec
+        self.loop = Loop()
+        self._links = spec.links or Links(Link())
+        self.transport = VirtualTransport(self._links.messages, spec.seed)
         page_bytes = [group.page_stride_bytes for group in spec.layout.groups]
-        self.network = Network(self.loop, self.transport, spec.links, page_bytes, spec.hosts)
+        self.network = Network(self.loop, self.transport, self._links, page_bytes, spec.hosts)
+        self._parts, self._metering = parts, metering
+        self._wall = wall
+        self.wall_seconds = 0.0
         self._prompts = prompts or PromptMaker(rows)
-        self._device: MakeDevice = device or (lambda _: TraceDevice(TraceRunner(self._prompts)))
+        runner = TraceRunner(self._prompts, acceptance)
+        self._device: MakeDevice = device or (lambda _: TraceDevice(runner))
         self._records = records
         self.instances: dict[str, VirtualInstance] = {}
         self.past: list[VirtualInstance] = []
@@ -140,17 +185,23 @@ class VirtualCluster:
         queue = RequestQueue(
             most_waiting,
             router=router,
-            pulls=spec.pd_caching > 0,
+            pulls=spec.links is not None and spec.pd_caching > 0,
             locality=locality or (PrefixDirectory() if spec.routing in BY_LOCALITY else None),
             costs=spec.costs,
             roles=None if spec.role_rules is None else RoleChanger(spec.role_rules, spec.costs),
         )
         schedule = Schedule(rows, arrivals, partial(self._is_served, rows), sessions=sessions)
+        self.names = [f"{role}-{i}" for role, count in spec.counts.items() for i in range(count)]
+        # No front bounds the requests of a lone engine; its next step is the same however many wait
+        # beyond those that it could admit.
+        self._is_alone = spec.links is None and len(self.names) == 1
+        self._credits = len(rows) if self._is_alone else CREDITS
+        most_ahead = spec.limits.max_num_seqs if self._is_alone else CREDITS * len(self.names)
         self.front = VirtualFront(
             *(queue, rows, self._prompts, schedule, self.loop, self._tell),
             spec.machine.request_seconds,
+            most_ahead if spec.max_waiting is None else None,
         )
-        self.names = [f"{role}-{i}" for role, count in spec.counts.items() for i in range(count)]
 
     def start(self) -> None:
         """Start all instances; to be called once, before any other event."""
@@ -159,20 +210,25 @@ class VirtualCluster:
 
     def run(self, progress: Callable[[float], None] = lambda _: None) -> None:
         """Run until every request has ended or was refused."""
+        began_seconds = self._wall.now_seconds()
         self.start()
         num_requests = len(self.front.requests)
+        num_done = 0
         while self.front.num_done < num_requests and self.go_on():
-            progress(self.front.num_done / num_requests)
+            if num_done != self.front.num_done:
+                num_done = self.front.num_done
+                progress(num_done / num_requests)
         if self.front.num_done < num_requests:
             raise RuntimeError("requests wait, but no event is scheduled")
+        self.wall_seconds = self._wall.now_seconds() - began_seconds
 
     def go_on(self) -> bool:
         """Run the next event; return False once there is none."""
         at_seconds = self.loop.next_seconds(self.transport)
         if at_seconds is None:
             return False
-        if not self.loop.advance(at_seconds):
-            self.network.deliver()
+        if not self.loop.advance(at_seconds) and not self.network.deliver():
+            self.loop.run_last()
         return True
 
     # --------------------------------------------------------------------- faults
@@ -184,11 +240,12 @@ class VirtualCluster:
             return
         dead.die()
         self.past.append(dead)
-        self.network.leave(dead)
+        if not dead.is_alone:
+            self.network.leave(dead)
         death = InstanceDeath(f"{name} ended unexpectedly", cause)
         self.loop.after(self._front_seconds(name), partial(self.front.lost, name, death))
         # The other instances see the death first, as a new connection would make them.
-        pause_seconds = max(self.spec.restart_seconds, self.spec.links.hang_up_seconds)
+        pause_seconds = max(self.spec.restart_seconds, self._links.hang_up_seconds)
         self.loop.after(pause_seconds, partial(self._start, name))
 
     def pause(self, name: str, seconds: float) -> None:
@@ -208,31 +265,44 @@ class VirtualCluster:
 
     def fresh_core(self, name: str, incarnation: int) -> tuple[EngineCore, Agent]:
         """Return the engine core of an incarnation at its start."""
-        spec = self.spec
-        memory = create_core(spec.layout, spec.eviction)
+        core, agent, _ = self._fresh(name, incarnation)
+        return core, agent
+
+    def _fresh(self, name: str, incarnation: int) -> tuple[EngineCore, Agent, InstanceMeter]:
+        spec, parts = self.spec, self._parts
+        memory = parts.core() if parts.core else create_core(spec.layout, spec.eviction)
         agent = Agent(memory, name, incarnation, "virtual")
-        core = EngineCore(
-            memory,
+        lateness = parts.lateness and parts.lateness()
+        meter = InstanceMeter(memory, self.front, self._metering, lateness, self._on_sampled)
+        swapping = parts.swapping and parts.swapping(meter.core)
+        core = meter.engine = EngineCore(
+            meter.core,
             spec.limits,
             frozenset(),
             incarnation,
-            agent=agent,
+            memory=parts.memory and parts.memory(meter.core),
+            swapping=swapping,
+            parking=parts.parking(meter.core, swapping) if parts.parking and swapping else None,
+            agent=agent if spec.links else None,
             pd_caching=spec.pd_caching,
             streams=spec.streams,
         )
-        return core, agent
+        return core, agent, meter
 
     def _start(self, name: str) -> None:
         incarnation = next(self._incarnations)
-        core, agent = self.fresh_core(name, incarnation)
+        core, agent, meter = self._fresh(name, incarnation)
         instance = VirtualInstance(
             *(core, agent, self._device(core), self.spec.machine, self.loop, self.network),
             partial(self._say, name),
+            meter,
             Record() if self._records else None,
             reads=self.spec.reads,
+            beats=not self._is_alone,
         )
         self.instances[name] = instance
-        self.network.enter(instance)
+        if not instance.is_alone:
+            self.network.enter(instance)
         self.on_started(instance)
         is_first = incarnation <= len(self.names)
         facts = self._facts(name, incarnation)
@@ -253,6 +323,14 @@ class VirtualCluster:
                 self.loop.after(self._front_seconds(name) + late_seconds, says)
         self._say_later(name, events, self._front_seconds(name))
 
+    def _on_sampled(self) -> None:
+        if self._metering is not None and self._metering.timeline is not None:
+            self._metering.timeline.offer(self._moment)
+
+    def _moment(self) -> Moment:
+        meters = [instance.meter for instance in self.instances.values()]
+        return moment_of(meters, self.loop.now_seconds, self.front.num_arrived)
+
     def _notice(self, name: str, incarnation: int, notices: Sequence[Event]) -> None:
         """Send notices to the front, unless the connection has ended with its instance."""
         if self.front.queue.line(name).incarnation == incarnation:
@@ -260,7 +338,8 @@ class VirtualCluster:
 
     def _say_later(self, name: str, events: Sequence[Event], seconds: float) -> None:
         if events:
-            self.loop.after(seconds, partial(self.front.on_events, name, events))
+            step = self.instances[name].core.step
+            self.loop.after(seconds, partial(self.front.on_events, name, events, step))
 
     def _tell(self, name: str, command: Command) -> None:
         """Send a command to the present incarnation."""
@@ -270,7 +349,7 @@ class VirtualCluster:
             self._beat_later()
 
     def _beat_later(self) -> None:
-        if not self._will_beat:
+        if not self._will_beat and not self._is_alone:
             self._will_beat = True
             self.loop.after(HEARTBEAT_SECONDS, self._beat)
 
@@ -290,12 +369,12 @@ class VirtualCluster:
         """Return the facts of an incarnation, as an instance process would report them."""
         layout, limits, hosts = self.spec.layout, self.spec.limits, self.spec.hosts
         facts = InstanceFacts(
-            *(incarnation, CREDITS, "", limits.max_model_len, layout.pool_bytes),
+            *(incarnation, self._credits, "", limits.max_model_len, layout.pool_bytes),
             token_bytes=_token_bytes(layout),
             indexed=indexed_groups(layout.groups),
             section_tokens=limits.section_tokens,
         )
-        if hosts is None:
+        if hosts is None or self.spec.links is None:
             return facts
         return structs.replace(
             facts,
@@ -309,7 +388,8 @@ class VirtualCluster:
 
     def _is_served(self, rows: Sequence[TraceRow], index: int) -> bool:
         limits = self.spec.limits
-        return rows[index].num_tokens <= max(limits.max_model_len, limits.reach_tokens)
+        num_tokens = self._prompts.place(index).prompt_tokens + rows[index].output_tokens
+        return num_tokens <= max(limits.max_model_len, limits.reach_tokens)
 
 
 def _token_bytes(layout: Layout) -> int:

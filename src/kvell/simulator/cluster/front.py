@@ -8,13 +8,14 @@ from kvell.engine.protocol.messages import Event, Finished, Tokens
 from kvell.engine.protocol.request_spec import RequestSpec, to_token_bytes
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.protocol.statistics import InstanceFacts
+from kvell.engine.requests.plan import StepPlan
 from kvell.errors import ChangeSomething, TryLater
 from kvell.fleet.instance.death import InstanceDeath
 from kvell.front.dispatch import Command, Dispatch
 from kvell.front.request_log import EndedRequest, LogEntry
 from kvell.front.request_queue import RequestQueue
 from kvell.simulator.cluster.loop import Loop
-from kvell.simulator.replay.replay import RequestFigures
+from kvell.simulator.replay.request_figures import RequestFigures
 from kvell.simulator.replay.schedule import Schedule
 from kvell.simulator.traces.prompts import PromptMaker
 from kvell.simulator.traces.rows import TraceRow
@@ -23,11 +24,18 @@ from kvell.vocabulary import RequestId
 Tell = Callable[[str, Command], None]
 """Sender of a command to an instance."""
 
+AHEAD_TOKENS = 1 << 23
+"""Prompts are made shortly before admission: no more while this many tokens wait per instance …"""
+AHEAD_REQUESTS = 17
+"""… in at least this many requests: as many as one step can hold back, and one more."""
+
 
 class VirtualFront:
     """A front that admits a trace's requests, and dispatches each to instances until it has ended.
 
     :param request_seconds: time that serving adds to each answer; see :class:`.StepTimer`.
+    :param most_ahead: number of requests whose prompts may wait for admission; None: each prompt
+        is made when it arrives.
     :ivar ends: the end of each admitted request, by index.
     :ivar outputs: the tokens that each request's client received, by index.
     """
@@ -41,17 +49,40 @@ class VirtualFront:
         loop: Loop,
         tell: Tell,
         request_seconds: float = 0.0,
+        most_ahead: int | None = None,
     ) -> None:
         self.queue = queue
         self._dispatch = Dispatch(queue)
-        self.requests = [RequestFigures(i, row.prompt_tokens) for i, row in enumerate(rows)]
+        self.requests = [
+            RequestFigures(i, prompts.place(i).prompt_tokens) for i in range(len(rows))
+        ]
         self.ends: dict[int, Finished] = {}
         self.outputs: dict[int, Sequence[int]] = {}
         self.moved = 0
         self._rows, self._prompts, self._schedule = rows, prompts, schedule
         self._loop, self._tell, self._request_seconds = loop, tell, request_seconds
+        self._most_ahead = most_ahead
+        self._ahead_requests = self._ahead_tokens = 0
+        """Requests whose prompts are made, and that no instance has admitted; their tokens."""
         self._looks_at: float | None = None
+        self._step = 0
         self._look_ahead()
+
+    @property
+    def holds_requests(self) -> bool:
+        """Whether requests have arrived that no instance has."""
+        return self.queue.waiting > 0 or self._is_due()
+
+    @property
+    def num_arrived(self) -> int:
+        """The number of requests that have arrived and not ended."""
+        due = self._schedule.num_due(self._loop.now_seconds)
+        return due + self.queue.waiting + self.queue.in_flight
+
+    @property
+    def num_finished(self) -> int:
+        """The number of requests whose answers are complete."""
+        return sum(figures.finish_seconds is not None for figures in self.requests)
 
     @property
     def num_done(self) -> int:
@@ -81,12 +112,26 @@ class VirtualFront:
             self._dispatch.ready(instance_id, facts, now_seconds, joins_others=joins_others)
         )
 
-    def on_events(self, instance_id: str, events: Sequence[Event]) -> None:
-        """Handle the events of an instance."""
-        now_seconds = self._loop.now_seconds
+    def note_admitted(self, plan: StepPlan) -> None:
+        """Note the requests that a step admits: the prompts of others are made."""
+        for request_id in plan.admitted:
+            figures = self.requests[int(request_id)]
+            if figures.admitted_step is None:
+                self._take_in(figures)
+                figures.admitted_step = plan.step
+        if plan.admitted:
+            self._look_ahead()
+
+    def on_events(self, instance_id: str, events: Sequence[Event], step: int = 0) -> None:
+        """Handle the events of an instance.
+
+        :param step: the instance's last step before them.
+        """
+        now_seconds, self._step = self._loop.now_seconds, step
         for event in events:
             if isinstance(event, Tokens):
-                self._note_first(event)
+                if event.first_index == 0:
+                    self._note_first(event)
             elif isinstance(event, Finished):
                 self.moved += event.reason == "moved"
         self._tell_all(self._dispatch.on_events(instance_id, events, now_seconds))
@@ -100,7 +145,9 @@ class VirtualFront:
     def _look_ahead(self) -> None:
         """Schedule the arrival of the trace's next request."""
         at_seconds = self._schedule.next_seconds()
-        if at_seconds is None or (self._looks_at is not None and self._looks_at <= at_seconds):
+        if at_seconds is None or self._is_far_ahead():
+            return
+        if self._looks_at is not None and self._looks_at <= at_seconds:
             return
         self._looks_at = at_seconds
         self._loop.at(at_seconds, partial(self._arrive, at_seconds))
@@ -109,43 +156,71 @@ class VirtualFront:
         if self._looks_at != looked_at:
             return  # an earlier request was scheduled since
         self._looks_at = None
-        while True:
-            at_seconds = self._schedule.next_seconds()
-            if at_seconds is None or at_seconds > self._loop.now_seconds:
-                break
+        while self._is_due() and not self._is_far_ahead():
             self._submit(self._schedule.pop())
         self._tell_all(self._dispatch.submittable(self._loop.now_seconds))
         self._look_ahead()
 
+    def _is_due(self) -> bool:
+        at_seconds = self._schedule.next_seconds()
+        return at_seconds is not None and at_seconds <= self._loop.now_seconds
+
+    def _is_far_ahead(self) -> bool:
+        """Return whether more prompts are made than the instances can admit soon.
+
+        The prompts of a whole trace may not fit into memory.
+        """
+        waiting = self._ahead_requests
+        count = len(self.queue.lines)
+        if self._most_ahead is None or waiting < AHEAD_REQUESTS * count:
+            return False
+        return waiting > self._most_ahead or self._ahead_tokens > AHEAD_TOKENS * count
+
+    def _take_in(self, figures: RequestFigures) -> None:
+        """Note that a request no longer waits for its first admission."""
+        self._ahead_requests -= 1
+        self._ahead_tokens -= figures.prompt_tokens
+
     def _submit(self, index: int) -> None:
-        row, now_seconds = self._rows[index], self._loop.now_seconds
-        self.requests[index].came_seconds = self._schedule.came_seconds(index)
+        row, figures = self._rows[index], self.requests[index]
+        figures.came_seconds = came_seconds = self._schedule.came_seconds(index)
         sampling = SamplingParams(
             temperature=0,
             max_tokens=row.output_tokens,
             ignore_eos=True,
             will_return=row.will_return,
         )
-        prompt, name = to_token_bytes(self._prompts.prompt(index)), RequestId(str(index))
-        spec = RequestSpec(name, prompt, sampling, session=row.session or "")
-        entry = LogEntry(spec, now_seconds)
+        prompt = to_token_bytes(self._prompts.prompt(index))
+        name = RequestId(str(index))
+        images = self._prompts.place(index).images
+        spec = RequestSpec(name, prompt, sampling, images=images, session=row.session or "")
+        entry = LogEntry(spec, came_seconds)
         entry.trace = _Trace(partial(self._ended, index, entry))
         try:
             self.queue.add(entry)
         except TryLater:
-            self._schedule.refuse(index, now_seconds)
+            self._schedule.refuse(index, self._loop.now_seconds)
+            return
+        self._ahead_requests += 1
+        self._ahead_tokens += figures.prompt_tokens
 
     def _note_first(self, event: Tokens) -> None:
         figures = self.requests[int(event.request_id)]
-        if event.first_index == 0 and figures.first_token_seconds is None:
+        if figures.first_token_seconds is None:
             figures.first_token_seconds = self._loop.now_seconds + self._request_seconds
+            figures.first_token_step = self._step
 
     def _ended(self, index: int, entry: LogEntry, ended: EndedRequest) -> None:
         self.ends[index], self.outputs[index] = ended.finished, entry.output
-        figures, now_seconds = self.requests[index], self._loop.now_seconds
+        figures = self.requests[index]
+        now_seconds = self._loop.now_seconds
         if ended.finished.reason in ("stop", "length"):
             figures.hit_tokens = ended.finished.cached_tokens
+            figures.finish_step = self._step
             figures.finish_seconds = now_seconds + self._request_seconds
+        if figures.admitted_step is None:
+            self._take_in(figures)
+        entry.trace = None  # which would keep the prompt until the next collection of cycles
         self._schedule.on_ended(index, now_seconds)
         self._look_ahead()
 

@@ -8,7 +8,8 @@
                   Device
 
 As in an instance's process, inputs that arrive during a step are handled after it, and the right to
-read a page changes before the next step is planned.
+read a page changes before the next step is planned. When the front answers a step's events, the
+next one has begun; an instance that is alone, as in a library, begins it after these answers.
 """
 
 import math
@@ -23,7 +24,8 @@ from typing_extensions import override
 from kvell.engine.core.core import EngineCore
 from kvell.engine.core.index_watch import IndexWatch
 from kvell.engine.core.journal import Journal
-from kvell.engine.core.loop import EngineLoop, PageTransport
+from kvell.engine.core.loop import EngineLoop, NoTransport, PageTransport
+from kvell.engine.moving.handovers import Handovers
 from kvell.engine.protocol.messages import (
     HEARTBEAT_SECONDS,
     Cancel,
@@ -53,6 +55,7 @@ from kvell.mempool.transfers.receiving import owner_of
 from kvell.simulator.cluster.behind import PeerMappings
 from kvell.simulator.cluster.device import Device
 from kvell.simulator.cluster.loop import Loop
+from kvell.simulator.cluster.meter import InstanceMeter
 from kvell.simulator.cluster.network import Endpoint, Network
 from kvell.simulator.cluster.reads import IN_ONE_MEMORY, NeighbourReads
 from kvell.simulator.replay.runner import StepTimer
@@ -107,11 +110,13 @@ def _nothing() -> None:
 class VirtualInstance(PageTransport):
     """An incarnation of an instance, from its start to its death.
 
-    :param core: with ``agent``.
+    :param core: with ``agent``; without it, no other instance reaches this one.
     :param says: sends its events to the front.
     :param record: is filled, if given.
     :param reads: cost of pages at other instances.
-    :ivar watch: called after each input and each step.
+    :param beats: whether it sends heartbeats.
+    :ivar watch: called after each input and each step, unless the instance is alone.
+    :ivar is_alone: whether no other instance reaches it.
     """
 
     def __init__(
@@ -123,19 +128,25 @@ class VirtualInstance(PageTransport):
         loop: Loop,
         network: Network,
         says: Say,
+        meter: InstanceMeter,
         record: Record | None = None,
         reads: NeighbourReads = IN_ONE_MEMORY,
+        *,
+        beats: bool = True,
     ) -> None:
         self.core, self.agent, self.device = core, agent, device
         self.name, self.incarnation = agent.instance, agent.incarnation
         self.rights: set[int] = set()
         self.counts = Counts()
+        self.meter = meter
         self.record = record
         self.watch: Callable[[], None] = _nothing
         self.is_dead = False
         layout = agent.core.layout
         self.behind = PeerMappings(device, layout.pool_bytes, layout.large_page_bytes)
-        self._engine = EngineLoop(core, self, record.journal if record else None)
+        self.is_alone = not isinstance(core.pool, Handovers)
+        pages: PageTransport = NoTransport() if self.is_alone else self
+        self._engine = EngineLoop(core, pages, record.journal if record else None)
         self._reads = reads
         self._machine, self._loop, self._network, self._says = machine, loop, network, says
         self._inbox: deque[Input] = deque()
@@ -143,7 +154,7 @@ class VirtualInstance(PageTransport):
         """Offers of streamed pages, and their receivers, by number of the transfer."""
         self._is_busy = False
         self._wakes_at: Tick = LATEST_TICK
-        self._beat_seconds = -math.inf
+        self._beat_seconds = -math.inf if beats else math.inf
         self._stands_until_seconds = -math.inf
 
     @property
@@ -203,12 +214,19 @@ class VirtualInstance(PageTransport):
             self._say(self._handle(self._inbox.popleft()))
         self._say(self._engine.take_deadline())
         self._is_busy = False
-        if self.core.has_work:
+        if self.core.has_work and self.is_alone:
+            self._loop.last(self._begin)
+        elif self.core.has_work:
             self._begin()
         self._wake_at(self._engine.deadline)
 
     def _handle(self, entry: Input) -> list[Event]:
-        if isinstance(entry, Submit | Cancel | Migrate | MoveKvCache):
+        if isinstance(entry, Submit):
+            events = self._engine.tell(entry)
+            if not events:
+                self.meter.on_submitted(entry.request_id)
+            return events
+        if isinstance(entry, Cancel | Migrate | MoveKvCache):
             return self._engine.tell(entry)
         events = self._engine.take_time()
         if isinstance(entry, WatchIndex):
@@ -225,8 +243,13 @@ class VirtualInstance(PageTransport):
         return self._loop.now_seconds < self._stands_until_seconds
 
     def _begin(self) -> None:
+        if self._is_busy or self.is_dead or self._is_paused or not self.core.has_work:
+            return
         self._is_busy = True
         plan = self._engine.plan()
+        if self.is_alone and plan.is_idle:
+            raise RuntimeError(f"step {plan.step} computes nothing, and requests wait")
+        self.meter.on_planned(plan)
         seconds = self._machine.step_seconds(plan)
         seconds += self._reads.seconds(plan, self.agent.loans.lending)
         if plan.streams:
@@ -250,7 +273,11 @@ class VirtualInstance(PageTransport):
             self.counts.missed += len(result.missed)
             self.counts.borrowed |= {row[1:4] for row in plan.borrowed if row.right}
         self.device.finish(plan, result.missed)
-        self._say([*self._engine.commit(result), *self._pulse()])
+        events = self._engine.commit(result)
+        late = self.meter.on_committed(events, self._loop.now_seconds)
+        if late is not None:
+            self._engine.note(late)
+        self._say([*events, *self._pulse()])
         self._is_busy = False
         self._run()
 

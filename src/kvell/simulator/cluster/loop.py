@@ -1,5 +1,6 @@
 """The loop of a virtual cluster: all events, in order of time."""
 
+from collections import deque
 from collections.abc import Callable
 
 from kvell.simulator.clock.events import EventQueue
@@ -18,6 +19,7 @@ class Loop:
     def __init__(self) -> None:
         self.now_seconds = 0.0
         self._events: EventQueue[Happening] = EventQueue()
+        self._last: deque[Happening] = deque()
 
     def at(self, seconds: float, happening: Happening) -> None:
         """Schedule an event at a time, or now if that is past."""
@@ -27,8 +29,14 @@ class Loop:
         """Schedule an event ``seconds`` from now."""
         self.at(self.now_seconds + seconds, happening)
 
+    def last(self, happening: Happening) -> None:
+        """Schedule an event after all others of the present moment, deliveries included."""
+        self._last.append(happening)
+
     def next_seconds(self, transport: VirtualTransport) -> float | None:
         """Return the time of the next event, deliveries included; None if there is none."""
+        if self._last:
+            return self.now_seconds
         times = (self._events.next_seconds(), transport.next_seconds())
         return min((seconds for seconds in times if seconds is not None), default=None)
 
@@ -40,3 +48,8 @@ class Loop:
             return False
         self._events.pop()()
         return True
+
+    def run_last(self) -> None:
+        """Run the next event that was scheduled after all others of the moment, if there is one."""
+        if self._last:
+            self._last.popleft()()

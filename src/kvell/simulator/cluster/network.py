@@ -218,10 +218,8 @@ class Network:
                 continue
             for target in self._alive.values():
                 if _address(target) == delivery.receiver:
-                    sender, message = (
-                        delivery.sender.rpartition("#")[0],
-                        decode(_DECODER, delivery.payload),
-                    )
+                    sender = delivery.sender.rpartition("#")[0]
+                    message = decode(_DECODER, delivery.payload)
                     self._meet(target, self._alive[sender])  # a dead sender's messages are cut
                     self._heard(target, sender, message)
         return bool(arrived)

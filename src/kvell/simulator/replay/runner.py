@@ -112,12 +112,15 @@ class TraceRunner:
             for work in plan.work
             for index in range(work.num_logits)
         ]
-        works = tuple(self._drafted(work) if work.proposed else work for work in plan.work)
-        return verify(replace(plan, work=works), tokens)
+        if any(work.proposed for work in plan.work):
+            works = tuple(self._drafted(work) if work.proposed else work for work in plan.work)
+            plan = replace(plan, work=works)
+        return verify(plan, tokens)
 
     def _drafted(self, work: TokenWork) -> TokenWork:
         """Return the work with draft tokens, right or wrong as ``Acceptance`` decides."""
-        request, first = int(work.request_id), work.output_index
+        request = int(work.request_id)
+        first = work.output_index
         draft_tokens = [
             self._prompts.output_token(request, position)
             if self._acceptance.is_right(request, position)

@@ -10,7 +10,8 @@ Every page's bytes are its stride, padding included.  A shared page counts once.
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from kvell.memory import Facts, GroupKind, GroupPolicy, GroupSpec, LayerSpec, Layout, policy_of
 from kvell.pages.snapshot import PoolTotals
@@ -42,8 +43,7 @@ class Sample:
     groups: tuple[GroupSample, ...]
 
 
-@dataclass(frozen=True)
-class RunningRequest:
+class RunningRequest(NamedTuple):
     """The progress of a running request.
 
     :param computed: tokens computed.
@@ -53,7 +53,7 @@ class RunningRequest:
 
     computed: int
     hit_tokens: int
-    facts: Facts = field(default_factory=lambda: Facts(0))
+    facts: Facts = Facts(0)
     model: str = ""
 
 

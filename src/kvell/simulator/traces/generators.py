@@ -63,7 +63,8 @@ def arxiv_qa(draw: Draw, count: int) -> list[TraceRow]:
     of = draw.permutation(count) // QUESTIONS_PER_ARTICLE
     article_tokens = ARTICLE_MEAN_TOKENS - questions.mean()
     lengths = np.rint(shape * article_tokens / shape[of].mean()).astype(np.int64)
-    ids, arrivals = NewIds(), poisson_arrivals(draw, count)
+    ids = NewIds()
+    arrivals = poisson_arrivals(draw, count)
     texts = [ids.take(int(length) // ARTICLE_BLOCK_TOKENS) for length in lengths]
     outputs = draw.integers(50, 200, count, endpoint=True)
     return [
@@ -83,7 +84,8 @@ def mmlu_pro(draw: Draw, count: int) -> list[TraceRow]:
 
     Of 1,000 requests with seed 0: 703 to 2,748 tokens, mean 1,459; an unbounded cache hits 83 %.
     """
-    ids, arrivals = NewIds(), poisson_arrivals(draw, count)
+    ids = NewIds()
+    arrivals = poisson_arrivals(draw, count)
     blocks = draw.integers(600, 2_200, EXAM_SUBJECTS, endpoint=True) // TEXT_BLOCK_TOKENS
     examples = [ids.take(int(n)) for n in blocks]
     questions = np.minimum(draw.lognormal(5.2, 0.6, count).astype(np.int64) + 20, 876)
@@ -125,7 +127,8 @@ def mmmu_pro(draw: Draw, count: int) -> list[TraceRow]:
     Every request has the mean lengths of MMMU-pro in the Jenga paper: 6,193 image tokens and 43
     text tokens, so that figures derived from the means hold for each request.
     """
-    arrivals, images = poisson_arrivals(draw, count), _image_ids(draw, count)
+    arrivals = poisson_arrivals(draw, count)
+    images = _image_ids(draw, count)
     outputs = draw.integers(4, 64, count, endpoint=True)
     return [
         TraceRow(
@@ -145,12 +148,14 @@ def tree(draw: Draw, count: int) -> list[TraceRow]:
     tokens of its own. ``ideal_hit_tokens`` counts every prefix except at its first use: 73 % of the
     tokens of 400 requests with seed 0.
     """
-    ids, prefixes = NewIds(), list[BlockIds]()
+    ids = NewIds()
+    prefixes = list[BlockIds]()
     for users in _family_sizes(draw, count):
         prefixes += [ids.take(int(draw.integers(*TREE_PREFIX_TOKENS, endpoint=True)))] * users
     tails = draw.integers(1, 500, count, endpoint=True)
     outputs = draw.integers(20, 200, count, endpoint=True)
-    order, arrivals = draw.permutation(count).tolist(), poisson_arrivals(draw, count)
+    order = draw.permutation(count).tolist()
+    arrivals = poisson_arrivals(draw, count)
     return [
         TraceRow(
             float(arrivals[i]),
@@ -210,7 +215,8 @@ def _image_ids(draw: Draw, count: int) -> list[int]:
 def _family_sizes(draw: Draw, count: int) -> list[int]:
     """Draw sizes within ``TREE_USERS`` that add up to ``count`` (≥ 2)."""
     low, high = TREE_USERS
-    sizes, left = list[int](), count
+    sizes = list[int]()
+    left = count
     while left:
         size = min(left, int(draw.integers(low, high, endpoint=True)))
         if 0 < left - size < low:

@@ -22,7 +22,13 @@ import numpy as np
 import numpy.typing as npt
 
 from kvell.errors import ChangeSomething
-from kvell.simulator.traces.rows import TraceRow, continuation_problem, place, predecessors
+from kvell.simulator.traces.rows import (
+    PlacedPrompt,
+    TraceRow,
+    continuation_problem,
+    place,
+    predecessors,
+)
 
 FILLER = 0
 MARKS_PER_REQUEST = 2
@@ -55,12 +61,17 @@ class PromptMaker:
                 "--trace", f"{len(rows)} requests", "has more tokens than int32", "use --limit"
             )
 
+    def place(self, index: int) -> PlacedPrompt:
+        """Return the length of a prompt, and the places of its images."""
+        return place(self._rows[index], self._images_in_text)
+
     def prompt(self, index: int) -> Tokens:
         """Return a new array, int32 [prompt tokens, including those that stand for images]."""
-        row, text = self._rows[index], self._text(index)
+        row = self._rows[index]
+        text = self._text(index)
         if not row.images:
             return text
-        spans = place(row, self._images_in_text).images
+        spans = self.place(index).images
         runs = [
             np.full(span[1], -1 - image.id, np.int32)
             for image, span in zip(row.images, spans, strict=True)

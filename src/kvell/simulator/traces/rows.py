@@ -178,7 +178,8 @@ def _known_tokens(row: TraceRow, seen: dict[int, int]) -> int:
 
     :param seen: block id → the most tokens of it that a prompt has had.
     """
-    ids, size = row.block_ids.tolist(), row.block_tokens
+    ids = row.block_ids.tolist()
+    size = row.block_tokens
     last = row.prompt_tokens - size * (len(ids) - 1)
     sizes = [*itertools.repeat(size, len(ids) - 1), min(size, last)]
     reusable = 0

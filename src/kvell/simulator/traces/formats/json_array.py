@@ -99,7 +99,8 @@ class _Reader:
     def _read_more(self, chars: int) -> None:
         more = self._file.read(max(chars, CHUNK_CHARS))
         self._is_whole = not more
-        self._text, self._at = self._text[self._at :] + more, 0
+        self._text = self._text[self._at :] + more
+        self._at = 0
 
     def _wrong(self, problem: str) -> Exception:
         return wrong(f"{self._path}:{self.line}", "line", problem)

@@ -40,7 +40,8 @@ def conversation_rows(fields: Fields, index: int, count: CountTokens) -> Iterato
     last: TraceRow | None = None
     new_tokens, is_asked = 0, False
     for turn in fields.objects(CONVERSATIONS):
-        speaker, tokens = turn.optional_text("from"), _tokens(turn, count)
+        speaker = turn.optional_text("from")
+        tokens = _tokens(turn, count)
         if speaker is None:
             raise turn.wrong("from", "is missing")
         if is_asked and tokens and speaker in ANSWERS:
