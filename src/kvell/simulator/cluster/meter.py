@@ -55,7 +55,7 @@ class InstanceMeter:
         on_sampled: Callable[[], None] = lambda: None,
     ) -> None:
         self.memory = MeteredCore(memory)
-        self.core: MemoryCore = memory
+        self.core = self._unmetered = memory
         self.means = StepMeans(memory.layout)
         self.latest = Sample(0, False, ())
         self.scheduled = self.short_of_memory = 0
@@ -127,7 +127,7 @@ class InstanceMeter:
     def _read(self, request: Request) -> tuple[int, Facts]:
         length = len(request.prompt)
         facts = facts_of(length, length, request.images)
-        return self.engine.memory.hit_tokens(request.handle), facts
+        return self._unmetered.hit_tokens(request.handle), facts
 
 
 def moment_of(meters: Sequence[InstanceMeter], now_seconds: float, arrived: int) -> Moment:
