@@ -232,15 +232,14 @@ def _make_agent(parts: _Parts, incarnation: int) -> tuple[Agent | None, str]:
         device=model.device.type,
         shares_memory=parts.memory.descriptor is None,
         has_buffer=parts.buffer is not None,
-        has_drafts=bool(parts.options.num_speculative_tokens),
-        plans_ahead=bool(parts.limits.depth),
-        models=len(parts.served),
     )
     if problem is not None and place.role != "mixed":
         raise problem
     if problem is not None:
         return None, problem.field
-    stored = f"{parts.name} {model.dtype} {place.pool}"
+    names = [parts.name, *(served.name for served in parts.served[1:])]
+    dtypes = [served.model.dtype for served in parts.served]
+    stored = f"{' '.join(names)} {dtypes} {place.pool}"
     return Agent(parts.core, place.instance, incarnation, stored), ""
 
 

@@ -1,6 +1,7 @@
 """Engine cores that hand requests to each other, with models whose pages can be read back."""
 
 import itertools
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -22,10 +23,18 @@ from kvell.engine.protocol.placements import RequestPlacementEntry
 from kvell.engine.protocol.request_spec import RequestSpec
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.requests.limits import Limits
-from kvell.engine.requests.plan import BorrowedPages, StepPlan
+from kvell.engine.requests.plan import BorrowedPages, StepPlan, StepResult
 from kvell.memory import Layout, audit, create_core
 from kvell.mempool.agent import Agent
-from kvell.mempool.entries import BY_QUERIES, Heard, PeerLost, PeerMapped, PullEnded, Ticked
+from kvell.mempool.entries import (
+    BY_QUERIES,
+    Heard,
+    PeerEntry,
+    PeerLost,
+    PeerMapped,
+    PullEnded,
+    Ticked,
+)
 from kvell.mempool.rendezvous import PdCaching
 from kvell.mempool.transfers.actions import (
     Action,
@@ -79,6 +88,8 @@ class Instance:
         self.lent: dict[int, tuple[str, list[tuple[int, int]]]] = {}
         self.answers = True
         self.copying: dict[Transfer, Copying] = {}
+        self.running: deque[StepResult] = deque()
+        self.inbox: deque[PeerEntry] = deque()
 
     def fresh(self) -> EngineCore:
         core = create_core(self._layout)
@@ -199,7 +210,7 @@ class Cluster:
                     first = beyond.first_large(met.incarnation)
                     first = BY_QUERIES if self.by_queries else first
                     entry = PeerMapped(met.name, met.incarnation, first)
-                    self.hear(one, one.engine.on_entry(entry))
+                    self.take(one, entry)
 
     # ------------------------------------------------------------------ the front
 
@@ -286,14 +297,25 @@ class Cluster:
         instance = self.instances[name]
         if not instance.core.has_work:
             return
-        plan = instance.engine.plan()
-        instance.plans.append(plan)
-        self.act(instance, instance.core.take_actions())  # offers of what is computed now
-        result = instance.model.run(plan)
+        while instance.core.may_plan and not (instance.running and instance.inbox):
+            plan = instance.engine.plan()
+            instance.plans.append(plan)
+            self.act(instance, instance.core.take_actions())  # offers of what is computed now
+            instance.running.append(instance.model.run(plan))
         self.now += ticks
         if ticks:
             self.hear(instance, instance.engine.on_entry(Ticked(self.now)))
-        self.hear(instance, instance.engine.commit(result))
+        self.hear(instance, instance.engine.commit(instance.running.popleft()))
+        self.take_inbox(instance)
+
+    def take(self, instance: Instance, entry: PeerEntry) -> None:
+        """Let an instance process an entry, once no step of it runs."""
+        instance.inbox.append(entry)
+        self.take_inbox(instance)
+
+    def take_inbox(self, instance: Instance) -> None:
+        while instance.inbox and not instance.running:
+            self.hear(instance, instance.engine.on_entry(instance.inbox.popleft()))
 
     def act(self, instance: Instance, actions: Sequence[Action]) -> None:
         for action in actions:
@@ -325,7 +347,7 @@ class Cluster:
         if loses or not is_alive or target not in self.instances:
             return
         to = self.instances[target]
-        self.hear(to, to.engine.on_entry(Heard(source, message)))
+        self.take(to, Heard(source, message))
 
     def copy(self, name: str, index: int, count: int) -> None:
         instance = self.instances[name]
@@ -343,7 +365,7 @@ class Cluster:
             del instance.copying[transfer]
             whole = is_done and is_there and transfer in source.granted
             ended = PullEnded(transfer, "" if whole else "the right to read was revoked")
-            self.hear(instance, instance.engine.on_entry(ended))
+            self.take(instance, ended)
 
     def pass_time(self, ticks: int) -> None:
         self.now += ticks
@@ -356,7 +378,7 @@ class Cluster:
         self.start(name)
         for other in list(self.instances.values()):
             if other.name != name:
-                self.hear(other, other.engine.on_entry(PeerLost(name, died)))
+                self.take(other, PeerLost(name, died))
         for request, entry in self.entries.items():
             if entry.end is None and entry.at == name:
                 others = [one for one in self.names if one != name]

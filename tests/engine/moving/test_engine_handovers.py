@@ -36,6 +36,7 @@ def layered(page_tokens: int, pages_per_large: int, window: int = 0) -> GroupSpe
 MIXES: dict[str, list[GroupSpec]] = {
     "full": [layered(4, 2)],
     "windows": [layered(4, 3), layered(2, 5, window=9), layered(4, 1, window=5)],
+    "drafts": [layered(4, 2), replace(layered(4, 3), is_draft=True)],
 }
 NAMES = ("p", "d", "e")
 
@@ -49,6 +50,7 @@ def cluster_of(
     streams: StreamCosts | None = None,
     *,
     by_queries: bool = False,
+    depth: int = 0,
 ) -> Cluster:
     layout = pool_of(large, *MIXES[mix])
     limits = Limits(
@@ -57,6 +59,9 @@ def cluster_of(
         max_model_len=max(2, longest_request(layout, 60, 4)),
         vocab_size=50,
         min_chunk_tokens=4,
+        num_speculative_tokens=3 if mix == "drafts" else 0,
+        has_drafter=mix == "drafts",
+        depth=0 if mix == "drafts" else depth,
     )
     return Cluster(layout, limits, NAMES, pd_caching, streams=streams, by_queries=by_queries)
 
@@ -76,6 +81,7 @@ class HandingOver(RuleBasedStateMachine):
         pd_caching=st.sampled_from(PD_CACHINGS),
         streams=st.sampled_from([None, ALWAYS]),
         by_queries=st.booleans(),
+        depth=st.integers(0, 1),
     )
     def start(
         self,
@@ -86,9 +92,12 @@ class HandingOver(RuleBasedStateMachine):
         pd_caching: PdCaching,
         streams: StreamCosts | None,
         by_queries: bool,
+        depth: int,
     ) -> None:
         self.cluster = cluster_of(
-            mix, large, seats, batched, pd_caching, streams, by_queries=by_queries
+            *(mix, large, seats, batched, pd_caching, streams),
+            by_queries=by_queries,
+            depth=depth,
         )
         self.count = 0
 

@@ -97,6 +97,11 @@ class PoolLink(EngineLink):
     def now(self) -> Tick:
         return self._node.now()
 
+    @property
+    @override
+    def has_entries(self) -> bool:
+        return not self._entries.empty()
+
     @override
     def entries(self) -> Iterator[PeerEntry]:
         self.bell.clear()

@@ -1,0 +1,73 @@
+"""Real engines over tiny models with any set of mechanisms, connected in a pool."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from kvell.engine.assembly import EngineOptions, build_engine
+from kvell.engine.engine import Engine
+from kvell.engine.moving.handovers import Handovers
+from kvell.engine.protocol.sampling_params import SamplingParams
+from kvell.engine.setup.several_models import ServedModel
+from kvell.mempool.rendezvous import FolderRendezvous, PageTransport, PdCaching, make_folder
+from kvell.vocabulary import MIB
+from tests.models.harness import prompt_ids
+from tests.models.serving.test_models_lent import SECTION_TOKENS, Lending
+from tests.models.serving.test_models_pooling_served import model_of
+
+MECHANISMS = ("draft", "async", "two models")
+"""What an engine may have besides its pool."""
+ARCHITECTURE = "LlamaForCausalLM"
+SECOND = "Gemma3ForCausalLM"
+MAX_MODEL_LEN = 256
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
+LONG = prompt_ids(130)
+PROMPTS = {f"q{length}": prompt_ids(length) for length in (3, 90, 1, 64)}
+
+
+def engine_with(mechanisms: Sequence[str], **more: Any) -> Engine:
+    """Build an engine whose answers are those of an engine without its mechanisms."""
+    options: dict[str, Any] = {
+        "kv_memory_bytes": 8 * MIB,
+        "max_model_len": MAX_MODEL_LEN,
+        "max_num_batched_tokens": 256,
+        "async_scheduling": "async" in mechanisms,
+        "num_speculative_tokens": 3 if "draft" in mechanisms else 0,
+    }
+    draft = model_of(ARCHITECTURE, True) if "draft" in mechanisms else None
+    beside = [ServedModel("m1", model_of(SECOND, True))] if "two models" in mechanisms else []
+    return build_engine(
+        model_of(ARCHITECTURE, True),
+        "m0",
+        EngineOptions(**options | more),
+        draft=draft,
+        beside=beside,
+    )
+
+
+@contextmanager
+def pool_of(
+    mechanisms: Sequence[str],
+    folder: Path,
+    names: str = "abc",
+    transport: PageTransport = "memory",
+    pd_caching: PdCaching = 3,
+) -> Iterator[Lending]:
+    """Yield engines that move requests and lend each other sections of few tokens."""
+    make_folder(folder)
+    engines = [
+        engine_with(
+            mechanisms,
+            pool_place=FolderRendezvous(name, folder, pd_caching=pd_caching, transport=transport),
+        )
+        for name in names
+    ]
+    for engine in engines:
+        assert isinstance(engine.core.pool, Handovers), "its requests cannot move"
+        engine.core.pool.borrowed.sections.section_tokens = SECTION_TOKENS
+    try:
+        yield Lending(engines)
+    finally:
+        for engine in engines:
+            engine.close()
