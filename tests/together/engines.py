@@ -8,6 +8,7 @@ from typing import Any
 from kvell.engine.assembly import EngineOptions, build_engine
 from kvell.engine.engine import Engine
 from kvell.engine.moving.handovers import Handovers
+from kvell.engine.planning.step_memory import SharedMemory
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.setup.several_models import ServedModel
 from kvell.mempool.rendezvous import FolderRendezvous, PageTransport, PdCaching, make_folder
@@ -16,12 +17,12 @@ from tests.models.harness import prompt_ids
 from tests.models.serving.test_models_lent import SECTION_TOKENS, Lending
 from tests.models.serving.test_models_pooling_served import model_of
 
-MECHANISMS = ("draft", "async", "two models")
+MECHANISMS = ("draft", "async", "two models", "buffer", "memory")
 """What an engine may have besides its pool."""
 ARCHITECTURE = "LlamaForCausalLM"
 SECOND = "Gemma3ForCausalLM"
 MAX_MODEL_LEN = 256
-GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
+GREEDY = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=1)
 LONG = prompt_ids(130)
 PROMPTS = {f"q{length}": prompt_ids(length) for length in (3, 90, 1, 64)}
 
@@ -33,10 +34,13 @@ def engine_with(mechanisms: Sequence[str], **more: Any) -> Engine:
         "max_model_len": MAX_MODEL_LEN,
         "max_num_batched_tokens": 256,
         "async_scheduling": "async" in mechanisms,
+        "cpu_buffer_bytes": 4 * MIB if "buffer" in mechanisms else None,
         "num_speculative_tokens": 3 if "draft" in mechanisms else 0,
     }
     draft = model_of(ARCHITECTURE, True) if "draft" in mechanisms else None
     beside = [ServedModel("m1", model_of(SECOND, True))] if "two models" in mechanisms else []
+    if "memory" in mechanisms:
+        options |= {"memory_bytes": 24 * MIB, "kv_memory_bytes": None}
     return build_engine(
         model_of(ARCHITECTURE, True),
         "m0",
@@ -44,6 +48,17 @@ def engine_with(mechanisms: Sequence[str], **more: Any) -> Engine:
         draft=draft,
         beside=beside,
     )
+
+
+def check_mechanisms(engine: Engine, mechanisms: Sequence[str]) -> None:
+    """Check that an engine has all that is to be tried."""
+    core = engine.core
+    assert (core.limits.depth == 1) == ("async" in mechanisms)
+    assert isinstance(core._scheduler.memory, SharedMemory) == ("memory" in mechanisms)
+    assert (core._scheduler.swapping is not None) == ("buffer" in mechanisms)
+    assert any(group.is_draft for group in core.memory.layout.groups) == ("draft" in mechanisms)
+    models = {group.model for group in core.memory.layout.groups}
+    assert (len(models) > 1) == ("two models" in mechanisms)
 
 
 @contextmanager
@@ -64,6 +79,7 @@ def pool_of(
         for name in names
     ]
     for engine in engines:
+        check_mechanisms(engine, mechanisms)
         assert isinstance(engine.core.pool, Handovers), "its requests cannot move"
         engine.core.pool.borrowed.sections.section_tokens = SECTION_TOKENS
     try:

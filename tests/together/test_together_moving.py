@@ -48,6 +48,7 @@ def test_a_request_migrates_in_the_middle_of_its_answer(mechanism: str, tmp_path
         several.submit("q64", PROMPTS["q64"], 0, GREEDY, goes_to="")
         several.run(lambda: len(several.tokens["q90"]) >= 3)
         several.migrate("q90", 0, "b")
+        several.run(lambda: bool(several.moved), listens_seconds=1.0)
         several.run()
         assert several.moved == ["q90"]
         assert several.tokens == {name: expected(name) for name in ("q90", "q64")}

@@ -230,8 +230,6 @@ def _make_agent(parts: _Parts, incarnation: int) -> tuple[Agent | None, str]:
     model = parts.served[0].model
     problem = pool_problem(
         device=model.device.type,
-        shares_memory=parts.memory.descriptor is None,
-        has_buffer=parts.buffer is not None,
     )
     if problem is not None and place.role != "mixed":
         raise problem

@@ -8,8 +8,6 @@ FLAG = "--instances"
 def pool_problem(
     *,
     device: str,
-    shares_memory: bool,
-    has_buffer: bool,
 ) -> ChangeSomething | None:
     """Return why requests cannot move between instances, and the flag to leave out; else None.
 
@@ -17,8 +15,6 @@ def pool_problem(
     """
     refused = {
         "--device": (device != "cpu", device, "use --device cpu"),
-        "--memory": (shares_memory, "…", "use --kv-memory"),
-        "--cpu-buffer": (has_buffer, "…", "leave it out"),
     }
     for flag, (is_refused, value, remedy) in refused.items():
         if is_refused:

@@ -6,10 +6,9 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field
 
 from kvell.errors import ChangeSomething
-from kvell.server.api.schemas.generation import GenerationRequest
+from kvell.server.api.schemas.generation import Count, GenerationRequest
 from kvell.server.api.schemas.other_fields import CHAT_OTHERS, Other
 from kvell.server.api.schemas.request_body import RequestPart
-from kvell.server.api.schemas.sampling_fields import Count
 
 MAX_MESSAGES = 4096
 MAX_PARTS = 1024

@@ -23,28 +23,65 @@ from kvell.server.api.schemas.formats import (
 )
 from kvell.server.api.schemas.kv_hints import KvHints
 from kvell.server.api.schemas.other_fields import COMPLETION_OTHERS, Other
-from kvell.server.api.schemas.sampling_fields import MAX_INT32, Count, SamplingFields, TokenId
+from kvell.server.api.schemas.request_body import RequestPart
+from kvell.server.api.schemas.sampling_fields import MAX_INT32, SamplingFields, TokenId
 from kvell.server.text.context_length import AnswerRoom
 from kvell.server.text.text_bounds import context_too_long
 
 MAX_PROMPTS = 128
+MAX_STOP_CHARS = 1024
+MAX_DEADLINE_SECONDS = 86_400.0
 
 FAILS_FAST = Field(fail_fast=True)
 """Validation that ends at a list's first invalid element: a million errors would take a minute."""
 TokenIds = Annotated[list[TokenId], FAILS_FAST]
 Texts = Annotated[list[str], FAILS_FAST]
-LastTokens = Annotated[int, Field(ge=-1, le=MAX_INT32)]
+Count = Annotated[int, Field(ge=-1, le=MAX_INT32)]
+RepetitionPenalty = Annotated[float, Field(ge=1e-6)]
+"""A divisor of logits; a smaller one would make logits infinite."""
+StopText = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
+StopTexts = Annotated[list[StopText], Field(max_length=128)]
+Biases = Annotated[dict[str, float], Field(max_length=MAX_BIASES)]
+DeadlineSeconds = Annotated[float, Field(gt=0, le=MAX_DEADLINE_SECONDS)]
+Priority = Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)]
+
+
+class StreamOptions(RequestPart):
+    """Options of a stream."""
+
+    include_usage: bool = False
+    """Send a last piece with the usage and no choices."""
+    include_obfuscation: bool | None = None
+    """Accepted and not used."""
+    continuous_usage_stats: bool | None = None
+    """With ``include_usage``: send the usage so far with every piece."""
 
 
 class GenerationRequest(SamplingFields):
     """The fields that chat and text completions share."""
 
+    stream: bool | None = False
+    """Send the answer piece by piece, as server-sent events."""
+    stream_options: StreamOptions | None = None
+    """Options of the stream."""
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Count | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    """With a seed, the same request has the same answer; -1 or null draws a seed, at random or from
+    the server's ``--seed``."""
+    stop: StopText | StopTexts | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] | None = None
+    ignore_eos: bool = False
     max_tokens: Count | None = None
     """Maximum output tokens, at least 1; as many as fit if null."""
-    truncate_prompt_tokens: LastTokens | None = None
-    """Number of tokens to keep of a prompt, from its end; -1 keeps as many as leave room for
-    ``max_tokens`` in the model's context."""
+    min_tokens: int | None = None
     n: int | None = 1
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    logit_bias: Biases | None = None
     prompt_logprobs: int | None = None
     use_beam_search: bool | None = False
     """Find the ``n`` likeliest answers, with as many beams, at most 10, without sampling."""
@@ -57,6 +94,7 @@ class GenerationRequest(SamplingFields):
 
     response_format: ResponseFormat | None = None
     """Constraint of the answer's text, in OpenAI's format."""
+    structured_outputs: StructuredField | None = None
     guided_json: Schema | str | None = None
     """JSON schema that the text follows; an older name of ``structured_outputs.json``."""
     guided_regex: str | None = None
@@ -65,6 +103,35 @@ class GenerationRequest(SamplingFields):
     """The text is one of these; an older name of ``structured_outputs.choice``."""
     guided_grammar: str | None = None
     """Grammar that the text follows; an older name of ``structured_outputs.grammar``."""
+
+    cache_salt: str | None = Field(default=None, max_length=1024)
+    """Only requests with the same salt share cached prefixes."""
+    prompt_cache_key: str | None = Field(default=None, max_length=1024)
+    """Name of the conversation, for ``--routing session``."""
+    prompt_cache_retention: str | None = Field(default=None, max_length=64)
+    """Accepted and not used."""
+    will_return: StrictBool | None = None
+    kv_hints: KvHints | None = None
+    """An orchestrator's advice on the KV cache, in the envelope of vLLM, SGLang and TensorRT-LLM:
+    ``kv.retain`` has the effect of ``will_return``; other actions are logged and ignored."""
+    deadline_seconds: DeadlineSeconds | None = None
+    """Seconds after which a request that has not ended fails with 408."""
+    priority: Priority | None = None
+    """Requests with a lower number are served first; 0 if null."""
+
+    session_id: str | None = Field(default=None, max_length=1024)
+    """Another name of ``prompt_cache_key``, used if ``prompt_cache_key`` is null."""
+
+    user: object = None
+    """Accepted and not used."""
+    metadata: object = None
+    """Accepted and not used."""
+    store: object = None
+    """Accepted and not used.  Nothing is stored."""
+    service_tier: object = None
+    """Accepted and not used."""
+    safety_identifier: object = None
+    """Accepted and not used."""
 
     def output_limit(self) -> int | None:
         """Return the requested number of output tokens; None means as many as fit."""
@@ -95,15 +162,9 @@ class GenerationRequest(SamplingFields):
         return self.prompt_logprobs
 
     def form(self) -> PromptForm:
-        """Return the form of the request's prompt.
-
-        :raises ChangeSomething: if the form keeps no token.
-        """
-        if self.truncate_prompt_tokens == 0:
-            remedy = "use -1 for as many as fit, or leave it out"
-            raise ChangeSomething("truncate_prompt_tokens", 0, "leaves no prompt", remedy)
-        answer_tokens = self.output_limit() or 1
-        return PromptForm(self.adds_special_tokens(), self.truncate_prompt_tokens, answer_tokens)
+        """Return the form of the request's prompt."""
+        limit = self.output_limit()
+        return self.prompt_form(add_special_tokens=self.adds_special_tokens(), answer_tokens=limit)
 
     def adds_special_tokens(self) -> bool:
         """Return whether the prompt gets the model's special tokens."""
@@ -116,8 +177,8 @@ class GenerationRequest(SamplingFields):
         :raises ChangeSomething: naming a field that is out of range.
         """
         temperature, top_p = self.temperature, self.top_p
-        penalty, allowed = self.repetition_penalty, self.allowed_token_ids
-        return SamplingParams(
+        penalty = self.repetition_penalty
+        sampling = SamplingParams(
             temperature=defaults.temperature if temperature is None else temperature,
             top_k=defaults.top_k if self.top_k is None else self.top_k,
             top_p=defaults.top_p if top_p is None else top_p,
@@ -137,11 +198,8 @@ class GenerationRequest(SamplingFields):
             logprobs=self.output_logprobs(),
             prompt_logprobs=self.scored_prompt(),
             structured_outputs=self.constraint(),
-            bad_words=tuple(self.bad_words or ()),
-            allowed_token_ids=None if allowed is None else tuple(allowed),
-            include_stop_str_in_output=bool(self.include_stop_str_in_output),
-            skip_special_tokens=self.skip_special_tokens is not False,
         )
+        return self.with_bounds(sampling)
 
     def constraint(self) -> StructuredOutputs | None:
         """Return the constraint of the answer's text; None for any text.

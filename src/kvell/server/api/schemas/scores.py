@@ -12,14 +12,20 @@ from kvell.server.api.schemas.embeddings import MAX_INPUTS, EmbeddingsRequest
 from kvell.server.api.schemas.generation import FAILS_FAST, Texts
 from kvell.server.api.schemas.other_fields import SCORE_OTHERS, Other
 from kvell.server.api.schemas.request_body import RequestBody, RequestPart
-from kvell.server.api.schemas.sampling_fields import MAX_INT32, ScheduledRequest
+from kvell.server.api.schemas.sampling_fields import MAX_INT32
 
 
-class ScoredRequest(ScheduledRequest, ABC):
+class ScoredRequest(RequestBody, ABC):
     """The fields that both bodies share."""
 
     others: ClassVar[Mapping[str, Other]] = SCORE_OTHERS
 
+    cache_salt: str | None = Field(default=None, max_length=1024)
+    """Only requests with the same salt share cached prefixes."""
+    prompt_cache_key: str | None = Field(default=None, max_length=1024)
+    """Requests with the same key go to one instance, with ``--routing session``."""
+    priority: Annotated[int, Field(ge=-MAX_INT32, le=MAX_INT32)] | None = None
+    """Requests with a lower number are served first; 0 if null."""
     use_activation: bool | None = None
     """Accepted and not used: similarities are scores as they are."""
     user: str | None = None

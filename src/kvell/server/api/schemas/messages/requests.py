@@ -10,13 +10,12 @@ from kvell.engine.protocol.schemas.references import Schema
 from kvell.errors import ChangeSomething
 from kvell.server.api.schemas.chat import MAX_MESSAGES, MAX_TOOLS, ChatRequest
 from kvell.server.api.schemas.formats import JsonSchemaFormat, ResponseFormat
+from kvell.server.api.schemas.generation import Count, DeadlineSeconds, Priority, StopTexts
 from kvell.server.api.schemas.messages.blocks import CacheControl, cache_controls
 from kvell.server.api.schemas.messages.turns import MessageTurn, SystemBlocks, conversation
 from kvell.server.api.schemas.other_fields import MESSAGES_OTHERS, Other
 from kvell.server.api.schemas.request_body import RequestBody, RequestPart, rename
-from kvell.server.api.schemas.sampling_fields import (
-    MAX_INT32, Count, DeadlineSeconds, ScheduledRequest, StopTexts,
-)
+from kvell.server.api.schemas.sampling_fields import MAX_INT32
 
 _SAME = (
     *("model", "stream", "temperature", "top_p", "top_k", "min_p", "seed", "cache_salt"),
@@ -200,7 +199,7 @@ class CountTokensRequest(RequestBody):
         return {"will_return": True, "prompt_cache_retention": "1h" if "1h" in ttls else "5m"}
 
 
-class MessagesRequest(CountTokensRequest, ScheduledRequest):
+class MessagesRequest(CountTokensRequest):
     """Body of ``/v1/messages``, with some of vLLM's extensions."""
 
     max_tokens: Count
@@ -224,6 +223,9 @@ class MessagesRequest(CountTokensRequest, ScheduledRequest):
 
     min_p: float | None = None
     seed: int | None = None
+    cache_salt: str | None = Field(default=None, max_length=1024)
+    prompt_cache_key: str | None = Field(default=None, max_length=1024)
+    priority: Priority | None = None
     deadline_seconds: DeadlineSeconds | None = None
     will_return: StrictBool | None = None
     """Whether the conversation continues; true if null and there is a cache control."""

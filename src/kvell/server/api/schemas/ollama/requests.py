@@ -23,7 +23,12 @@ from kvell.server.api.schemas.chat import (
     ToolCallMessage,
 )
 from kvell.server.api.schemas.formats import JsonSchemaFormat, ResponseFormat
-from kvell.server.api.schemas.generation import CompletionRequest
+from kvell.server.api.schemas.generation import (
+    CompletionRequest,
+    RepetitionPenalty,
+    StopText,
+    StopTexts,
+)
 from kvell.server.api.schemas.other_fields import (
     GENERATE_OTHERS,
     OLLAMA_CHAT_OTHERS,
@@ -31,7 +36,7 @@ from kvell.server.api.schemas.other_fields import (
     Other,
 )
 from kvell.server.api.schemas.request_body import RequestBody, RequestPart, rename
-from kvell.server.api.schemas.sampling_fields import MAX_INT32, RepetitionPenalty, StopText, StopTexts
+from kvell.server.api.schemas.sampling_fields import MAX_INT32
 
 LATEST = ":latest"
 """The tag that Ollama's clients add to a model's name."""
