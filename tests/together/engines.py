@@ -12,19 +12,27 @@ from kvell.engine.planning.step_memory import SharedMemory
 from kvell.engine.protocol.sampling_params import SamplingParams
 from kvell.engine.setup.several_models import ServedModel
 from kvell.mempool.rendezvous import FolderRendezvous, PageTransport, PdCaching, make_folder
+from kvell.models.paged_model import PagedModel
 from kvell.vocabulary import MIB
-from tests.models.harness import prompt_ids
+from tests.models.fused_models import fused_model
+from tests.models.harness import prompt_ids, random_module, tiny_config
 from tests.models.serving.test_models_lent import SECTION_TOKENS, Lending
-from tests.models.serving.test_models_pooling_served import model_of
 
 MECHANISMS = ("draft", "async", "two models", "buffer", "memory")
 """What an engine may have besides its pool."""
 ARCHITECTURE = "LlamaForCausalLM"
 SECOND = "Gemma3ForCausalLM"
 MAX_MODEL_LEN = 256
+LONGEST = 1200
+"""The context where sections have 512 tokens."""
 GREEDY = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, logprobs=1)
 LONG = prompt_ids(130)
 PROMPTS = {f"q{length}": prompt_ids(length) for length in (3, 90, 1, 64)}
+
+
+def model_of(architecture: str) -> PagedModel:
+    """Return a tiny model with a compiled pass and a long context."""
+    return fused_model(random_module(tiny_config(architecture, max_position_embeddings=2048), 3))
 
 
 def engine_with(mechanisms: Sequence[str], **more: Any) -> Engine:
@@ -37,12 +45,12 @@ def engine_with(mechanisms: Sequence[str], **more: Any) -> Engine:
         "cpu_buffer_bytes": 4 * MIB if "buffer" in mechanisms else None,
         "num_speculative_tokens": 3 if "draft" in mechanisms else 0,
     }
-    draft = model_of(ARCHITECTURE, True) if "draft" in mechanisms else None
-    beside = [ServedModel("m1", model_of(SECOND, True))] if "two models" in mechanisms else []
+    draft = model_of(ARCHITECTURE) if "draft" in mechanisms else None
+    beside = [ServedModel("m1", model_of(SECOND))] if "two models" in mechanisms else []
     if "memory" in mechanisms:
         options |= {"memory_bytes": 24 * MIB, "kv_memory_bytes": None}
     return build_engine(
-        model_of(ARCHITECTURE, True),
+        model_of(ARCHITECTURE),
         "m0",
         EngineOptions(**options | more),
         draft=draft,
@@ -68,6 +76,7 @@ def pool_of(
     names: str = "abc",
     transport: PageTransport = "memory",
     pd_caching: PdCaching = 3,
+    section_tokens: int = SECTION_TOKENS,
 ) -> Iterator[Lending]:
     """Yield engines that move requests and lend each other sections of few tokens."""
     make_folder(folder)
@@ -75,13 +84,14 @@ def pool_of(
         engine_with(
             mechanisms,
             pool_place=FolderRendezvous(name, folder, pd_caching=pd_caching, transport=transport),
+            max_model_len=LONGEST if section_tokens > SECTION_TOKENS else MAX_MODEL_LEN,
         )
         for name in names
     ]
     for engine in engines:
         check_mechanisms(engine, mechanisms)
         assert isinstance(engine.core.pool, Handovers), "its requests cannot move"
-        engine.core.pool.borrowed.sections.section_tokens = SECTION_TOKENS
+        engine.core.pool.borrowed.sections.section_tokens = section_tokens
     try:
         yield Lending(engines)
     finally:

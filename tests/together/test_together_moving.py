@@ -6,8 +6,17 @@ from pathlib import Path
 import pytest
 
 from kvell.mempool.rendezvous import PageTransport
+from tests.models.harness import prompt_ids
 from tests.models.serving.test_models_lent import said_by
-from tests.together.engines import GREEDY, LONG, MECHANISMS, PROMPTS, engine_with, pool_of
+from tests.together.engines import (
+    GREEDY,
+    LONG,
+    LONGEST,
+    MECHANISMS,
+    PROMPTS,
+    engine_with,
+    pool_of,
+)
 
 every_mechanism = pytest.mark.parametrize("mechanism", MECHANISMS)
 
@@ -69,4 +78,27 @@ def test_sections_of_a_request_are_read_at_creditors(mechanism: str, tmp_path: P
                 several.run(several.has_away(name, section + 1), 0.05)
             several.run()
             assert several.tokens[name] == expected("long", model)
+        several.check_pools()
+
+
+@every_mechanism
+def test_creditors_compute_attention_over_sections(mechanism: str, tmp_path: Path) -> None:
+    """Over TCP no page is read in place: sections have the tokens of real ones."""
+    models = ("", "m1") if mechanism == "two models" else ("",)
+    longer = prompt_ids(1100)
+    with pool_of((mechanism,), tmp_path, "ab", "tcp", section_tokens=512) as several:
+        for model in models:
+            name = f"long/{model}"
+            [said] = said_by(
+                engine_with((mechanism,), max_model_len=LONGEST),
+                {"long": longer},
+                GREEDY,
+                model,
+            ).values()
+            several.submit(name, longer, 0, GREEDY, goes_to="", model=model)
+            several.run(several.answers(name))
+            several.move(name, 1, "b")
+            several.run(several.has_away(name, 1), 0.02)
+            several.run()
+            assert several.tokens[name] == said.tokens
         several.check_pools()

@@ -390,9 +390,11 @@ class Cluster:
                 rows = action.rows.tolist()
                 instance.copying[action.transfer] = Copying(rows, not action.stages)
             elif isinstance(action, PullRest):
-                instance.copying[action.transfer].is_whole = True
+                if action.transfer in instance.copying:  # its end may wait for a step's result
+                    instance.copying[action.transfer].is_whole = True
             elif isinstance(action, StopPull):
-                instance.copying[action.transfer].is_stopped = True
+                if action.transfer in instance.copying:
+                    instance.copying[action.transfer].is_stopped = True
             elif isinstance(action, Grant):
                 instance.granted.add(action.transfer)
                 if action.lends:
